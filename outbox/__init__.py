@@ -1,3 +1,37 @@
-"""Transactional outbox for Django and Apache Kafka."""
+"""Transactional outbox for Django and Apache Kafka.
+
+The public names are resolved on first use, so that ``import outbox`` works before Django's apps are ready and
+loads nothing that a web process does not need.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from outbox.api import Message as Message
+    from outbox.api import correlation as correlation
+    from outbox.api import stash as stash
+    from outbox.api import stash_many as stash_many
 
 __version__ = "0.1.0"
+
+_HOMES = {
+    "Message": "outbox.api",
+    "correlation": "outbox.api",
+    "stash": "outbox.api",
+    "stash_many": "outbox.api",
+}
+
+__all__ = ["Message", "__version__", "correlation", "stash", "stash_many"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'outbox' has no attribute {name!r}")
+    value = getattr(import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES})

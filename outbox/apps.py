@@ -1,0 +1,18 @@
+"""The Django application."""
+
+from django.apps import AppConfig
+
+
+class OutboxAppConfig(AppConfig):
+    name = "outbox"
+    label = "outbox"
+    verbose_name = "Outbox"
+    default_auto_field = "django.db.models.BigAutoField"
+
+    def ready(self) -> None:
+        from django.core.signals import setting_changed
+
+        from outbox import checks, conf
+
+        checks.register_all()
+        setting_changed.connect(conf.forget, dispatch_uid="outbox.conf")

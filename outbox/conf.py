@@ -1,0 +1,377 @@
+"""The ``OUTBOX`` settings: one typed, frozen object, parsed once, with every error reported at once.
+
+Each field of `Conf` carries its own documentation, so the reference in ``docs/settings.md`` is checked against it.
+What a setting means for the protocol belongs to the module that uses it, not here.
+"""
+
+import difflib
+import os
+import re
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from datetime import timedelta
+from functools import lru_cache
+from typing import Any
+
+from django.core.exceptions import ImproperlyConfigured
+
+DEFAULT_TABLE = "outbox"
+# PostgreSQL cuts identifiers at 63 bytes; the longest companion of the table adds "_id_seq".
+TABLE_MAX_BYTES = 63 - len("_id_seq")
+# A Kafka topic name has 249 characters at most, and ".ledger" is appended to NAME.
+NAME_MAX = 200
+EXACTLY_ONCE = "exactly-once"
+AT_LEAST_ONCE = "at-least-once"
+
+# Variables with the prefix that are not settings.
+_NOT_SETTINGS = ("FAILPOINTS", "DEVSTACK_", "TEST_", "DEMO_")
+
+
+@dataclass(frozen=True)
+class SettingError:
+    """One wrong setting: which, what was seen, and what to do about it."""
+
+    key: str
+    problem: str
+    hint: str
+
+    def __str__(self) -> str:
+        return f'OUTBOX["{self.key}"] {self.problem} {self.hint}'
+
+
+class ConfErrors(ImproperlyConfigured):
+    """All errors of the OUTBOX settings."""
+
+    def __init__(self, errors: list[SettingError]) -> None:
+        self.errors = errors
+        super().__init__("\n".join(str(error) for error in errors))
+
+
+class _Refused(Exception):
+    def __init__(self, problem: str, hint: str) -> None:
+        self.problem, self.hint = problem, hint
+
+
+# --- parsers: raw value -> typed value, or _Refused ---------------------------------------------------------------
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str) or not value:
+        raise _Refused(f"is {value!r}, not a non-empty string.", "Set a string or leave it out.")
+    return value
+
+
+def _optional_text(value: Any) -> str:
+    return "" if value in (None, "") else _text(value)
+
+
+def _flag(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise _Refused(f"is {value!r}, not True or False.", "Set True or False.")
+    return value
+
+
+def _count(low: int, high: int) -> Callable[[Any], int]:
+    def parse(value: Any) -> int:
+        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+            raise _Refused(f"is {value!r}.", f"Set a whole number from {low:,} to {high:,}.")
+        return value
+
+    return parse
+
+
+def _seconds(low: float, high: float) -> Callable[[Any], float]:
+    def parse(value: Any) -> float:
+        if isinstance(value, timedelta):
+            value = value.total_seconds()
+        if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
+            raise _Refused(f"is {value!r}.", f"Set seconds from {low:g} to {high:g}, as a number or a timedelta.")
+        return float(value)
+
+    return parse
+
+
+def _one_of(*choices: str) -> Callable[[Any], str]:
+    def parse(value: Any) -> str:
+        if value not in choices:
+            raise _Refused(f"is {value!r}.", f"Set one of: {', '.join(choices)}.")
+        return str(value)
+
+    return parse
+
+
+def _table(value: Any) -> str:
+    text = _text(value)
+    if re.search(r'[".%\x00-\x1f\x7f]', text):
+        raise _Refused(
+            f"is {text!r}: a quote, dot, per cent or control character cannot be part of it.",
+            "Name the table alone; choose its schema by the connection's search_path.",
+        )
+    if len(text.encode()) > TABLE_MAX_BYTES:
+        raise _Refused(f"is {text!r}: over {TABLE_MAX_BYTES} bytes.", "Choose a shorter name.")
+    return text
+
+
+def _name(value: Any) -> str:
+    text = _text(value)
+    if not re.fullmatch(r"[A-Za-z0-9._-]+", text) or len(text) > NAME_MAX or text.strip(".") == "":
+        raise _Refused(
+            f"is {text!r}.", f"Use 1 to {NAME_MAX} letters, digits, dots, underscores and hyphens: topics are named after it."
+        )
+    return text
+
+
+def _header_name(value: Any) -> str:
+    text = _optional_text(value)
+    if "\0" in text or len(text.encode("utf-8", "replace")) > 249:
+        raise _Refused("is not a usable header name.", "Use at most 249 bytes without NUL, or None for no such header.")
+    return text
+
+
+def _dotted_path(value: Any) -> str:
+    text = _text(value)
+    if "." not in text:
+        raise _Refused(f"is {text!r}, not a dotted path.", 'Name a function, e.g. "myproject.kafka.to_json".')
+    return text
+
+
+def _properties(value: Any) -> dict[str, Any]:
+    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+        raise _Refused("is not a dict of client properties.", 'Write e.g. {"security.protocol": "SSL"}.')
+    return dict(value)
+
+
+def _servers(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        value = ",".join(map(str, value))
+    text = _optional_text(value)
+    for server in filter(None, text.split(",")):
+        if not re.fullmatch(r"\s*([a-zA-Z_]+://)?(\[[0-9A-Fa-f:.%]+\]|[^\s:/\[\]]+)(:\d{1,5})?\s*", server):
+            raise _Refused(f"has {server!r}, which is not host:port.", 'Set your brokers, e.g. "localhost:9092".')
+    return text
+
+
+# --- the settings -------------------------------------------------------------------------------------------------
+
+
+def _setting(
+    parse: Callable[[Any], Any], default: Any, help: str, *, unit: str = "", shown: str = "", key: str = ""
+) -> Any:
+    """One setting; `shown` is how the documentation writes a default that is worked out, `key` a differing name."""
+    metadata = {"parse": parse, "help": help, "unit": unit, "shown": shown, "key": key}
+    return field(default=default, repr=parse is not _properties, metadata=metadata)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conf:
+    """The settings as the program uses them: seconds as floats in names that end in ``_s``."""
+
+    name: str = _setting(
+        _name,
+        "",
+        "Identifies the application in Kafka: leader topic, group, ledger and transactional ids derive from it.",
+        shown="settings package, database and table, joined by dots",
+    )
+    database: str = _setting(_text, "default", "Alias of the database that holds the table.")
+    table: str = _setting(_table, DEFAULT_TABLE, "Name of the table; companion tables are named after it.")
+    delivery: str = _setting(_one_of(EXACTLY_ONCE, AT_LEAST_ONCE), EXACTLY_ONCE, "What the harvester promises.")
+    bootstrap_servers: str = _setting(_servers, "", 'Short for KAFKA["bootstrap.servers"].')
+    kafka: Mapping[str, Any] = _setting(_properties, None, "librdkafka properties of every client.", shown="{}")
+    producer: Mapping[str, Any] = _setting(
+        _properties, None, "librdkafka properties of the producers, over those of KAFKA.", shown="{}"
+    )
+    key_max_bytes: int = _setting(_count(1, 1_000_000), 1024, "Longest key that stash() accepts.", unit="bytes")
+    max_message_bytes: int = _setting(
+        _count(1_000, 1_000_000_000),
+        1_000_000,
+        "Largest message (key, value and headers) that stash() accepts; not above the topics' max.message.bytes.",
+        unit="bytes",
+    )
+    autocommit_stash: bool = _setting(_flag, False, "Let stash() work outside transaction.atomic().")
+    binary_values: bool = _setting(
+        _flag,
+        None,
+        "Accept bytes values. A classic harvester would send such a record as a tombstone.",
+        shown='True exactly when DELIVERY is "exactly-once"',
+    )
+    serializer: str = _setting(
+        _dotted_path, "outbox.serializers.json", "Function that turns a value into str or bytes.", unit="dotted path"
+    )
+    message_id_header: str = _setting(
+        _header_name, "message-id", "Header that carries each message's own id; None for none."
+    )
+    correlation_id_header: str = _setting(
+        _header_name, "correlation-id", "Header that carries outbox.correlation(); None for none."
+    )
+    redactor: str = _setting(
+        _dotted_path,
+        "outbox.redaction.keep",
+        "Function (record, text) -> text that decides what the admin shows of a value.",
+        unit="dotted path",
+    )
+    flush_timeout_s: float = _setting(
+        _seconds(0.1, 3600),
+        30.0,
+        "How long a harvester that stops waits for acknowledgements.",
+        unit="seconds",
+        key="FLUSH_TIMEOUT",
+    )
+
+    @property
+    def client_properties(self) -> dict[str, Any]:
+        """What every Kafka client is built from."""
+        return dict(self.kafka)
+
+    @property
+    def producer_properties(self) -> dict[str, Any]:
+        """What every producer is built from."""
+        return {**self.kafka, **self.producer}
+
+
+def _key_of(spec: Any) -> str:
+    return str(spec.metadata["key"] or spec.name.upper())
+
+
+SPECS = {_key_of(spec): spec for spec in fields(Conf)}
+
+
+def parse(raw: Mapping[str, Any]) -> Conf:
+    """Read a dict of settings; raise `ConfErrors` with everything that is wrong with it."""
+    errors = list(_unknown_keys(raw))
+    values: dict[str, Any] = {}
+    for key, spec in SPECS.items():
+        if key in raw:
+            try:
+                values[spec.name] = spec.metadata["parse"](raw[key])
+            except _Refused as refused:
+                errors.append(SettingError(key, refused.problem, refused.hint))
+    errors.extend(_settle_kafka(values))
+    if errors:
+        raise ConfErrors(errors)
+    delivery = values.get("delivery", SPECS["DELIVERY"].default)
+    values.setdefault("binary_values", delivery == EXACTLY_ONCE)
+    if not values.get("name"):
+        values["name"] = _default_name(values.get("database", "default"), values.get("table", DEFAULT_TABLE))
+    return Conf(**values)
+
+
+def _unknown_keys(raw: Mapping[str, Any]) -> Iterator[SettingError]:
+    for key in raw:
+        if key not in SPECS:
+            near = difflib.get_close_matches(str(key).upper(), SPECS, n=1, cutoff=0.5)
+            hint = f'Did you mean "{near[0]}"?' if near else f"Known settings: {', '.join(SPECS)}."
+            yield SettingError(str(key), "is unknown.", hint)
+
+
+# Properties that the protocol owns; a value listed here is the only one accepted, None means: not yours to set.
+_OWNED: dict[str, tuple[str, ...] | None] = {
+    "enable.idempotence": ("true",),
+    "acks": ("all", "-1"),
+    "request.required.acks": ("all", "-1"),
+    "transactional.id": None,
+    "group.id": None,
+    "group.instance.id": None,
+    "enable.auto.commit": ("false",),
+}
+
+
+def _settle_kafka(values: dict[str, Any]) -> Iterator[SettingError]:
+    """Merge BOOTSTRAP_SERVERS into KAFKA and refuse what contradicts the protocol."""
+    kafka, producer = values.get("kafka") or {}, values.get("producer") or {}
+    short, long = values.get("bootstrap_servers", ""), kafka.get("bootstrap.servers", "")
+    if short and long and short != long:
+        yield SettingError(
+            "BOOTSTRAP_SERVERS",
+            f'is {short!r} and KAFKA["bootstrap.servers"] is {long!r}.',
+            "Set one of the two: the first is short for the second.",
+        )
+    if "bootstrap.servers" in producer:
+        yield SettingError("PRODUCER", "has bootstrap.servers.", "Set it in KAFKA: every client talks to one cluster.")
+    for key, properties in (("KAFKA", kafka), ("PRODUCER", producer)):
+        for name, allowed in _OWNED.items():
+            if name in properties and str(properties[name]).lower() not in (allowed or ()):
+                remedy = f"Only {allowed[0]!r} keeps the promises" if allowed else "It derives from NAME"
+                yield SettingError(key, f"has {name}={properties[name]!r}.", f"{remedy}: leave it out.")
+    servers = short or long
+    values["bootstrap_servers"] = servers
+    values["kafka"] = {**kafka, **({"bootstrap.servers": servers} if servers else {})}
+    values["producer"] = dict(producer)
+
+
+def _default_name(alias: str, table: str) -> str:
+    """Named after what makes the application's table unique, never after the command that runs."""
+    from django.conf import settings
+
+    package = (getattr(settings, "SETTINGS_MODULE", None) or "django").split(".")[0]
+    database = str(settings.DATABASES.get(alias, {}).get("NAME") or alias)
+    text = re.sub(r"[^A-Za-z0-9._-]", "_", f"{package}.{database}.{table}")
+    if len(text) <= NAME_MAX:
+        return text
+    return f"{text[: NAME_MAX - 9]}-{zlib.crc32(text.encode()):08x}"
+
+
+# --- where settings come from -------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=1)
+def current() -> Conf:
+    """The settings of this process, parsed at first use and again after ``override_settings``."""
+    from django.conf import settings
+
+    raw = getattr(settings, "OUTBOX", None)
+    if raw is not None and not isinstance(raw, Mapping):
+        raise ConfErrors([SettingError("", "is not a dict.", "Write OUTBOX = {...} in your settings.")])
+    return parse(raw or {})
+
+
+def forget(*, setting: str = "OUTBOX", **kwargs: Any) -> None:
+    """Drop the cached settings (receiver of Django's ``setting_changed``)."""
+    if setting in ("OUTBOX", "DATABASES"):
+        current.cache_clear()
+
+
+def table_name() -> str:
+    """The table's name for models and migrations, which must load even when the settings are wrong."""
+    from django.conf import settings
+
+    raw = getattr(settings, "OUTBOX", None) or {}
+    try:
+        return _table(raw.get("TABLE", DEFAULT_TABLE))
+    except (_Refused, AttributeError):
+        return DEFAULT_TABLE
+
+
+def from_env(env: Any = None, prefix: str = "OUTBOX_") -> dict[str, Any]:
+    """Build the OUTBOX dict from ``OUTBOX_*`` variables; what is absent keeps its default.
+
+    Values are only given their shape here: `parse` judges them, so that a bad one is reported with all others.
+    """
+    import environ
+
+    env = env or environ.Env()
+    result: dict[str, Any] = {}
+    for variable in sorted(env.ENVIRON if hasattr(env, "ENVIRON") else os.environ):
+        key = variable.removeprefix(prefix)
+        if key == variable or key.startswith(_NOT_SETTINGS):
+            continue
+        result[key] = _shape(env, variable, SPECS[key]) if key in SPECS else env.str(variable)
+    return result
+
+
+def _shape(env: Any, variable: str, spec: Any) -> Any:
+    text = env.str(variable)
+    kind = spec.type if isinstance(spec.type, str) else getattr(spec.type, "__name__", str(spec.type))
+    try:
+        if kind == "bool":
+            lowered = text.strip().lower()
+            if lowered in env.BOOLEAN_TRUE_STRINGS:
+                return True
+            return False if lowered in ("false", "off", "no", "n", "0") else text
+        if kind in ("int", "float"):
+            return int(text) if kind == "int" else float(text)
+        if kind == "Mapping":
+            return env.json(variable) if text.lstrip().startswith("{") else env.dict(variable)
+    except ValueError:
+        pass
+    return text

@@ -1,0 +1,27 @@
+"""Every exception that this package raises on purpose, except the settings errors of ``outbox.conf``."""
+
+from typing import NoReturn
+
+
+class OutboxError(Exception):
+    """Base of the package's errors."""
+
+
+class InvalidMessage(OutboxError, ValueError):
+    """A message that Kafka or the table would refuse; names the field, the value seen and the limit."""
+
+
+class StashOutsideTransaction(OutboxError):
+    """``stash()`` in autocommit mode: the record could outlive a rolled-back change."""
+
+
+class MissingExtra(OutboxError, ImportError):
+    """An optional dependency is absent; the text names the extra that brings it."""
+
+
+def missing_extra(extra: str, cause: ImportError) -> NoReturn:
+    """Turn an ImportError of an optional dependency into one line with its remedy."""
+    raise MissingExtra(
+        f"{cause.name or 'a package'} is not installed. Install the extra that brings it: "
+        f'pip install "outbox[{extra}]"'
+    ) from cause

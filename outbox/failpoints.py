@@ -1,0 +1,69 @@
+"""Named points at which a test may kill, stop, delay or break the process.
+
+A failpoint does nothing unless ``OUTBOX_FAILPOINTS`` names it when the process starts, for instance
+``OUTBOX_FAILPOINTS="after-ack=kill"``. Several are separated by commas; ``@N`` fires at the N-th passage only.
+"""
+
+import os
+import signal
+import sys
+import time
+
+# The one list: a name that is not here cannot be used, and each one is exercised by a test.
+FAILPOINTS = {
+    "before-send": "a batch has been read and nothing of it was sent",
+    "after-ack": "every record of the batch is acknowledged, none deleted",
+    "after-purge": "the batch is deleted and the deletion committed",
+}
+
+ACTIONS = ("kill", "exit", "stop", "raise", "sleep")
+
+
+class FailpointReached(Exception):
+    """Raised by the action ``raise``."""
+
+
+def _parse(text: str) -> dict[str, tuple[str, int]]:
+    armed: dict[str, tuple[str, int]] = {}
+    for item in filter(None, (part.strip() for part in text.split(","))):
+        name, _, rest = item.partition("=")
+        action, _, nth = rest.partition("@")
+        if name not in FAILPOINTS or action.partition(":")[0] not in ACTIONS:
+            raise ValueError(
+                f"OUTBOX_FAILPOINTS: cannot understand {item!r}. Names: {', '.join(FAILPOINTS)}; "
+                f"actions: {', '.join(ACTIONS)} (sleep:SECONDS)."
+            )
+        armed[name] = (action, int(nth or 0))
+    return armed
+
+
+_armed = _parse(os.environ.get("OUTBOX_FAILPOINTS", ""))
+_passages: dict[str, int] = {}
+
+
+def failpoint(name: str) -> None:
+    """Mark a point of the protocol; acts only when the environment asked for it at start."""
+    if _armed:
+        _reach(name)
+
+
+def _reach(name: str) -> None:
+    assert name in FAILPOINTS, name
+    if name not in _armed:
+        return
+    action, nth = _armed[name]
+    _passages[name] = _passages.get(name, 0) + 1
+    if nth and _passages[name] != nth:
+        return
+    kind, _, argument = action.partition(":")
+    if kind == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif kind == "stop":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    elif kind == "exit":
+        sys.stderr.flush()
+        os._exit(70)
+    elif kind == "sleep":
+        time.sleep(float(argument))
+    else:
+        raise FailpointReached(name)
