@@ -1,1 +1,249 @@
-def register_all(): pass
+"""System checks: every mistake in settings, database or table, with its remedy, before it costs a record.
+
+Checks that need a connection run only where Django hands them an alias (``migrate``, ``check --database``). A fresh
+or unreachable database is not an error here: ``migrate`` is how it stops being fresh.
+"""
+
+import sys
+from collections.abc import Iterator, Sequence
+from importlib import import_module
+from typing import Any
+
+from django.apps import AppConfig
+from django.core.checks import CheckMessage, Error, Tags, Warning, register
+from django.db import DatabaseError, connections, router
+
+from outbox import conf
+
+MINIMUM_POSTGRES = 140000
+NEWEST_TESTED_POSTGRES = 18
+
+CHECKS = {
+    "outbox.E001": "A setting in OUTBOX is wrong.",
+    "outbox.E002": "The database of the outbox is not PostgreSQL, or its alias does not exist.",
+    "outbox.E003": "The PostgreSQL server is too old.",
+    "outbox.E004": "A router sends records to another database than OUTBOX['DATABASE'].",
+    "outbox.E005": "A dotted path in OUTBOX cannot be imported.",
+    "outbox.E006": "The table is missing.",
+    "outbox.E007": "The table lacks columns, or they have other types.",
+    "outbox.E008": "The sequence or default of the id does not keep ids in order.",
+    "outbox.W001": "No bootstrap servers are set.",
+    "outbox.W002": "harvest runs with DEBUG on.",
+    "outbox.W003": "The PostgreSQL server is newer than any this version was tested with.",
+    "outbox.W004": "A named CHECK constraint of the table is missing or not validated.",
+}
+
+_COLUMN_TYPES = {
+    "id": {"bigint"},
+    "create_time": {"timestamp with time zone"},
+    "kafka_topic": {"character varying", "text"},
+    "kafka_key": {"text", "character varying"},
+    "kafka_value": {"text"},
+    "kafka_header_keys": {"text[]", "character varying[]"},
+    "kafka_header_values": {"text[]", "character varying[]"},
+    "leader_id": {"uuid"},
+    "kafka_value_binary": {"bytea"},
+}
+
+
+def register_all() -> None:
+    register(check_settings)
+    register(check_debug)
+    register(check_table, Tags.database)
+
+
+def check_settings(app_configs: Sequence[AppConfig] | None = None, **kwargs: Any) -> list[CheckMessage]:
+    try:
+        settings = conf.current()
+    except conf.ConfErrors as errors:
+        return [
+            Error(f'OUTBOX["{error.key}"] {error.problem}', hint=error.hint, id="outbox.E001")
+            for error in errors.errors
+        ]
+    return [*_check_bootstrap(settings), *_check_vendor(settings), *_check_paths(settings)]
+
+
+def _check_bootstrap(settings: conf.Conf) -> Iterator[CheckMessage]:
+    if not settings.bootstrap_servers:
+        yield Warning(
+            'OUTBOX["BOOTSTRAP_SERVERS"] is empty: records can be stashed, not harvested.',
+            hint='Set it to your brokers, e.g. "localhost:9092".',
+            id="outbox.W001",
+        )
+
+
+def _check_vendor(settings: conf.Conf) -> Iterator[CheckMessage]:
+    alias = settings.database
+    if alias not in connections:
+        yield Error(
+            f'OUTBOX["DATABASE"] is {alias!r}, which DATABASES does not have.',
+            hint=f"Set one of: {', '.join(connections)}.",
+            id="outbox.E002",
+        )
+        return
+    vendor = connections[alias].vendor
+    if vendor != "postgresql":
+        yield Error(
+            f"The database {alias!r} is {vendor}; the outbox needs PostgreSQL.",
+            hint='Use ENGINE "django.db.backends.postgresql", or name the alias of such a database in '
+            'OUTBOX["DATABASE"].',
+            id="outbox.E002",
+        )
+        return
+    from outbox.models import OutboxRecord
+
+    written = router.db_for_write(OutboxRecord)
+    if written != alias:
+        yield Error(
+            f'Routers send records to {written!r}, but the harvester reads OUTBOX["DATABASE"], which is {alias!r}.',
+            hint="Let the router return the database of the business rows for the app 'outbox' and name the same "
+            'one in OUTBOX["DATABASE"]: a record is only safe in the transaction of the change it tells of.',
+            id="outbox.E004",
+        )
+
+
+def _check_paths(settings: conf.Conf) -> Iterator[CheckMessage]:
+    for key, path in (("SERIALIZER", settings.serializer), ("REDACTOR", settings.redactor)):
+        module, _, name = path.rpartition(".")
+        try:
+            found = getattr(import_module(module), name)
+        except (ImportError, AttributeError, ValueError) as error:
+            yield Error(
+                f'OUTBOX["{key}"] is {path!r}, which cannot be imported: {error}.',
+                hint="Name a function by its module's path.",
+                id="outbox.E005",
+            )
+            continue
+        if not callable(found):
+            yield Error(
+                f'OUTBOX["{key}"] is {path!r}, which is not callable.',
+                hint="Name a function by its module's path.",
+                id="outbox.E005",
+            )
+
+
+def check_debug(app_configs: Sequence[AppConfig] | None = None, **kwargs: Any) -> list[CheckMessage]:
+    from django.conf import settings
+
+    if settings.DEBUG and "harvest" in sys.argv[1:2]:
+        return [
+            Warning(
+                "harvest runs with DEBUG on: Django then keeps every query in memory.",
+                hint="Set DEBUG = False for the harvester's process.",
+                id="outbox.W002",
+            )
+        ]
+    return []
+
+
+def check_table(
+    app_configs: Sequence[AppConfig] | None = None, databases: Sequence[str] | None = None, **kwargs: Any
+) -> list[CheckMessage]:
+    try:
+        settings = conf.current()
+    except conf.ConfErrors:
+        return []  # check_settings tells
+    alias = settings.database
+    if alias not in (databases or ()) or alias not in connections or connections[alias].vendor != "postgresql":
+        return []
+    try:
+        # `migrate` runs these checks too, before it has created or repaired what they look at.
+        return list(_inspect(alias, settings.table, migrating="migrate" in sys.argv[1:2]))
+    except DatabaseError:
+        return []  # unreachable: the command itself will say so
+
+
+def _inspect(alias: str, table: str, *, migrating: bool) -> Iterator[CheckMessage]:
+    connection = connections[alias]
+    version = connection.pg_version  # type: ignore[attr-defined]
+    if version < MINIMUM_POSTGRES:
+        yield Error(
+            f"PostgreSQL {version // 10000} on {alias!r} is too old.", hint="Use 14 or newer.", id="outbox.E003"
+        )
+        return
+    if version // 10000 > NEWEST_TESTED_POSTGRES:
+        yield Warning(
+            f"PostgreSQL {version // 10000} on {alias!r} is newer than {NEWEST_TESTED_POSTGRES}, the newest tested.",
+            hint="Run the tests of your application against it, or upgrade outbox.",
+            id="outbox.W003",
+        )
+    if migrating:
+        return
+    quoted = connection.ops.quote_name(table)
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT to_regclass(%s) IS NULL", [quoted])
+        if cursor.fetchone()[0]:
+            yield Error(
+                f"The table {table!r} does not exist on {alias!r}.",
+                hint=f"Run: python manage.py migrate outbox --database {alias}",
+                id="outbox.E006",
+            )
+            return
+        yield from _inspect_columns(cursor, table, quoted)
+        yield from _inspect_sequence(cursor, table, quoted)
+        yield from _inspect_constraints(cursor, table, quoted)
+
+
+def _inspect_columns(cursor: Any, table: str, quoted: str) -> Iterator[CheckMessage]:
+    cursor.execute(
+        "SELECT attname, atttypid::regtype::text FROM pg_attribute "
+        "WHERE attrelid = %s::regclass AND attnum > 0 AND NOT attisdropped",
+        [quoted],
+    )
+    found = dict(cursor.fetchall())
+    wrong = [f"{name} is missing" for name in _COLUMN_TYPES if name not in found]
+    wrong += [
+        f"{name} is {found[name]}"
+        for name, kinds in _COLUMN_TYPES.items()
+        if name in found and found[name] not in kinds
+    ]
+    if wrong:
+        yield Error(
+            f"The table {table!r} has drifted: {', '.join(wrong)}.",
+            hint="Compare it with docs/table.md. If an older program created it after the migration had run: "
+            "migrate outbox zero --fake, then migrate outbox adopts it.",
+            id="outbox.E007",
+        )
+
+
+def _inspect_sequence(cursor: Any, table: str, quoted: str) -> Iterator[CheckMessage]:
+    hint = "Without it records of one key can be delivered out of order. Run: migrate outbox zero --fake, then "
+    hint += "migrate outbox, which sets the default and the sequence right."
+    cursor.execute(
+        "SELECT pg_get_expr(adbin, adrelid) FROM pg_attrdef JOIN pg_attribute ON attrelid = adrelid AND attnum = adnum "
+        "WHERE adrelid = %s::regclass AND attname = 'id'",
+        [quoted],
+    )
+    row = cursor.fetchone()
+    if row is None or "pg_current_xact_id()" not in row[0]:
+        yield Error(f"The default of {table!r}.id is not guarded by pg_current_xact_id().", hint=hint, id="outbox.E008")
+    cursor.execute(
+        "SELECT seqcache, seqincrement, seqcycle FROM pg_sequence "
+        "WHERE seqrelid = pg_get_serial_sequence(%s, 'id')::regclass",
+        [quoted],
+    )
+    row = cursor.fetchone()
+    if row is None:
+        yield Error(f"No sequence belongs to {table!r}.id.", hint=hint, id="outbox.E008")
+    elif tuple(row) != (1, 1, False):
+        yield Error(
+            f"The sequence of {table!r}.id has CACHE {row[0]}, INCREMENT {row[1]}{', CYCLE' if row[2] else ''}; "
+            "it must have CACHE 1, INCREMENT 1 and no CYCLE.",
+            hint=hint,
+            id="outbox.E008",
+        )
+
+
+def _inspect_constraints(cursor: Any, table: str, quoted: str) -> Iterator[CheckMessage]:
+    from outbox.models import OutboxRecord
+
+    cursor.execute("SELECT conname FROM pg_constraint WHERE conrelid = %s::regclass AND convalidated", [quoted])
+    found = {row[0] for row in cursor.fetchall()}
+    missing = [item.name for item in OutboxRecord._meta.constraints if item.name not in found]
+    if missing:
+        yield Warning(
+            f"The table {table!r} lacks, or has not validated, {', '.join(missing)}.",
+            hint="Without them a program can insert a record that no harvester can send. Run: migrate outbox zero "
+            "--fake, then migrate outbox.",
+            id="outbox.W004",
+        )

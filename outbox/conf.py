@@ -76,7 +76,7 @@ def _count(low: int, high: int) -> Callable[[Any], int]:
     def parse(value: Any) -> int:
         if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
             raise _Refused(f"is {value!r}.", f"Set a whole number from {low:,} to {high:,}.")
-        return value
+        return int(value)
 
     return parse
 
@@ -117,7 +117,8 @@ def _name(value: Any) -> str:
     text = _text(value)
     if not re.fullmatch(r"[A-Za-z0-9._-]+", text) or len(text) > NAME_MAX or text.strip(".") == "":
         raise _Refused(
-            f"is {text!r}.", f"Use 1 to {NAME_MAX} letters, digits, dots, underscores and hyphens: topics are named after it."
+            f"is {text!r}.",
+            f"Use 1 to {NAME_MAX} letters, digits, dots, underscores and hyphens: topics are named after it.",
         )
     return text
 

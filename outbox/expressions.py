@@ -29,7 +29,7 @@ class NullPosition(Func):
         super().__init__(array, Value(None), output_field=IntegerField())
 
 
-def same_length(left: str, right: str) -> Exact:
+def same_length(left: str, right: str) -> "Exact[Cardinality]":
     return Exact(Cardinality(left), Cardinality(right))
 
 

@@ -89,9 +89,7 @@ class Migration(migrations.Migration):
                     ),
                     models.CheckConstraint(
                         condition=models.Q(
-                            django.db.models.lookups.IsNull(
-                                outbox.expressions.NullPosition("kafka_header_keys"), True
-                            ),
+                            django.db.models.lookups.IsNull(outbox.expressions.NullPosition("kafka_header_keys"), True),
                             django.db.models.lookups.IsNull(
                                 outbox.expressions.NullPosition("kafka_header_values"), True
                             ),

@@ -1,0 +1,534 @@
+"""NELI: who owns which lane, decided from what one member of the group sees. All states and transitions are here; I/O is not.
+
+Theory of operation
+-------------------
+The group coordinator assigns partitions of the leader topic; the owner of partition p owns lane p. An assignment alone is a rumour that
+ages while the process is paused, so trust is earned again and again by *reading back one's own heartbeats*::
+
+    (none) --assigned--> CANDIDATE --own beat read back--> LEADER --revoked--> REVOKING --released / deadline--> (none)
+                             ^                               |                     |
+                             +---own beats missing, or newer-+                  lost: at once
+                                 claim of another (Fenced)
+
+- Trust counts from the *sending* of the beat that was read back, plus `heartbeat_timeout_s`, less `margin_s`: a slow round trip earns less.
+- Every acquisition has a new random leader id and an **epoch**: the offset of its first beat. Offsets of one partition are the one clock
+  all members share, so the claim with the higher epoch is the newer one, whatever their wall clocks say. A beat of a lower epoch (the last
+  words of the previous owner, a process that was paused) changes nothing; a higher one fences.
+- Beats of a member that does not lead are marked as candidacy (no epoch) and claim nothing.
+- The classic payload `{ns}%{name}` has neither id nor epoch: after the own first beat it counts as a newer claim.
+- Fenced members resume when the rival has been silent for `heartbeat_timeout_s` in the *log* (an own beat sent after that silence was read
+  back: everything appended before it has been seen) and the coordinator has confirmed the membership. A member that was paused beyond its
+  session is told by that confirmation, before it can lead beside its successor.
+
+Protocol for the edge (one lock or one thread round the machine; `now` is time.monotonic(), read once per turn)
+---------------------------------------------------------------------------------------------------------------
+- rebalance callbacks: `assigned`, `revoked` (then call `tick` until `revoking` is empty before returning to the client), `lost`.
+  Consume the partition from its end; committed offsets are never used as a position.
+- every message of the leader topic: `heartbeat_seen(partition, offset, parse_heartbeat(payload), now)`.
+- at least at `wake_at()`: `tick(now)`.
+- carry out every returned effect in order: `PublishHeartbeat` (send `encode_heartbeat(...)` at once, no retry, no linger; failure needs no
+  report), `ConfirmMembership` (ask the coordinator with the member's generation, e.g. an asynchronous offset commit, answer by
+  `confirmed(partition, ticket, ok, now)`; no answer is no confirmation), `FinishBatch` (the harvest finishes what it has in hand and calls
+  `released`), `AbandonBatch` (drop it now), `LeaveGroup`; events go to the receivers.
+- anyone who doubts (a statement found rows taken by another) calls `doubt(lane, now)`.
+- `may_start(lane, now)` before each new batch or mark, `may_send(lane, now)` before each produce of the batch in hand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from enum import Enum
+from uuid import UUID
+
+_MAGIC = "outbox1"
+_OUTSTANDING_MAX = 64  # own beats sent and not read back; older ones could no longer earn trust
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """One beat in our format. `epoch` is None for a candidate, -1 for a leader that claims by this very beat."""
+
+    member_id: UUID
+    leader_id: UUID
+    sequence: int
+    epoch: int | None
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ClassicHeartbeat:
+    """A beat `{ns}%{name}` of a classic harvester."""
+
+    name: str
+
+
+class UnknownHeartbeat(ValueError):
+    """The leader topic carries something that is no heartbeat."""
+
+
+def encode_heartbeat(beat: Heartbeat) -> bytes:
+    """The payload of one of our beats. It has no `%` before its name, so it is never taken for a classic one."""
+    epoch = "-" if beat.epoch is None else str(beat.epoch)
+    return f"{_MAGIC} {beat.member_id} {beat.leader_id} {beat.sequence} {epoch} {beat.name}".encode()
+
+
+def parse_heartbeat(payload: bytes | None) -> Heartbeat | ClassicHeartbeat:
+    """Read a payload of ours or of a classic harvester; raise UnknownHeartbeat for anything else."""
+    text = (payload or b"").decode("utf-8", "replace")
+    try:
+        if text.startswith(_MAGIC + " "):
+            _, member_id, leader_id, sequence, epoch, name = text.split(" ", 5)
+            return Heartbeat(
+                UUID(member_id), UUID(leader_id), int(sequence), None if epoch == "-" else int(epoch), name
+            )
+        sent_ns, percent, name = text.partition("%")
+        if percent and sent_ns.isdecimal():
+            return ClassicHeartbeat(name)
+    except ValueError:
+        pass
+    raise UnknownHeartbeat(
+        f"The leader topic holds a message that is no heartbeat: {text[:80]!r}. "
+        "Another program writes to this topic; give this group a leader topic of its own (LEADER_TOPIC)."
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class PublishHeartbeat:
+    lane: int
+    beat: Heartbeat
+
+
+@dataclass(frozen=True, slots=True)
+class ConfirmMembership:
+    """Ask the coordinator whether this member, in its generation, still owns the partition."""
+
+    lane: int
+    ticket: int
+
+
+@dataclass(frozen=True, slots=True)
+class FinishBatch:
+    """Start nothing new in this lane, finish what is in hand before `deadline`, then call `released`."""
+
+    lane: int
+    leader_id: UUID
+    deadline: float
+
+
+@dataclass(frozen=True, slots=True)
+class AbandonBatch:
+    """The deadline of FinishBatch has passed: drop what is in hand."""
+
+    lane: int
+    leader_id: UUID
+
+
+@dataclass(frozen=True, slots=True)
+class LeaveGroup:
+    """Every lane is released after `stop`: close the consumer."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeaderAcquired:
+    lane: int
+    leader_id: UUID
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class LeaderRefreshed:
+    lane: int
+    leader_id: UUID
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class LeaderRevoked:
+    lane: int
+    leader_id: UUID
+
+
+@dataclass(frozen=True, slots=True)
+class LeaderFenced:
+    """Stop at once. `reason`: lost, heartbeat-timeout, newer-claim, not-a-member."""
+
+    lane: int
+    leader_id: UUID
+    reason: str
+
+
+Effect = (
+    PublishHeartbeat
+    | ConfirmMembership
+    | FinishBatch
+    | AbandonBatch
+    | LeaveGroup
+    | LeaderAcquired
+    | LeaderRefreshed
+    | LeaderRevoked
+    | LeaderFenced
+)
+
+
+class State(Enum):
+    CANDIDATE = "candidate"
+    LEADER = "leader"
+    REVOKING = "revoking"
+
+
+class _Lane:
+    """What a member knows about one partition that is assigned to it."""
+
+    __slots__ = (
+        "beat_at",
+        "confirm_asked",
+        "confirm_ticket",
+        "deadline",
+        "ended_id",
+        "epoch",
+        "first_sequence",
+        "last_offset",
+        "leader_id",
+        "outstanding",
+        "rival_at",
+        "state",
+        "trusted_at",
+        "was_fenced",
+    )
+
+    def __init__(self, leader_id: UUID, first_sequence: int, now: float) -> None:
+        self.state = State.CANDIDATE
+        self.leader_id = leader_id
+        self.first_sequence = first_sequence  # beats below belong to an earlier term
+        self.epoch = -1
+        self.beat_at = now  # when the next beat is due
+        self.trusted_at = now
+        self.deadline = 0.0
+        self.was_fenced = False
+        self.ended_id: UUID | None = None  # leader id of the fenced term, named by a later Revoked
+        self.rival_at: float | None = None
+        self.last_offset = -1
+        self.outstanding: dict[int, float] = {}
+        self.confirm_ticket: int | None = None
+        self.confirm_asked = 0.0
+
+
+class Neli:
+    """The election as one member sees it, over all partitions of the leader topic."""
+
+    def __init__(
+        self,
+        new_id: Callable[[], UUID],
+        *,
+        lanes: int,
+        heartbeat_timeout_s: float,
+        margin_s: float,
+        heartbeat_interval_s: float | None = None,
+        candidate_interval_s: float = 0.05,
+        revoke_timeout_s: float,
+        name: str = "",
+    ) -> None:
+        """`revoke_timeout_s` must be shorter than the group's session time-out: a process paused while it finishes is then caught."""
+        assert lanes >= 1
+        assert 0 <= margin_s < heartbeat_timeout_s
+        self._new_id = new_id
+        self._lanes = lanes
+        self._timeout_s = heartbeat_timeout_s
+        self._margin_s = margin_s
+        self._interval_s = heartbeat_timeout_s / 4 if heartbeat_interval_s is None else heartbeat_interval_s
+        self._candidate_interval_s = min(candidate_interval_s, self._interval_s)
+        self._revoke_timeout_s = revoke_timeout_s
+        self._name = name
+        self._member_id = new_id()
+        self._sequence = 0
+        self._ticket = 0
+        self._assigned: dict[int, None] = {}  # everything the coordinator gave, idle partitions too
+        self._owned: dict[int, _Lane] = {}
+        self._stopping = False
+        self._left = False
+
+    # ---- what others may ask
+
+    @property
+    def member_id(self) -> UUID:
+        return self._member_id
+
+    @property
+    def assigned_partitions(self) -> tuple[int, ...]:
+        return tuple(sorted(self._assigned))
+
+    @property
+    def revoking(self) -> tuple[int, ...]:
+        """Lanes whose batch in hand the rebalance still waits for."""
+        return tuple(p for p, lane in self._owned.items() if lane.state is State.REVOKING)
+
+    def state(self, lane: int) -> State | None:
+        found = self._owned.get(lane)
+        return found.state if found else None
+
+    def leader_id(self, lane: int) -> UUID | None:
+        found = self._owned.get(lane)
+        return found.leader_id if found and found.state is not State.CANDIDATE else None
+
+    def epoch(self, lane: int) -> int | None:
+        found = self._owned.get(lane)
+        return found.epoch if found and found.state is not State.CANDIDATE else None
+
+    def trusted_until(self, lane: int) -> float:
+        """The moment at which this lane must be silent unless more trust was earned; -inf when it does not lead."""
+        found = self._owned.get(lane)
+        if found is None or found.state is State.CANDIDATE:
+            return float("-inf")
+        return found.deadline if found.state is State.REVOKING else self._trust_ends(found)
+
+    def may_send(self, lane: int, now: float) -> bool:
+        """Trust holds for the batch in hand."""
+        return now < self.trusted_until(lane)
+
+    def may_start(self, lane: int, now: float) -> bool:
+        """Trust holds and no revocation is under way: new marks and batches may begin."""
+        found = self._owned.get(lane)
+        return found is not None and found.state is State.LEADER and now < self._trust_ends(found)
+
+    def wake_at(self) -> float:
+        """When `tick` has something to do at the latest."""
+        times = [float("inf")]
+        for lane in self._owned.values():
+            if lane.state is State.REVOKING:
+                times.append(lane.deadline)
+            else:
+                times.append(lane.beat_at)
+                if lane.state is State.LEADER:
+                    times.append(self._trust_ends(lane))
+        return min(times)
+
+    # ---- the coordinator speaks
+
+    def assigned(self, partitions: Iterable[int], now: float) -> list[Effect]:
+        for partition in partitions:
+            self._assigned[partition] = None
+        return self._adopt(now)
+
+    def revoked(self, partitions: Iterable[int], now: float) -> list[Effect]:
+        """The coordinator wants these back and waits: leaders finish their batch, the others are done at once."""
+        effects: list[Effect] = []
+        for partition in partitions:
+            self._assigned.pop(partition, None)
+            effects += self._revoke(partition, now)
+        return effects
+
+    def lost(self, partitions: Iterable[int], now: float) -> list[Effect]:
+        """These belong to somebody else already: nothing may be finished."""
+        effects: list[Effect] = []
+        for partition in partitions:
+            self._assigned.pop(partition, None)
+            lane = self._owned.pop(partition, None)
+            if lane is not None and lane.state is not State.CANDIDATE:
+                effects.append(LeaderFenced(partition, lane.leader_id, "lost"))
+        return effects + self._leave_if_done()
+
+    def confirmed(self, partition: int, ticket: int, ok: bool, now: float) -> list[Effect]:
+        """The coordinator's answer to ConfirmMembership. Late answers (another ticket) are ignored."""
+        lane = self._owned.get(partition)
+        if lane is None or lane.confirm_ticket != ticket:
+            return []
+        asked, lane.confirm_ticket = lane.confirm_asked, None
+        if not ok:
+            return self._fence(partition, lane, "not-a-member", now)
+        if lane.state is State.CANDIDATE and lane.epoch >= 0 and now < asked + self._timeout_s - self._margin_s:
+            return self._acquire(partition, lane)
+        return []
+
+    # ---- the log speaks
+
+    def heartbeat_seen(
+        self, partition: int, offset: int, beat: Heartbeat | ClassicHeartbeat, now: float
+    ) -> list[Effect]:
+        lane = self._owned.get(partition)
+        if lane is None or lane.state is State.REVOKING:
+            return []
+        if isinstance(beat, Heartbeat) and beat.member_id == self._member_id:
+            return self._own_beat(partition, lane, offset, beat, now)
+        return self._foreign_beat(partition, lane, offset, beat, now)
+
+    # ---- time passes, somebody asks
+
+    def tick(self, now: float) -> list[Effect]:
+        effects: list[Effect] = []
+        for partition, lane in list(self._owned.items()):
+            if lane.state is State.REVOKING and now >= lane.deadline:
+                effects.append(AbandonBatch(partition, lane.leader_id))
+                effects += self.released(partition, now)
+                continue
+            if lane.state is State.LEADER and now >= self._trust_ends(lane):
+                effects += self._fence(partition, lane, "heartbeat-timeout", now)
+            if lane.state is not State.REVOKING and now >= lane.beat_at:
+                effects.append(self._beat(partition, lane, now))
+        return effects
+
+    def refresh(self, lane: int, now: float) -> list[Effect]:
+        """A forced remark needs a new leader id; the claim (epoch) stays. Nothing when the lane does not lead."""
+        found = self._owned.get(lane)
+        if found is None or not self.may_start(lane, now):
+            return []
+        found.leader_id = self._new_id()
+        return [LeaderRefreshed(lane, found.leader_id, found.epoch)]
+
+    def doubt(self, lane: int, now: float) -> list[Effect]:
+        """Somebody saw a trace of another owner: ask the coordinator; a negative answer fences."""
+        found = self._owned.get(lane)
+        if found is None or found.state is not State.LEADER:
+            return []
+        return [self._ask(lane, found, now)]
+
+    def released(self, lane: int, now: float) -> list[Effect]:
+        """The batch in hand is finished or dropped: the lane is given back."""
+        found = self._owned.get(lane)
+        if found is None or found.state is not State.REVOKING:
+            return []
+        del self._owned[lane]
+        effects: list[Effect] = [LeaderRevoked(lane, found.leader_id)]
+        return effects + self._adopt(now) + self._leave_if_done()
+
+    def resize(self, lanes: int, now: float) -> list[Effect]:
+        """Another lane count: partitions at or above it fall idle, those below come into use."""
+        assert lanes >= 1
+        self._lanes = lanes
+        effects: list[Effect] = []
+        for partition in [p for p in self._owned if p >= lanes]:
+            effects += self._revoke(partition, now)
+        return effects + self._adopt(now)
+
+    def stop(self, now: float) -> list[Effect]:
+        """Finish every lane, then LeaveGroup. Safe to call twice, and before anything was assigned."""
+        if self._stopping:
+            return []
+        self._stopping = True
+        effects: list[Effect] = []
+        for partition in list(self._owned):
+            effects += self._revoke(partition, now)
+        return effects + self._leave_if_done()
+
+    # ---- leaves
+
+    def _trust_ends(self, lane: _Lane) -> float:
+        return lane.trusted_at + self._timeout_s - self._margin_s
+
+    def _adopt(self, now: float) -> list[Effect]:
+        effects: list[Effect] = []
+        if self._stopping:
+            return effects
+        for partition in self._assigned:
+            if partition < self._lanes and partition not in self._owned:
+                lane = self._owned[partition] = _Lane(self._new_id(), self._sequence, now)
+                effects.append(self._beat(partition, lane, now))
+        return effects
+
+    def _revoke(self, partition: int, now: float) -> list[Effect]:
+        lane = self._owned.get(partition)
+        if lane is None or lane.state is State.REVOKING:
+            return []
+        if lane.state is State.LEADER and now < self._trust_ends(lane):
+            lane.state = State.REVOKING
+            lane.deadline = now + self._revoke_timeout_s
+            return [FinishBatch(partition, lane.leader_id, lane.deadline)]
+        effects: list[Effect] = []
+        if lane.state is State.LEADER:
+            effects.append(LeaderFenced(partition, lane.leader_id, "heartbeat-timeout"))
+            lane.ended_id = lane.leader_id
+        del self._owned[partition]
+        if lane.ended_id is not None:
+            effects.append(LeaderRevoked(partition, lane.ended_id))
+        return effects + self._leave_if_done()
+
+    def _leave_if_done(self) -> list[Effect]:
+        if not self._stopping or self._owned or self._left:
+            return []
+        self._left = True
+        return [LeaveGroup()]
+
+    def _beat(self, partition: int, lane: _Lane, now: float) -> PublishHeartbeat:
+        leads = lane.state is State.LEADER
+        epoch = lane.epoch if leads else (None if lane.was_fenced else -1)
+        beat = Heartbeat(self._member_id, lane.leader_id, self._sequence, epoch, self._name)
+        lane.outstanding[self._sequence] = now
+        while len(lane.outstanding) > _OUTSTANDING_MAX:
+            del lane.outstanding[next(iter(lane.outstanding))]
+        self._sequence += 1
+        lane.beat_at = now + (self._interval_s if leads else self._candidate_interval_s)
+        return PublishHeartbeat(partition, beat)
+
+    def _own_beat(self, partition: int, lane: _Lane, offset: int, beat: Heartbeat, now: float) -> list[Effect]:
+        sent_at = lane.outstanding.pop(beat.sequence, None)
+        if sent_at is None or beat.sequence < lane.first_sequence:
+            return []
+        if offset < lane.last_offset and lane.state is State.LEADER:
+            lane.epoch = offset  # the topic was made anew: its offsets began again
+        lane.last_offset = offset
+        lane.trusted_at = max(lane.trusted_at, sent_at)
+        if lane.state is State.LEADER or now >= sent_at + self._timeout_s - self._margin_s:
+            return []
+        if not lane.was_fenced:
+            lane.epoch = offset
+            lane.trusted_at = sent_at
+            return self._acquire(partition, lane)
+        return self._resume(partition, lane, offset, sent_at, now)
+
+    def _resume(self, partition: int, lane: _Lane, offset: int, sent_at: float, now: float) -> list[Effect]:
+        if lane.rival_at is not None and sent_at < lane.rival_at + self._timeout_s:
+            return []
+        lane.epoch = offset
+        lane.trusted_at = sent_at
+        if lane.confirm_ticket is not None and now < lane.confirm_asked + self._timeout_s:
+            return []
+        return [self._ask(partition, lane, now)]
+
+    def _ask(self, partition: int, lane: _Lane, now: float) -> ConfirmMembership:
+        self._ticket += 1
+        lane.confirm_ticket, lane.confirm_asked = self._ticket, now
+        return ConfirmMembership(partition, self._ticket)
+
+    def _acquire(self, partition: int, lane: _Lane) -> list[Effect]:
+        lane.state = State.LEADER
+        lane.was_fenced = False
+        lane.rival_at = None
+        lane.ended_id = None
+        lane.beat_at = lane.trusted_at  # the first beat of the claim, with its epoch, goes out at the next tick
+        return [LeaderAcquired(partition, lane.leader_id, lane.epoch)]
+
+    def _foreign_beat(
+        self, partition: int, lane: _Lane, offset: int, beat: Heartbeat | ClassicHeartbeat, now: float
+    ) -> list[Effect]:
+        if isinstance(beat, Heartbeat):
+            if beat.epoch is None:
+                return []
+            epoch = offset if beat.epoch < 0 else beat.epoch
+        else:
+            epoch = offset
+        if lane.state is State.LEADER:
+            if epoch <= lane.epoch:
+                return []
+            lane.rival_at = now
+            return self._fence(partition, lane, "newer-claim", now)
+        lane.rival_at = now
+        if lane.was_fenced and lane.confirm_ticket is not None and epoch > lane.epoch:
+            lane.confirm_ticket = None  # a newer claim than the one about to be confirmed
+        return []
+
+    def _fence(self, partition: int, lane: _Lane, reason: str, now: float) -> list[Effect]:
+        led = lane.state is not State.CANDIDATE
+        ended = lane.leader_id
+        if led:
+            lane.ended_id = ended
+        if lane.state is State.REVOKING:
+            del self._owned[partition]
+            return [LeaderFenced(partition, ended, reason), *self._leave_if_done()]
+        lane.state = State.CANDIDATE
+        lane.was_fenced = True
+        lane.leader_id = self._new_id()
+        lane.first_sequence = self._sequence
+        lane.epoch = -1
+        lane.confirm_ticket = None
+        lane.beat_at = now
+        return [LeaderFenced(partition, ended, reason)] if led else []

@@ -1,0 +1,49 @@
+"""Kafka clients built from the settings. Nothing here decides anything."""
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from outbox.exceptions import OutboxError, missing_extra
+
+if TYPE_CHECKING:
+    from confluent_kafka import Producer
+
+# Java clients and Spark put a key on the same partition only with this partitioner.
+PRODUCER_DEFAULTS: Mapping[str, Any] = {
+    "partitioner": "murmur2_random",
+    "linger.ms": 5,
+    "compression.type": "lz4",
+}
+
+
+def idempotent_producer(properties: Mapping[str, Any]) -> "Producer":
+    """A producer that never reorders or doubles what it sends in its own lifetime."""
+    require_bootstrap(properties)
+    try:
+        from confluent_kafka import Producer
+    except ImportError as error:
+        missing_extra("harvest", error)
+    return Producer({**PRODUCER_DEFAULTS, **properties, "enable.idempotence": True})
+
+
+def require_bootstrap(properties: Mapping[str, Any]) -> None:
+    if not properties.get("bootstrap.servers"):
+        raise OutboxError('OUTBOX["BOOTSTRAP_SERVERS"] is empty. Set it to your brokers, e.g. "localhost:9092".')
+
+
+def produce(
+    producer: "Producer",
+    record: tuple[Any, ...],
+    on_delivery: Callable[[Any, Any], None],
+) -> None:
+    """Hand one row of `edges.table.read` to the client; waits while the client's queue is full."""
+    _, topic, key, value, names, values, binary = record
+    payload = bytes(binary) if binary is not None else value
+    headers = list(zip(names, values, strict=True)) if names else None
+    while True:
+        try:
+            producer.produce(topic, value=payload, key=key or None, headers=headers, on_delivery=on_delivery)
+        except BufferError:
+            producer.poll(0.1)
+            continue
+        return

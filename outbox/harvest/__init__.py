@@ -1,0 +1,1 @@
+"""The harvester: moves records from the table to Kafka."""
