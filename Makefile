@@ -1,0 +1,49 @@
+# `make demo` shows the main job, `make test` proves it; both need only Python 3.11+, git, make and the registries.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+STACK := $(BIN)/python -m outbox.devstack run --
+
+.PHONY: help demo test torture bench lint format clean
+.DEFAULT_GOAL := help
+
+help:  ## list the targets
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
+
+$(VENV)/.venv-made:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "outbox needs Python 3.11 or newer; $(PYTHON) is older. Run: make $(MAKECMDGOALS) PYTHON=python3.11"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(VENV)/.demo-installed: $(VENV)/.venv-made pyproject.toml
+	$(BIN)/python -m pip install --disable-pip-version-check -e ".[harvest,devstack]"
+	@touch $@
+
+$(VENV)/.dev-installed: $(VENV)/.venv-made pyproject.toml
+	$(BIN)/python -m pip install --disable-pip-version-check -e ".[dev]"
+	@touch $@
+
+demo: $(VENV)/.demo-installed  ## from a Django transaction to a Kafka topic, counted by a consumer (SERVE=1 stays up)
+	$(STACK) $(abspath $(BIN))/python example_project/demo.py $(if $(SERVE),--serve)
+
+test: $(VENV)/.dev-installed  ## the tests, on a real PostgreSQL and a real Kafka
+	$(BIN)/python -m pytest --cov --cov-report=term:skip-covered $(ARGS)
+
+torture: $(VENV)/.dev-installed  ## long fault runs
+	$(BIN)/python -m pytest -m torture $(ARGS)
+
+bench: $(VENV)/.dev-installed  ## measurements, printed and never asserted
+	$(STACK) $(abspath $(BIN))/python benchmarks/stash.py $(ARGS)
+
+lint: $(VENV)/.dev-installed  ## format, style and types
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+format: $(VENV)/.dev-installed  ## apply format and simple fixes
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean:  ## remove what was built, not what was downloaded
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .coverage*
