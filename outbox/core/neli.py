@@ -1,37 +1,38 @@
-"""NELI: who owns which lane, decided from what one member of the group sees. All states and transitions are here; I/O is not.
+"""NELI: who owns which lane, decided from what one member of the group sees. No I/O, no clock.
 
 Theory of operation
 -------------------
-The group coordinator assigns partitions of the leader topic; the owner of partition p owns lane p. An assignment alone is a rumour that
-ages while the process is paused, so trust is earned again and again by *reading back one's own heartbeats*::
+The group coordinator assigns partitions of the leader topic; the owner of partition p owns lane p. An assignment is a
+rumour that ages while the process is paused, so trust is earned again and again by reading back one's own heartbeats::
 
-    (none) --assigned--> CANDIDATE --own beat read back--> LEADER --revoked--> REVOKING --released / deadline--> (none)
-                             ^                               |                     |
-                             +---own beats missing, or newer-+                  lost: at once
-                                 claim of another (Fenced)
+    (none) --assigned--> CANDIDATE --own beat read back--> LEADER --revoked--> REVOKING --released, deadline--> (none)
+                             ^                               |
+                             +------------ fenced -----------+     lost: fenced and gone at once, from any state
 
-- Trust counts from the *sending* of the beat that was read back, plus `heartbeat_timeout_s`, less `margin_s`: a slow round trip earns less.
-- Every acquisition has a new random leader id and an **epoch**: the offset of its first beat. Offsets of one partition are the one clock
-  all members share, so the claim with the higher epoch is the newer one, whatever their wall clocks say. A beat of a lower epoch (the last
-  words of the previous owner, a process that was paused) changes nothing; a higher one fences.
-- Beats of a member that does not lead are marked as candidacy (no epoch) and claim nothing.
-- The classic payload `{ns}%{name}` has neither id nor epoch: after the own first beat it counts as a newer claim.
-- Fenced members resume when the rival has been silent for `heartbeat_timeout_s` in the *log* (an own beat sent after that silence was read
-  back: everything appended before it has been seen) and the coordinator has confirmed the membership. A member that was paused beyond its
-  session is told by that confirmation, before it can lead beside its successor.
+- Trust counts from the *sending* of the beat that was read back, plus `heartbeat_timeout_s`, less `margin_s`: a slow
+  round trip earns less.
+- Every acquisition has a new random leader id and an **epoch**: the offset of its first beat. Offsets of one partition
+  are the one clock all members share: the claim with the higher epoch is the newer one, whatever the wall clocks say.
+  A beat of a lower epoch (the last words of the previous owner, a process that was paused) changes nothing, a higher
+  one fences. A beat without epoch is a candidate's and claims nothing.
+- The classic payload `{ns}%{name}` has neither id nor epoch: behind the own first beat it counts as a newer claim.
+- A fenced member resumes when it has read back a beat sent after the fence *and* the coordinator has then confirmed its
+  membership. The broker's assignment decides who was right: the rightful owner, fenced by the stray beat of a paused
+  process, is back after two round trips with a higher epoch; the stray one is told that it is no member any more.
 
-Protocol for the edge (one lock or one thread round the machine; `now` is time.monotonic(), read once per turn)
----------------------------------------------------------------------------------------------------------------
-- rebalance callbacks: `assigned`, `revoked` (then call `tick` until `revoking` is empty before returning to the client), `lost`.
-  Consume the partition from its end; committed offsets are never used as a position.
+Protocol for the edge (calls serialised by one lock or thread; `now` is time.monotonic(), read once per turn)
+--------------------------------------------------------------------------------------------------------------
+- rebalance callbacks: `assigned`, `revoked` (then `tick` until `revoking` is empty before returning to the client),
+  `lost`. Consume each assigned partition from its end; never from a committed offset.
 - every message of the leader topic: `heartbeat_seen(partition, offset, parse_heartbeat(payload), now)`.
-- at least at `wake_at()`: `tick(now)`.
-- carry out every returned effect in order: `PublishHeartbeat` (send `encode_heartbeat(...)` at once, no retry, no linger; failure needs no
-  report), `ConfirmMembership` (ask the coordinator with the member's generation, e.g. an asynchronous offset commit, answer by
-  `confirmed(partition, ticket, ok, now)`; no answer is no confirmation), `FinishBatch` (the harvest finishes what it has in hand and calls
-  `released`), `AbandonBatch` (drop it now), `LeaveGroup`; events go to the receivers.
-- anyone who doubts (a statement found rows taken by another) calls `doubt(lane, now)`.
-- `may_start(lane, now)` before each new batch or mark, `may_send(lane, now)` before each produce of the batch in hand.
+- at `wake_at()` or earlier: `tick(now)`. After a gap, poll the client first: it may have `lost` to tell.
+- carry out the returned effects in order. `PublishHeartbeat`: send `encode_heartbeat(beat)` at once (no linger; a
+  failure needs no report). `ConfirmMembership`: ask the coordinator in the member's generation, e.g. by an asynchronous
+  offset commit, and answer `confirmed(lane, ticket, ok, now)`; errors other than a wrong generation or member are no
+  answer. `FinishBatch`: the harvest finishes what it has in hand and `released` is called. `AbandonBatch`: it is dropped
+  now. `LeaveGroup`: close the consumer. Events go to the receivers, serially; LeaderFenced means: stop at once.
+- `may_start(lane, now)` before each mark or batch, `may_send(lane, now)` before each produce of what is in hand.
+- a trace of another owner (rows taken, a claim refused) is reported by `doubt(lane, now)`.
 """
 
 from __future__ import annotations
@@ -79,9 +80,8 @@ def parse_heartbeat(payload: bytes | None) -> Heartbeat | ClassicHeartbeat:
     try:
         if text.startswith(_MAGIC + " "):
             _, member_id, leader_id, sequence, epoch, name = text.split(" ", 5)
-            return Heartbeat(
-                UUID(member_id), UUID(leader_id), int(sequence), None if epoch == "-" else int(epoch), name
-            )
+            claim = None if epoch == "-" else int(epoch)
+            return Heartbeat(UUID(member_id), UUID(leader_id), int(sequence), claim, name)
         sent_ns, percent, name = text.partition("%")
         if percent and sent_ns.isdecimal():
             return ClassicHeartbeat(name)
@@ -191,7 +191,6 @@ class _Lane:
         "last_offset",
         "leader_id",
         "outstanding",
-        "rival_at",
         "state",
         "trusted_at",
         "was_fenced",
@@ -207,7 +206,6 @@ class _Lane:
         self.deadline = 0.0
         self.was_fenced = False
         self.ended_id: UUID | None = None  # leader id of the fenced term, named by a later Revoked
-        self.rival_at: float | None = None
         self.last_offset = -1
         self.outstanding: dict[int, float] = {}
         self.confirm_ticket: int | None = None
@@ -229,7 +227,7 @@ class Neli:
         revoke_timeout_s: float,
         name: str = "",
     ) -> None:
-        """`revoke_timeout_s` must be shorter than the group's session time-out: a process paused while it finishes is then caught."""
+        """`revoke_timeout_s` is less than the session time-out, so that a process paused while it finishes is caught."""
         assert lanes >= 1
         assert 0 <= margin_s < heartbeat_timeout_s
         self._new_id = new_id
@@ -333,10 +331,10 @@ class Neli:
         lane = self._owned.get(partition)
         if lane is None or lane.confirm_ticket != ticket:
             return []
-        asked, lane.confirm_ticket = lane.confirm_asked, None
+        lane.confirm_ticket = None
         if not ok:
             return self._fence(partition, lane, "not-a-member", now)
-        if lane.state is State.CANDIDATE and lane.epoch >= 0 and now < asked + self._timeout_s - self._margin_s:
+        if lane.state is State.CANDIDATE and lane.epoch >= 0 and now < self._trust_ends(lane):
             return self._acquire(partition, lane)
         return []
 
@@ -363,6 +361,8 @@ class Neli:
                 continue
             if lane.state is State.LEADER and now >= self._trust_ends(lane):
                 effects += self._fence(partition, lane, "heartbeat-timeout", now)
+            if not lane.was_fenced and lane.state is State.CANDIDATE and now >= self._trust_ends(lane):
+                self._fence(partition, lane, "heartbeat-timeout", now)  # the assignment aged before it was earned
             if lane.state is not State.REVOKING and now >= lane.beat_at:
                 effects.append(self._beat(partition, lane, now))
         return effects
@@ -456,7 +456,8 @@ class Neli:
         while len(lane.outstanding) > _OUTSTANDING_MAX:
             del lane.outstanding[next(iter(lane.outstanding))]
         self._sequence += 1
-        lane.beat_at = now + (self._interval_s if leads else self._candidate_interval_s)
+        first = not leads and not lane.was_fenced  # a fresh assignment beats faster, so that a successor sends soon
+        lane.beat_at = now + (self._candidate_interval_s if first else self._interval_s)
         return PublishHeartbeat(partition, beat)
 
     def _own_beat(self, partition: int, lane: _Lane, offset: int, beat: Heartbeat, now: float) -> list[Effect]:
@@ -466,22 +467,17 @@ class Neli:
         if offset < lane.last_offset and lane.state is State.LEADER:
             lane.epoch = offset  # the topic was made anew: its offsets began again
         lane.last_offset = offset
+        if now >= sent_at + self._timeout_s - self._margin_s:
+            return []  # a beat that took this long earns nothing
         lane.trusted_at = max(lane.trusted_at, sent_at)
-        if lane.state is State.LEADER or now >= sent_at + self._timeout_s - self._margin_s:
+        if lane.state is State.LEADER:
             return []
         if not lane.was_fenced:
             lane.epoch = offset
-            lane.trusted_at = sent_at
             return self._acquire(partition, lane)
-        return self._resume(partition, lane, offset, sent_at, now)
-
-    def _resume(self, partition: int, lane: _Lane, offset: int, sent_at: float, now: float) -> list[Effect]:
-        if lane.rival_at is not None and sent_at < lane.rival_at + self._timeout_s:
-            return []
-        lane.epoch = offset
-        lane.trusted_at = sent_at
         if lane.confirm_ticket is not None and now < lane.confirm_asked + self._timeout_s:
-            return []
+            return []  # the answer is still awaited
+        lane.epoch = offset
         return [self._ask(partition, lane, now)]
 
     def _ask(self, partition: int, lane: _Lane, now: float) -> ConfirmMembership:
@@ -492,7 +488,6 @@ class Neli:
     def _acquire(self, partition: int, lane: _Lane) -> list[Effect]:
         lane.state = State.LEADER
         lane.was_fenced = False
-        lane.rival_at = None
         lane.ended_id = None
         lane.beat_at = lane.trusted_at  # the first beat of the claim, with its epoch, goes out at the next tick
         return [LeaderAcquired(partition, lane.leader_id, lane.epoch)]
@@ -500,20 +495,14 @@ class Neli:
     def _foreign_beat(
         self, partition: int, lane: _Lane, offset: int, beat: Heartbeat | ClassicHeartbeat, now: float
     ) -> list[Effect]:
-        if isinstance(beat, Heartbeat):
-            if beat.epoch is None:
-                return []
-            epoch = offset if beat.epoch < 0 else beat.epoch
-        else:
-            epoch = offset
-        if lane.state is State.LEADER:
-            if epoch <= lane.epoch:
-                return []
-            lane.rival_at = now
+        claim = beat.epoch if isinstance(beat, Heartbeat) else -1
+        if claim is None:
+            return []
+        epoch = offset if claim < 0 else claim
+        if lane.state is State.LEADER and epoch > lane.epoch:
             return self._fence(partition, lane, "newer-claim", now)
-        lane.rival_at = now
-        if lane.was_fenced and lane.confirm_ticket is not None and epoch > lane.epoch:
-            lane.confirm_ticket = None  # a newer claim than the one about to be confirmed
+        if lane.state is State.CANDIDATE and epoch > lane.epoch:
+            lane.confirm_ticket = None  # an answer to an older question would not cover this claim
         return []
 
     def _fence(self, partition: int, lane: _Lane, reason: str, now: float) -> list[Effect]:
