@@ -27,12 +27,12 @@ Protocol for the edge (calls serialised by one lock or thread; `now` is time.mon
 - every message of the leader topic: `heartbeat_seen(partition, offset, parse_heartbeat(payload), now)`.
 - at `wake_at()` or earlier: `tick(now)`. After a gap, poll the client first: it may have `lost` to tell.
 - carry out the returned effects in order. `PublishHeartbeat`: send `encode_heartbeat(beat)` at once (no linger; a
-  failure needs no report). `ConfirmMembership`: ask the coordinator in the member's generation, e.g. by an asynchronous
-  offset commit, and answer `confirmed(lane, ticket, ok, now)`; errors other than a wrong generation or member are no
-  answer. `FinishBatch`: the harvest finishes what it has in hand and `released` is called. `AbandonBatch`: it is dropped
+  failure needs no report). `ConfirmMembership`: ask the coordinator in the generation of the member, e.g. by an offset
+  commit, and answer `confirmed(lane, ticket, ok, now)`; errors other than a wrong generation or member are no
+  answer. `FinishBatch`: the harvest finishes what it has in hand, then `released` is called. `AbandonBatch`: drop it
   now. `LeaveGroup`: close the consumer. Events go to the receivers, serially; LeaderFenced means: stop at once.
 - `may_start(lane, now)` before each mark or batch, `may_send(lane, now)` before each produce of what is in hand.
-- a trace of another owner (rows taken, a claim refused) is reported by `doubt(lane, now)`.
+- a trace of another owner is reported by `doubt(lane, now)`, a claim refused by the table by `step_down(lane, now)`.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ class LeaderRevoked:
 
 @dataclass(frozen=True, slots=True)
 class LeaderFenced:
-    """Stop at once. `reason`: lost, heartbeat-timeout, newer-claim, not-a-member."""
+    """Stop at once. `reason`: lost, heartbeat-timeout, newer-claim, not-a-member, superseded."""
 
     lane: int
     leader_id: UUID
@@ -227,7 +227,7 @@ class Neli:
         revoke_timeout_s: float,
         name: str = "",
     ) -> None:
-        """`revoke_timeout_s` is less than the session time-out, so that a process paused while it finishes is caught."""
+        """`revoke_timeout_s` is less than the session time-out, so that a process paused while finishing is caught."""
         assert lanes >= 1
         assert 0 <= margin_s < heartbeat_timeout_s
         self._new_id = new_id
@@ -381,6 +381,11 @@ class Neli:
         if found is None or found.state is not State.LEADER:
             return []
         return [self._ask(lane, found, now)]
+
+    def step_down(self, lane: int, now: float) -> list[Effect]:
+        """The table refused the claim of this epoch: fence, and come back with a higher one if still a member."""
+        found = self._owned.get(lane)
+        return self._fence(lane, found, "superseded", now) if found and found.state is State.LEADER else []
 
     def released(self, lane: int, now: float) -> list[Effect]:
         """The batch in hand is finished or dropped: the lane is given back."""
