@@ -2,6 +2,8 @@
 
 import environ
 
+from outbox.conf import from_env
+
 env = environ.Env()
 
 SECRET_KEY = "test-only"
@@ -42,4 +44,4 @@ TEMPLATES = [
 ]
 STATIC_URL = "static/"
 PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
-OUTBOX = {"BOOTSTRAP_SERVERS": env("OUTBOX_BOOTSTRAP_SERVERS", default="localhost:9092")}
+OUTBOX = {"BOOTSTRAP_SERVERS": "localhost:9092", **from_env()}

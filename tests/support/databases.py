@@ -1,0 +1,41 @@
+"""Databases of their own for tests that migrate, and commands that run against them as users run them."""
+
+import itertools
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.parse import urlsplit, urlunsplit
+
+import psycopg
+
+ROOT = Path(__file__).parents[2]
+_numbers = itertools.count(1)
+
+
+@contextmanager
+def fresh_database(server_url: str) -> Iterator[str]:
+    """The URL of a new, empty database on the server."""
+    name = f"fresh_{os.getpid()}_{next(_numbers)}"
+    with psycopg.connect(server_url, autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE {name}")
+    try:
+        yield urlunsplit(urlsplit(server_url)._replace(path=f"/{name}"))
+    finally:
+        with psycopg.connect(server_url, autocommit=True) as connection:
+            connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
+
+
+def django(*arguments: str, url: str, **environment: str) -> "subprocess.CompletedProcess[str]":
+    """Run a management command in a process of its own."""
+    return subprocess.run(
+        [sys.executable, "-m", "django", *arguments],
+        cwd=ROOT,
+        env={**os.environ, "DJANGO_SETTINGS_MODULE": "tests.settings", "DATABASE_URL": url, **environment},
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=False,
+    )

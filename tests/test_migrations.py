@@ -1,0 +1,272 @@
+"""The migration on real servers: a new table, and tables that other programs of the layout have filled."""
+
+import os
+import threading
+import time
+
+import psycopg
+import pytest
+from psycopg import sql
+
+from tests.support.databases import django, fresh_database
+
+# What older programs of this layout create.
+CLASSIC_TABLE = """
+CREATE TABLE {table} (
+    id bigserial PRIMARY KEY,
+    create_time timestamptz NOT NULL,
+    kafka_topic varchar(249) NOT NULL,
+    kafka_key varchar(100) NOT NULL,
+    kafka_value varchar(10000),
+    kafka_header_keys text[] NOT NULL,
+    kafka_header_values text[] NOT NULL,
+    leader_id uuid
+)
+"""
+CLASSIC_INSERT = """
+INSERT INTO {table} (create_time, kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values)
+SELECT now(), 'classic', 'k' || n %% 100, 'value ' || n, '{{}}', '{{}}' FROM generate_series(1, %s) n
+"""
+NAMES = ["outbox", "Order Lines", "select", "OUTBOX_2"]
+
+
+@pytest.fixture(scope="module", params=["default", "14", "18"])
+def server_url(request):
+    if request.param == "default":
+        return os.environ["DATABASE_URL"]
+    return request.getfixturevalue("postgres_of")(request.param)
+
+
+@pytest.fixture
+def url(server_url):
+    with fresh_database(server_url) as url:
+        yield url
+
+
+@pytest.fixture
+def connection(url):
+    with psycopg.connect(url, autocommit=True) as connection:
+        yield connection
+
+
+def migrate(url, *arguments, table="outbox"):
+    return django("migrate", "outbox", *arguments, url=url, OUTBOX_TABLE=table)
+
+
+def migrated(url, *arguments, table="outbox"):
+    done = migrate(url, *arguments, table=table)
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+def classic(connection, table="outbox", rows=0):
+    name = sql.Identifier(table)
+    connection.execute(sql.SQL(CLASSIC_TABLE).format(table=name))
+    connection.execute(sql.SQL(CLASSIC_INSERT).format(table=name), [rows])
+
+
+def assert_ready(connection, url, table):
+    """What every table must be like after the migration, new or adopted."""
+    name = sql.Identifier(table)
+    row = connection.execute(
+        sql.SQL(
+            "INSERT INTO {} (kafka_topic, kafka_key, kafka_value) VALUES ('t', 'k', 'v') RETURNING "
+            "id, create_time IS NOT NULL, kafka_header_keys, kafka_header_values, leader_id, kafka_value_binary"
+        ).format(name)
+    ).fetchone()
+    assert row[0] >= 1
+    assert row[1:] == (True, [], [], None, None)
+    default = connection.execute(
+        "SELECT pg_get_expr(adbin, adrelid) FROM pg_attrdef WHERE adrelid = %s::regclass AND adnum = 1",
+        [name.as_string(connection)],
+    ).fetchone()[0]
+    assert "pg_current_xact_id() IS NOT NULL" in default
+    checked = django("check", "--database", "default", "--fail-level", "WARNING", url=url, OUTBOX_TABLE=table)
+    assert checked.returncode == 0, checked.stderr
+    for broken in (
+        "(kafka_topic, kafka_key, kafka_header_keys) VALUES ('t', 'k', '{a}')",
+        "(kafka_topic, kafka_key, kafka_header_keys, kafka_header_values) VALUES ('t', 'k', '{NULL}', '{a}')",
+        "(kafka_topic, kafka_key, kafka_header_keys, kafka_header_values) VALUES ('t', 'k', '{a}', '{NULL}')",
+        "(kafka_topic, kafka_key, kafka_value, kafka_value_binary) VALUES ('t', 'k', 'v', 'v')",
+    ):
+        with pytest.raises(psycopg.errors.CheckViolation):
+            connection.execute(sql.SQL("INSERT INTO {} " + broken.replace("{", "{{").replace("}", "}}")).format(name))
+
+
+@pytest.mark.parametrize("table", NAMES)
+def test_a_new_table_has_its_defaults_in_the_database(url, connection, table):
+    migrated(url, table=table)
+    assert_ready(connection, url, table)
+    sequence = connection.execute(
+        "SELECT pg_get_serial_sequence(%s, 'id')", [sql.Identifier(table).as_string(connection)]
+    ).fetchone()[0]
+    assert sequence == "public." + sql.quote(table + "_id_seq").strip("'") or f'"{table}_id_seq"' in sequence
+
+
+def test_no_migration_is_missing(url):
+    done = django("makemigrations", "--check", "--dry-run", url=url, OUTBOX_TABLE="Another Name")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_id_is_drawn_after_the_transaction_has_its_xid(url, connection):
+    migrated(url)
+    with psycopg.connect(url) as writer:
+        writer.execute("SELECT nextval('outbox_id_seq')")  # so that the next value is one that takes no xid by itself
+        writer.rollback()
+        writer.execute(
+            "CREATE FUNCTION hold() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM pg_sleep(1); RETURN NEW; END'"
+        )
+        writer.execute("CREATE TRIGGER hold BEFORE INSERT ON outbox FOR EACH ROW EXECUTE FUNCTION hold()")
+        writer.commit()
+        thread = threading.Thread(
+            target=writer.execute, args=["INSERT INTO outbox (kafka_topic, kafka_key) VALUES ('t', 'k')"]
+        )
+        before = connection.execute("SELECT last_value, is_called FROM outbox_id_seq").fetchone()
+        thread.start()
+        try:
+            deadline = time.monotonic() + 5
+            while connection.execute("SELECT last_value, is_called FROM outbox_id_seq").fetchone() == before:
+                assert time.monotonic() < deadline
+            # The id is drawn and the row sleeps in its trigger: the transaction must be in the snapshot already.
+            running = connection.execute(
+                "SELECT count(*) FROM pg_stat_activity WHERE backend_xid IS NOT NULL AND pid = %s",
+                [writer.info.backend_pid],
+            ).fetchone()[0]
+        finally:
+            thread.join()
+        assert running == 1
+
+
+@pytest.mark.parametrize("table", NAMES)
+def test_a_classic_table_is_adopted_with_its_rows(url, connection, table):
+    classic(connection, table, rows=1000)
+    migrated(url, table=table)
+    name = sql.Identifier(table)
+    count, newest = connection.execute(sql.SQL("SELECT count(*), max(id) FROM {}").format(name)).fetchone()
+    assert (count, newest) == (1000, 1000)
+    assert_ready(connection, url, table)
+    assert connection.execute(sql.SQL("SELECT max(id) FROM {}").format(name)).fetchone()[0] > 1000
+    connection.execute(
+        sql.SQL("INSERT INTO {} (kafka_topic, kafka_key, kafka_value) VALUES ('t', %s, %s)").format(name),
+        ["k" * 200, "v" * 20_000],
+    )
+
+
+def test_adoption_under_writers_loses_nothing_and_never_blocks_them_for_long(url, connection):
+    classic(connection, rows=50_000)
+    stop, written, waits = threading.Event(), [0] * 4, [0.0] * 4
+
+    def write(number):
+        with psycopg.connect(url) as writer:
+            while not stop.is_set():
+                began = time.monotonic()
+                writer.execute(
+                    "INSERT INTO outbox (create_time, kafka_topic, kafka_key, kafka_header_keys, kafka_header_values) "
+                    "VALUES (now(), 't', 'k', '{}', '{}')"
+                )
+                writer.commit()
+                waits[number] = max(waits[number], time.monotonic() - began)
+                written[number] += 1
+
+    threads = [threading.Thread(target=write, args=[number]) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    try:
+        migrated(url)
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+    assert connection.execute("SELECT count(*), count(DISTINCT id) FROM outbox").fetchone() == (
+        (50_000 + sum(written),) * 2
+    )
+    assert all(written)
+    print(f"longest wait of a writer {max(waits):.3f} s")
+    assert_ready(connection, url, "outbox")
+
+
+def test_adoption_waits_in_short_attempts_for_a_long_transaction(url, connection):
+    classic(connection, rows=10)
+    with psycopg.connect(url) as holder:
+        holder.execute("INSERT INTO outbox SELECT -1, now(), 't', 'k', 'v', '{}', '{}'")
+        thread = threading.Thread(target=lambda: results.append(migrate(url)))
+        results = []
+        thread.start()
+        refused = 0
+        deadline = time.monotonic() + 30
+        # Another writer gets through between the attempts although the migration wants the table.
+        with psycopg.connect(url, autocommit=True) as other:
+            while refused < 3 and time.monotonic() < deadline:
+                waiting = other.execute(
+                    "SELECT count(*) FROM pg_locks WHERE mode = 'AccessExclusiveLock' AND NOT granted"
+                ).fetchone()[0]
+                refused += waiting
+                other.execute("INSERT INTO outbox SELECT nextval('outbox_id_seq'), now(), 't', 'k', 'v', '{}', '{}'")
+        assert thread.is_alive()
+        holder.commit()
+        thread.join(60)
+    assert results[0].returncode == 0, results[0].stderr
+    assert_ready(connection, url, "outbox")
+
+
+def test_a_table_with_an_identity_column_keeps_counting_where_it_was(url, connection):
+    connection.execute(
+        "CREATE TABLE outbox (id bigint GENERATED BY DEFAULT AS IDENTITY (CACHE 20) PRIMARY KEY, "
+        "kafka_topic text NOT NULL, kafka_key text NOT NULL, kafka_value text)"
+    )
+    connection.execute("INSERT INTO outbox (kafka_topic, kafka_key) SELECT 't', 'k' FROM generate_series(1, 30)")
+    migrated(url)
+    assert_ready(connection, url, "outbox")
+    assert connection.execute("SELECT max(id) FROM outbox").fetchone()[0] > 30
+
+
+def test_a_cached_sequence_is_set_right(url, connection):
+    classic(connection)
+    connection.execute("ALTER SEQUENCE outbox_id_seq CACHE 50 INCREMENT 2")
+    migrated(url)
+    assert_ready(connection, url, "outbox")
+
+
+def test_a_table_that_is_no_outbox_is_left_alone(url, connection):
+    connection.execute("CREATE TABLE outbox (id integer PRIMARY KEY, kafka_topic text, note text)")
+    done = migrate(url)
+    assert done.returncode != 0
+    assert "id is integer, not bigint; column kafka_key is missing; column kafka_value is missing" in done.stderr
+    assert 'OUTBOX["TABLE"]' in done.stderr
+    assert connection.execute("SELECT count(*) FROM pg_constraint WHERE conname LIKE 'outbox_%one%'").fetchone()[0] == 0
+
+
+def test_records_that_break_a_rule_are_named_and_the_migration_can_be_repeated(url, connection):
+    classic(connection, rows=3)
+    connection.execute("UPDATE outbox SET kafka_header_keys = '{a}' WHERE id = 2")
+    done = migrate(url)
+    assert done.returncode != 0
+    assert "break outbox_headers_paired: ids 2. Correct or delete them" in done.stderr
+    connection.execute("UPDATE outbox SET kafka_header_values = '{b}' WHERE id = 2")
+    migrated(url)
+    assert_ready(connection, url, "outbox")
+
+
+def test_backwards_refuses_to_drop_records(url, connection):
+    migrated(url)
+    connection.execute("INSERT INTO outbox (kafka_topic, kafka_key) VALUES ('t', 'k')")
+    done = migrate(url, "zero")
+    assert done.returncode != 0
+    assert "still holds records" in done.stderr
+    connection.execute("DELETE FROM outbox")
+    migrated(url, "zero")
+    assert connection.execute("SELECT to_regclass('outbox')").fetchone()[0] is None
+
+
+def test_sqlmigrate_shows_the_new_table(url):
+    done = django("sqlmigrate", "outbox", "0001", url=url)
+    assert done.returncode == 0, done.stderr
+    assert "pg_current_xact_id()" in done.stdout
+
+
+def test_an_unreachable_database_breaks_neither_makemigrations_nor_check():
+    nowhere = "postgresql://postgres@127.0.0.1:9/nowhere"
+    for command in (["makemigrations", "--check", "--dry-run"], ["check"]):
+        done = django(*command, url=nowhere)
+        assert done.returncode == 0, done.stderr
+        assert "Traceback" not in done.stderr
