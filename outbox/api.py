@@ -1,0 +1,174 @@
+"""Stashing: `stash` and `stash_many` put messages into the outbox table, in the caller's transaction.
+
+Here: the two calls, their connection and their transaction. What a message may hold is in ``outbox.validation``, the
+SQL in ``outbox.inserts``. Models are imported at first use, because ``outbox`` is imported before apps are ready.
+"""
+
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
+from itertools import chain
+from typing import Any
+
+from django.db import connections, router, transaction
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.models import Model
+
+from outbox.conf import Conf, current
+from outbox.context import correlation
+from outbox.exceptions import InvalidMessage, OutboxError, StashOutsideTransaction
+from outbox.inserts import Statements, copy_many, insert_few, insert_one, lock_many, statements
+from outbox.message import Headers, Message, as_pairs, shown
+from outbox.validation import Row, Validator
+
+__all__ = ["Headers", "Message", "correlation", "stash", "stash_many"]
+
+# Up to here one INSERT is faster than drawing ids and COPY, which take more round trips.
+INSERT_ROWS_MAX = 1_000
+# What stash_many holds in memory at a time.
+CHUNK_ROWS = 10_000
+CHUNK_BYTES = 16_000_000
+
+
+def stash(
+    topic: str,
+    value: Any = None,
+    *,
+    key: str = "",
+    headers: Headers | None = None,
+    using: str | None = None,
+    ordered: bool = False,
+    message_id: str | None = None,
+    correlation_id: str | None = None,
+) -> int:
+    """Put one message into the outbox, in the transaction of the caller; return the id of its record.
+
+    `value` is sent as it is when it is str or bytes; None is a tombstone; anything else goes through the serializer of
+    the settings (JSON). The empty `key` means no key: a null key in Kafka, and no order. `headers` are a mapping or
+    pairs of strings: names may repeat, their order is kept; the message id (random unless given) and the correlation id
+    (given, or set by `outbox.correlation`) come last.
+
+    `ordered` makes the ids of this topic and key follow the order of the commits, by an advisory lock held until the
+    transaction ends; it holds when every writer of that key asks for it. A transaction that stashes several keys in
+    this way should take them in one order everywhere (or use `stash_many`), as with row locks, or two may deadlock.
+
+    Raises `InvalidMessage` for what the table or Kafka would refuse, and `StashOutsideTransaction` in autocommit mode;
+    the latter stays silent inside Django's TestCase, whose tests run in a transaction: use TransactionTestCase for it.
+    """
+    conf = current()
+    connection = _connection(using, conf, "stash()")
+    pairs = () if headers is None else as_pairs(headers)
+    row = Validator(conf).row(topic, value, key, pairs, message_id, correlation_id)
+    sql = _statements(connection)
+    if not ordered:
+        return insert_one(connection, sql.insert, row)
+    _require_key(row)
+    return insert_one(connection, sql.insert_ordered, row, before=(row.topic, row.key))
+
+
+def stash_many(messages: Iterable[Message], *, using: str | None = None, ordered: bool = False) -> list[int]:
+    """Put many messages into the outbox; return the ids of their records in the order of the messages.
+
+    All or nothing: when one message is refused, or the iterable raises, no message of the call stays behind, and the
+    caller's transaction remains usable. An iterator is consumed in chunks of at most 10,000 messages or 16 MB, and may
+    itself use the connection; with `ordered` it is consumed whole first, because all locks are taken before the first
+    id is drawn, in an order in which two calls cannot deadlock.
+
+    Otherwise as `stash`.
+    """
+    conf = current()
+    connection = _connection(using, conf, "stash_many()")
+    sql = _statements(connection)
+    rows = _rows(messages, conf)
+    if ordered:
+        return _stash_ordered(connection, sql, list(rows))
+    chunks = _chunks(rows)
+    first, second = next(chunks, []), next(chunks, [])
+    if not first:
+        return []
+    if not second and len(first) <= INSERT_ROWS_MAX:
+        return insert_few(connection, sql, first)
+    ids: list[int] = []
+    with transaction.atomic(using=connection.alias):  # also a savepoint: the chunks stand or fall together
+        for chunk in chain((first, second), chunks):
+            ids += copy_many(connection, sql, chunk) if chunk else []
+    return ids
+
+
+def _stash_ordered(connection: BaseDatabaseWrapper, sql: Statements, rows: list[Row]) -> list[int]:
+    for at, row in enumerate(rows):
+        _require_key(row, f"messages[{at}]: ")
+    if not rows:
+        return []
+    ids: list[int] = []
+    with transaction.atomic(using=connection.alias):  # in autocommit mode too the locks must last until the commit
+        lock_many(connection, rows)
+        for chunk in _chunks(iter(rows)):
+            insert = insert_few if len(chunk) <= INSERT_ROWS_MAX else copy_many
+            ids += insert(connection, sql, chunk)
+    return ids
+
+
+def _rows(messages: Iterable[Any], conf: Conf) -> Iterator[Row]:
+    """The validated rows; an error names the message by its position."""
+    row = Validator(conf, expected=256).row
+    for at, message in enumerate(messages):
+        if not isinstance(message, Message):
+            kind = type(message).__name__
+            raise InvalidMessage(f"messages[{at}]: {shown(message)} is {kind}. stash_many() takes outbox.Message.")
+        pairs: Any = message.headers or ()  # Message has made a tuple of them
+        try:
+            made = row(message.topic, message.value, message.key, pairs, message.message_id, message.correlation_id)
+        except InvalidMessage as error:
+            raise InvalidMessage(f"messages[{at}]: {error}") from error.__cause__
+        yield made
+
+
+def _chunks(rows: Iterator[Row]) -> Iterator[list[Row]]:
+    chunk: list[Row] = []
+    size = 0
+    for row in rows:
+        chunk.append(row)
+        size += row[-1]
+        if len(chunk) >= CHUNK_ROWS or size >= CHUNK_BYTES:
+            yield chunk
+            chunk, size = [], 0
+    if chunk:
+        yield chunk
+
+
+def _require_key(row: Row, where: str = "") -> None:
+    if not row.key:
+        raise InvalidMessage(
+            f'{where}key: "" is empty, and ordered=True keeps the order of a key. Give the message a key, or leave '
+            "ordered=True out."
+        )
+
+
+def _connection(using: str | None, conf: Conf, call: str) -> BaseDatabaseWrapper:
+    """The connection of the alias, once it is sure that the record may be written there now."""
+    connection = connections[using or router.db_for_write(_model())]
+    if connection.vendor != "postgresql":
+        raise OutboxError(
+            f"{call} needs PostgreSQL, but the database alias {connection.alias!r} is {connection.vendor}. Pass using= "
+            "or route outbox.OutboxRecord to the PostgreSQL database that holds the rows of the same transaction."
+        )
+    # set_autocommit(False) opens a transaction as well, one that the caller commits by hand.
+    if not connection.in_atomic_block and not conf.autocommit_stash and connection.get_autocommit():
+        raise StashOutsideTransaction(
+            f"{call} outside a transaction: the record could outlive a rolled-back change. Wrap both in "
+            "transaction.atomic(). To allow a record of its own, without a change beside it, set "
+            'OUTBOX["AUTOCOMMIT_STASH"] = True.'
+            + ("" if connection.alias == "default" else f" (Database alias: {connection.alias!r}.)")
+        )
+    return connection
+
+
+@lru_cache(maxsize=1)
+def _model() -> type[Model]:
+    from outbox.models import OutboxRecord
+
+    return OutboxRecord
+
+
+def _statements(connection: BaseDatabaseWrapper) -> Statements:
+    return statements(connection.ops.quote_name(_model()._meta.db_table))

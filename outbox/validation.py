@@ -1,0 +1,251 @@
+"""From a message to the row that is inserted: serialisation, added headers, and every check on contents.
+
+Each refusal names the field, the value seen and the limit. Nothing here touches the database.
+"""
+
+import os
+import re
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from outbox.conf import Conf
+from outbox.context import current_correlation_id
+from outbox.exceptions import InvalidMessage, OutboxError
+from outbox.message import Pair, shown
+from outbox.serializers import Serializer, resolve
+
+TOPIC_MAX = 249
+# What Kafka and the harvester add to key, value and headers: 61 bytes of record batch, 21 of record, and the headers
+# that a harvester may add (such as the record's id). Each header has up to two lengths of two bytes beside its text.
+RESERVE_BYTES = 256
+HEADER_RESERVE_BYTES = 4
+# A character has at most this many bytes in UTF-8: a text short enough by this measure needs no counting.
+UTF8_MAX = 4
+
+_is_topic = re.compile(rf"[a-zA-Z0-9._-]{{1,{TOPIC_MAX}}}").fullmatch
+# The digit of a random UUID that carries its variant (RFC 9562, section 4.1), from a random hexadecimal digit.
+_VARIANT = {digit: "89ab"[at % 4] for at, digit in enumerate("0123456789abcdef")}
+
+
+class Row(NamedTuple):
+    """A validated message as the table stores it; `size` is what it will weigh in Kafka."""
+
+    topic: str
+    key: str
+    value: str | None
+    binary: bytes | None
+    names: tuple[str, ...]
+    values: tuple[str, ...]
+    size: int
+
+
+class Validator:
+    """Turns messages into rows, with the settings, the correlation id and the entropy of one call."""
+
+    def __init__(self, conf: Conf, expected: int = 1) -> None:
+        self.conf = conf
+        self.serializer: Serializer | None = None
+        self.next_id: Callable[[], str] = message_ids(expected).__next__
+        self.message_id_header = conf.message_id_header
+        self.correlation_id_header = conf.correlation_id_header
+        self.correlation_id = current_correlation_id() if conf.correlation_id_header else None
+        self.short_key = conf.key_max_bytes // UTF8_MAX
+        self.max_bytes = conf.max_message_bytes - RESERVE_BYTES
+
+    def row(
+        self,
+        topic: str,
+        value: Any,
+        key: str,
+        pairs: tuple[Pair, ...],
+        message_id: str | None,
+        correlation_id: str | None,
+    ) -> Row:
+        """Check everything and return what is inserted."""
+        if not isinstance(topic, str):
+            raise _not_text("topic", topic)
+        topic = checked_topic(topic)
+        if type(key) is not str:
+            key = _key_text(key)
+        if len(key) > self.short_key:
+            self._check_key(key)
+        if type(value) is str or value is None:
+            text, binary = value, None
+        else:
+            text, binary = self._serialized(value)
+        names, values = self._headers(pairs, message_id, correlation_id)
+        everything = key + (text or "") + "".join(names) + "".join(values)
+        if "\0" in everything:
+            raise _unfit(_has_nul, "a NUL character, which PostgreSQL cannot store", key, text, names, values)
+        try:
+            size = len(everything) if everything.isascii() else len(everything.encode())
+        except UnicodeEncodeError:
+            raise _unfit(_is_broken, "a lone surrogate, which UTF-8 cannot express", key, text, names, values) from None
+        size += len(binary or b"") + HEADER_RESERVE_BYTES * len(names)
+        if size > self.max_bytes:
+            raise self._too_large(size, key, text, binary)
+        return Row(topic, key, text, binary, names, values, size)
+
+    def _headers(
+        self, pairs: tuple[Pair, ...], message_id: str | None, correlation_id: str | None
+    ) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """The names and values of the given headers, then those of the message id and the correlation id."""
+        names = tuple([name for name, _ in pairs])
+        values = tuple([value for _, value in pairs])
+        header = self.message_id_header
+        if message_id is not None:
+            if _must_add("message_id", "MESSAGE_ID_HEADER", header, message_id, pairs):
+                names, values = (*names, header), (*values, message_id)
+        elif header and header not in names:
+            names, values = (*names, header), (*values, self.next_id())
+        header = self.correlation_id_header
+        if correlation_id is not None:
+            if _must_add("correlation_id", "CORRELATION_ID_HEADER", header, correlation_id, pairs):
+                names, values = (*names, header), (*values, correlation_id)
+        elif self.correlation_id is not None and header not in names:
+            names, values = (*names, header), (*values, self.correlation_id)
+        return names, values
+
+    def _serialized(self, value: Any) -> tuple[str | None, bytes | None]:
+        if isinstance(value, str):
+            return str.__str__(value), None
+        if isinstance(value, bytes | bytearray | memoryview):
+            if not self.conf.binary_values:
+                raise _binary_refused(f"{len(bytes(value)):,} bytes of {type(value).__name__}")
+            return None, bytes(value)
+        result = self._call_serializer(value)
+        if isinstance(result, str):
+            return str.__str__(result), None
+        if self.conf.binary_values:
+            return None, bytes(result)
+        try:  # a serializer of text that returns it encoded, as many fast JSON libraries do
+            return bytes(result).decode(), None
+        except UnicodeDecodeError:
+            raise _binary_refused(f"the output of {self.conf.serializer}") from None
+
+    def _call_serializer(self, value: Any) -> str | bytes:
+        path = self.conf.serializer
+        serializer = self.serializer = self.serializer or resolve(path)
+        try:
+            result = serializer(value)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise InvalidMessage(
+                f"value: {shown(value)} of type {type(value).__name__} cannot be serialized by {path}: "
+                f"{error or type(error).__name__}. Pass str, bytes or what the serializer understands."
+            ) from error
+        if not isinstance(result, str | bytes | bytearray | memoryview):
+            raise OutboxError(f'OUTBOX["SERIALIZER"] {path} returned {shown(result)}, not str or bytes.')
+        return result
+
+    def _check_key(self, key: str) -> None:
+        size, limit = len(key.encode(errors="surrogatepass")), self.conf.key_max_bytes
+        if size > limit:
+            raise InvalidMessage(
+                f'key: {shown(key)} has {size:,} bytes, over OUTBOX["KEY_MAX_BYTES"] = {limit:,}. '
+                "Use a shorter key, e.g. a digest, or raise the limit."
+            )
+
+    def _too_large(self, size: int, key: str, text: str | None, binary: bytes | None) -> InvalidMessage:
+        in_key = len(key.encode())
+        in_value = len(binary if binary is not None else (text or "").encode())
+        return InvalidMessage(
+            f"message: {size + RESERVE_BYTES:,} bytes (value {in_value:,}, key {in_key:,}, "
+            f"headers {size - in_key - in_value:,}, reserve {RESERVE_BYTES}), over "
+            f'OUTBOX["MAX_MESSAGE_BYTES"] = {self.conf.max_message_bytes:,}. Send less, e.g. a reference to the '
+            "contents, or raise the limit here and max.message.bytes of the topic."
+        )
+
+
+@lru_cache(maxsize=1024)
+def checked_topic(topic: str) -> str:
+    """The topic as plain str; remembers those that passed."""
+    if _is_topic(topic) and topic not in (".", ".."):
+        return str.__str__(topic)
+    if not topic:
+        raise InvalidMessage('topic: "" is empty. Name a Kafka topic.')
+    if len(topic) > TOPIC_MAX:
+        raise InvalidMessage(f"topic: {shown(topic)} has {len(topic):,} characters; Kafka allows {TOPIC_MAX}.")
+    raise InvalidMessage(
+        f"topic: {shown(topic)} is not a topic name. Kafka allows letters, digits, dots, underscores and hyphens "
+        'of ASCII, and neither "." nor "..".'
+    )
+
+
+def message_ids(expected: int = 1) -> Iterator[str]:
+    """Random UUIDs (version 4) as text: as `uuid.uuid4`, with the entropy drawn for many at once."""
+    while True:
+        digits = os.urandom(16 * expected).hex()
+        for at in range(0, len(digits), 32):
+            d = digits[at : at + 32]
+            yield f"{d[:8]}-{d[8:12]}-4{d[13:16]}-{_VARIANT[d[16]]}{d[17:20]}-{d[20:]}"
+
+
+def _must_add(argument: str, setting: str, header: str, given: object, pairs: tuple[Pair, ...]) -> bool:
+    """Whether an id given as an argument must become a header: not when the same is among the headers already."""
+    if not header:
+        raise InvalidMessage(
+            f'{argument}: {shown(given)} was given, but OUTBOX["{setting}"] is empty. Set it or leave the argument out.'
+        )
+    if not isinstance(given, str):
+        raise _not_text(argument, given)
+    if not given:
+        raise InvalidMessage(f"{argument}: is empty. Pass a non-empty string or leave it out.")
+    present = [value for name, value in pairs if name == header]
+    if present and present != [given]:
+        raise InvalidMessage(
+            f"{argument}: {shown(given)} was given, but the header {header} is there with {shown(present[0])}. "
+            "Give one of the two."
+        )
+    return not present
+
+
+def _key_text(key: object) -> str:
+    if isinstance(key, str):
+        return str.__str__(key)
+    if key is None:
+        raise InvalidMessage('key: None is not str. Leave it out or pass "" for a message without a key.')
+    if isinstance(key, bytes | bytearray | memoryview):
+        raise InvalidMessage(f"key: {shown(key)} is {type(key).__name__}. The table keeps keys as text: decode it.")
+    raise _not_text("key", key)
+
+
+def _not_text(field: str, value: object) -> InvalidMessage:
+    return InvalidMessage(f"{field}: {shown(value)} is {type(value).__name__}, not str. Pass str(...) of it.")
+
+
+def _binary_refused(what: str) -> InvalidMessage:
+    return InvalidMessage(
+        f'value: {what}, but OUTBOX["BINARY_VALUES"] is False (the default of at-least-once delivery): a harvester '
+        "that does not know the column kafka_value_binary would send the record as a tombstone. Pass text (e.g. "
+        "Base64), or set BINARY_VALUES = True once every harvester of the table is this package."
+    )
+
+
+def _has_nul(text: str) -> bool:
+    return "\0" in text
+
+
+def _is_broken(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return True
+    return False
+
+
+def _unfit(
+    test: Callable[[str], bool],
+    what: str,
+    key: str,
+    text: str | None,
+    names: tuple[str, ...],
+    values: tuple[str, ...],
+) -> InvalidMessage:
+    """Find the field that the fast check of all texts together has refused."""
+    fields = [("key", key), ("value", text or "")]
+    fields += [("headers: the name", name) for name in names]
+    fields += [(f"headers: the value of {shown(name)}", value) for name, value in zip(names, values, strict=True)]
+    field, seen = next((field, seen) for field, seen in fields if test(seen))
+    remedy = "Remove it" if field != "value" else "Remove it, or pass the value as bytes"
+    return InvalidMessage(f"{field}: {shown(seen)} has {what}. {remedy}.")
