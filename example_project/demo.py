@@ -1,0 +1,165 @@
+"""What ``make demo`` runs inside the devstack: the main job from a Django transaction to a counted Kafka topic.
+
+Every step is the command a user would run. The count at the end comes from a consumer that knows nothing of outbox.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent
+TOPIC = "heroes"
+HEROES = 20_000
+QUIET_S = 3.0
+COUNT_TIMEOUT_S = 60.0
+
+
+def step(text: str) -> None:
+    print(f"· {text}", file=sys.stderr, flush=True)
+
+
+def manage(*arguments: str) -> str:
+    done = subprocess.run(
+        [sys.executable, str(HERE / "manage.py"), *arguments], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False
+    )
+    if done.returncode:
+        sys.exit(f"demo: manage.py {' '.join(arguments)} ended with {done.returncode}\n{done.stdout}")
+    return done.stdout
+
+
+def create_topic(servers: str) -> None:
+    from confluent_kafka import KafkaError, KafkaException
+    from confluent_kafka.admin import AdminClient, NewTopic
+
+    for future in AdminClient({"bootstrap.servers": servers}).create_topics([NewTopic(TOPIC, 4, 1)]).values():
+        try:
+            future.result(30)
+        except KafkaException as error:
+            if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
+                raise
+
+
+def count(servers: str, run: str, expected: int) -> Counter[str]:
+    """How often each message of this run is on the topic, as a `read_committed` consumer sees it."""
+    from confluent_kafka import Consumer
+
+    consumer = Consumer(
+        {
+            "bootstrap.servers": servers,
+            "group.id": f"demo-{run}",
+            "isolation.level": "read_committed",
+            "auto.offset.reset": "earliest",
+            "enable.auto.commit": False,
+        }
+    )
+    consumer.subscribe([TOPIC])
+    seen: Counter[str] = Counter()
+    deadline, quiet_since = time.monotonic() + COUNT_TIMEOUT_S, time.monotonic()
+    try:
+        # It goes on reading for a while after the last expected message: a double would come late.
+        while time.monotonic() < deadline and (len(seen) < expected or time.monotonic() < quiet_since + QUIET_S):
+            for message in consumer.consume(1000, 0.2):
+                if message.error():
+                    continue
+                headers = dict(message.headers() or [])
+                if headers.get("run") == run.encode():
+                    seen[headers["message-id"].decode()] += 1
+                    quiet_since = time.monotonic()
+    finally:
+        consumer.close()
+    return seen
+
+
+def origins() -> list[tuple[str, str]]:
+    """Version and origin of each part that ran, as the devstack tells them."""
+    from outbox.devstack import origin
+
+    return [(name, f"{part['version']}  ({part['origin']})") for name, part in origin().items()]
+
+
+def table(rows: list[tuple[str, Any]]) -> None:
+    width = max(len(name) for name, _ in rows)
+    print()
+    for name, value in rows:
+        print(f"  {name:<{width}}  {value}")
+    print(flush=True)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--heroes", type=int, default=HEROES, help="how many heroes to make")
+    parser.add_argument("--serve", action="store_true", help="stay up with site and admin until Ctrl-C")
+    arguments = parser.parse_args()
+    servers = os.environ["OUTBOX_BOOTSTRAP_SERVERS"]
+    os.environ.setdefault("OUTBOX_NAME", "heroes-demo")
+    # Not a secret: this process and its database end with the demo.
+    os.environ.setdefault("SECRET_KEY", os.urandom(16).hex())
+    run = os.urandom(8).hex()
+
+    step("migrating the database")
+    manage("migrate", "--verbosity", "0")
+    create_topic(servers)
+    step(f"making {arguments.heroes:,} heroes, each in one transaction with its message")
+    made = json.loads(manage("make_heroes", str(arguments.heroes), "--run", run, "--json"))
+    step("moving their messages to Kafka: manage.py harvest --once")
+    began = time.monotonic()
+    manage("harvest", "--once")
+    took_s = time.monotonic() - began
+    step("counting with an independent read_committed consumer")
+    seen = count(servers, run, made["stashed"])
+    lost, doubled = made["stashed"] - len(seen), sum(times - 1 for times in seen.values())
+
+    table(
+        [
+            *origins(),
+            ("stashed", f"{made['stashed']:,}  ({made['rolled_back']:,} more rolled back)"),
+            ("delivered", f"{len(seen):,}"),
+            ("lost", f"{max(lost, 0):,}"),
+            ("doubled", f"{doubled:,}"),
+            ("phantoms", f"{max(-lost, 0):,}"),
+            ("rate", f"{len(seen) / took_s:,.0f} records/s, start of the command included"),
+        ]
+    )
+    if lost or doubled:
+        print("demo: the numbers above should have been 0", file=sys.stderr)
+        return 1
+    return serve() if arguments.serve else 0
+
+
+def serve() -> int:
+    """Site, admin, harvester and consumer, until Ctrl-C."""
+    os.environ.setdefault("DJANGO_SUPERUSER_PASSWORD", "admin")
+    subprocess.run(
+        [sys.executable, str(HERE / "manage.py"), "createsuperuser", "--noinput", "--username", "admin"]
+        + ["--email", "admin@localhost"],
+        cwd=ROOT,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        check=False,
+    )
+    commands = [["runserver", "--noreload", "127.0.0.1:8000"], ["consume_heroes"]]
+    children = [subprocess.Popen([sys.executable, str(HERE / "manage.py"), *command], cwd=ROOT) for command in commands]
+    step("site http://127.0.0.1:8000/heroes/ · admin http://127.0.0.1:8000/admin/ (admin, admin) · Ctrl-C stops")
+    try:
+        while all(child.poll() is None for child in children):
+            manage("harvest", "--once")
+            time.sleep(1)
+    except KeyboardInterrupt:
+        pass
+    finally:
+        for child in children:
+            child.terminate()
+        for child in children:
+            child.wait(10)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,51 @@
+"""The documents agree with the code."""
+
+import re
+
+from outbox import __version__, checks, conf, failpoints
+from tests.support.databases import ROOT
+
+DOCS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("benchmarks/*.md")])
+
+
+def test_every_setting_is_documented_with_its_default_unit_and_meaning():
+    text = (ROOT / "docs" / "settings.md").read_text()
+    rows = dict(re.findall(r"^\| `([A-Z_]+)` \| (.*) \|$", text, re.MULTILINE))
+    assert list(rows) == list(conf.SPECS)
+    for key, spec in conf.SPECS.items():
+        shown = spec.metadata["shown"] or repr(spec.default).replace("'", '"')
+        assert rows[key].replace("`", "").startswith(shown), key
+        assert rows[key].endswith(f"| {spec.metadata['unit']} | {spec.metadata['help']}"), key
+
+
+def test_every_check_is_documented():
+    text = (ROOT / "docs" / "checks.md").read_text()
+    assert dict(re.findall(r"^\| `(outbox\.[EW]\d+)` \| (.*) \|$", text, re.MULTILINE)) == checks.CHECKS
+
+
+def test_links_between_documents_lead_somewhere():
+    for document in DOCS:
+        for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", document.read_text()):
+            assert (document.parent / link).exists(), f"{document.name}: {link}"
+
+
+def test_every_make_target_in_the_documents_exists():
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for document in DOCS:
+        assert set(re.findall(r"`make ([a-z]+)", document.read_text())) <= targets, document.name
+
+
+def test_every_failpoint_is_used_once_and_listed():
+    source = "\n".join(path.read_text() for path in (ROOT / "outbox").rglob("*.py"))
+    used = re.findall(r'failpoint\("([a-z-]+)"\)', source)
+    assert set(used) == set(failpoints.FAILPOINTS)
+
+
+def test_the_changelog_has_a_place_for_this_version():
+    text = (ROOT / "CHANGELOG.md").read_text()
+    assert "## Unreleased" in text or f"## {__version__}" in text
+
+
+def test_documents_state_facts_of_the_project_alone():
+    for document in DOCS:
+        assert "../shared" not in document.read_text(), document.name
