@@ -6,8 +6,8 @@ SQL in ``outbox.inserts``. Models are imported at first use, because ``outbox`` 
 
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
-from itertools import chain
-from typing import Any
+from itertools import chain, islice
+from typing import Any, NamedTuple
 
 from django.db import connections, router, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
@@ -78,19 +78,20 @@ def stash_many(messages: Iterable[Message], *, using: str | None = None, ordered
     conf = current()
     connection = _connection(using, conf, "stash_many()")
     sql = _statements(connection)
-    rows = _rows(messages, conf)
+    validator = Validator(conf, expected=256)
+    chunks = _chunks(iter(messages), validator)
     if ordered:
-        return _stash_ordered(connection, sql, list(rows))
-    chunks = _chunks(rows)
-    first, second = next(chunks, []), next(chunks, [])
-    if not first:
+        return _stash_ordered(connection, sql, [row for chunk in chunks for row in _rows(chunk, validator)])
+    first, second = next(chunks, None), next(chunks, None)
+    if first is None:
         return []
-    if not second and len(first) <= INSERT_ROWS_MAX:
-        return insert_few(connection, sql, first)
+    if second is None and len(first.messages) <= INSERT_ROWS_MAX:
+        return insert_few(connection, sql, list(_rows(first, validator)))
     ids: list[int] = []
     with transaction.atomic(using=connection.alias):  # also a savepoint: the chunks stand or fall together
-        for chunk in chain((first, second), chunks):
-            ids += copy_many(connection, sql, chunk) if chunk else []
+        for chunk in chain((first, second) if second else (first,), chunks):
+            # Validated while PostgreSQL takes in the rows before: nothing in there can use the connection.
+            ids += copy_many(connection, sql, _rows(chunk, validator), len(chunk.messages))
     return ids
 
 
@@ -99,41 +100,67 @@ def _stash_ordered(connection: BaseDatabaseWrapper, sql: Statements, rows: list[
         _require_key(row, f"messages[{at}]: ")
     if not rows:
         return []
-    ids: list[int] = []
     with transaction.atomic(using=connection.alias):  # in autocommit mode too the locks must last until the commit
         lock_many(connection, rows)
-        for chunk in _chunks(iter(rows)):
-            insert = insert_few if len(chunk) <= INSERT_ROWS_MAX else copy_many
-            ids += insert(connection, sql, chunk)
-    return ids
+        if len(rows) <= INSERT_ROWS_MAX and sum(row.size for row in rows) <= CHUNK_BYTES:
+            return insert_few(connection, sql, rows)
+        return copy_many(connection, sql, rows, len(rows))
 
 
-def _rows(messages: Iterable[Any], conf: Conf) -> Iterator[Row]:
-    """The validated rows; an error names the message by its position."""
-    row = Validator(conf, expected=256).row
-    for at, message in enumerate(messages):
+class _Chunk(NamedTuple):
+    """Messages taken from the caller's iterable, their values already serialised; `start` is the first one's position.
+
+    What runs the caller's code (the iterable, the serializer) is over when a chunk is complete.
+    """
+
+    start: int
+    messages: list[Message]
+    values: list[str | bytes | None]
+
+
+def _chunks(messages: Iterator[Any], validator: Validator) -> Iterator[_Chunk]:
+    start = 0
+    while chunk := _take_chunk(messages, start, validator):
+        yield chunk
+        start += len(chunk.messages)
+
+
+def _take_chunk(messages: Iterator[Any], start: int, validator: Validator) -> _Chunk | None:
+    chunk = _Chunk(start, [], [])
+    size = 0
+    for message in islice(messages, CHUNK_ROWS):
+        at = start + len(chunk.messages)
         if not isinstance(message, Message):
             kind = type(message).__name__
             raise InvalidMessage(f"messages[{at}]: {shown(message)} is {kind}. stash_many() takes outbox.Message.")
+        value = message.value
+        if type(value) is not str and value is not None:
+            try:
+                value = validator.serialized(value)
+            except InvalidMessage as error:
+                raise _at(at, error) from error.__cause__
+        chunk.messages.append(message)
+        chunk.values.append(value)
+        size += len(value or "")
+        if size >= CHUNK_BYTES:
+            break
+    return chunk if chunk.messages else None
+
+
+def _rows(chunk: _Chunk, validator: Validator) -> Iterator[Row]:
+    """The validated rows; an error names the message by its position."""
+    validated = validator.row
+    for at, (message, value) in enumerate(zip(chunk.messages, chunk.values, strict=True), chunk.start):
         pairs: Any = message.headers or ()  # Message has made a tuple of them
         try:
-            made = row(message.topic, message.value, message.key, pairs, message.message_id, message.correlation_id)
+            row = validated(message.topic, value, message.key, pairs, message.message_id, message.correlation_id)
         except InvalidMessage as error:
-            raise InvalidMessage(f"messages[{at}]: {error}") from error.__cause__
-        yield made
+            raise _at(at, error) from error.__cause__
+        yield row
 
 
-def _chunks(rows: Iterator[Row]) -> Iterator[list[Row]]:
-    chunk: list[Row] = []
-    size = 0
-    for row in rows:
-        chunk.append(row)
-        size += row[-1]
-        if len(chunk) >= CHUNK_ROWS or size >= CHUNK_BYTES:
-            yield chunk
-            chunk, size = [], 0
-    if chunk:
-        yield chunk
+def _at(position: int, error: InvalidMessage) -> InvalidMessage:
+    return InvalidMessage(f"messages[{position}]: {error}")
 
 
 def _require_key(row: Row, where: str = "") -> None:

@@ -5,6 +5,7 @@ What goes into the rows is decided before (``outbox.validation``); transactions 
 
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
+from itertools import islice
 from typing import Any
 
 from django.db.backends.base.base import BaseDatabaseWrapper
@@ -85,19 +86,19 @@ def insert_few(connection: BaseDatabaseWrapper, sql: Statements, rows: Sequence[
         return sorted(found[0] for found in cursor.fetchall())
 
 
-def copy_many(connection: BaseDatabaseWrapper, sql: Statements, rows: Sequence[Row]) -> list[int]:
-    """Draw ids and COPY the rows under them: three times as fast as a statement from a thousand rows on."""
+def copy_many(connection: BaseDatabaseWrapper, sql: Statements, rows: Iterable[Row], count: int) -> list[int]:
+    """Draw `count` ids and COPY the rows under them: faster than a statement from about a thousand rows on."""
     with connection.cursor() as cursor:
-        cursor.execute(sql.draw_ids, (sql.table, len(rows)))
+        cursor.execute(sql.draw_ids, (sql.table, count))
         ids = [found[0] for found in cursor.fetchall()]
         if ids[0] is None:
             raise OutboxError(
                 f'no sequence belongs to {sql.table}."id": the table was made by hand. Run "manage.py migrate outbox".'
             )
+        lines = map(_line, ids, rows)
         with connection.wrap_database_errors, cursor.copy(sql.copy) as copy:
-            for at in range(0, len(rows), _LINES_PER_WRITE):
-                block = zip(ids[at : at + _LINES_PER_WRITE], rows[at : at + _LINES_PER_WRITE], strict=True)
-                copy.write("".join([_line(id, row) for id, row in block]).encode())
+            while block := "".join(islice(lines, _LINES_PER_WRITE)):
+                copy.write(block.encode())
     return ids
 
 
