@@ -1,0 +1,77 @@
+"""What the daemon and the worker of a lane promise each other. Protocols and plain values, no behaviour."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+from uuid import UUID
+
+if TYPE_CHECKING:
+    from outbox.conf import Conf
+
+
+@dataclass(frozen=True, slots=True)
+class MeterRead:
+    """How fast a lane delivers. Emitted at most once per METRICS_INTERVAL, and only after something was delivered."""
+
+    lane: int
+    leader_id: UUID
+    delivered: int  # by this owner since it acquired the lane
+    interval_s: float  # since the reading before
+    rate: float  # records per second in the interval
+    average_rate: float  # records per second since the lane was acquired
+    in_flight: int
+
+
+class LaneHost(Protocol):
+    """What the daemon gives a worker. Thread-safe; never blocks."""
+
+    def may_start(self, lane: int) -> bool:
+        """New marks and batches may begin."""
+
+    def may_send(self, lane: int) -> bool:
+        """What is in hand may still be sent."""
+
+    def refresh(self, lane: int) -> None:
+        """Ask for a new leader id; the answer is `LaneWorker.refreshed`, or the lane ends."""
+
+    def doubt(self, lane: int) -> None:
+        """A trace of another owner was seen: ask the coordinator."""
+
+    def step_down(self, lane: int) -> None:
+        """The table refused the claim of this epoch."""
+
+    def finished(self, lane: int) -> None:
+        """The answer to `LaneWorker.finish`: nothing is in hand any more."""
+
+    def emit(self, event: object) -> None:
+        """Tell logs and receivers of signals; dropped when they cannot follow."""
+
+    def fatal(self, error: BaseException) -> None:
+        """Stop the harvester; the error surfaces in `Harvester.wait`."""
+
+
+class LaneWorker(Protocol):
+    """Harvests one owned lane in its own thread, from LeaderAcquired until it is finished or abandoned."""
+
+    def start(self) -> None: ...
+
+    def refreshed(self, leader_id: UUID) -> None:
+        """The new leader id asked for by `LaneHost.refresh`. Does not block."""
+
+    def finish(self, deadline: float) -> None:
+        """Start nothing new, finish what is in hand before the monotonic `deadline`, then `LaneHost.finished`."""
+
+    def abandon(self) -> None:
+        """Drop everything at once; nothing of it may be sent any more. Does not block."""
+
+    def join(self, timeout_s: float) -> bool:
+        """Wait until the thread has ended and its connections are closed; False when it has not."""
+
+    def statistics(self) -> Any:
+        """One immutable value with at least `in_flight` and `in_flight_keys`. Thread-safe."""
+
+
+WorkerFactory = Callable[["Conf", int, UUID, int, LaneHost], LaneWorker]
+"""Called with (conf, lane, leader_id, epoch, host); makes a worker without starting it."""
