@@ -1,10 +1,11 @@
-"""What must hold in every run, whatever the scenario. They see rows, appends, marks and limits, never the core's insides."""
+"""What must hold in every run, whatever the scenario. Checkers see rows, appends, marks and limits, not the cores."""
 
 from __future__ import annotations
 
 from typing import Any
 from uuid import UUID
 
+HEARTBEAT_TIMEOUT_S = 2.0
 OVERLAP_MAX = 6  # samples of 0.25 s in which two connected, running members may both start work in one lane
 
 
@@ -61,10 +62,16 @@ class Checkers:
         if marked_by != by:
             raise Violation(f"purge or reset of {by} took effect on record {id_}, which {marked_by} has marked")
 
-    def handed(self, process: str, outstanding: dict[int, Any], handed: Any, *, trusted: bool) -> None:
+    def began(self, process: str, effect: Any, *, trusted: bool) -> None:
+        if not trusted:
+            raise Violation(f"{process} asked for {effect} without trust")
+
+    def handed(self, process: str, outstanding: dict[int, Any], handed: Any, *, trusted: bool, silent_s: float) -> None:
         """`outstanding`: what the client holds undecided, the new record not yet among it."""
         if not trusted:
             raise Violation(f"{process} sent record {handed.id} without trust")
+        if silent_s > HEARTBEAT_TIMEOUT_S:
+            raise Violation(f"{process} sent record {handed.id}, its last heartbeat arrived {silent_s:.3f} s ago")
         if len(outstanding) + 1 > self.window:
             raise Violation(f"{process} has {len(outstanding) + 1} records in flight, the window is {self.window}")
         for other in outstanding.values():

@@ -41,6 +41,9 @@ class Process:
         self.boards: dict[int, Board] = {}
         self.positions: dict[int, int] = {}
         self.revokes: list[int] = []
+        self.origin = world.random.uniform(-1e6, 1e6)  # monotonic clocks of two hosts have nothing in common
+        self.beat_at: dict[int, float] = {}  # when the broker took the last own beat
+        self.harvest_first = False
         self.contact = world.now
         self.joined = True
         self.leaving = False
@@ -51,6 +54,10 @@ class Process:
         world.processes.append(self)
         world.group.join(self)
         self._group_beat()
+
+    @property
+    def clock(self) -> float:
+        return self.world.now + self.origin
 
     # ---- life and faults
 
@@ -66,9 +73,16 @@ class Process:
         for board in self.boards.values():
             for message in board.held.values():
                 message.stale = not message.appended
+                if message.stale and self.world.chance(0.2):
+                    self._append(board, message)  # it was on the wire
 
     def resume(self) -> None:
         self.paused = False
+        self.harvest_first = self.world.chance(0.5)  # its thread may run before that of the election
+        for board in self.boards.values():
+            for message in list(board.held.values()):
+                if message.stale and self.world.chance(0.5):  # the client's thread may run before both
+                    self._arrive(board, message)
         self.wake(0.0)
 
     def reconnect(self) -> None:
@@ -125,7 +139,11 @@ class Process:
         self._turn_at = float("inf")
         if not self.alive or self.paused:
             return
-        now = self.world.now
+        now = self.clock
+        if self.harvest_first:
+            self.harvest_first = False
+            for board in list(self.boards.values()):
+                self._tick(board, now)
         while self.inbox:
             what, *arguments = self.inbox.popleft()
             getattr(self, "_on_" + what)(*arguments, now)
@@ -197,10 +215,10 @@ class Process:
                 self._confirm(effect)
             elif isinstance(effect, election.LeaderAcquired):
                 board = Board(self, effect.lane, None)  # type: ignore[arg-type]
-                board.scoreboard = self.cores.scoreboard(effect.leader_id, effect.epoch, self.limits, world.now)
+                board.scoreboard = self.cores.scoreboard(effect.leader_id, effect.epoch, self.limits, self.clock)
                 self.boards[effect.lane] = board
             elif isinstance(effect, election.FinishBatch):
-                self.boards[effect.lane].scoreboard.finish(world.now, effect.deadline - 0.1)
+                self.boards[effect.lane].scoreboard.finish(self.clock, effect.deadline - 0.1)
             elif isinstance(effect, (election.LeaderFenced, election.AbandonBatch)):
                 self._abandon(effect.lane)
             elif isinstance(effect, election.LeaveGroup):
@@ -212,6 +230,7 @@ class Process:
 
         def arrive() -> None:
             if self.kafka_ok:
+                self.beat_at[effect.lane] = self.world.now
                 self.world.broker.append_beat(effect.lane, payload)
 
         if self.alive:
@@ -230,12 +249,14 @@ class Process:
         board = self.boards.pop(lane, None)
         if board is not None:
             for effect in board.scoreboard.abandon():
-                self._serve(board, effect, self.world.now)
+                self._serve(board, effect, self.clock)
 
     # ---- effects of the scoreboard
 
     def _serve(self, board: Board, effect: values.Effect, now: float) -> None:
         self.world.note(self.name, effect)
+        if isinstance(effect, (values.Claim, values.Mark)):
+            self.world.checkers.began(self.name, effect, trusted=self.neli.may_start(board.lane, now))
         if isinstance(effect, values.Send):
             self._produce(board, effect, now)
         elif isinstance(effect, values.DropProducers):
@@ -324,28 +345,27 @@ class Process:
 
     def _produce(self, board: Board, effect: values.Send, now: float) -> None:
         trusted = self.neli.may_send(board.lane, now)
+        silent_s = self.world.now - self.beat_at[board.lane]
         for record in effect.records:
             assert isinstance(record, Row)
             outstanding = {i: m.record for i, m in board.held.items()}
-            self.world.checkers.handed(self.name, outstanding, record, trusted=trusted)
-            message = board.held[record.id] = Message(record, effect.generation, now)
+            self.world.checkers.handed(self.name, outstanding, record, trusted=trusted, silent_s=silent_s)
+            message = board.held[record.id] = Message(record, effect.generation, self.world.now)
             self.world.after(self.world.latency(), lambda m=message: self._arrive(board, m))  # type: ignore[misc]
 
     def _arrive(self, board: Board, message: Message) -> None:
         """The client's network thread brings one message to the broker, or tries again."""
         world = self.world
-        if message.cancelled:
+        if message.cancelled or message.appended:
             return
         if self.paused:
-            if world.chance(0.3):
-                message.stale = True
-                self._append(board, message)  # it was on the wire
-            else:
-                world.after(0.05, lambda: self._arrive(board, message))
+            message.stale = True
+            world.after(0.05, lambda: self._arrive(board, message))
             return
         row, faults = message.record, world.faults
         if row.kafka_key in faults.refuse_keys:
-            self._report(board, message, lambda now: board.scoreboard.refused(message.generation, [(row.id, "too large")], now))
+            refusal = [(row.id, "too large")]
+            self._report(board, message, lambda now: board.scoreboard.refused(message.generation, refusal, now))
         elif not self.kafka_ok or row.kafka_key in faults.stall_keys:
             if world.now - message.handed_at > DELIVERY_TIMEOUT_S and not message.stale:
                 self._undelivered(board, message)

@@ -143,7 +143,7 @@ class Scenario:
         if not self.writing:
             return
         self.weather()
-        faults = ("crash", "pause", "pause", "cut", "cut_table", "stop", "join", "ignorant", "stray", "classic", "jump")
+        faults = ("crash", "pause", "pause", "cut", "cut_table", "stop", "join", "ignorant", "stray", "classic")
         getattr(self, self.random.choice(faults))()
         if not self.living():
             self.spawn()
@@ -217,11 +217,8 @@ class Scenario:
             self.checkers.appended.setdefault(gone, 0)
 
     def classic(self) -> None:
-        """A classic harvester's beat, with the wall clock of its host."""
+        """A classic harvester's beat. Its wall clock may be years off: clocks jump, the cores never look at one."""
         self.world.broker.append_beat(0, f"{self.random.getrandbits(60)}%reaper".encode())
-
-    def jump(self) -> None:
-        """A wall clock jumps. The cores never see one: there is nothing to change, and nothing may happen."""
 
     def settle(self) -> None:
         """The faults stop: everybody who lives is connected and runs."""
@@ -241,7 +238,7 @@ class Scenario:
             leaders = [
                 p.name
                 for p in self.world.processes
-                if p.alive and not p.paused and p.kafka_ok and p.neli.may_start(lane, self.world.now)
+                if p.alive and not p.paused and p.kafka_ok and p.neli.may_start(lane, p.clock)
             ]
             self.checkers.leaders(lane, leaders)
         self.world.after(0.25, self.sample)

@@ -1,0 +1,44 @@
+"""Seeded runs of the pure cores under faults, and the proof that the checkers bite."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.simulation.checkers import Violation
+from tests.simulation.conftest import CHUNK
+from tests.simulation.mutations import MUTATIONS
+from tests.simulation.scenario import run
+
+MUTATION_SEEDS = 120
+
+
+def test_promises_hold(seed: int) -> None:
+    run(seed)
+
+
+@pytest.mark.torture
+@pytest.mark.timeout(600)
+def test_promises_hold_for_many_seeds(chunk: int) -> None:
+    for seed in range(chunk, chunk + CHUNK):
+        run(seed)
+
+
+@pytest.mark.parametrize("seed_again", [1, 2, 3, 8, 13])
+def test_a_seed_replays_exactly(seed_again: int) -> None:
+    assert run(seed_again) == run(seed_again)
+
+
+def test_a_failing_seed_names_its_replay_command() -> None:
+    with pytest.raises(Violation, match=r"replay: pytest tests/simulation --seed \d+"):
+        caught_by("window off by one")
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS)
+def test_planted_bug_is_caught(mutation: str) -> None:
+    with pytest.raises(Violation):
+        caught_by(mutation)
+
+
+def caught_by(mutation: str) -> None:
+    for seed in range(1, MUTATION_SEEDS):
+        run(seed, MUTATIONS[mutation])
