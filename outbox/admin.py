@@ -1,0 +1,362 @@
+"""The pending records in Django's admin: read-only, and harmless on a table of any size.
+
+No query here reads more than one pass over the table, sorts more than a page's depth or fetches whole values: the pages
+are limited, counts above `COUNT_EXACT_MAX` are estimates, and the columns of a page are fetched by primary key.
+"""
+
+import json
+from dataclasses import dataclass
+from datetime import timedelta
+from math import ceil
+from typing import TYPE_CHECKING, Any
+
+from django.contrib import admin
+from django.contrib.admin.views.main import ChangeList
+from django.core.paginator import InvalidPage, Paginator
+from django.db import connections
+from django.db.models import BinaryField, DurationField, ExpressionWrapper, F, Func, IntegerField, Q
+from django.db.models.functions import Left, Now, Substr
+from django.http import HttpRequest
+from django.template.defaultfilters import filesizeformat
+from django.utils import timezone
+from django.utils.functional import cached_property
+from django.utils.html import escape, format_html, format_html_join
+from django.utils.safestring import SafeString
+from django.utils.timesince import timesince
+
+from outbox import conf
+from outbox.models import OutboxRecord
+from outbox.redaction import TEXT_MAX, keeps_everything, redact
+
+# Up to here rows are counted, and paged through; beyond, the planner's estimate is shown.
+COUNT_EXACT_MAX = 10_000
+LIST_CHARS = 80
+HEADER_CHARS = 1_000
+BINARY_PREFIX_BYTES = 16
+# How many rows at either end of the table are asked for their topics, and how many topics the filter offers.
+TOPIC_SAMPLE_ROWS = 500
+TOPIC_CHOICES_MAX = 50
+# Ids are drawn before create_time's order is settled: the oldest record is among the first few.
+OLDEST_SAMPLE_ROWS = 100
+BIGINT_MAX = 2**63 - 1
+# By the database's clock, which also wrote create_time.
+_AGE = ExpressionWrapper(Now() - F("create_time"), output_field=DurationField())
+
+if TYPE_CHECKING:
+    _ModelAdmin = admin.ModelAdmin[OutboxRecord]
+    _Paginator = Paginator[OutboxRecord]
+else:
+    _ModelAdmin, _Paginator = admin.ModelAdmin, Paginator
+
+
+# --- counting and paging --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Count:
+    """A number of records: exact, or about as many."""
+
+    rows: int
+    exact: bool
+
+    def __str__(self) -> str:
+        return f"{self.rows:,}" if self.exact else f"about {self.rows:,}"
+
+
+def count(queryset: Any) -> Count:
+    """Exact while it is cheap: at most `COUNT_EXACT_MAX` + 1 matching rows are read."""
+    ids = queryset.order_by().values("pk")
+    if not queryset.query.where:
+        # Without this the planner reads the table itself, with the pages that purged rows have left behind.
+        ids = ids.order_by("pk")
+    rows = ids[: COUNT_EXACT_MAX + 1].count()
+    if rows <= COUNT_EXACT_MAX:
+        return Count(rows, exact=True)
+    plan = json.loads(queryset.order_by().values("pk").explain(format="json"))
+    return Count(max(rows, plan[0]["Plan"]["Plan Rows"]), exact=False)
+
+
+class _OctetLength(Func):
+    """Takes the length from the header of a stored value, without reading it."""
+
+    function = "OCTET_LENGTH"
+    output_field = IntegerField()
+
+
+def with_preview(queryset: Any, characters: int) -> Any:
+    """Add the beginnings and the sizes of the values in place of the values."""
+    return queryset.defer("kafka_value", "kafka_value_binary").annotate(
+        text_start=Left("kafka_value", characters),
+        text_bytes=_OctetLength("kafka_value"),
+        binary_start=Substr("kafka_value_binary", 1, BINARY_PREFIX_BYTES, output_field=BinaryField()),
+        binary_bytes=_OctetLength("kafka_value_binary"),
+    )
+
+
+class RecordPaginator(_Paginator):
+    """Pages over the first `COUNT_EXACT_MAX` records of an order; the search and the filters reach the others."""
+
+    @cached_property
+    def estimate(self) -> Count:
+        return count(self.object_list)
+
+    @cached_property
+    def count(self) -> int:
+        return self.estimate.rows
+
+    @cached_property
+    def num_pages(self) -> int:
+        return max(1, ceil(min(self.count, COUNT_EXACT_MAX) / self.per_page))
+
+    @property
+    def is_cut(self) -> bool:
+        return self.count > self.num_pages * self.per_page
+
+    def records(self, number: int) -> list[OutboxRecord]:
+        """The ids of the page first, in a query without any wide column, then its rows by primary key."""
+        queryset: Any = self.object_list
+        bottom = (self.validate_number(number) - 1) * self.per_page
+        ids = list(queryset.values_list("pk", flat=True)[bottom : bottom + self.per_page])
+        # A redactor must not be given less than it needs to recognise what it hides.
+        characters = LIST_CHARS + 1 if keeps_everything() else TEXT_MAX
+        rows = queryset.model.objects.using(queryset.db).filter(pk__in=ids)
+        found = {row.pk: row for row in with_preview(rows, characters).defer(*_NOT_LISTED)}
+        return [found[pk] for pk in ids if pk in found]
+
+
+_NOT_LISTED = ("kafka_value", "kafka_value_binary", "kafka_header_keys", "kafka_header_values")
+
+
+class RecordChangeList(ChangeList):
+    """Django's list, without its ways to ask for everything."""
+
+    summary: str
+    estimate: Count
+
+    def get_ordering_field(self, field_name: Any) -> Any:
+        # `sortable_by` only hides the links: a query string could still sort the table by any column.
+        return "id" if field_name == "id" else None
+
+    def get_results(self, request: HttpRequest) -> None:
+        paginator = RecordPaginator(self.queryset, self.list_per_page)
+        try:
+            self.result_list = paginator.records(self.page_num)
+        except InvalidPage:
+            self.page_num = paginator.num_pages
+            self.result_list = paginator.records(self.page_num)
+        self.estimate = paginator.estimate
+        self.result_count = paginator.count
+        self.full_result_count = None
+        self.show_full_result_count = False
+        self.show_admin_actions = False
+        self.can_show_all = False
+        self.multi_page = paginator.num_pages > 1
+        self.paginator = paginator
+        filtered = bool(self.queryset.query.where)
+        self.summary = summary(count(self.root_queryset) if filtered else self.estimate, self.root_queryset)
+
+
+def summary(backlog: Count, queryset: Any) -> str:
+    """The backlog and the age of its oldest record in a sentence."""
+    first = queryset.order_by("pk").annotate(age=_AGE).values_list("age", flat=True)
+    ages = list(first[:OLDEST_SAMPLE_ROWS])
+    if not ages:
+        return "Nothing is waiting: every record has been handed over."
+    records = "record is" if backlog.rows == 1 else "records are"
+    return f"{str(backlog).capitalize()} {records} waiting, the oldest for {plain_age(max(ages))}."
+
+
+def plain_age(age: timedelta) -> str:
+    seconds = int(age.total_seconds())
+    if seconds < 60:
+        return f"{max(seconds, 0)} second{'' if seconds == 1 else 's'}"
+    now = timezone.now()
+    return timesince(now - age, now).replace("\xa0", " ")
+
+
+# --- filters --------------------------------------------------------------------------------------------------------
+
+
+def topics(queryset: Any) -> list[str]:
+    """Topics that are likely to be in the table: its statistics' most common ones, and those at either end.
+
+    SELECT DISTINCT would read the whole table.
+    """
+    connection = connections[queryset.db]
+    table = connection.ops.quote_name(queryset.model._meta.db_table)
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT unnest(s.most_common_vals::text::text[]) FROM pg_class c"
+            " JOIN pg_namespace n ON n.oid = c.relnamespace"
+            " JOIN pg_stats s ON s.schemaname = n.nspname AND s.tablename = c.relname AND s.attname = 'kafka_topic'"
+            " WHERE c.oid = to_regclass(%s)",
+            [table],
+        )
+        common = [row[0] for row in cursor.fetchall()]
+    ends = set[str]()
+    for order in ("pk", "-pk"):
+        ends.update(queryset.order_by(order).values_list("kafka_topic", flat=True)[:TOPIC_SAMPLE_ROWS])
+    likely = [*dict.fromkeys([*sorted(ends), *common])]
+    return sorted(likely[:TOPIC_CHOICES_MAX])
+
+
+class TopicFilter(admin.SimpleListFilter):
+    title = "topic"
+    parameter_name = "topic"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+        found = topics(model_admin.get_queryset(request))
+        asked = self.value()
+        return [(topic, topic) for topic in (found if asked is None or asked in found else [asked, *found])]
+
+    def queryset(self, request: HttpRequest, queryset: Any) -> Any:
+        topic = self.value()
+        if topic is None:
+            return queryset
+        return queryset.none() if "\0" in topic else queryset.filter(kafka_topic=topic)
+
+
+AGES = {
+    "1min": ("over 1 minute", timedelta(minutes=1)),
+    "5min": ("over 5 minutes", timedelta(minutes=5)),
+    "1h": ("over 1 hour", timedelta(hours=1)),
+    "1d": ("over 1 day", timedelta(days=1)),
+}
+
+
+class AgeFilter(admin.SimpleListFilter):
+    title = "age"
+    parameter_name = "age"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+        return [(name, label) for name, (label, _) in AGES.items()]
+
+    def queryset(self, request: HttpRequest, queryset: Any) -> Any:
+        if self.value() not in AGES:
+            return queryset
+        # By the database's clock, which also wrote create_time.
+        return queryset.filter(create_time__lt=Now() - AGES[str(self.value())][1])
+
+
+# --- the page -------------------------------------------------------------------------------------------------------
+
+
+def _cut(text: str, characters: int) -> str:
+    return text if len(text) <= characters else f"{text[:characters]}…"
+
+
+@admin.register(OutboxRecord)
+class OutboxRecordAdmin(_ModelAdmin):
+    """Records that wait for the harvester; nothing can be changed here, because the harvester owns them."""
+
+    actions = None
+    list_display = ("id", "topic", "key", "value_start", "size", "age", "create_time")
+    list_display_links = ("id",)
+    list_filter = (TopicFilter, AgeFilter)
+    list_per_page = 100
+    list_max_show_all = 0
+    ordering = ("id",)
+    search_fields = ("kafka_key", "kafka_topic", "id")
+    search_help_text = (
+        "Exact match with a key, a topic or an id. #42 looks for the id alone and is instant on any table."
+    )
+    show_facets = admin.ShowFacets.NEVER
+    show_full_result_count = False
+    sortable_by = ("id",)
+    view_on_site = False
+    fields = ("id", "topic_whole", "key_whole", "value_whole", "headers", "create_time", "age", "leader_id")
+    readonly_fields = fields
+
+    def has_add_permission(self, request: HttpRequest) -> bool:
+        return False
+
+    def has_change_permission(self, request: HttpRequest, obj: OutboxRecord | None = None) -> bool:
+        return False
+
+    def has_delete_permission(self, request: HttpRequest, obj: OutboxRecord | None = None) -> bool:
+        return False
+
+    def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
+        return RecordChangeList
+
+    def get_queryset(self, request: HttpRequest) -> Any:
+        return OutboxRecord.objects.using(conf.current().database).order_by("id")
+
+    def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> OutboxRecord | None:
+        pk = _as_id(object_id)
+        found = with_preview(self.get_queryset(request).annotate(waiting=_AGE), TEXT_MAX)
+        record: OutboxRecord | None = None if pk is None else found.filter(pk=pk).first()
+        return record
+
+    def lookup_allowed(self, lookup: str, value: str, request: HttpRequest | None = None) -> bool:
+        # Django would take any lookup on any column from the query string.
+        return lookup in (TopicFilter.parameter_name, AgeFilter.parameter_name)
+
+    def get_search_results(self, request: HttpRequest, queryset: Any, search_term: str) -> tuple[Any, bool]:
+        if not search_term:
+            return queryset, False
+        pk = _as_id(search_term.removeprefix("#"))
+        if pk is not None and search_term.startswith("#"):
+            by_id = queryset.filter(pk=pk)
+            if by_id.exists():
+                return by_id, False
+        wanted = Q(kafka_key=search_term) | Q(kafka_topic=search_term)
+        return queryset.filter(wanted if pk is None else wanted | Q(pk=pk)), False
+
+    @admin.display(description="topic")
+    def topic(self, record: OutboxRecord) -> str:
+        return _cut(record.kafka_topic, LIST_CHARS)
+
+    @admin.display(description="key", empty_value="(no key)")
+    def key(self, record: OutboxRecord) -> str | None:
+        return _cut(record.kafka_key, LIST_CHARS) or None
+
+    @admin.display(description="value")
+    def value_start(self, record: OutboxRecord) -> SafeString:
+        return self._value(record, LIST_CHARS)
+
+    @admin.display(description="size")
+    def size(self, record: Any) -> str:
+        size = record.text_bytes if record.binary_bytes is None else record.binary_bytes
+        return "" if size is None else filesizeformat(size)
+
+    @admin.display(description="age")
+    def age(self, record: Any) -> str:
+        return plain_age(getattr(record, "waiting", None) or timezone.now() - record.create_time)
+
+    @admin.display(description="topic")
+    def topic_whole(self, record: OutboxRecord) -> str:
+        return record.kafka_topic
+
+    @admin.display(description="key", empty_value="(no key: no order is promised)")
+    def key_whole(self, record: OutboxRecord) -> str | None:
+        return _cut(record.kafka_key, TEXT_MAX) or None
+
+    @admin.display(description="value")
+    def value_whole(self, record: Any) -> SafeString:
+        value = self._value(record, TEXT_MAX)
+        shown = format_html('<pre style="white-space: pre-wrap; overflow-wrap: anywhere; margin: 0">{}</pre>', value)
+        return shown if not self.size(record) else format_html("{}<p class=help>{}</p>", shown, self.size(record))
+
+    @admin.display(description="headers", empty_value="(none)")
+    def headers(self, record: OutboxRecord) -> SafeString | None:
+        pairs = zip(record.kafka_header_keys, record.kafka_header_values, strict=False)
+        rows = ((_cut(name, HEADER_CHARS), _cut(value, HEADER_CHARS)) for name, value in pairs)
+        table = format_html_join("", "<tr><th>{}</th><td>{}</td></tr>", rows)
+        return format_html("<table>{}</table>", table) if table else None
+
+    def _value(self, record: Any, characters: int) -> SafeString:
+        """Always escaped, also when a redactor returns a SafeString: the value is somebody else's text."""
+        if record.binary_bytes is not None:
+            prefix = "\\x" + bytes(record.binary_start).hex()
+            text = redact(record, prefix)
+            more = "…" if text == prefix and record.binary_bytes > BINARY_PREFIX_BYTES else ""
+            return SafeString(f"binary, {filesizeformat(record.binary_bytes)}: {escape(_cut(text, characters))}{more}")
+        if record.text_bytes is None:
+            return SafeString("<em>tombstone (no value)</em>")
+        more = "…" if len(record.text_start) == TEXT_MAX < record.text_bytes else ""
+        return SafeString(escape(_cut(redact(record, record.text_start), characters) + more))
+
+
+def _as_id(text: str) -> int | None:
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 20 and int(text) <= BIGINT_MAX else None
