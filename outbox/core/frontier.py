@@ -1,20 +1,22 @@
 """Where the next read of the outbox must begin, so that it is complete and never walks dead rows twice.
 
-Ids are drawn in one order and become visible in another: a transaction may draw id 7, idle for an hour and commit behind
-a reader that has reached id 9,000,000. A cursor (``id > last``) overtakes it, and with it the order of its key. Reading from
-one settled mark stalls behind every open transaction of the cluster. This module remembers instead, for each transaction
-that was unfinished, a bound below which it cannot have drawn ids, and looks back only when such a transaction has ended.
+Ids are drawn in one order and become visible in another: a transaction may draw id 7, idle for an hour and commit
+behind a reader that has reached id 9,000,000. A cursor (``id > last``) overtakes it, and with it the order of its
+key. Reading from one settled mark stalls behind every open transaction of the cluster. This module remembers
+instead, for each transaction that was unfinished, a bound below which it cannot have drawn ids, and looks back only
+when such a transaction has ended.
 
 It is complete because
-- a writer has its transaction id before it draws an id (the guarded column default) and ids are drawn in increasing order
-  (a sequence with CACHE 1), so a transaction whose xid was not yet assigned when the next xid was read draws only ids above
-  everything drawn before that moment;
-- a row that this snapshot shows and the previous one did not belongs to a transaction that was unfinished then and has ended
-  since (``missed_from`` finds it) or to one that began later (its ids lie above every bound);
+- a writer has its transaction id before it draws an id (the guarded column default) and ids are drawn in increasing
+  order (a sequence with CACHE 1), so a transaction whose xid was not yet assigned when the next xid was read draws
+  only ids above everything drawn before that moment;
+- a row that this snapshot shows and the previous one did not belongs to a transaction that was unfinished then and
+  has ended since (``missed_from`` finds it) or to one that began later (its ids lie above every bound);
 - everything else visible was returned before, or lies above the point from which this read began.
 
-Only arithmetic belongs here: the statement that reads snapshot, sequence and rows together lives at the edge. Ids that were
-sent and are not yet purged are excluded by the caller; a hold's rows are read, dropped and handed back by their lowest id.
+Only arithmetic belongs here: the statement that reads snapshot, sequence and rows together lives at the edge. Ids
+that were sent and are not yet purged are excluded by the caller; a hold's rows are read, dropped and handed back by
+their lowest id.
 """
 
 from bisect import bisect_right
@@ -22,7 +24,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 LOOK_BACK_IDS = 20_000
-"""How far back an unfinished transaction lowers the start of a read before it has ended: cheaper than reading twice."""
+"""How far back an unfinished transaction lowers the start of a read before it has ended: cheaper than reading
+twice."""
 
 GENERATIONS_MAX = 512
 """Bounds remembered at once; thinning them only lowers the bound of the transactions in between."""
@@ -47,7 +50,8 @@ class Snapshot:
 
 
 def next_xid(xmax: int, age: int) -> int:
-    """The 64-bit next xid from a snapshot's xmax and ``age('3'::xid)``, which is the next xid's low half minus 3, signed.
+    """The 64-bit next xid from a snapshot's xmax and ``age('3'::xid)``, which is the next xid's low half minus 3,
+    signed.
 
     The next xid is never below xmax and never 2^32 above it, so the low halves alone decide the distance.
     """
@@ -55,7 +59,8 @@ def next_xid(xmax: int, age: int) -> int:
 
 
 def parse_snapshot(text: str, age: int) -> Snapshot:
-    """Read ``pg_current_snapshot()::text``, that is ``xmin:xmax:xip,xip,…``, beside ``age('3'::xid)`` of the statement."""
+    """Read ``pg_current_snapshot()::text``, that is ``xmin:xmax:xip,xip,…``, beside ``age('3'::xid)`` of the
+    statement."""
     try:
         _, xmax_text, running_text = text.split(":")
         xmax = int(xmax_text)
@@ -69,7 +74,8 @@ def parse_snapshot(text: str, age: int) -> Snapshot:
 
 
 class Frontier:
-    """One reader's knowledge of what may still appear. Per read: ``start``, read, ``missed_from``, deliver, ``accept``."""
+    """One reader's knowledge of what may still appear. Per read: ``start``, read, ``missed_from``, deliver,
+    ``accept``."""
 
     def __init__(self, look_back_ids: int = LOOK_BACK_IDS) -> None:
         self._look_back_ids = look_back_ids
@@ -100,8 +106,9 @@ class Frontier:
     def start(self) -> int:
         """The id above which to read next, if nothing older has ended in between.
 
-        Bounds of unfinished transactions nearby are included, as they are the likely ones to end: one read instead of two.
-        A bound further back would walk the dead rows since then on every poll, so it waits until its transaction has ended.
+        Bounds of unfinished transactions nearby are included, as they are the likely ones to end: one read instead
+        of two. A bound further back would walk the dead rows since then on every poll, so it waits until its
+        transaction has ended.
         """
         last = self._last
         if last is None:
@@ -113,7 +120,8 @@ class Frontier:
         return min([self._read_to, *(floor for floor in floors if floor >= nearby)])
 
     def missed_from(self, look: int, snapshot: Snapshot, sequence: int) -> int | None:
-        """None: the read that began above ``look`` is complete. Else throw its rows away and read again above the answer."""
+        """None: the read that began above ``look`` is complete. Else throw its rows away and read again above the
+        answer."""
         last = self._last
         if last is None:
             return None
@@ -126,7 +134,8 @@ class Frontier:
 
     @staticmethod
     def _ended(last: Snapshot, now: Snapshot) -> list[int]:
-        """Transactions unfinished at ``last`` that have ended by ``now``; of those above last's xmax only the oldest."""
+        """Transactions unfinished at ``last`` that have ended by ``now``; of those above last's xmax only the
+        oldest."""
         running = set(now.running)
         ended = [xid for xid in last.running if xid < now.xmax and xid not in running]
         for xid in range(last.xmax, min(last.next_xid, now.xmax)):
@@ -138,12 +147,13 @@ class Frontier:
     def accept(self, last_id: int | None, page_full: bool, snapshot: Snapshot, sequence: int) -> None:
         """Take note of a complete read: the id of its last row (None: no row) and whether its LIMIT was reached."""
         if last_id is not None:
-            # An id that the sequence never drew (set by hand) must not lift the frontier over the ids still to be drawn.
+            # An id that the sequence never drew (set by hand) must not lift the frontier over the ids still to be
+            # drawn.
             self._highest = max(self._highest, min(last_id, sequence))
         self._read_to = min(last_id, sequence) if page_full and last_id is not None else self._highest
         self._last = snapshot
-        # The *previous* sequence value was drawn before this next xid was read; this one may have been drawn after it. The
-        # minimum matters only after a reset during which the sequence was restarted.
+        # The *previous* sequence value was drawn before this next xid was read; this one may have been drawn after
+        # it. The minimum matters only after a reset during which the sequence was restarted.
         self._add_generation(snapshot.next_xid, max(self._highest, min(self._sequence, sequence)))
         self._sequence = sequence
         self._prune(min([snapshot.xmax, *snapshot.running]))
@@ -161,5 +171,6 @@ class Frontier:
             del self._xids[thinned], self._floors[thinned]
 
     def give_back(self, ids: Iterable[int]) -> None:
-        """These ids were returned and are to be returned again: an aborted batch, or the lowest id of a released hold."""
+        """These ids were returned and are to be returned again: an aborted batch, or the lowest id of a released
+        hold."""
         self._read_to = min([self._read_to, *(id_ - 1 for id_ in ids)])

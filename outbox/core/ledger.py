@@ -1,0 +1,233 @@
+"""Ledger entries, the digest of a batch, and the codec between them and Kafka.
+
+The ledger says which batches each lane has committed: one entry per Kafka transaction, written last, so that records
+and entry commit or vanish together. What a successor concludes from an entry is decided in ``verdict.py``. No I/O
+here.
+
+**Digest.** Python and Spark SQL must get the same number, so it is built from CRC-32 (IEEE, ``zlib.crc32``; Spark's
+``crc32(binary)``) of one byte string per record, and a batch's digest is the plain *sum* of its records' checksums:
+it does not depend on order, two equal records do not cancel out (as in an exclusive or), and 2^31 records fit a
+signed bigint. The bytes of a record are the UTF-8 form of
+
+    id "," length(topic) "," length(key) { "," length(header key) "," length(header value) } mark topic key
+    { header key, header value } value
+
+with decimal numbers without padding, lengths in code points (Python's ``len``, SQL's ``char_length``), and mark
+``:`` when there is a value, ``-`` when it is null. The numbers end at the first character that is neither digit nor
+comma (a negative id's sign is the very first one), each text has a stated length and the value is all that remains:
+no two different records have the same bytes. The value needs no length, so binary values (raw bytes, from either
+column) and text share one form. Headers are those stored in the row, without those that the harvester adds; a null
+and an empty array are the same; an empty key is the empty text, also where Kafka received a null key.
+"""
+
+import struct
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from itertools import islice
+from operator import sub
+from uuid import UUID
+from zlib import crc32
+
+Row = tuple[int, str, str, str | None, Sequence[str] | None, Sequence[str] | None, bytes | None]
+"""id, topic, key, value, header keys, header values, binary value: the columns of the read, in its order."""
+
+FORMAT_VERSION = 1
+_MAGIC = b"OBL"
+_FIXED = struct.Struct(">16s16sq")  # owner, database, read_at in microseconds since 1970
+_SEAL_BYTES = 4
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND = timedelta(microseconds=1)
+_INT64_MAX = (1 << 63) - 1
+_IDS_MAX = 10_000_000
+"""No batch comes near it; a damaged count must not make the decoder allocate without bound."""
+
+
+class LedgerEntryError(ValueError):
+    """A ledger record that cannot be read. Never skipped: without it nobody knows what is already in Kafka."""
+
+
+class ForeignEntry(LedgerEntryError):
+    """Not written by this package."""
+
+
+class UnknownEntryVersion(LedgerEntryError):
+    """Written by a release with another format."""
+
+
+class DamagedEntry(LedgerEntryError):
+    """Truncated or altered, or inconsistent in itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One committed batch of one lane."""
+
+    lane: int
+    batch: int
+    owner: UUID
+    database: UUID
+    ids: tuple[int, ...]
+    """Ascending: the rows whose records this transaction carries."""
+    digest: int
+    read_at: datetime
+    """The database's clock when the batch was read: a row created later cannot be one of it."""
+
+    @property
+    def count(self) -> int:
+        return len(self.ids)
+
+
+def record_bytes(row: Row) -> bytes:
+    """The bytes that a record's checksum is taken of; see the module's description."""
+    id_, topic, key, value, header_keys, header_values, binary = row
+    lengths, headers = "", ""
+    if header_keys:
+        pairs = list(zip(header_keys, header_values or (), strict=True))
+        lengths = "".join(f",{len(name)},{len(text)}" for name, text in pairs)
+        headers = "".join(name + text for name, text in pairs)
+    mark = "-" if value is None and binary is None else ":"
+    head = f"{id_},{len(topic)},{len(key)}{lengths}{mark}{topic}{key}{headers}{value or ''}".encode()
+    return head if binary is None else head + binary
+
+
+def digest(rows: Iterable[Row]) -> int:
+    """The sum of the records' checksums. Text without headers, the common case, is spelled out: it costs half as
+    much."""
+    total = 0
+    for row in rows:
+        id_, topic, key, value, header_keys, _, _ = row
+        if value is not None and not header_keys:
+            total += crc32(f"{id_},{len(topic)},{len(key)}:{topic}{key}{value}".encode())
+        else:
+            total += crc32(record_bytes(row))
+    return total
+
+
+def entry_key(lane: int) -> bytes:
+    """The Kafka key of a lane's entries: compaction keeps the last entry of each lane for ever."""
+    return b"%d" % lane
+
+
+def encode(entry: Entry) -> bytes:
+    """Magic, version, fixed fields, numbers as varints, ids as differences, and a CRC-32 of all that as the seal."""
+    if entry.read_at.tzinfo is None:
+        raise ValueError(f"read_at {entry.read_at!r} has no time zone; take clock_timestamp() as timestamptz")
+    if entry.lane < 0 or entry.batch < 1 or not entry.ids or entry.digest < 0:
+        raise ValueError(f"not an entry: lane {entry.lane}, batch {entry.batch}, {entry.count} ids, {entry.digest=}")
+    out = bytearray(_MAGIC)
+    out.append(FORMAT_VERSION)
+    out += _FIXED.pack(entry.owner.bytes, entry.database.bytes, (entry.read_at - _EPOCH) // _MICROSECOND)
+    for number in (entry.lane, entry.batch, entry.digest, entry.count, _zigzag(entry.ids[0])):
+        _put_varint(out, number)
+    _put_differences(out, entry.ids)
+    out += crc32(out).to_bytes(_SEAL_BYTES, "big")
+    return bytes(out)
+
+
+def decode(payload: bytes | None) -> Entry:
+    """The entry, exactly as it was encoded, or a `LedgerEntryError` that says which kind of wrong it is."""
+    body = _unseal(payload or b"")
+    try:
+        owner, database, read_at_us = _FIXED.unpack_from(body, len(_MAGIC) + 1)
+        reader = _Varints(body, len(_MAGIC) + 1 + _FIXED.size)
+        lane, batch, total, count = (reader.take() for _ in range(4))
+        ids = reader.take_ids(count)
+        read_at = _EPOCH + read_at_us * _MICROSECOND
+    except (struct.error, OverflowError) as error:
+        raise DamagedEntry(_damage(f"has {len(body)} bytes: {error}")) from None
+    if batch < 1 or not reader.at_end:
+        raise DamagedEntry(_damage(f"batch number {batch}, {len(body) - reader.position} bytes too many"))
+    return Entry(lane, batch, UUID(bytes=owner), UUID(bytes=database), ids, total, read_at)
+
+
+def _unseal(payload: bytes) -> bytes:
+    start = bytes(payload[:4])
+    if not payload or not payload.startswith(_MAGIC[: len(payload)]):
+        raise ForeignEntry(
+            f"a record of the ledger topic starts with {start!r} instead of {_MAGIC!r}: something else writes there. "
+            "Give this outbox a ledger topic of its own."
+        )
+    if len(payload) > len(_MAGIC) and payload[len(_MAGIC)] != FORMAT_VERSION:
+        raise UnknownEntryVersion(
+            f"a ledger entry has format version {payload[len(_MAGIC)]}, this release reads version {FORMAT_VERSION}. "
+            "Run the release that wrote it, or a newer one."
+        )
+    body, seal = payload[:-_SEAL_BYTES], payload[-_SEAL_BYTES:]
+    if len(body) <= len(_MAGIC) or crc32(body).to_bytes(_SEAL_BYTES, "big") != seal:
+        raise DamagedEntry(_damage(f"has {len(payload)} bytes and its checksum does not fit them"))
+    return bytes(body)
+
+
+def _damage(what: str) -> str:
+    return (
+        f"a ledger entry is damaged: it {what}. Look at the ledger topic with a read_committed consumer; when "
+        "the entry cannot be recovered, manage.py outbox_resolve sets the lane by hand."
+    )
+
+
+def _zigzag(number: int) -> int:
+    return number << 1 if number >= 0 else (-number << 1) - 1
+
+
+def _unzigzag(number: int) -> int:
+    return number >> 1 if not number & 1 else -((number + 1) >> 1)
+
+
+def _put_varint(out: bytearray, number: int) -> None:
+    while number > 0x7F:
+        out.append(number & 0x7F | 0x80)
+        number >>= 7
+    out.append(number)
+
+
+def _put_differences(out: bytearray, ids: Sequence[int]) -> None:
+    differences = list(map(sub, islice(ids, 1, None), ids))
+    if not differences:
+        return
+    if min(differences) < 1:
+        raise ValueError("the ids of a ledger entry must ascend: they come from one read in id order")
+    if max(differences) < 0x80:
+        out += bytes(differences)  # neighbours nearly always are this close: no loop in Python
+        return
+    for difference in differences:
+        _put_varint(out, difference)
+
+
+class _Varints:
+    """A strict reader: no number above 2^63 - 1, none spelled longer than necessary, none beyond the end."""
+
+    def __init__(self, body: bytes, position: int) -> None:
+        self._body = body
+        self.position = position
+
+    @property
+    def at_end(self) -> bool:
+        return self.position == len(self._body)
+
+    def take(self, limit: int = _INT64_MAX) -> int:
+        number, shift = 0, 0
+        while True:
+            if self.at_end:
+                raise DamagedEntry(_damage("ends in the middle of a number"))
+            byte = self._body[self.position]
+            self.position += 1
+            number |= (byte & 0x7F) << shift
+            if number > limit or (byte == 0 and shift):
+                raise DamagedEntry(_damage("holds a number out of range"))
+            if byte < 0x80:
+                return number
+            shift += 7
+
+    def take_ids(self, count: int) -> tuple[int, ...]:
+        if not 1 <= count <= _IDS_MAX:
+            raise DamagedEntry(_damage(f"lists {count} ids"))
+        current = _unzigzag(self.take(limit=(1 << 64) - 1))
+        ids = [current]
+        for _ in range(count - 1):
+            difference = self.take()
+            current += difference
+            if not difference or current > _INT64_MAX:
+                raise DamagedEntry(_damage("lists ids that do not ascend"))
+            ids.append(current)
+        return tuple(ids)

@@ -1,0 +1,293 @@
+"""What the numbers mean: total functions from what an owner has read to what it may do. Pure; the edges read and act.
+
+*m* is the lane's last purged batch (a row of the database), *n* its last committed batch (an entry of the ledger). An
+owner commits batch n + 1 only after the purge of batch n is confirmed, so in health n is m or m + 1. Anything else
+means that one side went back in time, and neither sending nor deleting can be right without an operator.
+
+``takeover`` holds because of the order in which its facts were gathered: the producer was initialised (older owners
+can no longer commit), *then* the state row and m were read, *then* the end of the ledger, its last entry, and m once
+more.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from enum import Enum
+from uuid import UUID
+
+from .ledger import Entry
+
+
+class Rows(Enum):
+    """What the table holds of the ids that an entry lists."""
+
+    ALL = "all there and unchanged"
+    NONE = "none there"
+    SOME = "only some there"
+    DIFFERENT = "all there, but not the ones that were sent"
+
+
+class Why(Enum):
+    FOREIGN_DATABASE = "foreign database"
+    OTHER_LANE = "entry of another lane"
+    DATABASE_WENT_BACK = "database went back"
+    LEDGER_WENT_BACK = "ledger went back"
+    ROWS_INCOMPLETE = "rows incomplete"
+    ROWS_DIFFERENT = "rows different"
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """The state row, as far as a lane is concerned."""
+
+    lane_count: int
+    resize_to: int | None = None
+    """Set while the lanes are closed for a change of their count."""
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What a takeover has read, in this order (``rows`` only when the verdict asked for them)."""
+
+    lane: int
+    database: UUID
+    state: State
+    purged: int
+    entry: Entry | None
+    purged_again: int
+    rows: Rows | None = None
+    settling: bool = False
+    """Lane 0's owner settles a lane during a resize: the closed state is its own work."""
+
+
+@dataclass(frozen=True, slots=True)
+class AskElection:
+    """Somebody else is at work on this lane: take over again if the election still names this process, else stand
+    by."""
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """The lane count is being changed: wait and take over again."""
+
+    resize_to: int
+
+
+@dataclass(frozen=True, slots=True)
+class Idle:
+    """The lane lies at or above the lane count: own it and do nothing."""
+
+    lane_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class NothingToDo:
+    """Ledger and table agree: go on with the batch after this one."""
+
+    batch: int
+
+
+@dataclass(frozen=True, slots=True)
+class LookUpRows:
+    """Compare the entry's rows with the table in one statement (``found_rows``), then ask again."""
+
+    entry: Entry
+
+
+@dataclass(frozen=True, slots=True)
+class PurgeEntry:
+    """The entry's rows are in Kafka and still in the table: delete them, guarded, and go on after its batch."""
+
+    entry: Entry
+
+
+@dataclass(frozen=True, slots=True)
+class MoveOnly:
+    """The entry's rows are gone already: only move the purged number, guarded, and go on after its batch."""
+
+    entry: Entry
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Neither sending nor deleting can be right: an operator decides. ``text`` has both sides and the remedy."""
+
+    why: Why
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Purged:
+    """The purge of this batch is done, by this owner or by a successor."""
+
+    batch: int
+
+
+@dataclass(frozen=True, slots=True)
+class GoOn:
+    """The round's rows may be sent."""
+
+
+Verdict = AskElection | Closed | Idle | NothingToDo | LookUpRows | PurgeEntry | MoveOnly | Stop
+
+
+def found_rows(entry: Entry, count: int, digest: int, newest: datetime | None) -> Rows:
+    """Classify what one statement found of the entry's ids: how many, their digest and their newest
+    ``create_time``."""
+    if count == 0:
+        return Rows.NONE
+    if count != entry.count:
+        return Rows.SOME
+    same = digest == entry.digest and newest is not None and newest <= entry.read_at
+    return Rows.ALL if same else Rows.DIFFERENT
+
+
+def takeover(facts: Facts) -> Verdict:
+    """The verdict of a takeover. Total: every combination of facts has exactly one answer."""
+    state, entry = facts.state, facts.entry
+    if not facts.settling and state.resize_to is not None:
+        return Closed(state.resize_to)
+    if not facts.settling and facts.lane >= state.lane_count:
+        return Idle(state.lane_count)
+    if facts.purged != facts.purged_again:
+        return AskElection()
+    if entry is None:
+        return NothingToDo(0) if facts.purged == 0 else _ledger_went_back(facts.lane, facts.purged, 0)
+    if entry.database != facts.database:
+        return _foreign(facts.lane, facts.database, entry)
+    if entry.lane != facts.lane:
+        return _other_lane(facts.lane, entry)
+    if entry.batch < facts.purged:
+        return _ledger_went_back(facts.lane, facts.purged, entry.batch)
+    if entry.batch == facts.purged:
+        return NothingToDo(entry.batch)
+    if entry.batch > facts.purged + 1:
+        return _database_went_back(facts.lane, facts.purged, entry.batch)
+    return settle(entry, facts.rows)
+
+
+def settle(entry: Entry, rows: Rows | None) -> LookUpRows | PurgeEntry | MoveOnly | Stop:
+    """The entry is one ahead of the purged number: its batch is in Kafka and its purge unknown."""
+    if rows is None:
+        return LookUpRows(entry)
+    return _SETTLED[rows](entry)
+
+
+def after_purge(entry: Entry, moved: bool, purged: int | None = None) -> Purged | LookUpRows | Stop:
+    """After the guarded purge of an entry's batch: ``moved`` if it moved the number; else ``purged`` is m, read
+    since.
+
+    A number that stands just below the batch although the purge did not move it means that the table's file has
+    changed (TRUNCATE, VACUUM FULL): the ids may have been drawn a second time. Compare the rows, `settle`, and purge
+    with the new file's number.
+    """
+    if moved:
+        return Purged(entry.batch)
+    if purged is None:
+        raise ValueError("a purge that moved nothing is judged by the purged number: read it again")
+    if purged >= entry.batch:
+        return Purged(entry.batch)
+    if purged < entry.batch - 1:
+        return _database_went_back(entry.lane, purged, entry.batch)
+    return LookUpRows(entry)
+
+
+def round_check(lane: int, purged: int, acknowledged: int, in_flight: int | None) -> GoOn | AskElection | Stop:
+    """Judge m in the header row of a round by the last purge acknowledged and the batch of an own purge under way."""
+    if purged < acknowledged:
+        return _stop(
+            Why.DATABASE_WENT_BACK,
+            lane,
+            f"the table says batch {purged} was the last one purged, but the database had acknowledged the "
+            f"purge of batch {acknowledged} to this process: the database went back in time (failover to a "
+            f"lagging copy, restore)",
+            _BOTH,
+        )
+    if purged > max(acknowledged, in_flight or 0):
+        return AskElection()
+    return GoOn()
+
+
+_PURGE_SENT = (
+    "--purge-sent (delete the rows that the newer ledger entries list and that still match: they are in Kafka)"
+)
+_RESEND = "--resend (keep every row: what is in Kafka already is sent once more)"
+_BOTH = f"either {_PURGE_SENT} or {_RESEND}"
+_ONLY_RESEND = f"{_RESEND}; --purge-sent does not apply, no entry says what was sent"
+_ADOPT = f"--adopt-ledger, which takes this ledger over for this database, together with {_BOTH}"
+
+
+def _stop(why: Why, lane: int, what: str, options: str) -> Stop:
+    return Stop(
+        why,
+        f"lane {lane} is stopped, nothing was sent or deleted: {what}. Find out which side is right, then run "
+        f"manage.py outbox_resolve --lane {lane} with {options}.",
+    )
+
+
+def _foreign(lane: int, database: UUID, entry: Entry) -> Stop:
+    return _stop(
+        Why.FOREIGN_DATABASE,
+        lane,
+        f"this database is {database}, but batch {entry.batch} in the ledger was written for database {entry.database}",
+        _ADOPT,
+    )
+
+
+def _other_lane(lane: int, entry: Entry) -> Stop:
+    return _stop(
+        Why.OTHER_LANE,
+        lane,
+        f"the ledger partition of lane {lane} ends with batch {entry.batch} of lane {entry.lane}",
+        _ONLY_RESEND,
+    )
+
+
+def _ledger_went_back(lane: int, purged: int, committed: int) -> Stop:
+    last = f"ends with batch {committed}" if committed else "has no entry of this lane"
+    return _stop(
+        Why.LEDGER_WENT_BACK,
+        lane,
+        f"the table says batch {purged} was purged, but the ledger {last}: the ledger went back in time "
+        "(topic deleted or restored, another cluster)",
+        _ONLY_RESEND,
+    )
+
+
+def _database_went_back(lane: int, purged: int, committed: int) -> Stop:
+    return _stop(
+        Why.DATABASE_WENT_BACK,
+        lane,
+        f"the table says batch {purged} was the last one purged, but the ledger has batch {committed}: the "
+        "database went back in time (restore, failover to a lagging copy) or its companion tables were emptied",
+        _BOTH,
+    )
+
+
+def _incomplete(entry: Entry) -> Stop:
+    return _stop(
+        Why.ROWS_INCOMPLETE,
+        entry.lane,
+        f"batch {entry.batch} in the ledger lists {entry.count} rows of which the table holds only some; a "
+        "purge removes all or none, so something else deleted rows",
+        _BOTH,
+    )
+
+
+def _different(entry: Entry) -> Stop:
+    return _stop(
+        Why.ROWS_DIFFERENT,
+        entry.lane,
+        f"the table has rows under all {entry.count} ids of batch {entry.batch} in the ledger (read at "
+        f"{entry.read_at}), but their digest is not {entry.digest} or they are younger: ids were drawn a second "
+        "time (RESTART IDENTITY), or rows were changed",
+        _BOTH,
+    )
+
+
+_SETTLED: dict[Rows, Callable[[Entry], PurgeEntry | MoveOnly | Stop]] = {
+    Rows.ALL: PurgeEntry,
+    Rows.NONE: MoveOnly,
+    Rows.SOME: _incomplete,
+    Rows.DIFFERENT: _different,
+}
