@@ -1,0 +1,331 @@
+"""The ledger's codec, the digest, and the verdicts as total functions."""
+
+import itertools
+import struct
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from uuid import UUID
+from zlib import crc32
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from outbox.core import verdict as v
+from outbox.core.ledger import (
+    DamagedEntry,
+    Entry,
+    ForeignEntry,
+    LedgerEntryError,
+    Row,
+    UnknownEntryVersion,
+    decode,
+    digest,
+    encode,
+    entry_key,
+    record_bytes,
+)
+
+HERE, ELSEWHERE = UUID(int=1), UUID(int=2)
+NOON = datetime(2026, 1, 1, 12, 0, 0, 123456, tzinfo=UTC)
+
+
+def entry(batch: int = 1, lane: int = 0, database: UUID = HERE, ids: tuple[int, ...] = (1, 2, 3)) -> Entry:
+    return Entry(lane, batch, UUID(int=9), database, ids, 77, NOON)
+
+
+int64s = st.integers(-(2**63) + 1, 2**63 - 1)
+entries = st.builds(
+    Entry,
+    lane=st.integers(0, 10_000),
+    batch=st.integers(1, 2**63 - 1),
+    owner=st.uuids(),
+    database=st.uuids(),
+    ids=st.one_of(
+        st.lists(int64s, min_size=1, max_size=60, unique=True).map(sorted).map(tuple),
+        st.builds(lambda first, count: tuple(range(first, first + count)), st.integers(1, 10**12), st.integers(1, 400)),
+    ),
+    digest=st.integers(0, 2**63 - 1),
+    read_at=st.datetimes(timezones=st.just(UTC)),
+)
+
+
+@given(entries)
+def test_an_entry_survives_the_codec(written: Entry) -> None:
+    assert decode(encode(written)) == written
+
+
+@given(entries, st.data())
+def test_a_truncated_entry_is_refused(written: Entry, data: st.DataObject) -> None:
+    payload = encode(written)
+    with pytest.raises(LedgerEntryError):
+        decode(payload[: data.draw(st.integers(0, len(payload) - 1))])
+
+
+@given(entries, st.data())
+def test_an_altered_byte_is_refused(written: Entry, data: st.DataObject) -> None:
+    payload = bytearray(encode(written))
+    payload[data.draw(st.integers(0, len(payload) - 1))] ^= data.draw(st.integers(1, 255))
+    with pytest.raises(LedgerEntryError):
+        decode(bytes(payload))
+
+
+@given(st.binary(max_size=200))
+def test_bytes_of_others_are_refused(payload: bytes) -> None:
+    with pytest.raises(LedgerEntryError):
+        decode(payload)
+
+
+def sealed(body: bytes) -> bytes:
+    return body + crc32(body).to_bytes(4, "big")
+
+
+@given(st.binary(max_size=60))
+@settings(max_examples=300)
+def test_a_body_with_a_right_seal_is_read_canonically_or_refused(tail: bytes) -> None:
+    payload = sealed(b"OBL\x01" + struct.pack(">16s16sq", HERE.bytes, HERE.bytes, 0) + tail)
+    try:
+        read = decode(payload)
+    except DamagedEntry:
+        return
+    assert encode(read) == payload, "one meaning, one spelling"
+
+
+@pytest.mark.parametrize(
+    ("payload", "error", "text"),
+    [
+        (None, ForeignEntry, "something else writes there"),
+        (b"", ForeignEntry, "something else writes there"),
+        (b'{"lane": 0}', ForeignEntry, "ledger topic of its own"),
+        (b"OBL\x02" + bytes(60), UnknownEntryVersion, "format version 2, this release reads version 1"),
+        (b"OBL\x01" + bytes(60), DamagedEntry, "checksum does not fit"),
+        (encode(entry()) + b"\0", DamagedEntry, "checksum does not fit"),
+        (sealed(encode(entry())[:-4] + b"\x01"), DamagedEntry, "1 bytes too many"),
+        (sealed(encode(entry())[:-5]), DamagedEntry, "middle of a number"),
+    ],
+)
+def test_each_wrong_payload_is_named(payload: bytes | None, error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=text):
+        decode(payload)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        replace(entry(), ids=()),
+        replace(entry(), ids=(2, 1)),
+        replace(entry(), ids=(1, 1)),
+        replace(entry(), batch=0),
+        replace(entry(), lane=-1),
+        replace(entry(), digest=2**63),
+        replace(entry(), ids=(1, 2**63)),
+        replace(entry(), read_at=NOON.replace(tzinfo=None)),
+    ],
+)
+def test_what_could_not_be_read_back_is_not_written(wrong: Entry) -> None:
+    with pytest.raises(ValueError):
+        encode(wrong)
+
+
+def test_an_entry_of_5000_ids_stays_small() -> None:
+    neighbours = tuple(range(10**9, 10**9 + 5_000))
+    scattered = tuple(range(10**9, 10**9 + 5_000 * 2_000_000, 2_000_000))
+    assert len(encode(entry(ids=neighbours))) < 5_200
+    assert len(encode(entry(ids=scattered))) < 15_200
+
+
+def test_the_format_is_pinned() -> None:
+    """Entries of older releases stay in the topic for ever: a change of these bytes needs a new version."""
+    pinned = Entry(3, 300, UUID(int=9), UUID(int=8), (5, 7, 1000), 4_000_000_000, NOON)
+    assert encode(pinned).hex() == (
+        "4f424c01"
+        "00000000000000000000000000000009"
+        "00000000000000000000000000000008"
+        "0006475312d1a240"
+        "03ac0280d0acf30e030a02e107" + encode(pinned)[-4:].hex()
+    )
+    assert entry_key(3) == b"3"
+
+
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=4) | st.sampled_from(
+    ["", ",", ":", "-", "1", "1:", "é"]
+)
+rows = st.builds(
+    lambda id_, topic, key, value, headers, binary: (
+        id_,
+        topic,
+        key,
+        None if binary is not None else value,
+        [name for name, _ in headers],
+        [text for _, text in headers],
+        binary,
+    ),
+    st.integers(-3, 12),
+    texts,
+    texts,
+    st.none() | texts,
+    st.lists(st.tuples(texts, texts), max_size=2),
+    st.none() | st.binary(max_size=3),
+)
+
+
+def meaning(row: Row) -> tuple[object, ...]:
+    """What a record says: text and binary values are the same bytes in Kafka."""
+    id_, topic, key, value, names, headers, binary = row
+    return id_, topic, key, binary if value is None else value.encode(), tuple(names or ()), tuple(headers or ())
+
+
+@given(rows, rows)
+@settings(max_examples=500)
+def test_different_records_have_different_bytes(one: Row, other: Row) -> None:
+    assert (record_bytes(one) == record_bytes(other)) == (meaning(one) == meaning(other))
+
+
+@given(st.lists(rows, max_size=6), st.randoms())
+def test_the_digest_is_the_sum_of_the_checksums_in_any_order(batch: list[Row], random: object) -> None:
+    assert digest(batch) == digest(batch[::-1]) == sum(crc32(record_bytes(row)) for row in batch)
+
+
+@pytest.mark.parametrize(
+    ("row", "expected"),
+    [
+        ((7, "t", "k", "v", None, None, None), b"7,1,1:tkv"),
+        ((7, "t", "", "", None, None, None), b"7,1,0:t"),
+        ((7, "t", "", None, [], [], None), b"7,1,0-t"),
+        ((7, "t", "é", "ü", None, None, None), "7,1,1:téü".encode()),
+        ((7, "t", "k", "v", ["h", "hh"], ["", "x"], None), b"7,1,1,1,0,2,1:tkhhhxv"),
+        ((7, "t", "k", None, None, None, b"\xff\x00"), b"7,1,1:tk\xff\x00"),
+    ],
+)
+def test_the_bytes_of_a_record_are_pinned(row: Row, expected: bytes) -> None:
+    assert record_bytes(row) == expected
+    assert digest([row]) == crc32(expected)
+
+
+# Verdicts
+
+OPEN = v.State(lane_count=1)
+
+
+def facts(purged: int, found: Entry | None, again: int | None = None, rows: v.Rows | None = None) -> v.Facts:
+    return v.Facts(0, HERE, OPEN, purged, found, purged if again is None else again, rows)
+
+
+@pytest.mark.parametrize(
+    ("read", "expected"),
+    [
+        (facts(0, None), v.NothingToDo(0)),
+        (facts(4, entry(4)), v.NothingToDo(4)),
+        (facts(4, entry(5)), v.LookUpRows(entry(5))),
+        (facts(4, entry(5), rows=v.Rows.ALL), v.PurgeEntry(entry(5))),
+        (facts(4, entry(5), rows=v.Rows.NONE), v.MoveOnly(entry(5))),
+        (facts(4, entry(6), again=5), v.AskElection()),
+        (facts(4, None, again=5), v.AskElection()),
+        (facts(4, entry(4, database=ELSEWHERE), again=5), v.AskElection()),
+        (replace(facts(4, entry(4)), state=v.State(1, resize_to=3)), v.Closed(3)),
+        (replace(facts(4, entry(4)), state=v.State(1, resize_to=3), settling=True), v.NothingToDo(4)),
+        (replace(facts(0, None), lane=1), v.Idle(1)),
+        (replace(facts(0, None), lane=1, settling=True), v.NothingToDo(0)),
+    ],
+)
+def test_the_verdict_of_a_takeover(read: v.Facts, expected: v.Verdict) -> None:
+    assert v.takeover(read) == expected
+
+
+@pytest.mark.parametrize(
+    ("read", "why", "both_sides", "option", "absent"),
+    [
+        (facts(4, None), v.Why.LEDGER_WENT_BACK, ["batch 4", "no entry"], "--resend", "with either"),
+        (facts(4, entry(3)), v.Why.LEDGER_WENT_BACK, ["batch 4", "batch 3"], "--resend", "with either"),
+        (facts(4, entry(6)), v.Why.DATABASE_WENT_BACK, ["batch 4", "batch 6"], "--purge-sent", "--adopt"),
+        (facts(0, entry(2)), v.Why.DATABASE_WENT_BACK, ["batch 0", "batch 2"], "--purge-sent", "--adopt"),
+        (facts(4, entry(4, database=ELSEWHERE)), v.Why.FOREIGN_DATABASE, [str(HERE), str(ELSEWHERE)], "--adopt", "?"),
+        (facts(4, entry(4, lane=2)), v.Why.OTHER_LANE, ["lane 0", "lane 2"], "--resend", "with either"),
+        (
+            facts(4, entry(5), rows=v.Rows.SOME),
+            v.Why.ROWS_INCOMPLETE,
+            ["3 rows", "only some"],
+            "--purge-sent",
+            "--adopt",
+        ),
+        (facts(4, entry(5), rows=v.Rows.DIFFERENT), v.Why.ROWS_DIFFERENT, ["3 ids", "77"], "--purge-sent", "--adopt"),
+    ],
+)
+def test_a_stop_names_both_sides_and_the_remedy(
+    read: v.Facts, why: v.Why, both_sides: list[str], option: str, absent: str
+) -> None:
+    stop = v.takeover(read)
+    assert isinstance(stop, v.Stop)
+    assert stop.why is why
+    assert all(side in stop.text for side in both_sides), stop.text
+    assert f"manage.py outbox_resolve --lane 0 with {option}"[:40] in stop.text
+    assert option in stop.text
+    assert absent not in stop.text
+
+
+def test_the_verdict_is_total_and_acts_only_one_batch_ahead() -> None:
+    numbers = range(5)
+    ledger = [None, *(entry(n, lane, db) for n in (1, 2, 3, 4) for lane in (0, 1) for db in (HERE, ELSEWHERE))]
+    states = [v.State(1), v.State(1, resize_to=2)]
+    for m, found, again, rows_found, state, settling, lane in itertools.product(
+        numbers, ledger, numbers, [None, *v.Rows], states, [False, True], [0, 1]
+    ):
+        read = v.Facts(lane, HERE, state, m, found, again, rows_found, settling)
+        answer = v.takeover(read)
+        assert isinstance(answer, v.Verdict)
+        if isinstance(answer, v.PurgeEntry | v.MoveOnly | v.LookUpRows):
+            assert found is answer.entry
+            assert (answer.entry.batch, answer.entry.database, answer.entry.lane) == (m + 1, HERE, lane)
+            assert m == again
+        if isinstance(answer, v.NothingToDo):
+            assert m == again == answer.batch
+
+
+SECOND = timedelta(seconds=1)
+
+
+@pytest.mark.parametrize(
+    ("count", "found_digest", "newest", "expected"),
+    [
+        (0, 0, None, v.Rows.NONE),
+        (2, 77, NOON, v.Rows.SOME),
+        (3, 77, NOON, v.Rows.ALL),
+        (3, 77, NOON - SECOND, v.Rows.ALL),
+        (3, 77, NOON + SECOND, v.Rows.DIFFERENT),
+        (3, 78, NOON, v.Rows.DIFFERENT),
+        (3, 77, None, v.Rows.DIFFERENT),
+    ],
+)
+def test_rows_are_the_entrys_only_if_all_agrees(
+    count: int, found_digest: int, newest: datetime | None, expected: v.Rows
+) -> None:
+    assert v.found_rows(entry(), count, found_digest, newest) is expected
+
+
+def test_a_purge_that_moved_nothing_is_judged_by_the_purged_number() -> None:
+    assert v.after_purge(entry(5), moved=True) == v.Purged(5)
+    assert v.after_purge(entry(5), moved=False, purged=5) == v.Purged(5)
+    assert v.after_purge(entry(5), moved=False, purged=9) == v.Purged(5)
+    assert v.after_purge(entry(5), moved=False, purged=4) == v.LookUpRows(entry(5))
+    went_back = v.after_purge(entry(5), moved=False, purged=3)
+    assert isinstance(went_back, v.Stop)
+    assert went_back.why is v.Why.DATABASE_WENT_BACK
+    with pytest.raises(ValueError, match="read it again"):
+        v.after_purge(entry(5), moved=False)
+
+
+@pytest.mark.parametrize(
+    ("purged", "in_flight", "expected"),
+    [(4, None, v.GoOn()), (4, 5, v.GoOn()), (5, 5, v.GoOn()), (5, None, v.AskElection()), (6, 5, v.AskElection())],
+)
+def test_a_round_goes_on_only_with_its_own_number(purged: int, in_flight: int | None, expected: object) -> None:
+    assert v.round_check(0, purged, acknowledged=4, in_flight=in_flight) == expected
+
+
+def test_a_round_stops_when_the_database_went_back() -> None:
+    stop = v.round_check(2, 3, acknowledged=4, in_flight=5)
+    assert isinstance(stop, v.Stop)
+    assert stop.why is v.Why.DATABASE_WENT_BACK
+    assert "batch 3" in stop.text
+    assert "batch 4" in stop.text
+    assert "outbox_resolve --lane 2" in stop.text
