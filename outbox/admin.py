@@ -114,6 +114,8 @@ class RecordPaginator(_Paginator):
 
     def records(self, number: int) -> list[OutboxRecord]:
         """The ids of the page first, in a query without any wide column, then its rows by primary key."""
+        if not self.count:  # known from a pass over the table, which need not be made twice
+            return []
         queryset: Any = self.object_list
         bottom = (self.validate_number(number) - 1) * self.per_page
         ids = list(queryset.values_list("pk", flat=True)[bottom : bottom + self.per_page])

@@ -1,0 +1,1 @@
+"""Heroes: created over HTTP, announced through the outbox."""

@@ -1,0 +1,73 @@
+"""``manage.py make_heroes N``: load for demonstrations and tests."""
+
+import itertools
+import json
+import time
+from argparse import ArgumentParser
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError
+from django.db import transaction
+
+from example_project.heroes.creation import create_hero
+
+NAMES = ("Ada", "Grace", "Hedy", "Katherine", "Margaret", "Radia", "Barbara", "Frances")
+POWERS = ("engines", "compilers", "frequency hopping", "orbits", "priority displays", "spanning trees")
+# Told apart from the kept ones also where only the message is seen.
+ROLLED_BACK_POWER = "never was"
+PROGRESS_EVERY_S = 1.0
+
+
+class _Regret(Exception):
+    """Ends a transaction that must leave nothing behind."""
+
+
+class Command(BaseCommand):
+    help = "Create heroes, with transactions in between that are rolled back."
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("count", type=int, help="how many heroes to keep")
+        parser.add_argument("--per-transaction", type=int, default=10, help="heroes of one transaction (default 10)")
+        parser.add_argument(
+            "--rolled-back", type=int, default=1, help="heroes of the transaction rolled back after each (default 1)"
+        )
+        parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+    def handle(
+        self, *args: Any, count: int, per_transaction: int, rolled_back: int, json: bool, **options: Any
+    ) -> None:
+        if count < 0 or per_transaction < 1 or rolled_back < 0:
+            raise CommandError("count and --rolled-back must be 0 or more, --per-transaction 1 or more.")
+        began = shown = time.monotonic()
+        report = {"stashed": 0, "rolled_back": 0, "transactions": 0}
+        number = itertools.count(1)
+        while report["stashed"] < count:
+            size = min(per_transaction, count - report["stashed"])
+            with transaction.atomic():
+                for _ in range(size):
+                    create_hero(*_described(next(number)))
+            self._make_and_regret(rolled_back)
+            report["stashed"] += size
+            report["rolled_back"] += rolled_back
+            report["transactions"] += 1
+            if time.monotonic() - shown > PROGRESS_EVERY_S:
+                shown = time.monotonic()
+                self.stderr.write(f"made {report['stashed']:,} of {count:,} heroes")
+        self._print({**report, "seconds": round(time.monotonic() - began, 3)}, as_json=json)
+
+    def _make_and_regret(self, count: int) -> None:
+        try:
+            with transaction.atomic():
+                for _ in range(count):
+                    create_hero("Nobody", ROLLED_BACK_POWER)
+                raise _Regret
+        except _Regret:
+            pass
+
+    def _print(self, report: dict[str, Any], *, as_json: bool) -> None:
+        line = json.dumps(report) if as_json else " ".join(f"{name}={value}" for name, value in report.items())
+        self.stdout.write(line)
+
+
+def _described(number: int) -> tuple[str, str]:
+    return f"{NAMES[number % len(NAMES)]} {number}", POWERS[number % len(POWERS)]
