@@ -113,12 +113,14 @@ def encode(entry: Entry) -> bytes:
     """Magic, version, fixed fields, numbers as varints, ids as differences, and a CRC-32 of all that as the seal."""
     if entry.read_at.tzinfo is None:
         raise ValueError(f"read_at {entry.read_at!r} has no time zone; take clock_timestamp() as timestamptz")
-    if entry.lane < 0 or entry.batch < 1 or not entry.ids or entry.digest < 0:
+    numbers = (entry.lane, entry.batch, entry.digest, entry.count)
+    in_range = bool(entry.ids) and max(*numbers, abs(entry.ids[0]), entry.ids[-1]) <= _INT64_MAX
+    if not in_range or entry.batch < 1 or min(numbers) < 0:
         raise ValueError(f"not an entry: lane {entry.lane}, batch {entry.batch}, {entry.count} ids, {entry.digest=}")
     out = bytearray(_MAGIC)
     out.append(FORMAT_VERSION)
     out += _FIXED.pack(entry.owner.bytes, entry.database.bytes, (entry.read_at - _EPOCH) // _MICROSECOND)
-    for number in (entry.lane, entry.batch, entry.digest, entry.count, _zigzag(entry.ids[0])):
+    for number in (*numbers, _zigzag(entry.ids[0])):
         _put_varint(out, number)
     _put_differences(out, entry.ids)
     out += crc32(out).to_bytes(_SEAL_BYTES, "big")
