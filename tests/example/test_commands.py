@@ -36,6 +36,14 @@ def test_rolled_back_heroes_leave_nothing() -> None:
 
 
 @pytest.mark.django_db(transaction=True)
+def test_a_run_is_named_in_a_header() -> None:
+    make_heroes("2", "--run", "r1")
+    for record in OutboxRecord.objects.all():
+        headers = dict(zip(record.kafka_header_keys, record.kafka_header_values, strict=True))
+        assert headers["run"] == "r1"
+
+
+@pytest.mark.django_db(transaction=True)
 def test_report_as_text() -> None:
     assert make_heroes("1").startswith("stashed=1 rolled_back=1 transactions=1 seconds=")
     assert make_heroes("0").startswith("stashed=0 rolled_back=0 ")

@@ -31,13 +31,15 @@ class Command(BaseCommand):
         parser.add_argument(
             "--rolled-back", type=int, default=1, help="heroes of the transaction rolled back after each (default 1)"
         )
+        parser.add_argument("--run", default="", help='put this text into the header "run" of every message')
         parser.add_argument("--json", action="store_true", help="print one JSON object")
 
     def handle(
-        self, *args: Any, count: int, per_transaction: int, rolled_back: int, json: bool, **options: Any
+        self, *args: Any, count: int, per_transaction: int, rolled_back: int, run: str, json: bool, **options: Any
     ) -> None:
         if count < 0 or per_transaction < 1 or rolled_back < 0:
             raise CommandError("count and --rolled-back must be 0 or more, --per-transaction 1 or more.")
+        headers = {"run": run} if run else None
         began = shown = time.monotonic()
         report = {"stashed": 0, "rolled_back": 0, "transactions": 0}
         number = itertools.count(1)
@@ -45,8 +47,8 @@ class Command(BaseCommand):
             size = min(per_transaction, count - report["stashed"])
             with transaction.atomic():
                 for _ in range(size):
-                    create_hero(*_described(next(number)))
-            self._make_and_regret(rolled_back)
+                    create_hero(*_described(next(number)), headers)
+            self._make_and_regret(rolled_back, headers)
             report["stashed"] += size
             report["rolled_back"] += rolled_back
             report["transactions"] += 1
@@ -55,11 +57,11 @@ class Command(BaseCommand):
                 self.stderr.write(f"made {report['stashed']:,} of {count:,} heroes")
         self._print({**report, "seconds": round(time.monotonic() - began, 3)}, as_json=json)
 
-    def _make_and_regret(self, count: int) -> None:
+    def _make_and_regret(self, count: int, headers: dict[str, str] | None) -> None:
         try:
             with transaction.atomic():
                 for _ in range(count):
-                    create_hero("Nobody", ROLLED_BACK_POWER)
+                    create_hero("Nobody", ROLLED_BACK_POWER, headers)
                 raise _Regret
         except _Regret:
             pass
