@@ -19,6 +19,7 @@ TOPIC = "heroes"
 HEROES = 20_000
 QUIET_S = 3.0
 COUNT_TIMEOUT_S = 60.0
+ADMIN = ("--noinput", "--username", "admin", "--email", "admin@localhost")
 
 
 def step(text: str) -> None:
@@ -137,8 +138,7 @@ def serve() -> int:
     """Site, admin, harvester and consumer, until Ctrl-C."""
     os.environ.setdefault("DJANGO_SUPERUSER_PASSWORD", "admin")
     subprocess.run(
-        [sys.executable, str(HERE / "manage.py"), "createsuperuser", "--noinput", "--username", "admin"]
-        + ["--email", "admin@localhost"],
+        [sys.executable, str(HERE / "manage.py"), "createsuperuser", *ADMIN],
         cwd=ROOT,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

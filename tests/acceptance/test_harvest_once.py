@@ -1,0 +1,124 @@
+"""`manage.py harvest --once` as a process of its own, on real servers, also killed at every point."""
+
+import os
+import signal
+
+import psycopg
+import pytest
+
+from tests.support.databases import django, fresh_database
+from tests.support.topics import create_topic, read_topic
+
+RECORDS = 300
+
+
+@pytest.fixture
+def url():
+    with fresh_database(os.environ["DATABASE_URL"]) as url:
+        done = django("migrate", "outbox", url=url)
+        assert done.returncode == 0, done.stderr
+        yield url
+
+
+@pytest.fixture
+def topic(bootstrap_servers):
+    return create_topic(bootstrap_servers, partitions=3)
+
+
+def fill(url, topic, records=RECORDS):
+    with psycopg.connect(url) as connection:
+        connection.execute(
+            "INSERT INTO outbox (kafka_topic, kafka_key, kafka_value) "
+            "SELECT %s, 'k' || n %% 7, n FROM generate_series(1, %s) n",
+            [topic, records],
+        )
+
+
+def left(url):
+    with psycopg.connect(url) as connection:
+        return connection.execute("SELECT count(*) FROM outbox").fetchone()[0]
+
+
+def harvest(url, **environment):
+    return django("harvest", "--once", url=url, OUTBOX_NAME=url.rpartition("/")[2], **environment)
+
+
+def numbers(received):
+    return [int(message.value) for message in received]
+
+
+def assert_in_order(received):
+    """Per key the numbers rise; a repeated batch may go back, first deliveries may not."""
+    newest = {}
+    for message in received:
+        number = int(message.value)
+        newest[message.key] = max(newest.get(message.key, 0), number)
+    for key, last in newest.items():
+        first_deliveries = list(dict.fromkeys(int(m.value) for m in received if m.key == key))
+        assert first_deliveries == sorted(first_deliveries)
+        assert first_deliveries[-1] == last
+
+
+def test_what_was_committed_arrives_once_in_order(url, topic, bootstrap_servers):
+    fill(url, topic)
+    done = harvest(url)
+    assert done.returncode == 0, done.stderr
+    received = read_topic(bootstrap_servers, topic)
+    assert sorted(numbers(received)) == list(range(1, RECORDS + 1))
+    assert_in_order(received)
+    assert left(url) == 0
+
+
+def test_an_empty_table_is_no_error(url, bootstrap_servers):
+    done = harvest(url)
+    assert done.returncode == 0, done.stderr
+
+
+def test_values_keys_and_headers_arrive_byte_for_byte(url, topic, bootstrap_servers):
+    with psycopg.connect(url) as connection:
+        connection.execute(
+            "INSERT INTO outbox (kafka_topic, kafka_key, kafka_value, kafka_value_binary, kafka_header_keys, "
+            "kafka_header_values) VALUES (%(t)s, 'text', 'zażółć', NULL, '{a,b,a}', '{1,\"\",3}'), "
+            "(%(t)s, 'tombstone', NULL, NULL, '{}', '{}'), (%(t)s, 'empty', '', NULL, '{}', '{}'), "
+            "(%(t)s, '', 'no key', NULL, '{}', '{}')",
+            {"t": topic},
+        )
+    assert harvest(url).returncode == 0
+    found = {message.key: message for message in read_topic(bootstrap_servers, topic)}
+    assert found[b"text"].value == "zażółć".encode()
+    assert found[b"text"].headers == [("a", b"1"), ("b", b""), ("a", b"3")]
+    assert found[b"tombstone"].value is None
+    assert found[b"empty"].value == b""
+    assert found[None].value == b"no key"
+
+
+@pytest.mark.parametrize("failpoint", ["before-send", "after-ack", "after-purge"])
+def test_killed_at_any_point_it_loses_nothing(url, topic, bootstrap_servers, failpoint):
+    fill(url, topic)
+    killed = harvest(url, OUTBOX_FAILPOINTS=f"{failpoint}=kill")
+    assert killed.returncode == -signal.SIGKILL
+    if failpoint == "after-ack":
+        assert left(url) > 0, "the deletion must come after the acknowledgement"
+        assert read_topic(bootstrap_servers, topic)
+    done = harvest(url)
+    assert done.returncode == 0, done.stderr
+    received = read_topic(bootstrap_servers, topic)
+    assert set(numbers(received)) == set(range(1, RECORDS + 1))
+    assert_in_order(received)
+    assert left(url) == 0
+
+
+def test_a_rolled_back_record_never_appears(url, topic, bootstrap_servers):
+    fill(url, topic, records=5)
+    with psycopg.connect(url) as connection:
+        connection.execute("INSERT INTO outbox (kafka_topic, kafka_key, kafka_value) VALUES (%s, 'k', '999')", [topic])
+        connection.rollback()
+    assert harvest(url).returncode == 0
+    assert sorted(numbers(read_topic(bootstrap_servers, topic))) == [1, 2, 3, 4, 5]
+
+
+def test_without_brokers_the_remedy_is_named(url):
+    done = harvest(url, OUTBOX_BOOTSTRAP_SERVERS="")
+    assert done.returncode != 0
+    assert 'BOOTSTRAP_SERVERS"] is empty. Set it to your brokers' in done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,71 @@
+"""Topics made for one test, and an independent consumer that reads them as applications do."""
+
+import time
+import uuid
+from dataclasses import dataclass
+
+from confluent_kafka import Consumer, Message, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
+
+
+def create_topic(servers: str, partitions: int = 1, name: str | None = None, **config: str) -> str:
+    topic = name or f"t-{uuid.uuid4().hex[:12]}"
+    admin = AdminClient({"bootstrap.servers": servers})
+    admin.create_topics([NewTopic(topic, partitions, 1, config=config)])[topic].result(30)
+    return topic
+
+
+@dataclass(frozen=True)
+class Received:
+    topic: str
+    partition: int
+    offset: int
+    key: bytes | None
+    value: bytes | None
+    headers: list[tuple[str, bytes]]
+
+
+def read_topic(servers: str, topic: str, *, committed: bool = True, timeout_s: float = 30) -> list[Received]:
+    """Everything on the topic up to its present end, per partition in order."""
+    consumer = Consumer(
+        {
+            "bootstrap.servers": servers,
+            "group.id": f"reader-{uuid.uuid4().hex}",
+            "isolation.level": "read_committed" if committed else "read_uncommitted",
+            "enable.partition.eof": True,
+            "enable.auto.commit": False,
+            "auto.offset.reset": "error",
+        }
+    )
+    try:
+        partitions = consumer.list_topics(topic, timeout_s).topics[topic].partitions
+        consumer.assign([TopicPartition(topic, number, 0) for number in partitions])
+        return _until_every_end(consumer, set(partitions), time.monotonic() + timeout_s)
+    finally:
+        consumer.close()
+
+
+def _until_every_end(consumer: Consumer, unfinished: set[int], deadline: float) -> list[Received]:
+    received = []
+    while unfinished:
+        assert time.monotonic() < deadline, f"partitions {unfinished} did not reach their end"
+        for message in consumer.consume(5000, 0.5):
+            error = message.error()
+            if error is None:
+                received.append(_received(message))
+            elif error.name() == "_PARTITION_EOF":
+                unfinished.discard(message.partition())
+            else:
+                raise AssertionError(str(error))
+    return received
+
+
+def _received(message: Message) -> Received:
+    return Received(
+        message.topic() or "",
+        message.partition() or 0,
+        message.offset() or 0,
+        message.key(),  # type: ignore[arg-type]
+        message.value(),  # type: ignore[arg-type]
+        message.headers() or [],  # type: ignore[arg-type]
+    )
