@@ -6,7 +6,7 @@ SQL in ``outbox.inserts``. Models are imported at first use, because ``outbox`` 
 
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
-from itertools import chain, islice
+from itertools import islice
 from typing import Any, NamedTuple
 
 from django.db import connections, router, transaction
@@ -82,16 +82,18 @@ def stash_many(messages: Iterable[Message], *, using: str | None = None, ordered
     chunks = _chunks(iter(messages), validator)
     if ordered:
         return _stash_ordered(connection, sql, [row for chunk in chunks for row in _rows(chunk, validator)])
-    first, second = next(chunks, None), next(chunks, None)
-    if first is None:
+    chunk, following = next(chunks, None), next(chunks, None)
+    if chunk and not following and len(chunk.messages) <= INSERT_ROWS_MAX:
+        return insert_few(connection, sql, list(_rows(chunk, validator)))
+    if not chunk:
         return []
-    if second is None and len(first.messages) <= INSERT_ROWS_MAX:
-        return insert_few(connection, sql, list(_rows(first, validator)))
     ids: list[int] = []
     with transaction.atomic(using=connection.alias):  # also a savepoint: the chunks stand or fall together
-        for chunk in chain((first, second) if second else (first,), chunks):
+        while chunk:
             # Validated while PostgreSQL takes in the rows before: nothing in there can use the connection.
             ids += copy_many(connection, sql, _rows(chunk, validator), len(chunk.messages))
+            chunk = following  # two assignments, so that no third chunk is in memory while the next is taken
+            following = next(chunks, None)
     return ids
 
 
