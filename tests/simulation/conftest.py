@@ -1,4 +1,4 @@
-"""Which seeds are run: 200 by default, 10,000 under `-m torture`, one with `--seed N`."""
+"""Which seeds are run: 200 by default, 10,000 under `-m torture`, one of them with `--seed N`."""
 
 from __future__ import annotations
 
@@ -9,13 +9,11 @@ TORTURE_SEEDS = 10_000
 CHUNK = 500
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--seed", type=int, default=None, help="replay one seed of the simulation")
-
-
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    seed = metafunc.config.getoption("--seed", None)
+    seed = metafunc.config.getoption("--seed")
     if "seed" in metafunc.fixturenames:
         metafunc.parametrize("seed", range(SEEDS) if seed is None else [seed])
-    if "chunk" in metafunc.fixturenames:
-        metafunc.parametrize("chunk", range(SEEDS, SEEDS + TORTURE_SEEDS, CHUNK))
+    if "seeds" in metafunc.fixturenames:
+        starts = range(SEEDS, SEEDS + TORTURE_SEEDS, CHUNK)
+        chunks = [range(s, s + CHUNK) for s in starts] if seed is None else [range(seed, seed + 1)]
+        metafunc.parametrize("seeds", chunks, ids=[f"{c.start}-{c.stop - 1}" for c in chunks])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from tests.simulation.checkers import Violation
-from tests.simulation.conftest import CHUNK
 from tests.simulation.mutations import MUTATIONS
 from tests.simulation.scenario import run
 
@@ -18,8 +17,8 @@ def test_promises_hold(seed: int) -> None:
 
 @pytest.mark.torture
 @pytest.mark.timeout(600)
-def test_promises_hold_for_many_seeds(chunk: int) -> None:
-    for seed in range(chunk, chunk + CHUNK):
+def test_promises_hold_for_many_seeds(seeds: range) -> None:
+    for seed in seeds:
         run(seed)
 
 
