@@ -1,4 +1,6 @@
-"""The one place where a hero comes to be: the row and its message in one transaction."""
+"""Where heroes come to be: their rows and their messages in one transaction."""
+
+from collections.abc import Iterable
 
 from django.db import transaction
 
@@ -7,9 +9,17 @@ from example_project.heroes.models import TOPIC, Hero
 from outbox.api import Headers
 
 
-def create_hero(name: str, power: str = "", headers: Headers | None = None) -> Hero:
+def create_hero(name: str, power: str = "") -> Hero:
     """Both or neither: if anything fails, before or after, Kafka never hears of the hero."""
     with transaction.atomic():
         hero = Hero.objects.create(name=name, power=power)
-        outbox.stash(TOPIC, hero.as_dict(), key=str(hero.pk), headers=headers)
+        outbox.stash(TOPIC, hero.as_dict(), key=str(hero.pk))
     return hero
+
+
+def create_heroes(described: Iterable[tuple[str, str]], headers: Headers | None = None) -> list[Hero]:
+    """Many in one transaction, with one statement for the rows and one for the messages."""
+    with transaction.atomic():
+        heroes = Hero.objects.bulk_create(Hero(name=name, power=power) for name, power in described)
+        outbox.stash_many(outbox.Message(TOPIC, hero.as_dict(), key=str(hero.pk), headers=headers) for hero in heroes)
+    return heroes

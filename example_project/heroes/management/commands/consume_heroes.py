@@ -19,6 +19,7 @@ from outbox.exceptions import missing_extra
 
 BATCH_MAX = 500
 POLL_S = 0.5
+METADATA_S = 5.0
 
 
 class Command(BaseCommand):
@@ -71,6 +72,7 @@ def _consumer() -> Any:
             "enable.auto.commit": False,
             "auto.offset.reset": "earliest",
             "isolation.level": "read_committed",
+            "reconnect.backoff.ms": 1000,  # each attempt that fails is logged
         }
     )
 
@@ -83,7 +85,11 @@ def _assign(consumer: Any, topic: str, ends: float) -> bool:
     last = {row["partition"]: row["last"] for row in stored.values("partition", "last")}
     while time.monotonic() < ends:
         try:
-            partitions = consumer.list_topics(topic, timeout=5).topics[topic].partitions
+            partitions = (
+                consumer.list_topics(topic, timeout=min(METADATA_S, max(0.1, ends - time.monotonic())))
+                .topics[topic]
+                .partitions
+            )
         except KafkaException:  # brokers that cannot be reached yet
             partitions = {}
         if partitions:

@@ -9,7 +9,7 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError
 from django.db import transaction
 
-from example_project.heroes.creation import create_hero
+from example_project.heroes.creation import create_heroes
 
 NAMES = ("Ada", "Grace", "Hedy", "Katherine", "Margaret", "Radia", "Barbara", "Frances")
 POWERS = ("engines", "compilers", "frequency hopping", "orbits", "priority displays", "spanning trees")
@@ -45,9 +45,7 @@ class Command(BaseCommand):
         number = itertools.count(1)
         while report["stashed"] < count:
             size = min(per_transaction, count - report["stashed"])
-            with transaction.atomic():
-                for _ in range(size):
-                    create_hero(*_described(next(number)), headers)
+            create_heroes([_described(next(number)) for _ in range(size)], headers)
             self._make_and_regret(rolled_back, headers)
             report["stashed"] += size
             report["rolled_back"] += rolled_back
@@ -60,8 +58,7 @@ class Command(BaseCommand):
     def _make_and_regret(self, count: int, headers: dict[str, str] | None) -> None:
         try:
             with transaction.atomic():
-                for _ in range(count):
-                    create_hero("Nobody", ROLLED_BACK_POWER, headers)
+                create_heroes([("Nobody", ROLLED_BACK_POWER)] * count, headers)
                 raise _Regret
         except _Regret:
             pass
