@@ -473,7 +473,7 @@ def test_shards_are_stable_per_key_and_all_used() -> None:
 
 @pytest.mark.parametrize("keys", [50, 100_000], ids=["few-keys", "many-keys"])
 def test_bookkeeping_stays_cheap(keys: int) -> None:
-    """A guard against accidental quadratic work, twenty times above what was measured; benchmarks say how fast it is."""
+    """A guard against accidental quadratic work, far above what was measured; benchmarks say how fast it is."""
     limits = Limits(in_flight_max=5000, mark_max=1000, shard_buffer_max=1000, key_buffer_max=500, purge_max=5000)
     board, now, rows = Scoreboard(ME, 7, limits, 0.0), 0.0, [Row(i, f"key-{i % keys}") for i in range(20_000)]
     taken = purged = 0
