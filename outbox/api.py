@@ -22,8 +22,9 @@ from outbox.validation import Row, Validator
 
 __all__ = ["Headers", "Message", "correlation", "stash", "stash_many"]
 
-# Up to here one INSERT is faster than drawing ids and COPY, which take more round trips.
-INSERT_ROWS_MAX = 1_000
+# From about a hundred rows on, drawing ids and COPY is faster than one INSERT, its additional round trips included
+# (measured on a local server: 100 rows 1.2 and 1.2 ms, 1,000 rows 6.4 and 10 ms); a distant server moves that up.
+INSERT_ROWS_MAX = 250
 # What stash_many holds in memory at a time.
 CHUNK_ROWS = 10_000
 CHUNK_BYTES = 16_000_000
