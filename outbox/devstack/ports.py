@@ -1,0 +1,72 @@
+"""Loopback ports that stay ours between two starts of a server.
+
+Ports come from below the kernel's range for outgoing connections: a client that keeps connecting to a killed server
+could otherwise be given the server's own port, connect to itself and keep the server from coming back.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import random
+import socket
+import tempfile
+from pathlib import Path
+
+from outbox.devstack.errors import DevstackError
+
+HOST = "127.0.0.1"
+_FIRST, _LAST = 18000, 32000
+_ATTEMPTS_MAX = 500
+
+
+class Port(int):
+    """A port number, reserved among the devstacks of this user until `release()` or the end of the process."""
+
+    _fd: int
+
+    def release(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+def reserve() -> Port:
+    # Own randomness: test runners seed the global generator, and two runs with one seed would meet on every port.
+    draw = random.SystemRandom()
+    for _ in range(_ATTEMPTS_MAX):
+        number = draw.randrange(_FIRST, _LAST)
+        fd = _lock(number)
+        if fd is None:
+            continue
+        if _is_free(number):
+            port = Port(number)
+            port._fd = fd
+            return port
+        os.close(fd)
+    raise DevstackError(
+        f"No free port on {HOST} after {_ATTEMPTS_MAX} attempts between {_FIRST} and {_LAST}: "
+        "stop something that listens."
+    )
+
+
+def _lock(number: int) -> int | None:
+    folder = Path(tempfile.gettempdir()) / f"outbox-devstack-ports-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    fd = os.open(folder / str(number), os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(fd)
+        return None
+    return fd
+
+
+def _is_free(number: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, number))
+        except OSError:
+            return False
+    return True

@@ -1,0 +1,234 @@
+"""pytest plugin: one PostgreSQL and one Kafka per run, started only when tests need them.
+
+Load it with `-p outbox.devstack.pytest_plugin`, so that the addresses stand in the environment before pytest-django
+reads the settings. Addresses that already stand there are used and nothing is started.
+
+PostgreSQL starts while tests are collected; Kafka when a collected test asks for `kafka` or `bootstrap_servers`. A part
+that cannot start skips the tests that need it, with one line in the summary; with `CI` or `OUTBOX_TEST_REQUIRE` in the
+environment it ends the run instead.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Generator, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from outbox.devstack.kafka import Kafka
+from outbox.devstack.postgres import Postgres
+from outbox.devstack.stack import DATABASE, SERVERS, Options, Stack
+from outbox.exceptions import OutboxError
+
+_KAFKA_FIXTURES = {"kafka", "bootstrap_servers"}
+_DATABASE_FIXTURES = {"postgres", "db", "transactional_db", "django_db_setup"}
+
+
+def _must_be_complete() -> bool:
+    return any(os.environ.get(name, "").lower() not in ("", "0", "false") for name in ("CI", "OUTBOX_TEST_REQUIRE"))
+
+
+class _Start:
+    """A part being started in the background."""
+
+    def __init__(self, name: str, start: Callable[[], None]) -> None:
+        self.name = name
+        self.error: Exception | None = None
+        self._start = start
+        self._thread: threading.Thread | None = None
+
+    def begin(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name=f"start {self.name}", daemon=True)
+            self._thread.start()
+
+    def finish(self) -> None:
+        self.begin()
+        assert self._thread is not None
+        self._thread.join()
+        if self.error is not None and _must_be_complete():
+            pytest.exit(f"{self.name} is missing, and it is required here: {self.error}", returncode=3)
+
+    def _run(self) -> None:
+        try:
+            self._start()
+        except Exception as error:
+            self.error = error
+
+
+class DevstackPlugin:
+    """The stack of this run."""
+
+    def __init__(self, stack: Stack) -> None:
+        self.stack = stack
+        self.postgres = _Start("PostgreSQL", stack.start_postgres)
+        self.kafka = _Start("Kafka", stack.start_kafka)
+        self.kept: list[Path] = []
+        self._failed = False
+
+    def require(self, part: _Start) -> None:
+        part.finish()
+        if part.error is not None:
+            pytest.skip(f"{part.name} did not start: {part.error}")
+
+    def pytest_report_header(self) -> list[str]:
+        parts = self.stack.origin.items()
+        return [f"devstack: {name} {part['version']} from {part['origin']}" for name, part in parts]
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
+        if any(_KAFKA_FIXTURES & _fixtures(item) for item in items) or _is_distributed(config):
+            self.kafka.begin()
+        needing = [item for item in items if _needs_database(item)]
+        if not needing:
+            return
+        self.postgres.finish()
+        if self.postgres.error is not None:
+            reason = f"PostgreSQL did not start: {self.postgres.error}"
+            for item in needing:
+                item.add_marker(pytest.mark.skip(reason=reason))
+
+    def pytest_runtestloop(self, session: pytest.Session) -> None:
+        if _is_distributed(session.config):
+            self.kafka.finish()
+
+    def pytest_sessionfinish(self, exitstatus: int) -> None:
+        self._failed = exitstatus == pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        for part in (self.postgres, self.kafka):
+            if part.error is not None:
+                terminalreporter.line(f"devstack: left out what needs {part.name}: {str(part.error).splitlines()[0]}")
+        if self._failed:
+            for log in self.stack.logs:
+                terminalreporter.line(f"devstack: the log of this run is kept: {log}")
+
+    def pytest_unconfigure(self) -> None:
+        for part in (self.postgres, self.kafka):
+            if part._thread is not None:
+                part._thread.join()
+        self.stack.discard(keep_logs=self._failed)
+
+
+def _fixtures(item: pytest.Item) -> set[str]:
+    return set(getattr(item, "fixturenames", ()))
+
+
+def _needs_database(item: pytest.Item) -> bool:
+    if _DATABASE_FIXTURES & _fixtures(item) or item.get_closest_marker("django_db"):
+        return True
+    # Django's own test classes reach the database without naming a fixture.
+    return bool(getattr(getattr(item, "cls", None), "databases", None))
+
+
+def _is_distributed(config: pytest.Config) -> bool:
+    return bool(getattr(config.option, "numprocesses", None))
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("devstack", "embedded PostgreSQL and Kafka")
+    group.addoption("--kafka-version", metavar="LINE", help="Kafka's line, for instance 3.9")
+    group.addoption("--postgres-version", metavar="MAJOR", help="PostgreSQL's major version, for instance 14")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_load_initial_conftests(early_config: pytest.Config) -> Generator[None, None, None]:
+    """Set the addresses; a wrapper, because pytest-django reads the settings in this very hook."""
+    options = early_config.known_args_namespace
+    if not _only_looks(options):
+        _begin(early_config, Options(kafka=options.kafka_version, postgres=options.postgres_version))
+    return (yield)
+
+
+def _only_looks(options: Any) -> bool:
+    names = ("collectonly", "help", "version", "showfixtures", "show_fixtures_per_test", "markers")
+    return any(getattr(options, name, False) for name in names)
+
+
+def _begin(config: pytest.Config, options: Options) -> None:
+    try:
+        plugin = DevstackPlugin(Stack(options))
+        before = {name: os.environ.get(name) for name in plugin.stack.environment}
+        os.environ.update(plugin.stack.environment)
+    except OutboxError as error:
+        if _must_be_complete():
+            raise pytest.UsageError(str(error)) from error
+        config.issue_config_time_warning(UserWarning(f"devstack: nothing is started: {error}"), stacklevel=2)
+        return
+    config.add_cleanup(lambda: _restore(before))
+    config.pluginmanager.register(plugin, "outbox-devstack-run")
+    plugin.postgres.begin()
+
+
+def _restore(before: dict[str, str | None]) -> None:
+    for name, value in before.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+
+
+def _plugin(config: pytest.Config) -> DevstackPlugin | None:
+    found: DevstackPlugin | None = config.pluginmanager.get_plugin("outbox-devstack-run")
+    return found
+
+
+@pytest.fixture(scope="session")
+def postgres(pytestconfig: pytest.Config) -> Postgres | None:
+    """The run's PostgreSQL, started; None when DATABASE_URL came from outside. Do not kill it: others use it too."""
+    plugin = _plugin(pytestconfig)
+    if plugin is None:
+        _skip_unless(DATABASE)
+        return None
+    plugin.require(plugin.postgres)
+    return plugin.stack.postgres
+
+
+@pytest.fixture(scope="session")
+def kafka(pytestconfig: pytest.Config) -> Kafka | None:
+    """The run's Kafka, started; None when OUTBOX_BOOTSTRAP_SERVERS came from outside. Do not kill it."""
+    plugin = _plugin(pytestconfig)
+    if plugin is None:
+        _skip_unless(SERVERS)
+        return None
+    plugin.require(plugin.kafka)
+    return plugin.stack.kafka
+
+
+@pytest.fixture(scope="session")
+def bootstrap_servers(kafka: Kafka | None) -> str:
+    """Addresses of the run's Kafka, started."""
+    return os.environ[SERVERS]
+
+
+def _skip_unless(variable: str) -> None:
+    if not os.environ.get(variable):
+        pytest.skip(f"{variable} is not set and the devstack is not installed")
+
+
+@pytest.fixture
+def kafka_factory(pytestconfig: pytest.Config) -> Iterator[Callable[..., Kafka]]:
+    """Makes a started Kafka of the test's own, to kill, pause or configure; takes the arguments of `Kafka`."""
+    with ExitStack() as own:
+
+        def make(version: str | None = None, **arguments: Any) -> Kafka:
+            cluster = Kafka(version or pytestconfig.getoption("kafka_version"), **arguments)
+            return own.enter_context(cluster)
+
+        yield make
+
+
+@pytest.fixture
+def postgres_factory(pytestconfig: pytest.Config) -> Iterator[Callable[..., Postgres]]:
+    """Makes a started PostgreSQL of the test's own; takes the arguments of `Postgres`."""
+    with ExitStack() as own:
+
+        def make(version: str | None = None, **arguments: Any) -> Postgres:
+            server = Postgres(version or pytestconfig.getoption("postgres_version"), **arguments)
+            return own.enter_context(server)
+
+        yield make
