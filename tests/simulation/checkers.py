@@ -82,6 +82,8 @@ class Checkers:
         buffers = limits.shards * limits.shard_buffer_max
         if statistics.in_flight > self.window or statistics.buffered > buffers:
             raise Violation(f"{process} exceeds a limit: {statistics}")
+        if min(statistics.in_flight, statistics.ready, statistics.buffered, statistics.deferred) < 0:
+            raise Violation(f"{process} has lost count: {statistics}")
         if statistics.deferred > limits.deferred_max + buffers + self.window:
             raise Violation(f"{process} defers too much: {statistics}")
 
