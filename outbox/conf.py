@@ -176,7 +176,11 @@ class Conf:
     )
     database: str = _setting(_text, "default", "Alias of the database that holds the table.")
     table: str = _setting(_table, DEFAULT_TABLE, "Name of the table; companion tables are named after it.")
-    delivery: str = _setting(_one_of(EXACTLY_ONCE, AT_LEAST_ONCE), EXACTLY_ONCE, "What the harvester promises.")
+    delivery: str = _setting(
+        _one_of(EXACTLY_ONCE, AT_LEAST_ONCE),
+        AT_LEAST_ONCE,
+        "What the harvester promises; exactly-once is not part of this version.",
+    )
     bootstrap_servers: str = _setting(_servers, "", 'Short for KAFKA["bootstrap.servers"].')
     kafka: Mapping[str, Any] = _setting(_properties, None, "librdkafka properties of every client.", shown="{}")
     producer: Mapping[str, Any] = _setting(
@@ -214,9 +218,130 @@ class Conf:
     flush_timeout_s: float = _setting(
         _seconds(0.1, 3600),
         30.0,
-        "How long a harvester that stops waits for acknowledgements.",
+        "How long a harvester that stops, or gives back a lane, waits for acknowledgements and for receivers of "
+        "leader_revoked; never more than three quarters of SESSION_TIMEOUT.",
         unit="seconds",
         key="FLUSH_TIMEOUT",
+    )
+    leader_topic: str = _setting(
+        _name, "", "Topic on which the members of the group elect the owners of the lanes.", shown="NAME + .neli"
+    )
+    lanes: int = _setting(
+        _count(1, 1000), 1, "Lanes, each with one owner; the leader topic is created with as many partitions."
+    )
+    heartbeat_timeout_s: float = _setting(
+        _seconds(0.5, 600),
+        2.0,
+        "A leader that has not read back its own heartbeat for so long is fenced; at most half of SESSION_TIMEOUT.",
+        unit="seconds",
+        key="HEARTBEAT_TIMEOUT",
+    )
+    session_timeout_s: float = _setting(
+        _seconds(1, 3600),
+        6.0,
+        "A harvester that died is replaced after so long; within the limits of the brokers (6 s or more by default).",
+        unit="seconds",
+        key="SESSION_TIMEOUT",
+    )
+    assignor: str = _setting(
+        _one_of("cooperative-sticky", "range"),
+        "cooperative-sticky",
+        "How lanes are dealt out: with cooperative-sticky only lanes that move pause; range is what classic "
+        "harvesters of one group use.",
+    )
+    metrics_interval_s: float = _setting(
+        _seconds(0.1, 3600),
+        5.0,
+        "Shortest time between two readings of a lane's meter.",
+        unit="seconds",
+        key="METRICS_INTERVAL",
+    )
+
+    @property
+    def revoke_timeout_s(self) -> float:
+        """Below the session time-out, so that a process that was paused while it finished is caught."""
+        return min(self.flush_timeout_s, 0.75 * self.session_timeout_s)
+
+    # --- the at-least-once worker ---------------------------------------------------------------------------------
+    send_concurrency: int = _setting(
+        _count(1, 256), 4, "Producers of an at-least-once lane that send side by side.", unit="producers"
+    )
+    in_flight_max: int = _setting(
+        _count(1, 1_000_000), 5_000, "Records sent and not yet purged, at most, per lane.", unit="records"
+    )
+    mark_max: int = _setting(_count(1, 100_000), 2_000, "Records that one mark query claims at most.", unit="records")
+    mark_bytes_max: int = _setting(
+        _count(1, 1_000_000_000),
+        32_000_000,
+        "Bytes of values after which a mark query ends early, so that large records do not fill the memory.",
+        unit="bytes",
+    )
+    send_buffer: int = _setting(
+        _count(1, 1_000_000), 1_000, "Records per producer that wait in memory for their key's turn.", unit="records"
+    )
+    key_buffer: int = _setting(
+        _count(1, 100_000),
+        100,
+        "Records of one key among them, never more than SEND_BUFFER; of the rest only the ids are kept.",
+        unit="records",
+    )
+    deferred_max: int = _setting(
+        _count(1, 10_000_000),
+        100_000,
+        "Ids kept of marked records that found no room; beyond it their keys are not marked.",
+        unit="records",
+    )
+    queue_timeout_s: float = _setting(
+        _seconds(0.001, 86_400),
+        30.0,
+        "How long a key may wait for its turn before a warning is logged.",
+        unit="seconds",
+        key="QUEUE_TIMEOUT",
+    )
+    delivery_timeout_s: float = _setting(
+        _seconds(0.1, 3600),
+        3.5,
+        "How long the client tries to deliver a record before its key pauses; below session less heartbeat time-out.",
+        unit="seconds",
+        key="DELIVERY_TIMEOUT",
+    )
+    drain_timeout_s: float = _setting(
+        _seconds(0.001, 3600),
+        2.0,
+        "How long records in flight may take to be decided before everything is marked anew.",
+        unit="seconds",
+        key="DRAIN_TIMEOUT",
+    )
+    io_backoff_s: float = _setting(
+        _seconds(0.001, 3600),
+        0.5,
+        "Pause after a failed statement before it is tried again.",
+        unit="seconds",
+        key="IO_BACKOFF",
+    )
+    mark_backoff_s: float = _setting(
+        _seconds(0.001, 3600),
+        0.05,
+        "Longest pause between two mark queries when there is nothing to do; 2 ms while records arrive.",
+        unit="seconds",
+        key="MARK_BACKOFF",
+    )
+    sweep_interval_s: float = _setting(
+        _seconds(0.1, 86_400),
+        30.0,
+        "Time between two searches for records that are marked and forgotten.",
+        unit="seconds",
+        key="SWEEP_INTERVAL",
+    )
+    statement_timeout_s: float = _setting(
+        _seconds(0.1, 3600),
+        10.0,
+        "Longest time a statement of the harvester may take; half of it may be spent waiting for a lock.",
+        unit="seconds",
+        key="STATEMENT_TIMEOUT",
+    )
+    keep_empty_key: bool = _setting(
+        _flag, False, "Send the empty key as a key with its own order, as older harvesters did, instead of no key."
     )
 
     @property
@@ -248,12 +373,14 @@ def parse(raw: Mapping[str, Any]) -> Conf:
             except _Refused as refused:
                 errors.append(SettingError(key, refused.problem, refused.hint))
     errors.extend(_settle_kafka(values))
+    errors.extend(_settle_times(values))
     if errors:
         raise ConfErrors(errors)
     delivery = values.get("delivery", SPECS["DELIVERY"].default)
     values.setdefault("binary_values", delivery == EXACTLY_ONCE)
     if not values.get("name"):
         values["name"] = _default_name(values.get("database", "default"), values.get("table", DEFAULT_TABLE))
+    values.setdefault("leader_topic", f"{values['name']}.neli")
     return Conf(**values)
 
 
@@ -274,6 +401,18 @@ _OWNED: dict[str, tuple[str, ...] | None] = {
     "group.id": None,
     "group.instance.id": None,
     "enable.auto.commit": ("false",),
+    "group.protocol": ("classic",),
+    "session.timeout.ms": None,
+    "heartbeat.interval.ms": None,
+    "max.poll.interval.ms": None,
+    "partition.assignment.strategy": None,
+}
+# Where such a property is not named after NAME.
+_SETTING_OF = {
+    "session.timeout.ms": "SESSION_TIMEOUT",
+    "heartbeat.interval.ms": "HEARTBEAT_TIMEOUT",
+    "max.poll.interval.ms": "SESSION_TIMEOUT",
+    "partition.assignment.strategy": "ASSIGNOR",
 }
 
 
@@ -292,12 +431,28 @@ def _settle_kafka(values: dict[str, Any]) -> Iterator[SettingError]:
     for key, properties in (("KAFKA", kafka), ("PRODUCER", producer)):
         for name, allowed in _OWNED.items():
             if name in properties and str(properties[name]).lower() not in (allowed or ()):
-                remedy = f"Only {allowed[0]!r} keeps the promises" if allowed else "It derives from NAME"
+                remedy = f"Only {allowed[0]!r} keeps the promises" if allowed else _derives(name)
                 yield SettingError(key, f"has {name}={properties[name]!r}.", f"{remedy}: leave it out.")
     servers = short or long
     values["bootstrap_servers"] = servers
     values["kafka"] = {**kafka, **({"bootstrap.servers": servers} if servers else {})}
     values["producer"] = dict(producer)
+
+
+def _derives(name: str) -> str:
+    return f"It derives from {_SETTING_OF.get(name, 'NAME')}"
+
+
+def _settle_times(values: dict[str, Any]) -> Iterator[SettingError]:
+    """A leader must have fenced itself before the brokers give its lanes to another."""
+    heartbeat_s = values.get("heartbeat_timeout_s", SPECS["HEARTBEAT_TIMEOUT"].default)
+    session_s = values.get("session_timeout_s", SPECS["SESSION_TIMEOUT"].default)
+    if heartbeat_s > session_s / 2:
+        yield SettingError(
+            "HEARTBEAT_TIMEOUT",
+            f"is {heartbeat_s:g} s with a SESSION_TIMEOUT of {session_s:g} s.",
+            f"Set at most {session_s / 2:g}, or SESSION_TIMEOUT to {2 * heartbeat_s:g} or more.",
+        )
 
 
 def _default_name(alias: str, table: str) -> str:

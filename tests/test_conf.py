@@ -158,3 +158,26 @@ def test_from_env_leaves_nonsense_to_the_parser():
     env = environ.Env()
     env.ENVIRON = {"OUTBOX_KEY_MAX_BYTES": "ten", "OUTBOX_AUTOCOMMIT_STASH": "maybe", "OUTBOX_TABEL": "x"}
     assert set(errors_of(conf.from_env(env))) == {"KEY_MAX_BYTES", "AUTOCOMMIT_STASH", "TABEL"}
+
+
+def test_a_leader_fences_itself_before_its_session_ends():
+    assert conf.parse({"HEARTBEAT_TIMEOUT": 3}).heartbeat_timeout_s == 3
+    told = errors_of({"HEARTBEAT_TIMEOUT": 5, "SESSION_TIMEOUT": 6})["HEARTBEAT_TIMEOUT"]
+    assert told.endswith("is 5 s with a SESSION_TIMEOUT of 6 s. Set at most 3, or SESSION_TIMEOUT to 10 or more.")
+
+
+def test_a_lane_is_given_back_within_the_session():
+    assert conf.parse({}).revoke_timeout_s == 4.5
+    assert conf.parse({"FLUSH_TIMEOUT": 1}).revoke_timeout_s == 1
+
+
+def test_the_leader_topic_is_named_after_the_application():
+    assert conf.parse({"NAME": "shop"}).leader_topic == "shop.neli"
+    assert conf.parse({"NAME": "shop", "LEADER_TOPIC": "own"}).leader_topic == "own"
+
+
+@pytest.mark.parametrize(
+    ("name", "setting"), [("session.timeout.ms", "SESSION_TIMEOUT"), ("partition.assignment.strategy", "ASSIGNOR")]
+)
+def test_a_property_with_a_setting_of_its_own_is_refused(name, setting):
+    assert f"derives from {setting}: leave it out" in errors_of({"KAFKA": {name: "x"}})["KAFKA"]

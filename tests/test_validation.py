@@ -20,7 +20,9 @@ PLAIN = {"MESSAGE_ID_HEADER": None}
 
 
 def row(topic="heroes", value=None, key="", headers=(), message_id=None, correlation_id=None, **settings):
-    return Validator(parse(settings)).row(topic, value, key, as_pairs(headers), message_id, correlation_id)
+    return Validator(parse({"DELIVERY": "exactly-once", **settings})).row(
+        topic, value, key, as_pairs(headers), message_id, correlation_id
+    )
 
 
 def refusal(**fields):
