@@ -54,7 +54,10 @@ def setup_django() -> None:
     from django.conf import settings
 
     settings.configure(
-        DATABASES={"default": environ.Env().db("DATABASE_URL")}, INSTALLED_APPS=["outbox"], USE_TZ=True, OUTBOX={}
+        DATABASES={"default": environ.Env().db("DATABASE_URL")},
+        INSTALLED_APPS=["outbox"],
+        USE_TZ=True,
+        OUTBOX={"BINARY_VALUES": True},
     )
     django.setup()
 
