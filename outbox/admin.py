@@ -240,6 +240,13 @@ class AgeFilter(admin.SimpleListFilter):
         return queryset.filter(create_time__lt=Now() - AGES[str(self.value())][1])
 
 
+_HELP_TEXTS = {
+    "key_whole": "Records of one topic and key are sent in the order of their ids.",
+    "value_whole": f"As the redactor of the settings shows it, cut at {TEXT_MAX:,} characters. No value is a tombstone.",
+    "headers": "In the order in which they are sent; a name may repeat.",
+    "age": "By the database's clock.",
+}
+
 # --- the page -------------------------------------------------------------------------------------------------------
 
 
@@ -266,8 +273,17 @@ class OutboxRecordAdmin(_ModelAdmin):
     show_full_result_count = False
     sortable_by = ("id",)
     view_on_site = False
-    fields = ("id", "topic_whole", "key_whole", "value_whole", "headers", "create_time", "age", "leader_id")
-    readonly_fields = fields
+    readonly_fields = ("id", "topic_whole", "key_whole", "value_whole", "headers", "create_time", "age", "leader_id")
+    fieldsets = (
+        (
+            None,
+            {
+                "fields": readonly_fields,
+                "description": "The record waits to be sent to Kafka and disappears from here once it has been. "
+                "Nothing can be changed, because the harvester may be sending it now.",
+            },
+        ),
+    )
 
     def has_add_permission(self, request: HttpRequest) -> bool:
         return False
@@ -277,6 +293,11 @@ class OutboxRecordAdmin(_ModelAdmin):
 
     def has_delete_permission(self, request: HttpRequest, obj: OutboxRecord | None = None) -> bool:
         return False
+
+    def get_form(
+        self, request: HttpRequest, obj: OutboxRecord | None = None, change: bool = False, **kwargs: Any
+    ) -> Any:
+        return super().get_form(request, obj, change, **{"help_texts": _HELP_TEXTS, **kwargs})
 
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
         return RecordChangeList

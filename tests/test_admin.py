@@ -69,6 +69,12 @@ def test_view_permission_is_enough(viewer: Client) -> None:
     assert "heroes" in detail_text(viewer, made.pk)
 
 
+def test_the_page_of_a_record_explains_itself(viewer: Client) -> None:
+    text = detail_text(viewer, record().pk)
+    for explanation in ("Nothing can be changed", "in the order of their ids", "cut at 10,000", "a name may repeat"):
+        assert explanation in text
+
+
 def test_without_permission_nothing_is_shown(client: Client) -> None:
     client.force_login(User.objects.create_user("stranger", is_staff=True))
     assert client.get(reverse(LIST)).status_code == 403
