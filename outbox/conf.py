@@ -24,8 +24,13 @@ NAME_MAX = 200
 EXACTLY_ONCE = "exactly-once"
 AT_LEAST_ONCE = "at-least-once"
 
-# Variables with the prefix that are not settings.
-_NOT_SETTINGS = ("FAILPOINTS", "DEVSTACK_", "TEST_", "DEMO_")
+# Django signals of the harvester that may also become Celery tasks.
+EVENTS = ("leader_acquired", "leader_refreshed", "leader_revoked", "leader_fenced", "meter_read")
+# What CELERY_EVENTS may say about a task beside its name.
+TASK_OPTIONS = ("task", "queue", "exchange", "routing_key", "priority", "expires", "countdown", "serializer", "headers")
+
+# Variables with the prefix that are not settings; the last two belong to outbox-harvest.
+_NOT_SETTINGS = ("FAILPOINTS", "DEVSTACK_", "TEST_", "DEMO_", "DATA_SOURCE", "LOG_LEVEL")
 
 
 @dataclass(frozen=True)
@@ -141,6 +146,32 @@ def _properties(value: Any) -> dict[str, Any]:
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
         raise _Refused("is not a dict of client properties.", 'Write e.g. {"security.protocol": "SSL"}.')
     return dict(value)
+
+
+def _celery_events(value: Any) -> dict[str, dict[str, Any]]:
+    if not isinstance(value, Mapping):
+        raise _Refused(
+            f"is {value!r}, not a dict.", 'Write e.g. {"leader_acquired": "shop.tasks.warm_up"}, or leave it out.'
+        )
+    tasks: dict[str, dict[str, Any]] = {}
+    for event, task in value.items():
+        if event not in EVENTS:
+            raise _Refused(f"has the event {event!r}.", _nearest(str(event), EVENTS))
+        options = {"task": task} if isinstance(task, str) else task
+        if not isinstance(options, Mapping) or not isinstance(options.get("task"), str) or not options["task"]:
+            raise _Refused(
+                f"has {task!r} for {event}.", 'Name the task, or write {"task": "shop.tasks.warm_up", "queue": "ops"}.'
+            )
+        for option in options:
+            if option not in TASK_OPTIONS:
+                raise _Refused(f"has the option {option!r} for {event}.", _nearest(str(option), TASK_OPTIONS))
+        tasks[event] = dict(options)
+    return tasks
+
+
+def _nearest(text: str, known: tuple[str, ...]) -> str:
+    near = difflib.get_close_matches(text, known, n=1, cutoff=0.5)
+    return f'Did you mean "{near[0]}"?' if near else f"Known: {', '.join(known)}."
 
 
 def _servers(value: Any) -> str:
@@ -344,6 +375,21 @@ class Conf:
         _flag, False, "Send the empty key as a key with its own order, as older harvesters did, instead of no key."
     )
 
+    # --- outbox.contrib.celery ------------------------------------------------------------------------------------
+    celery_events: Mapping[str, Any] = _setting(
+        _celery_events,
+        None,
+        "Celery task to send per event, by name or as a dict with task, queue, expires and the like.",
+        shown="{}",
+    )
+    celery_app: str = _setting(
+        lambda value: _dotted_path(value) if value else "",
+        "",
+        "The Celery application that sends them.",
+        shown="celery_app of the settings package, or app of its celery module",
+        unit="dotted path",
+    )
+
     @property
     def client_properties(self) -> dict[str, Any]:
         """What every Kafka client is built from."""
@@ -437,6 +483,7 @@ def _settle_kafka(values: dict[str, Any]) -> Iterator[SettingError]:
     values["bootstrap_servers"] = servers
     values["kafka"] = {**kafka, **({"bootstrap.servers": servers} if servers else {})}
     values["producer"] = dict(producer)
+    values.setdefault("celery_events", {})
 
 
 def _derives(name: str) -> str:

@@ -1,0 +1,1 @@
+"""Programs that need no Django project: ``outbox-harvest``, driven by a YAML file."""
