@@ -1,38 +1,30 @@
 """The pending records in Django's admin: read-only, and harmless on a table of any size.
 
-No query here reads more than one pass over the table, sorts more than a page's depth or fetches whole values: the pages
-are limited, counts above `COUNT_EXACT_MAX` are estimates, and the columns of a page are fetched by primary key.
+Search, filters, columns and the page of one record; how they count and page is in ``outbox.admin_paging``.
 """
 
-import json
-from dataclasses import dataclass
 from datetime import timedelta
-from math import ceil
 from typing import TYPE_CHECKING, Any
 
 from django.contrib import admin
 from django.contrib.admin.views.main import ChangeList
-from django.core.paginator import InvalidPage, Paginator
+from django.core.paginator import InvalidPage
 from django.db import connections
-from django.db.models import BinaryField, DurationField, ExpressionWrapper, F, Func, IntegerField, Q
-from django.db.models.functions import Left, Now, Substr
+from django.db.models import DurationField, ExpressionWrapper, F, Q
+from django.db.models.functions import Now
 from django.http import HttpRequest
 from django.template.defaultfilters import filesizeformat
 from django.utils import timezone
-from django.utils.functional import cached_property
 from django.utils.html import escape, format_html, format_html_join
 from django.utils.safestring import SafeString
 from django.utils.timesince import timesince
 
 from outbox import conf
+from outbox.admin_paging import BINARY_PREFIX_BYTES, LIST_CHARS, Count, RecordPaginator, count, with_preview
 from outbox.models import OutboxRecord
-from outbox.redaction import TEXT_MAX, keeps_everything, redact
+from outbox.redaction import TEXT_MAX, redact
 
-# Up to here rows are counted, and paged through; beyond, the planner's estimate is shown.
-COUNT_EXACT_MAX = 10_000
-LIST_CHARS = 80
 HEADER_CHARS = 1_000
-BINARY_PREFIX_BYTES = 16
 # How many rows at either end of the table are asked for their topics, and how many topics the filter offers.
 TOPIC_SAMPLE_ROWS = 500
 TOPIC_CHOICES_MAX = 50
@@ -44,89 +36,11 @@ _AGE = ExpressionWrapper(Now() - F("create_time"), output_field=DurationField())
 
 if TYPE_CHECKING:
     _ModelAdmin = admin.ModelAdmin[OutboxRecord]
-    _Paginator = Paginator[OutboxRecord]
 else:
-    _ModelAdmin, _Paginator = admin.ModelAdmin, Paginator
+    _ModelAdmin = admin.ModelAdmin
 
 
-# --- counting and paging --------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Count:
-    """A number of records: exact, or about as many."""
-
-    rows: int
-    exact: bool
-
-    def __str__(self) -> str:
-        return f"{self.rows:,}" if self.exact else f"about {self.rows:,}"
-
-
-def count(queryset: Any) -> Count:
-    """Exact while it is cheap: at most `COUNT_EXACT_MAX` + 1 matching rows are read."""
-    ids = queryset.order_by().values("pk")
-    if not queryset.query.where:
-        # Without this the planner reads the table itself, with the pages that purged rows have left behind.
-        ids = ids.order_by("pk")
-    rows = ids[: COUNT_EXACT_MAX + 1].count()
-    if rows <= COUNT_EXACT_MAX:
-        return Count(rows, exact=True)
-    plan = json.loads(queryset.order_by().values("pk").explain(format="json"))
-    return Count(max(rows, plan[0]["Plan"]["Plan Rows"]), exact=False)
-
-
-class _OctetLength(Func):
-    """Takes the length from the header of a stored value, without reading it."""
-
-    function = "OCTET_LENGTH"
-    output_field = IntegerField()
-
-
-def with_preview(queryset: Any, characters: int) -> Any:
-    """Add the beginnings and the sizes of the values in place of the values."""
-    return queryset.defer("kafka_value", "kafka_value_binary").annotate(
-        text_start=Left("kafka_value", characters),
-        text_bytes=_OctetLength("kafka_value"),
-        binary_start=Substr("kafka_value_binary", 1, BINARY_PREFIX_BYTES, output_field=BinaryField()),
-        binary_bytes=_OctetLength("kafka_value_binary"),
-    )
-
-
-class RecordPaginator(_Paginator):
-    """Pages over the first `COUNT_EXACT_MAX` records of an order; the search and the filters reach the others."""
-
-    @cached_property
-    def estimate(self) -> Count:
-        return count(self.object_list)
-
-    @cached_property
-    def count(self) -> int:
-        return self.estimate.rows
-
-    @cached_property
-    def num_pages(self) -> int:
-        return max(1, ceil(min(self.count, COUNT_EXACT_MAX) / self.per_page))
-
-    @property
-    def is_cut(self) -> bool:
-        return self.count > self.num_pages * self.per_page
-
-    def records(self, number: int) -> list[OutboxRecord]:
-        """The ids of the page first, in a query without any wide column, then its rows by primary key."""
-        if not self.count:  # known from a pass over the table, which need not be made twice
-            return []
-        queryset: Any = self.object_list
-        bottom = (self.validate_number(number) - 1) * self.per_page
-        ids = list(queryset.values_list("pk", flat=True)[bottom : bottom + self.per_page])
-        # A redactor must not be given less than it needs to recognise what it hides.
-        characters = LIST_CHARS + 1 if keeps_everything() else TEXT_MAX
-        rows = queryset.model.objects.using(queryset.db).filter(pk__in=ids)
-        found = {row.pk: row for row in with_preview(rows, characters).defer(*_NOT_LISTED)}
-        return [found[pk] for pk in ids if pk in found]
-
-
-_NOT_LISTED = ("kafka_value", "kafka_value_binary", "kafka_header_keys", "kafka_header_values")
+# --- the list -------------------------------------------------------------------------------------------------------
 
 
 class RecordChangeList(ChangeList):
@@ -242,7 +156,7 @@ class AgeFilter(admin.SimpleListFilter):
 
 _HELP_TEXTS = {
     "key_whole": "Records of one topic and key are sent in the order of their ids.",
-    "value_whole": f"As the redactor of the settings shows it, cut at {TEXT_MAX:,} characters. No value is a tombstone.",
+    "value_whole": f"As the redactor of the settings shows it, cut at {TEXT_MAX:,} characters. No value: a tombstone.",
     "headers": "In the order in which they are sent; a name may repeat.",
     "age": "By the database's clock.",
 }

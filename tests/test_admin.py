@@ -17,7 +17,8 @@ from django.urls import reverse
 from django.utils import timezone
 from django.utils.safestring import SafeString, mark_safe
 
-from outbox.admin import COUNT_EXACT_MAX, OutboxRecordAdmin
+from outbox.admin import OutboxRecordAdmin
+from outbox.admin_paging import COUNT_EXACT_MAX
 from outbox.models import OutboxRecord
 
 pytestmark = pytest.mark.django_db
