@@ -232,3 +232,17 @@ def postgres_factory(pytestconfig: pytest.Config) -> Iterator[Callable[..., Post
             return own.enter_context(server)
 
         yield make
+
+
+@pytest.fixture(scope="session")
+def postgres_of() -> Iterator[Callable[[str], str]]:
+    """The address of a PostgreSQL of another major version, started at first use and shared by the run."""
+    with ExitStack() as own:
+        servers: dict[str, Postgres] = {}
+
+        def address(major: str) -> str:
+            if major not in servers:
+                servers[major] = own.enter_context(Postgres(major))
+            return servers[major].url
+
+        yield address
