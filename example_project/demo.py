@@ -16,7 +16,7 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 TOPIC = "heroes"
-HEROES = 20_000
+HEROES = 5_000
 QUIET_S = 3.0
 COUNT_TIMEOUT_S = 60.0
 ADMIN = ("--noinput", "--username", "admin", "--email", "admin@localhost")
@@ -39,12 +39,12 @@ def create_topic(servers: str) -> None:
     from confluent_kafka import KafkaError, KafkaException
     from confluent_kafka.admin import AdminClient, NewTopic
 
-    for future in AdminClient({"bootstrap.servers": servers}).create_topics([NewTopic(TOPIC, 4, 1)]).values():
-        try:
-            future.result(30)
-        except KafkaException as error:
-            if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
-                raise
+    admin = AdminClient({"bootstrap.servers": servers})  # must live until its futures are done
+    try:
+        admin.create_topics([NewTopic(TOPIC, 4, 1)])[TOPIC].result(30)
+    except KafkaException as error:
+        if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
+            raise
 
 
 def count(servers: str, run: str, expected: int) -> Counter[str]:
@@ -137,6 +137,7 @@ def main() -> int:
 def serve() -> int:
     """Site, admin, harvester and consumer, until Ctrl-C."""
     os.environ.setdefault("DJANGO_SUPERUSER_PASSWORD", "admin")
+    os.environ.setdefault("DEBUG", "1")  # runserver then serves the admin's style sheets
     subprocess.run(
         [sys.executable, str(HERE / "manage.py"), "createsuperuser", *ADMIN],
         cwd=ROOT,

@@ -1,10 +1,29 @@
 """Fixtures that every room of the tests may use."""
 
-from __future__ import annotations
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 
 import pytest
 
+from outbox.devstack import Postgres
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    # Here and not beside the simulation, so that it is known however pytest is started.
-    parser.addoption("--seed", type=int, default=None, help="replay one seed of the simulation")
+LEFT_OUT = "left out: the long fault runs (make torture) and the measurements (make bench)"
+
+
+@pytest.fixture(scope="session")
+def postgres_of() -> Iterator[Callable[[str], str]]:
+    """URL of a PostgreSQL of the given major version, started at first use and shared by the whole run."""
+    urls: dict[str, str] = {}
+    with ExitStack() as stack:
+
+        def url_of(major: str) -> str:
+            if major not in urls:
+                urls[major] = stack.enter_context(Postgres(major)).url
+            return urls[major]
+
+        yield url_of
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if "torture" not in terminalreporter.config.option.markexpr.replace("not torture", ""):
+        terminalreporter.write_line(LEFT_OUT)
