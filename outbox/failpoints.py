@@ -11,9 +11,18 @@ import time
 
 # The one list: a name that is not here cannot be used, and each one is exercised by a test.
 FAILPOINTS = {
+    "after-claim": "older owners of the lane can mark no more, nothing is marked yet",
+    "after-mark": "rows are marked and the mark committed, none of them sent",
     "before-send": "a batch has been read and nothing of it was sent",
-    "after-ack": "every record of the batch is acknowledged, none deleted",
+    "after-send": "a batch was handed to the client, which may have sent some of it",
+    "after-ack": "records are acknowledged, none of them deleted",
+    "before-purge": "the deletion of acknowledged records is about to begin",
     "after-purge": "the batch is deleted and the deletion committed",
+    "before-reset": "a lane that ends is about to give back what it has marked and not sent",
+    "assigned": "partitions were assigned, the member does not lead yet",
+    "acquired": "a lane was acquired, its worker was not started",
+    "revoking": "partitions are being revoked, the batch in hand is not finished",
+    "before-leave": "every lane is given back, the group is not left yet",
 }
 
 ACTIONS = ("kill", "exit", "stop", "raise", "sleep")

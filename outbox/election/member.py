@@ -1,0 +1,365 @@
+"""One member of the group: carries the core's decisions to the brokers and theirs to the core. Decides nothing.
+
+Three threads share the core under one lock, which is held for microseconds and never during I/O that waits:
+
+- *group* polls the consumer that stands in the group. Its rebalance callback waits until what is in hand is finished,
+  so this thread reads no heartbeats; else the lanes that stay would be fenced whenever one lane moves.
+- *reader* reads the leader topic with a consumer of its own, from its end, a bounded number of messages per turn.
+- *ticker* sleeps until the core wants to be woken or somebody commands something.
+
+The listener is called under the lock and must not block. Workers never take the lock: `may_start` and `may_send` read a
+snapshot, everything else is a command for the ticker, so no worker can hold up the election or wait for it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from queue import Empty, SimpleQueue
+from typing import Any
+from uuid import UUID, uuid4
+
+from outbox.conf import Conf
+from outbox.core import neli as core
+from outbox.election.clients import Clients
+from outbox.election.errors import ElectionRefused
+from outbox.failpoints import failpoint
+
+logger = logging.getLogger("outbox.election")
+
+MARGIN_SHARE = 0.1  # of the heartbeat time-out: what a check and the send after it may take
+GROUP_POLL_S = 0.05  # part of the time that leaving takes
+READ_MAX = 500  # messages per turn of the reader
+_CLOSE_TIMEOUT_S = 5.0
+
+Decision = Callable[[float], list[core.Effect]]
+
+
+@dataclass(frozen=True, slots=True)
+class Ownership:
+    """A lane that this member leads, as of the last decision."""
+
+    leader_id: UUID
+    epoch: int
+    trusted_until: float
+    may_start: bool
+
+
+class Member:
+    def __init__(
+        self,
+        conf: Conf,
+        listener: Callable[[core.Effect], None],
+        on_fatal: Callable[[BaseException], None],
+        *,
+        clients: Clients,
+        partitions: int,
+        name: str,
+        new_id: Callable[[], UUID] = uuid4,
+    ) -> None:
+        """`partitions` of the leader topic are read from the start, so that nothing must be set up in a takeover."""
+        self._conf = conf
+        self._listener = listener
+        self._on_fatal = on_fatal
+        self._clients = clients
+        self._topic = conf.leader_topic
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._neli = core.Neli(
+            new_id,
+            lanes=conf.lanes,
+            heartbeat_timeout_s=conf.heartbeat_timeout_s,
+            margin_s=MARGIN_SHARE * conf.heartbeat_timeout_s,
+            revoke_timeout_s=conf.revoke_timeout_s,
+            name=name,
+        )
+        self._commands: SimpleQueue[Decision | None] = SimpleQueue()
+        self._ticker_wakes_at = 0.0
+        self._tickets: dict[int, deque[int]] = {}
+        self._readable = set(range(partitions))
+        self._owned: dict[int, Ownership] = {}
+        self._leaving = threading.Event()
+        self._left = threading.Event()
+        self._troubles: dict[str, str] = {}
+        self._threads: list[threading.Thread] = []
+
+    # ---- lifecycle
+
+    def start(self) -> None:
+        self._producer = self._clients.producer(self._on_error)
+        self._reader = self._clients.reader(self._on_error)
+        self._consumer = self._clients.member(self._on_error, self._on_commit)
+        for role in (self._read_heartbeats, self._tick, self._stand_in_group):
+            name = f"outbox-election-{role.__name__.strip('_')}"
+            thread = threading.Thread(target=self._guarded, args=(role,), name=name, daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    def stop(self) -> None:
+        """Finish every lane, then leave the group. Does not wait; safe to call twice."""
+        self._commands.put(self._neli.stop)
+
+    def abandon(self) -> None:
+        """Drop every lane at once and leave the group."""
+
+        def drop(now: float) -> list[core.Effect]:
+            everything = (*self._neli.assigned_partitions, *self._neli.revoking)
+            return self._neli.stop(now) + self._neli.lost(everything, now)
+
+        self._commands.put(drop)
+
+    def join(self, timeout_s: float) -> bool:
+        """Wait until the group is left and every thread has ended."""
+        deadline = time.monotonic() + timeout_s
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        return not any(thread.is_alive() for thread in self._threads)
+
+    # ---- for workers: neither blocks nor takes the lock
+
+    @property
+    def owned(self) -> dict[int, Ownership]:
+        """The lanes that this member leads or is giving back. A snapshot, never changed."""
+        return self._owned
+
+    def may_start(self, lane: int) -> bool:
+        found = self._owned.get(lane)
+        return found is not None and found.may_start and time.monotonic() < found.trusted_until
+
+    def may_send(self, lane: int) -> bool:
+        found = self._owned.get(lane)
+        return found is not None and time.monotonic() < found.trusted_until
+
+    def refresh(self, lane: int) -> None:
+        self._commands.put(lambda now: self._neli.refresh(lane, now))
+
+    def doubt(self, lane: int) -> None:
+        self._commands.put(lambda now: self._neli.doubt(lane, now))
+
+    def step_down(self, lane: int) -> None:
+        self._commands.put(lambda now: self._neli.step_down(lane, now))
+
+    def release(self, lane: int) -> None:
+        """Nothing of this lane is in hand any more."""
+        self._commands.put(lambda now: self._neli.released(lane, now))
+
+    # ---- the core and its effects
+
+    def _decide(self, decision: Decision) -> None:
+        """Ask the core and carry out what it says. The lock is held."""
+        for effect in decision(time.monotonic()):
+            self._carry_out(effect)
+        self._owned = self._snapshot()
+        self._changed.notify_all()
+        if self._neli.wake_at() < self._ticker_wakes_at:
+            self._commands.put(None)
+
+    def _snapshot(self) -> dict[int, Ownership]:
+        found = {}
+        for lane in (*self._neli.assigned_partitions, *self._neli.revoking):
+            leader_id, epoch = self._neli.leader_id(lane), self._neli.epoch(lane)
+            if leader_id is not None and epoch is not None:
+                leads = self._neli.state(lane) is core.State.LEADER
+                found[lane] = Ownership(leader_id, epoch, self._neli.trusted_until(lane), leads)
+        return found
+
+    def _carry_out(self, effect: core.Effect) -> None:
+        if isinstance(effect, core.PublishHeartbeat):
+            self._publish(effect)
+        elif isinstance(effect, core.ConfirmMembership):
+            self._confirm(effect)
+        elif isinstance(effect, core.LeaveGroup):
+            self._leaving.set()
+        else:
+            self._owned = self._snapshot()  # the listener may ask
+            self._listener(effect)
+
+    def _publish(self, effect: core.PublishHeartbeat) -> None:
+        from confluent_kafka import KafkaException
+
+        try:
+            self._producer.produce(self._topic, core.encode_heartbeat(effect.beat), partition=effect.lane)
+        except (BufferError, KafkaException) as error:
+            self._note("heartbeat", str(error))  # the core misses it in time
+
+    def _confirm(self, effect: core.ConfirmMembership) -> None:
+        """An offset commit is answered in the generation of the member; its value is never used."""
+        from confluent_kafka import KafkaException, TopicPartition
+
+        tickets = self._tickets.setdefault(effect.lane, deque())
+        tickets.append(effect.ticket)
+        try:
+            self._consumer.commit(offsets=[TopicPartition(self._topic, effect.lane, 0)], asynchronous=True)
+        except KafkaException as error:
+            tickets.pop()
+            self._note("confirm", str(error))  # the core asks again with its next heartbeat
+
+    def _on_commit(self, error: Any, partitions: list[Any]) -> None:
+        from confluent_kafka import KafkaError
+
+        refusals = (KafkaError.UNKNOWN_MEMBER_ID, KafkaError.ILLEGAL_GENERATION, KafkaError.FENCED_INSTANCE_ID)
+        with self._lock:
+            for partition in partitions:
+                tickets = self._tickets.get(partition.partition)
+                ticket = tickets.popleft() if tickets else -1  # answers come in the order of the questions
+                found = error or partition.error
+                if found is None or found.code() in refusals:
+                    self._decide(partial(self._neli.confirmed, partition.partition, ticket, found is None))
+
+    # ---- thread: ticker
+
+    def _tick(self) -> None:
+        while not self._left.is_set():
+            with self._lock:
+                self._ticker_wakes_at = min(self._neli.wake_at(), time.monotonic() + 1.0)
+            self._turn(self._next_command())
+            self._producer.poll(0)
+
+    def _next_command(self) -> Decision | None:
+        try:
+            return self._commands.get(timeout=max(0.001, self._ticker_wakes_at - time.monotonic()))
+        except Empty:
+            return None
+
+    def _turn(self, command: Decision | None) -> None:
+        with self._lock:
+            self._decide(self._neli.tick)  # before a refresh, which needs trust that still holds
+            while True:
+                if command is not None:
+                    self._decide(command)
+                try:
+                    command = self._commands.get_nowait()
+                except Empty:
+                    return
+
+    # ---- thread: reader
+
+    def _read_heartbeats(self) -> None:
+        from confluent_kafka import OFFSET_END, TopicPartition
+
+        reading: set[int] = set()
+        try:
+            while not self._left.is_set():
+                if reading != self._readable:
+                    reading = set(self._readable)
+                    self._reader.assign([TopicPartition(self._topic, p, OFFSET_END) for p in sorted(reading)])
+                first = self._reader.poll(0.25)
+                for message in () if first is None else (first, *self._reader.consume(READ_MAX - 1, timeout=0)):
+                    self._read(message)
+        finally:
+            self._reader.close()
+
+    def _read(self, message: Any) -> None:
+        if message.error():
+            self._note("reader", message.error().str())
+            return
+        beat = core.parse_heartbeat(message.value())
+        self._over()
+        with self._lock:
+            seen = message.partition(), message.offset(), beat
+            self._decide(lambda now: self._neli.heartbeat_seen(*seen, now))
+
+    # ---- thread: group
+
+    def _stand_in_group(self) -> None:
+        callbacks = {"on_assign": self._on_assign, "on_revoke": self._on_revoke, "on_lost": self._on_lost}
+        try:
+            self._consumer.subscribe([self._topic], **callbacks)
+            while not self._leaving.is_set():
+                message = self._consumer.poll(GROUP_POLL_S)
+                if message is not None and message.error():
+                    self._judge(message.error())
+        except BaseException:
+            self._on_failure()
+            raise
+        finally:
+            failpoint("before-leave")
+            self._consumer.close()
+            self._left.set()
+            self._commands.put(None)
+
+    def _on_assign(self, consumer: Any, partitions: list[Any]) -> None:
+        from confluent_kafka import OFFSET_END, TopicPartition
+
+        ours = [TopicPartition(self._topic, p.partition, OFFSET_END) for p in partitions]
+        if self._conf.assignor == "cooperative-sticky":
+            consumer.incremental_assign(ours)
+        else:
+            consumer.assign(ours)
+        consumer.pause(ours)  # the reader reads
+        numbers = [p.partition for p in ours]
+        logger.info("partitions_assigned topic=%s partitions=%s", self._topic, numbers)
+        failpoint("assigned")
+        self._readable = self._readable | set(numbers)
+        with self._lock:
+            self._decide(lambda now: self._neli.assigned(numbers, now))
+
+    def _on_revoke(self, consumer: Any, partitions: list[Any]) -> None:
+        """The client gives the partitions back when this returns."""
+        numbers = [p.partition for p in partitions]
+        with self._lock:
+            self._decide(lambda now: self._neli.revoked(numbers, now))
+            failpoint("revoking")
+            limit = time.monotonic() + self._conf.revoke_timeout_s + 1.0
+            while set(numbers) & set(self._neli.revoking) and time.monotonic() < limit:
+                self._changed.wait(0.1)
+        logger.info("partitions_revoked topic=%s partitions=%s", self._topic, numbers)
+
+    def _on_lost(self, consumer: Any, partitions: list[Any]) -> None:
+        numbers = [p.partition for p in partitions]
+        with self._lock:
+            self._decide(lambda now: self._neli.lost(numbers, now))
+        logger.warning("partitions_lost topic=%s partitions=%s", self._topic, numbers)
+
+    # ---- trouble: each transition is logged once
+
+    def _judge(self, error: Any) -> None:
+        """What the group says; some of it can only be solved by an operator."""
+        from confluent_kafka import KafkaError
+
+        name, topic = self._conf.name, self._topic
+        remedies = {
+            KafkaError.GROUP_AUTHORIZATION_FAILED: f"Allow the user READ on the group {name!r}.",
+            KafkaError.TOPIC_AUTHORIZATION_FAILED: f"Allow the user READ and WRITE on the topic {topic!r}.",
+            KafkaError.INCONSISTENT_GROUP_PROTOCOL: f"The group {name!r} has members with another assignor than "
+            f"ASSIGNOR = {self._conf.assignor!r}: give all members one, or this application a NAME of its own.",
+            KafkaError.INVALID_SESSION_TIMEOUT: "Set SESSION_TIMEOUT within group.min.session.timeout.ms and "
+            "group.max.session.timeout.ms of the brokers.",
+        }
+        if error.code() in remedies:
+            raise ElectionRefused(f"The group {name!r} cannot be joined: {error.str()}. {remedies[error.code()]}")
+        self._on_error(error)
+
+    def _on_error(self, error: Any) -> None:
+        if error.fatal():
+            self._on_fatal(ElectionRefused(f"A Kafka client of the election gave up: {error.str()}. Restart."))
+        else:
+            self._note(error.name(), error.str())
+
+    def _note(self, kind: str, text: str) -> None:
+        if kind not in self._troubles:
+            self._troubles[kind] = text
+            logger.warning("election_trouble kind=%s reason=%r", kind, text)
+
+    def _over(self) -> None:
+        if self._troubles:
+            kinds, self._troubles = ",".join(self._troubles), {}
+            logger.info("election_trouble_over kinds=%s", kinds)
+
+    def _guarded(self, role: Callable[[], None]) -> None:
+        try:
+            role()
+        except BaseException as error:
+            self._on_fatal(error)
+            if role == self._tick:
+                self._leaving.set()  # nobody is left to carry out a stop
+
+    def _on_failure(self) -> None:
+        """The group's thread ends early: what is in hand is finished all the same, then the group is left."""
+        self.stop()
+        self._leaving.wait(self._conf.revoke_timeout_s + 1.0)

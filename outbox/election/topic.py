@@ -1,0 +1,134 @@
+"""What must hold at the brokers before a member joins: session limits, and a leader topic with enough partitions."""
+
+from __future__ import annotations
+
+import logging
+import time
+from threading import Event
+from typing import TYPE_CHECKING, Any
+
+from outbox.conf import Conf
+from outbox.election.errors import ElectionRefused, KafkaUnreachable, is_outage
+
+if TYPE_CHECKING:
+    from confluent_kafka.admin import AdminClient
+
+logger = logging.getLogger("outbox.election")
+
+REQUEST_TIMEOUT_S = 5.0
+# Heartbeats are worthless after seconds; a small topic keeps the start of every reader quick.
+TOPIC_CONFIG = {"cleanup.policy": "delete", "retention.ms": "600000", "segment.ms": "600000"}
+_VISIBLE_TIMEOUT_S = 10.0
+
+
+class LeaderTopic:
+    """The topic of the settings at these brokers. `stopping` ends every wait at once."""
+
+    def __init__(self, admin: AdminClient, conf: Conf, stopping: Event) -> None:
+        self._admin = admin
+        self._conf = conf
+        self._stopping = stopping
+
+    def prepare(self) -> int:
+        """Check limits, create the topic if it is absent; the number of its partitions."""
+        self._check_session_limits()
+        partitions = self._count_partitions()
+        if partitions == 0:
+            self._create()
+            partitions = self._wait_visible()
+        if partitions < self._conf.lanes:
+            name, lanes = self._conf.leader_topic, self._conf.lanes
+            raise ElectionRefused(
+                f"The leader topic {name!r} has {partitions} partitions, but LANES is {lanes}: lanes without a "
+                f"partition would have no owner. Set LANES to {partitions}, or add partitions while no harvester runs: "
+                f"kafka-topics.sh --alter --topic {name} --partitions {lanes}"
+            )
+        return partitions
+
+    def _check_session_limits(self) -> None:
+        """The brokers refuse a member whose session time-out is outside their limits, again and again."""
+        limits = self._session_limits()
+        session_s = self._conf.session_timeout_s
+        if limits and not limits[0] <= session_s * 1000 <= limits[1]:
+            raise ElectionRefused(
+                f'OUTBOX["SESSION_TIMEOUT"] is {session_s:g} s; the brokers accept {limits[0] / 1000:g} to '
+                f"{limits[1] / 1000:g} s. Change it, or group.min.session.timeout.ms and group.max.session.timeout.ms "
+                "of the brokers."
+            )
+
+    def _session_limits(self) -> tuple[int, int] | None:
+        """None where the user may not ask."""
+        from confluent_kafka import KafkaException
+        from confluent_kafka.admin import ConfigResource, ResourceType  # type: ignore[attr-defined]
+
+        try:
+            future = self._admin.describe_cluster(request_timeout=REQUEST_TIMEOUT_S)
+            cluster = self._result(future, "describe the cluster")
+            broker = ConfigResource(ResourceType.BROKER, str(cluster.nodes[0].id))
+            futures = self._admin.describe_configs([broker], request_timeout=REQUEST_TIMEOUT_S)
+            found = self._result(futures[broker], "read the limits of the broker")
+            return int(found["group.min.session.timeout.ms"].value), int(found["group.max.session.timeout.ms"].value)
+        except (KafkaException, KeyError, IndexError, TypeError) as error:
+            logger.info("session_limits_unknown reason=%r", str(error))
+            return None
+
+    def _count_partitions(self) -> int:
+        """0 when there is no such topic."""
+        from confluent_kafka import KafkaError, KafkaException, TopicCollection
+
+        name = self._conf.leader_topic
+        futures = self._admin.describe_topics(TopicCollection([name]), request_timeout=REQUEST_TIMEOUT_S)
+        try:
+            return len(self._result(futures[name], f"describe the topic {name!r}").partitions)
+        except KafkaException as error:
+            if error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
+                return 0
+            raise ElectionRefused(
+                f"The leader topic {name!r} cannot be described: {error.args[0].str()}. Allow the user DESCRIBE, READ "
+                f"and WRITE on it, and READ on the group {self._conf.name!r}."
+            ) from error
+
+    def _create(self) -> None:
+        from confluent_kafka import KafkaError, KafkaException
+        from confluent_kafka.admin import NewTopic  # type: ignore[attr-defined]
+
+        name, lanes = self._conf.leader_topic, self._conf.lanes
+        topic = NewTopic(name, num_partitions=lanes, replication_factor=-1, config=TOPIC_CONFIG)
+        futures = self._admin.create_topics([topic], request_timeout=REQUEST_TIMEOUT_S)
+        try:
+            self._result(futures[name], f"create the topic {name!r}")
+        except KafkaException as error:
+            if error.args[0].code() == KafkaError.TOPIC_ALREADY_EXISTS:
+                return  # another member was faster
+            raise ElectionRefused(
+                f"The leader topic {name!r} does not exist and cannot be created: {error.args[0].str()}. Allow the "
+                f"user CREATE on it, or create it: kafka-topics.sh --create --topic {name} --partitions {lanes} "
+                f"--config retention.ms={TOPIC_CONFIG['retention.ms']}"
+            ) from error
+        logger.info("leader_topic_created topic=%s partitions=%d", name, lanes)
+
+    def _wait_visible(self) -> int:
+        deadline = time.monotonic() + _VISIBLE_TIMEOUT_S
+        while time.monotonic() < deadline and not self._stopping.wait(0.05):
+            if partitions := self._count_partitions():
+                return partitions
+        raise KafkaUnreachable(f"The leader topic {self._conf.leader_topic!r} was created, but is not visible yet.")
+
+    def _result(self, future: Any, what: str) -> Any:
+        """The future's result; an outage becomes KafkaUnreachable, a refusal stays a KafkaException."""
+        from confluent_kafka import KafkaException
+
+        servers = self._conf.bootstrap_servers
+        deadline = time.monotonic() + 2 * REQUEST_TIMEOUT_S
+        while not self._stopping.is_set() and time.monotonic() < deadline:
+            try:
+                return future.result(timeout=0.1)
+            except TimeoutError:
+                continue
+            except KafkaException as error:
+                if is_outage(error.args[0]):
+                    raise KafkaUnreachable(
+                        f"Cannot {what}: {error.args[0].str()}. Are the brokers at {servers} up?"
+                    ) from error
+                raise
+        raise KafkaUnreachable(f"Cannot {what}: no answer from {servers}.")
