@@ -1,29 +1,68 @@
-"""Every statement on the outbox table that a harvester runs. Each is named by its first comment."""
+"""Connections to the outbox's database, the name of its table, and the plain statements of ``harvest --once``.
 
-from collections.abc import Sequence
+The statements of mark, purge and reset are in `marks`. Each statement is named by its first comment.
+"""
+
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import psycopg
 from psycopg import sql
 
+from outbox.edges.session import BoundedConnection
+
 Row = tuple[Any, ...]
+
+# The planner never reads a whole queue: statistics gathered while the table was empty make it believe it should.
+PLANNER = {"enable_seqscan": "off", "enable_hashjoin": "off", "enable_mergejoin": "off", "jit": "off"}
+
+
+def parameters(alias: str) -> dict[str, Any]:
+    """The parameters of Django's alias: the daemon opens its own connections and never shares Django's."""
+    from django.db import connections
+
+    found = connections[alias].get_connection_params()
+    for django_only in ("context", "cursor_factory", "prepare_threshold"):
+        found.pop(django_only, None)
+    return dict(found)
 
 
 def connect(alias: str) -> psycopg.Connection[Any]:
-    """An own connection with the parameters of Django's alias: the daemon never shares Django's."""
-    from django.db import connections
+    return psycopg.connect(**{**parameters(alias), "application_name": "outbox harvest"}, autocommit=True)
 
-    parameters = connections[alias].get_connection_params()
-    for django_only in ("context", "cursor_factory", "prepare_threshold"):
-        parameters.pop(django_only, None)
-    parameters["application_name"] = "outbox harvest"
-    return psycopg.connect(**parameters, autocommit=True)
+
+def connect_bounded(
+    source: Mapping[str, Any], *, statement_timeout_s: float, application_name: str = "outbox harvest"
+) -> BoundedConnection:
+    """An autocommit connection whose every wait is bounded, on the server and here."""
+    timeout_ms = max(1, int(statement_timeout_s * 1000))
+    settings = {**PLANNER, "statement_timeout": timeout_ms, "lock_timeout": max(1, timeout_ms // 2)}
+    options = " ".join(f"-c {name}={value}" for name, value in settings.items())
+    given = {
+        "connect_timeout": 4,
+        "keepalives_idle": 5,
+        "keepalives_interval": 2,
+        "keepalives_count": 3,
+        "tcp_user_timeout": 10_000,
+        **source,
+        "application_name": application_name,
+        "client_encoding": "UTF8",
+        "options": f"{source.get('options') or ''} {options}".strip(),
+    }
+    connection = BoundedConnection.connect(**given, autocommit=True)
+    connection.prepare_threshold = None  # plans follow the statistics, and poolers see plain statements
+    return connection
+
+
+def identifier(name: str) -> sql.Identifier:
+    """`name` or `schema.name`, quoted."""
+    return sql.Identifier(*name.split(".", 1))
 
 
 class Table:
     def __init__(self, connection: psycopg.Connection[Any], name: str) -> None:
         self.connection = connection
-        table = sql.Identifier(name)
+        table = identifier(name)
         self._read = sql.SQL(
             "/* read */ SELECT id, kafka_topic, kafka_key, kafka_value, "
             "kafka_header_keys, kafka_header_values, kafka_value_binary "

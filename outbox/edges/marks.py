@@ -1,0 +1,232 @@
+"""The statements of mark, purge and reset (MP/R) on one lane of the table, each a function of a connection.
+
+A claim makes marks of older owners impossible. Everyone who marks holds a session-level advisory lock that carries
+lane and epoch; whoever claims looks, under a transaction-level lock of the lane, who else is there: a higher epoch
+refuses the claim, all other sessions are terminated and awaited. No statement of theirs can take effect afterwards.
+Purge and reset need no such fence: their `leader_id` guard is enough.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, NamedTuple
+from uuid import UUID
+from zlib import crc32
+
+import psycopg
+from psycopg import sql
+
+from outbox.edges.table import identifier
+from outbox.exceptions import OutboxError
+
+_MUTEX = -1  # no epoch is negative
+_GONE_POLL_S = 0.01
+COLUMNS = (
+    "id",
+    "create_time",
+    "kafka_topic",
+    "kafka_key",
+    "kafka_value",
+    "kafka_header_keys",
+    "kafka_header_values",
+    "leader_id",
+)
+
+
+class Row(NamedTuple):
+    """A record as marked. `created` tells two records apart that were given the same id."""
+
+    id: int
+    kafka_topic: str
+    kafka_key: str
+    value: bytes | None
+    names: list[Any] | None
+    values: list[Any] | None
+    created: bytes
+
+
+_row = partial(tuple.__new__, Row)
+
+
+def _rows(cursor: Any) -> Any:
+    return _row
+
+
+class WrongTable(OutboxError):
+    """The table is not there, or lacks columns of the outbox layout."""
+
+
+class Marks:
+    """Statements on `table` for one lane. Opened on its connections by `claim`; knows nothing of threads."""
+
+    def __init__(
+        self, table: str, lane: int = 0, lanes: int = 1, *, bytes_max: int = 32_000_000, keep_empty_key: bool = False
+    ) -> None:
+        self.name, self.lane = table, lane
+        self._table = identifier(table)
+        self._shown = self._table.as_string()
+        self._bytes_max = bytes_max
+        self._mine = _lane_filter(lane, lanes, keep_empty_key=keep_empty_key)
+        self._highest: int | None = None
+        self._purge = self._build(
+            "/* purge */ DELETE FROM {table} WHERE id = ANY(%s::bigint[]) AND leader_id = %s RETURNING id"
+        )
+        self._reset = self._build(
+            "/* reset */ UPDATE {table} SET leader_id = NULL WHERE id = ANY(%s::bigint[]) AND leader_id = %s"
+        )
+        self._sweep = self._build(
+            "/* sweep */ SELECT id FROM {table} WHERE leader_id = %s AND id <= %s ORDER BY id LIMIT %s"
+        )
+
+    def _build(self, text: str, **parts: sql.Composable) -> str:
+        return sql.SQL(text).format(table=self._table, **parts).as_string()
+
+    # ---- claim
+
+    def claim(self, connection: psycopg.Connection[Any], epoch: int, timeout_s: float) -> bool:
+        """Whether `connection` is now the only one that may mark this lane; False: a newer owner is there."""
+        give_up_at = time.monotonic() + timeout_s
+        space, durable = self._inspect(connection)
+        if not durable:
+            # What is sent must not vanish in a crash of the server: a mark that is flushed flushes the writers before.
+            connection.execute("SET synchronous_commit = on")
+        number = epoch % 0x7FFF_FFFF
+        with connection.transaction():
+            connection.execute("/* claim */ SELECT pg_advisory_xact_lock(%s, %s)", [space, _MUTEX])
+            while others := self._others(connection, space):
+                if any(other > number for _, other in others):
+                    return False
+                if time.monotonic() > give_up_at:
+                    raise StillThere([pid for pid, _ in others])
+                for pid, _ in others:
+                    connection.execute("/* claim */ SELECT pg_terminate_backend(%s)", [pid])
+                time.sleep(_GONE_POLL_S)
+            connection.execute("/* claim */ SELECT pg_advisory_lock(%s, %s)", [space, number])
+        self._highest = None
+        return True
+
+    def _inspect(self, connection: psycopg.Connection[Any]) -> tuple[int, bool]:
+        """The space of the lane's locks, after a look at the columns."""
+        found = connection.execute(
+            "/* claim */ SELECT t, current_setting('synchronous_commit') <> 'off', "
+            "array(SELECT attname::text FROM pg_attribute WHERE attrelid = t AND attnum > 0 AND NOT attisdropped) "
+            "FROM (SELECT to_regclass(%s)::oid::bigint) AS found(t)",
+            [self._shown],
+        ).fetchone()
+        assert found is not None
+        oid, durable, columns = found
+        if oid is None:
+            raise WrongTable(f"The table {self._shown} does not exist. Run migrate, or correct TABLE and the database.")
+        if missing := [name for name in COLUMNS if name not in columns]:
+            raise WrongTable(
+                f"The table {self._shown} lacks the columns {', '.join(missing)}. Run migrate, or correct TABLE."
+            )
+        self._compose(binary="kafka_value_binary" in columns)
+        space = crc32(f"outbox/{oid}/{self.lane}".encode())
+        return space - (1 << 32) if space >= 1 << 31 else space, bool(durable)
+
+    @staticmethod
+    def _others(connection: psycopg.Connection[Any], space: int) -> list[tuple[int, int]]:
+        return connection.execute(
+            "/* claim */ SELECT pid, objid::bigint FROM pg_locks "
+            "WHERE locktype = 'advisory' AND granted AND objsubid = 2 "
+            "AND database = (SELECT oid FROM pg_database WHERE datname = current_database()) "
+            "AND classid = (%s::bigint & 4294967295)::oid AND objid <> 4294967295 AND pid <> pg_backend_pid()",
+            [space],
+        ).fetchall()
+
+    # ---- mark, fetch, sweep: on the claimed connection
+
+    def _compose(self, *, binary: bool) -> None:
+        # textsend() and timestamptz_send() hand over the bytes as they are: nothing is decoded to be encoded again.
+        value = "textsend(kafka_value::text)"
+        fields = (
+            "id, kafka_topic, kafka_key, "
+            + (f"coalesce(kafka_value_binary, {value})" if binary else value)
+            + ", CASE WHEN cardinality(kafka_header_keys) > 0 THEN kafka_header_keys END"
+            ", CASE WHEN cardinality(kafka_header_values) > 0 THEN kafka_header_values END"
+            ", timestamptz_send(create_time)"
+        )
+        size = "coalesce(octet_length(kafka_value), 0)"
+        if binary:
+            size += " + coalesce(octet_length(kafka_value_binary), 0)"
+        parts = {"fields": sql.SQL(fields), "size": sql.SQL(size), "mine": self._mine}
+        # The array makes it one index lookup per id whatever the statistics say, and a row that another leader is
+        # marking at this moment is waited for and marked, not skipped: its key would be overtaken.
+        mark = (
+            "/* mark */ UPDATE {table} SET leader_id = %(leader)s WHERE id = ANY(ARRAY("
+            "SELECT id FROM (SELECT id, sum(size) OVER (ORDER BY id) - size AS before FROM ("
+            "SELECT id, {size} AS size FROM {table} WHERE (leader_id IS NULL OR leader_id <> %(leader)s)"
+            "{mine}{exclude} ORDER BY id LIMIT %(limit)s) AS eligible) AS measured WHERE before < %(bytes)s)) "
+            "RETURNING {fields}"
+        )
+        exclude = sql.SQL(
+            " AND (kafka_topic, kafka_key) NOT IN (SELECT * FROM unnest(%(topics)s::text[], %(keys)s::text[]))"
+        )
+        self._mark = self._build(mark, exclude=sql.SQL(""), **parts)
+        self._mark_others = self._build(mark, exclude=exclude, **parts)
+        self._fetch = self._build(
+            "/* fetch */ SELECT {fields} FROM {table} WHERE id = ANY(%s::bigint[]) AND leader_id = %s", **parts
+        )
+
+    def mark(
+        self, connection: psycopg.Connection[Any], leader: UUID, limit: int, exclude: Sequence[tuple[str, str]] = ()
+    ) -> list[Row]:
+        given: dict[str, Any] = {"leader": leader, "limit": limit, "bytes": self._bytes_max}
+        if exclude:
+            given |= {"topics": [topic for topic, _ in exclude], "keys": [key for _, key in exclude]}
+        rows = _fetch_rows(connection, self._mark_others if exclude else self._mark, given)
+        if len(rows) < limit:
+            self._highest = None
+        else:
+            self._highest = max(self._highest or 0, max(row.id for row in rows))
+        return rows
+
+    def fetch(self, connection: psycopg.Connection[Any], leader: UUID, ids: Sequence[int]) -> list[Row]:
+        return _fetch_rows(connection, self._fetch, [_array(ids), leader])
+
+    def sweep(self, connection: psycopg.Connection[Any], leader: UUID, limit: int) -> list[int]:
+        """Not beyond what marks have reached, while there is more: a large backlog is not read for this."""
+        bound = self._highest if self._highest is not None else (1 << 63) - 1
+        return [row[0] for row in connection.execute(self._sweep, [leader, bound, limit], binary=True)]
+
+    # ---- purge, reset: on any connection
+
+    def purge(self, connection: psycopg.Connection[Any], leader: UUID, ids: Sequence[int]) -> list[int]:
+        """The ids that were there, marked by `leader`, and are deleted now."""
+        return [row[0] for row in connection.execute(self._purge, [_array(ids), leader], binary=True)]
+
+    def reset(self, connection: psycopg.Connection[Any], leader: UUID, ids: Sequence[int]) -> int:
+        return connection.execute(self._reset, [_array(ids), leader]).rowcount
+
+
+class StillThere(OutboxError):
+    """Sessions of an earlier owner could not be ended in time."""
+
+    def __init__(self, pids: list[int]) -> None:
+        super().__init__(
+            f"The sessions {pids} of an earlier owner of the lane did not end when terminated. "
+            "Harvesters of one table must use one database role, or a member of pg_signal_backend."
+        )
+
+
+def _fetch_rows(connection: psycopg.Connection[Any], statement: str, given: Any) -> list[Row]:
+    with connection.cursor(binary=True, row_factory=_rows) as cursor:
+        return list(cursor.execute(statement, given).fetchall())
+
+
+def _array(ids: Sequence[int]) -> str:
+    """A list as PostgreSQL writes it; several times faster than dumping each element."""
+    return "{" + ",".join(map(str, ids)) + "}"
+
+
+def _lane_filter(lane: int, lanes: int, *, keep_empty_key: bool) -> sql.Composable:
+    """Which rows belong to the lane. Records of one topic and key always share one; a record without key is alone."""
+    if lanes == 1:
+        return sql.SQL("")
+    number = "(hashtextextended(kafka_topic || '/' || kafka_key, 0) & 2147483647)"
+    if not keep_empty_key:
+        number = f"(CASE WHEN kafka_key = '' THEN id ELSE {number} END)"
+    return sql.SQL(f" AND {number} %% {lanes} = {lane}")

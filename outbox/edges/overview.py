@@ -1,0 +1,96 @@
+"""What the daemon asks about the table as a whole: is it the right one, how much waits. Never during harvesting."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from typing import Any
+
+import psycopg
+from psycopg import sql
+
+from outbox.edges import table
+from outbox.exceptions import OutboxError
+
+COLUMNS = (
+    "id",
+    "create_time",
+    "kafka_topic",
+    "kafka_key",
+    "kafka_value",
+    "kafka_header_keys",
+    "kafka_header_values",
+    "leader_id",
+)
+BACKLOG_MAX = 100_000  # counted no further: a status line must stay cheap
+
+
+class DatabaseUnreachable(OutboxError):
+    """PostgreSQL does not answer: worth another attempt."""
+
+
+class WrongTable(OutboxError):
+    """The table is absent, lacks columns or may not be used: an operator must change something."""
+
+
+def check(alias: str, name: str) -> None:
+    """Connect once and look at the table; the connection is closed again."""
+    try:
+        with closing(table.connect(alias)) as connection:
+            _check_columns(connection, alias, name)
+    except psycopg.OperationalError as error:
+        reason = " ".join(str(error).split())
+        raise DatabaseUnreachable(f"PostgreSQL of the alias {alias!r} cannot be reached: {reason}") from error
+
+
+def _check_columns(connection: psycopg.Connection[Any], alias: str, name: str) -> None:
+    rows = connection.execute(
+        "/* columns */ SELECT attname FROM pg_attribute WHERE attrelid = to_regclass(quote_ident(%s)) AND attnum > 0 "
+        "AND NOT attisdropped",
+        [name],
+    ).fetchall()
+    found = {row[0] for row in rows}
+    if not found:
+        raise WrongTable(
+            f"The table {name!r} does not exist on the alias {alias!r}. "
+            f"Run: python manage.py migrate outbox --database {alias}"
+        )
+    if missing := [column for column in COLUMNS if column not in found]:
+        raise WrongTable(
+            f"The table {name!r} on the alias {alias!r} lacks the columns {', '.join(missing)}. Is TABLE the right "
+            "name? Compare it with docs/table.md."
+        )
+
+
+class Overview:
+    """Counts over the table on a connection of its own."""
+
+    def __init__(self, alias: str, name: str) -> None:
+        self._alias = alias
+        self._connection: psycopg.Connection[Any] | None = None
+        identifier = sql.Identifier(name)
+        self._newest = sql.SQL("/* newest */ SELECT max(id) FROM {}").format(identifier)
+        self._waiting = sql.SQL(
+            "/* backlog */ SELECT count(*) FROM (SELECT 1 FROM {} WHERE id <= %s LIMIT %s) AS waiting"
+        ).format(identifier)
+
+    def newest(self) -> int:
+        return self._ask(self._newest)
+
+    def waiting(self, until: int = 2**63 - 1) -> int:
+        """Records with an id up to `until`, counted up to BACKLOG_MAX."""
+        return self._ask(self._waiting, until, BACKLOG_MAX)
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def _ask(self, statement: sql.Composed, *arguments: int) -> int:
+        try:
+            if self._connection is None:
+                self._connection = table.connect(self._alias)
+            row = self._connection.execute(statement, arguments).fetchone()
+        except psycopg.OperationalError as error:
+            self.close()
+            raise DatabaseUnreachable(" ".join(str(error).split())) from error
+        return int(row[0] or 0) if row else 0

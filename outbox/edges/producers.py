@@ -1,0 +1,200 @@
+"""The idempotent producers of one lane: records in, their fate out, nothing decided about retries.
+
+All calls come from one thread, except `silence`. Reports are gathered in lists that the owner takes; a record is
+reported once. Which errors mean "this record can never be sent" is known here, because only the client knows them.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from outbox.edges import kafka
+from outbox.edges.marks import Row
+
+if TYPE_CHECKING:
+    from confluent_kafka import KafkaError, Producer
+
+logger = logging.getLogger("outbox.kafka")
+
+# The record is at fault, or its topic: waiting does not help, an operator does.
+REFUSALS = frozenset({
+    "MSG_SIZE_TOO_LARGE", "RECORD_LIST_TOO_LARGE", "INVALID_MSG_SIZE", "INVALID_MSG", "INVALID_RECORD",
+    "INVALID_TIMESTAMP", "UNSUPPORTED_FOR_MESSAGE_FORMAT", "POLICY_VIOLATION", "TOPIC_EXCEPTION",
+    "UNKNOWN_TOPIC_OR_PART", "TOPIC_AUTHORIZATION_FAILED", "CLUSTER_AUTHORIZATION_FAILED",
+    "_UNKNOWN_TOPIC", "_UNKNOWN_PARTITION", "_INVALID_ARG", "_BAD_MSG",
+})  # fmt: skip
+# The broker refuses a batch as a whole for the sake of one record: each is asked for alone.
+COLLECTIVE = frozenset({
+    "MSG_SIZE_TOO_LARGE", "RECORD_LIST_TOO_LARGE", "INVALID_MSG_SIZE", "INVALID_MSG", "INVALID_RECORD",
+    "INVALID_TIMESTAMP", "POLICY_VIOLATION", "_INVALID_DIFFERENT_RECORD", "_BAD_MSG",
+})  # fmt: skip
+_ALONE = -1
+_DISPOSAL_S = 5.0
+
+MakeProducer = Callable[[Mapping[str, Any]], "Producer"]
+
+
+class UnequalHeaders(ValueError):
+    """The two header arrays of a row do not belong together."""
+
+
+class _Shard:
+    """One client. `broken`: it has failed for good and takes no more records."""
+
+    __slots__ = ("broken", "outstanding", "producer")
+
+    def __init__(self, producer: Producer) -> None:
+        self.producer, self.outstanding, self.broken = producer, 0, False
+
+
+class Producers:
+    """The clients of one generation. Made when first used, thrown away as a whole."""
+
+    def __init__(
+        self,
+        properties: Mapping[str, Any],
+        *,
+        delivery_timeout_s: float,
+        keep_empty_key: bool = False,
+        make: MakeProducer = kafka.idempotent_producer,
+    ) -> None:
+        timeout_ms = int(delivery_timeout_s * 1000)
+        self._properties = {
+            "linger.ms": 2,
+            # A topic just created may be unknown to a broker for a moment; after that it is refused, not waited for.
+            "topic.metadata.propagation.max.ms": max(1, timeout_ms // 2),
+            **properties,
+            "delivery.timeout.ms": timeout_ms,
+            "logger": logger,
+        }
+        self._keep_empty_key, self._make = keep_empty_key, make
+        self._shards: dict[int, _Shard] = {}
+        self._silent = False
+        self.acknowledged: list[int] = []
+        self.undelivered: list[tuple[int, str]] = []
+        self.refused: list[tuple[int, str]] = []
+
+    @property
+    def outstanding(self) -> int:
+        return sum(shard.outstanding for shard in self._shards.values())
+
+    def send(self, number: int, rows: Sequence[Row]) -> None:
+        """Hand `rows` to client `number`, in order; each is reported, also when it could not be handed over."""
+        shard = self._shard(number)
+        for index, row in enumerate(rows):
+            if self._silent or shard.broken:
+                self.undelivered += [(left.id, "the client takes no more records") for left in rows[index:]]
+                return
+            self._produce(number, shard, row)
+
+    def _produce(self, number: int, shard: _Shard, row: Row) -> None:
+        from confluent_kafka import KafkaException
+
+        try:
+            headers = pair_headers(row) if row.names or row.values else []
+            key = row.kafka_key if row.kafka_key or self._keep_empty_key else None
+            report = partial(self._report, number, shard, row)
+            shard.producer.produce(row.kafka_topic, row.value, key, headers=headers, on_delivery=report)
+        except BufferError as error:
+            self.undelivered.append((row.id, str(error)))
+        except KafkaException as error:
+            self._fail(shard, row, error.args[0], number=_ALONE)
+        except (UnequalHeaders, TypeError, UnicodeError) as error:
+            self.refused.append((row.id, str(error)))
+        else:
+            shard.outstanding += 1
+
+    def poll(self) -> None:
+        """Take in all reports that are there."""
+        for shard in list(self._shards.values()):
+            if shard.outstanding:
+                shard.producer.poll(0)
+        self._bury_broken()
+
+    def wait(self, timeout_s: float) -> None:
+        """Until a report is there. Meanwhile the client need not linger: nothing follows at the moment."""
+        waiting = [shard for shard in self._shards.values() if shard.outstanding]
+        if len(waiting) == 1 and waiting[0].outstanding == 1:
+            waiting[0].producer.flush(timeout_s)
+        elif waiting:
+            waiting[0].producer.poll(timeout_s)
+
+    def silence(self) -> None:
+        """Nothing that is still here may go out. May be called from any thread; does not block."""
+        self._silent = True
+        for shard in list(self._shards.values()):
+            shard.producer.purge(blocking=False)
+
+    def drop(self) -> None:
+        """Silence, and let go of the clients; nothing is reported any more."""
+        self.silence()
+        shards, self._shards = self._shards, {}
+        self.acknowledged, self.undelivered, self.refused = [], [], []
+        for shard in shards.values():
+            _dispose(shard.producer)
+
+    def _shard(self, number: int) -> _Shard:
+        shard = self._shards.get(number)
+        if shard is None:
+            alone = {"batch.num.messages": 1, "linger.ms": 0} if number == _ALONE else {}
+            shard = self._shards[number] = _Shard(self._make({**self._properties, **alone}))
+            if self._silent:
+                shard.producer.purge(blocking=False)
+        return shard
+
+    # ---- reports
+
+    def _report(self, number: int, shard: _Shard, row: Row, error: KafkaError | None, message: Any) -> None:
+        shard.outstanding -= 1
+        if error is None:
+            self.acknowledged.append(row[0])
+        else:
+            self._fail(shard, row, error, number=number)
+
+    def _fail(self, shard: _Shard, row: Row, error: KafkaError, *, number: int) -> None:
+        name, text = error.name(), f"{error.name()}: {error.str()}"
+        if error.fatal() or name == "_FATAL":
+            shard.broken = True
+        if name in COLLECTIVE and number != _ALONE and not self._silent:
+            self._produce(_ALONE, self._shard(_ALONE), row)
+        elif name in REFUSALS:
+            self.refused.append((row.id, text))
+        else:
+            self.undelivered.append((row.id, text))
+
+    def _bury_broken(self) -> None:
+        """A client that failed for good is replaced when all its records are reported."""
+        for number, shard in list(self._shards.items()):
+            if shard.broken:
+                if shard.outstanding:
+                    shard.producer.purge(blocking=False)
+                else:
+                    del self._shards[number]
+                    _dispose(shard.producer)
+
+
+def pair_headers(row: Row) -> list[tuple[str, str | bytes | None]]:
+    names, values = row.names or [], row.values or []
+    if len(names) != len(values):
+        raise UnequalHeaders(f"unequal number of header keys ({len(names)}) and values ({len(values)})")
+    if not all(isinstance(text, str) for text in (*names, *values)):
+        raise UnequalHeaders("a header key or value is NULL or not a text")
+    return list(zip(names, values, strict=True))
+
+
+def _dispose(producer: Producer) -> None:
+    """Destroying a client waits for its threads: elsewhere, and never for longer than it takes to purge."""
+
+    def serve_and_forget(held: list[Producer]) -> None:
+        give_up_at = time.monotonic() + _DISPOSAL_S
+        while len(held[0]) and time.monotonic() < give_up_at:
+            held[0].purge(blocking=False)
+            held[0].poll(0.05)
+        held.clear()
+
+    threading.Thread(target=serve_and_forget, args=([producer],), name="outbox-disposal", daemon=True).start()

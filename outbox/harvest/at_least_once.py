@@ -1,0 +1,440 @@
+"""The worker of one at-least-once lane: carries out what the scoreboard asks for, and tells it what came of it.
+
+One thread owns the scoreboard and the producers. Statements run on two sessions with threads of their own: marks (with
+what may not run beside them) and purges. Nothing here waits for the database, and for Kafka only a millisecond at a
+time, so that finishing and abandoning are bounded whatever is down. What to do next is decided by the scoreboard alone.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from queue import Empty, SimpleQueue
+from typing import Any
+from uuid import UUID
+
+from outbox.conf import Conf
+from outbox.core import scoreboard_values as values
+from outbox.core.scoreboard import Phase, Scoreboard
+from outbox.edges import kafka, table
+from outbox.edges.marks import Marks, WrongTable
+from outbox.edges.producers import MakeProducer, Producers
+from outbox.edges.session import Connect, Session
+from outbox.failpoints import failpoint
+from outbox.harvest.lanes import LaneHost, MeterRead
+
+logger = logging.getLogger("outbox.harvest")
+
+_GRACE_S = 1.0  # for the statement under way when the lane ends
+_PAUSE_S = 0.005  # when there is something to do and it may not be done
+_REPORTS_BESIDE_STATEMENTS_S = 0.001
+_REPORTS_ALONE_S = 0.01
+_EVENTS = (values.RemarkRequested, values.RecordHeld, values.NotPurged, values.DeadlineExceeded)
+
+
+@dataclass(frozen=True, slots=True)
+class LaneStatistics:
+    lane: int
+    leader_id: UUID
+    phase: str
+    in_flight: int
+    in_flight_keys: tuple[values.KeyName, ...]
+    delivered: int
+    board: values.Statistics
+
+
+def limits(conf: Conf) -> values.Limits:
+    """The bounds of the scoreboard as configured."""
+    return values.Limits(
+        in_flight_max=conf.in_flight_max,
+        mark_max=conf.mark_max,
+        purge_max=min(conf.in_flight_max, 5_000),
+        shards=conf.send_concurrency,
+        shard_buffer_max=conf.send_buffer,
+        key_buffer_max=min(conf.key_buffer, conf.send_buffer),
+        deferred_max=conf.deferred_max,
+        mark_backoff_min_s=min(0.002, conf.mark_backoff_s),
+        mark_backoff_max_s=conf.mark_backoff_s,
+        io_backoff_s=conf.io_backoff_s,
+        queue_timeout_s=conf.queue_timeout_s,
+        delivery_timeout_s=2 * conf.delivery_timeout_s + 5.0,  # two attempts: with others, then alone
+        drain_timeout_s=conf.drain_timeout_s,
+        sweep_interval_s=conf.sweep_interval_s,
+    )
+
+
+class AtLeastOnce:
+    """A `LaneWorker`; the constructor is the `WorkerFactory`. `connect` and `make_producer` can be replaced."""
+
+    def __init__(
+        self,
+        conf: Conf,
+        lane: int,
+        leader_id: UUID,
+        epoch: int,
+        host: LaneHost,
+        *,
+        connect: Connect | None = None,
+        make_producer: MakeProducer = kafka.idempotent_producer,
+    ) -> None:
+        self._conf, self._lane, self._host = conf, lane, host
+        self._connect = connect or _connector(conf)
+        self._make_producer = make_producer
+        self._board = Scoreboard(leader_id, epoch, limits(conf), time.monotonic(), keep_empty_key=conf.keep_empty_key)
+        self._marks = Marks(
+            conf.table, lane, conf.lanes, bytes_max=conf.mark_bytes_max, keep_empty_key=conf.keep_empty_key
+        )
+        self._inbox: SimpleQueue[Callable[[float], None]] = SimpleQueue()
+        self._generation = 0
+        self._producers = self._new_producers()
+        self._statements = 0  # under way
+        self._claimed_connection: Any = None
+        self._abandoned = False
+        self._finishing = False
+        self._ended = False
+        self._troubles = _Troubles(lane)
+        self._meter = _Meter(lane, conf.metrics_interval_s, time.monotonic())
+        self._thread = threading.Thread(target=self._run, name=f"outbox-lane-{lane}", daemon=True)
+        self._serve: dict[type, Callable[[Any], None]] = {
+            values.Claim: self._claim,
+            values.Mark: self._mark,
+            values.Fetch: self._fetch,
+            values.Sweep: self._sweep,
+            values.Purge: self._purge,
+            values.Reset: self._reset,
+            values.Send: self._send,
+            values.DropProducers: self._drop_producers,
+            values.RefreshLeader: lambda effect: host.refresh(lane),
+            values.Superseded: lambda effect: host.step_down(lane),
+            values.Finished: lambda effect: None,
+            **dict.fromkeys(_EVENTS, self._emit),
+        }
+
+    # ---- what the host calls, from any thread
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def refreshed(self, leader_id: UUID) -> None:
+        self._inbox.put(partial(self._board.refreshed, leader_id))
+
+    def finish(self, deadline: float) -> None:
+        self._finishing = True
+        if self._ended:
+            self._host.finished(self._lane)
+        else:
+            self._inbox.put(lambda now: self._board.finish(now, deadline))
+
+    def abandon(self) -> None:
+        self._abandoned = True
+        self._producers.silence()
+        self._inbox.put(lambda now: None)
+
+    def join(self, timeout_s: float) -> bool:
+        if self._thread.ident is not None:
+            self._thread.join(max(0.0, timeout_s))
+        return not self._thread.is_alive()
+
+    def statistics(self) -> LaneStatistics:
+        board = self._board
+        return LaneStatistics(
+            lane=self._lane,
+            leader_id=board.leader_id,
+            phase=board.phase.value,
+            in_flight=board.in_flight,
+            in_flight_keys=_keys_in_flight(board),
+            delivered=board.statistics().acknowledged_total,
+            board=board.statistics(),
+        )
+
+    # ---- the loop
+
+    def _run(self) -> None:
+        self._mark_session = Session(f"outbox-mark-{self._lane}", self._connect, self._post)
+        self._purge_session = Session(f"outbox-purge-{self._lane}", self._connect, self._post)
+        try:
+            while self._turn():
+                pass
+        except BaseException as error:
+            logger.exception("lane-failed lane=%d", self._lane)
+            self._producers.silence()
+            self._host.fatal(error)
+        finally:
+            self._ended = True
+            if self._finishing:
+                self._host.finished(self._lane)
+            self._close()
+
+    def _turn(self) -> bool:
+        """Whether there is another one."""
+        self._take_in()
+        now, board = time.monotonic(), self._board
+        if self._abandoned:
+            effects = board.abandon()
+        else:
+            may = self._host.may_send if board.phase is Phase.FINISHING else self._host.may_start
+            effects = board.tick(now, may_send=may(self._lane))
+        for effect in effects:
+            self._serve[type(effect)](effect)
+        if board.phase is Phase.ENDED:
+            return False
+        if self._meter.is_due(now):
+            self._read_meter(now)
+        self._wait(board.wake_at() - now, idle=not effects)
+        return True
+
+    def _take_in(self) -> None:
+        """Outcomes and orders that have arrived."""
+        now, inbox, producers = time.monotonic(), self._inbox, self._producers
+        while True:
+            try:
+                order = inbox.get_nowait()
+            except Empty:
+                break
+            order(now)
+        producers.poll()
+        board, generation = self._board, self._generation
+        if producers.acknowledged:
+            failpoint("after-ack")
+            acknowledged, producers.acknowledged = producers.acknowledged, []
+            board.acknowledged(generation, acknowledged, now)
+            self._troubles.over("kafka")
+        if producers.undelivered:
+            undelivered, producers.undelivered = producers.undelivered, []
+            self._troubles.seen("kafka", undelivered[0][1])
+            board.undelivered(generation, [id_ for id_, _ in undelivered], now)
+        if producers.refused:
+            refused, producers.refused = producers.refused, []
+            board.refused(generation, refused, now)
+
+    def _wait(self, timeout_s: float, *, idle: bool) -> None:
+        if timeout_s <= 0 and not idle:
+            return
+        timeout_s = max(timeout_s, _PAUSE_S) if idle else timeout_s
+        if self._producers.outstanding:
+            if self._inbox.empty():
+                bound_s = _REPORTS_BESIDE_STATEMENTS_S if self._statements else _REPORTS_ALONE_S
+                self._producers.wait(min(timeout_s, bound_s))
+            return
+        try:
+            order = self._inbox.get(timeout=min(timeout_s, 1.0))
+        except Empty:
+            return
+        order(time.monotonic())
+
+    def _close(self) -> None:
+        self._producers.drop()
+        sessions = (self._mark_session, self._purge_session)
+        for session in sessions:
+            session.close()
+        give_up_at = time.monotonic() + _GRACE_S
+        for session in sessions:
+            if not session.join(give_up_at - time.monotonic()):
+                session.interrupt()
+
+    # ---- statements
+
+    def _post(self, outcome: tuple[Any, Any, BaseException | None]) -> None:
+        report, result, error = outcome
+
+        def settle(now: float) -> None:
+            self._statements -= 1
+            report(result, error, now)
+
+        self._inbox.put(settle)
+
+    def _submit(
+        self,
+        session: Session,
+        name: str,
+        job: Callable[[Any], Any],
+        done: Callable[[Any, float], None],
+        failed: Callable[[float], None],
+        *,
+        renew: bool = False,
+    ) -> None:
+        def report(result: Any, error: BaseException | None, now: float) -> None:
+            if error is None:
+                self._troubles.over("database")
+                done(result, now)
+                return
+            self._troubles.seen("database", f"{name}: {error}")
+            if isinstance(error, WrongTable):
+                self._host.fatal(error)
+            failed(now)
+
+        self._statements += 1
+        session.submit(job, report, self._conf.statement_timeout_s + _GRACE_S, renew=renew)
+
+    def _claim(self, effect: values.Claim) -> None:
+        board, ticket, timeout_s = self._board, effect.ticket, self._conf.statement_timeout_s
+
+        def done(claimed: bool, now: float) -> None:
+            failpoint("after-claim")
+            (board.claimed if claimed else board.claim_refused)(ticket, now)
+
+        def job(connection: Any) -> bool:
+            claimed = self._marks.claim(connection, effect.epoch, timeout_s)
+            self._claimed_connection = connection if claimed else None
+            return claimed
+
+        self._submit(self._mark_session, "claim", job, done, partial(board.claim_failed, ticket), renew=True)
+
+    def _mark(self, effect: values.Mark) -> None:
+        board, marks = self._board, self._marks
+
+        def done(rows: list[Any], now: float) -> None:
+            if rows:
+                failpoint("after-mark")
+            board.marked(effect.ticket, rows, now)
+
+        def job(connection: Any) -> list[Any]:
+            if connection is not self._claimed_connection:
+                raise ConnectionError("The connection that held the claim of the lane is gone.")
+            return marks.mark(connection, effect.leader_id, effect.limit, effect.exclude)
+
+        self._submit(self._mark_session, "mark", job, done, partial(board.mark_failed, effect.ticket))
+
+    def _fetch(self, effect: values.Fetch) -> None:
+        board, ticket = self._board, effect.ticket
+        self._submit(
+            self._mark_session,
+            "fetch",
+            lambda connection: self._marks.fetch(connection, effect.leader_id, effect.ids),
+            lambda rows, now: board.fetched(ticket, rows, now),
+            partial(board.fetch_failed, ticket),
+        )
+
+    def _sweep(self, effect: values.Sweep) -> None:
+        board, ticket = self._board, effect.ticket
+        self._submit(
+            self._mark_session,
+            "sweep",
+            lambda connection: self._marks.sweep(connection, effect.leader_id, effect.limit),
+            lambda ids, now: board.swept(ticket, ids, now),
+            partial(board.sweep_failed, ticket),
+        )
+
+    def _purge(self, effect: values.Purge) -> None:
+        board, ticket = self._board, effect.ticket
+
+        def done(ids: list[int], now: float) -> None:
+            failpoint("after-purge")
+            board.purged(ticket, ids, now)
+
+        failpoint("before-purge")
+        self._submit(
+            self._purge_session,
+            "purge",
+            lambda connection: self._marks.purge(connection, effect.leader_id, effect.ids),
+            done,
+            partial(board.purge_failed, ticket),
+        )
+
+    def _reset(self, effect: values.Reset) -> None:
+        board, ticket = self._board, effect.ticket
+        failpoint("before-reset")
+        self._submit(
+            self._purge_session,
+            "reset",
+            lambda connection: self._marks.reset(connection, effect.leader_id, effect.ids),
+            lambda count, now: board.reset_done(ticket, now),
+            partial(board.reset_failed, ticket),
+        )
+
+    # ---- Kafka
+
+    def _new_producers(self) -> Producers:
+        return Producers(
+            self._conf.producer_properties,
+            delivery_timeout_s=self._conf.delivery_timeout_s,
+            keep_empty_key=self._conf.keep_empty_key,
+            make=self._make_producer,
+        )
+
+    def _send(self, effect: values.Send) -> None:
+        assert effect.generation == self._generation
+        failpoint("before-send")
+        if self._abandoned or not self._host.may_send(self._lane):
+            ids = [record.id for record in effect.records]
+            self._board.undelivered(effect.generation, ids, time.monotonic())
+            return
+        self._producers.send(effect.shard, effect.records)  # type: ignore[arg-type]
+        failpoint("after-send")
+
+    def _drop_producers(self, effect: values.DropProducers) -> None:
+        self._producers.drop()
+        self._generation = effect.generation
+        self._producers = self._new_producers()
+
+    # ---- what others learn
+
+    def _emit(self, event: Any) -> None:
+        self._host.emit(event)
+        if isinstance(event, values.RemarkRequested) and event.reason == "rows-taken":
+            self._host.doubt(self._lane)
+
+    def _read_meter(self, now: float) -> None:
+        board = self._board
+        delivered = board.statistics().acknowledged_total
+        if reading := self._meter.read(delivered, board.leader_id, board.in_flight, now):
+            self._host.emit(reading)
+
+
+class _Meter:
+    """How fast records are delivered. Silent while nothing is."""
+
+    def __init__(self, lane: int, interval_s: float, now: float) -> None:
+        self._lane, self._interval_s = lane, interval_s
+        self._start = self._last = now
+        self._delivered = 0
+
+    def is_due(self, now: float) -> bool:
+        return now - self._last >= self._interval_s
+
+    def read(self, delivered: int, leader_id: UUID, in_flight: int, now: float) -> MeterRead | None:
+        interval_s, fresh = now - self._last, delivered - self._delivered
+        if interval_s <= 0:
+            return None
+        self._last, self._delivered = now, delivered
+        if not fresh:
+            return None
+        average = delivered / (now - self._start)
+        return MeterRead(self._lane, leader_id, delivered, interval_s, fresh / interval_s, average, in_flight)
+
+
+class _Troubles:
+    """Logs the beginning and the end of an outage, once each."""
+
+    def __init__(self, lane: int) -> None:
+        self._lane = lane
+        self._since: Mapping[str, float] = {}
+
+    def seen(self, what: str, error: str) -> None:
+        if what not in self._since:
+            self._since = {**self._since, what: time.monotonic()}
+            logger.warning("%s-failed lane=%d error=%r", what, self._lane, error)
+
+    def over(self, what: str) -> None:
+        if self._since and what in self._since:
+            lasted_s = time.monotonic() - self._since[what]
+            self._since = {key: value for key, value in self._since.items() if key != what}
+            logger.info("%s-works-again lane=%d after_s=%.3f", what, self._lane, lasted_s)
+
+
+def _keys_in_flight(board: Scoreboard) -> tuple[values.KeyName, ...]:
+    for _ in range(5):
+        try:
+            return tuple(board.in_flight_keys())
+        except (KeyError, RuntimeError):  # its owner changed it meanwhile
+            continue
+    return ()
+
+
+def _connector(conf: Conf) -> Connect:
+    source = table.parameters(conf.database)
+    return partial(table.connect_bounded, source, statement_timeout_s=conf.statement_timeout_s)
