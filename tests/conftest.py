@@ -24,6 +24,11 @@ def postgres_of() -> Iterator[Callable[[str], str]]:
         yield url_of
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    # Here and not beside the simulation, so that it is known however pytest is started.
+    parser.addoption("--seed", type=int, default=None, help="replay one seed of the simulation")
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if "torture" not in terminalreporter.config.option.markexpr.replace("not torture", ""):
         terminalreporter.write_line(LEFT_OUT)
