@@ -182,8 +182,8 @@ def _connection(using: str | None, conf: Conf, call: str) -> BaseDatabaseWrapper
             f"{call} needs PostgreSQL, but the database alias {connection.alias!r} is {connection.vendor}. Pass using= "
             "or route outbox.OutboxRecord to the PostgreSQL database that holds the rows of the same transaction."
         )
-    # set_autocommit(False) opens a transaction as well, one that the caller commits by hand.
-    if not connection.in_atomic_block and not conf.autocommit_stash and connection.get_autocommit():
+    # Autocommit is off inside atomic(), and after set_autocommit(False), where the caller commits by hand.
+    if not conf.autocommit_stash and connection.get_autocommit():
         raise StashOutsideTransaction(
             f"{call} outside a transaction: the record could outlive a rolled-back change. Wrap both in "
             "transaction.atomic(). To allow a record of its own, without a change beside it, set "

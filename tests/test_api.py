@@ -21,7 +21,8 @@ TRICKY = [
     "",
     "plain",
     "tab\there",
-    "line\nbreak\r",
+    "line\nbreak",
+    "carriage\rreturn",
     'quote"',
     "back\\slash",
     "\\N",
@@ -266,6 +267,20 @@ class TestOutsideOfTestTransactions:
         outbox.stash_many([Message("heroes", key=str(n)) for n in range(count)], ordered=ordered)
         assert len(stored()) == count + 1
         assert not connection.in_atomic_block
+
+    def test_in_autocommit_mode_locks_and_ids_last_until_their_rows(self, settings_of_outbox):
+        settings_of_outbox(AUTOCOMMIT_STASH=True)
+        seen = []
+
+        def watch(execute, sql, params, many, context):
+            seen.append((context["connection"].in_atomic_block, sql))
+            return execute(sql, params, many, context)
+
+        for count, ordered in ((2, True), (1_001, True), (1_001, False)):
+            with connection.execute_wrapper(watch):
+                outbox.stash_many([Message("heroes", key="k")] * count, ordered=ordered)
+        assert [sql for in_transaction, sql in seen if not in_transaction] == []
+        assert sum("pg_advisory_xact_lock" in sql for _, sql in seen) == 2
 
     def test_manual_transactions_are_transactions(self):
         transaction.set_autocommit(False)
