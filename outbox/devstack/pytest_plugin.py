@@ -83,14 +83,11 @@ class DevstackPlugin:
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
         if any(_KAFKA_FIXTURES & _fixtures(item) for item in items) or _is_distributed(config):
             self.kafka.begin()
-        needing = [item for item in items if _needs_database(item)]
-        if not needing:
-            return
         self.postgres.finish()
         if self.postgres.error is not None:
-            reason = f"PostgreSQL did not start: {self.postgres.error}"
-            for item in needing:
-                item.add_marker(pytest.mark.skip(reason=reason))
+            reason = pytest.mark.skip(reason=f"PostgreSQL did not start: {self.postgres.error}")
+            for item in filter(_needs_database, items):
+                item.add_marker(reason)
 
     def pytest_runtestloop(self, session: pytest.Session) -> None:
         if _is_distributed(session.config):
@@ -232,17 +229,3 @@ def postgres_factory(pytestconfig: pytest.Config) -> Iterator[Callable[..., Post
             return own.enter_context(server)
 
         yield make
-
-
-@pytest.fixture(scope="session")
-def postgres_of() -> Iterator[Callable[[str], str]]:
-    """The address of a PostgreSQL of another major version, started at first use and shared by the run."""
-    with ExitStack() as own:
-        servers: dict[str, Postgres] = {}
-
-        def address(major: str) -> str:
-            if major not in servers:
-                servers[major] = own.enter_context(Postgres(major))
-            return servers[major].url
-
-        yield address
