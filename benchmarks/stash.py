@@ -202,14 +202,15 @@ def show(
     *,
     slower_is: bool,
 ) -> None:
-    base_s = statistics.median(timed[base])
     for name, seconds in timed.items():
         middle = statistics.median(seconds)
-        ratio = middle / base_s if slower_is else base_s / middle
+        # Of each round by itself: what slows the machine down slows both.
+        quotients = [own / other if slower_is else other / own for own, other in zip(seconds, timed[base], strict=True)]
+        ratio = statistics.median(quotients)
         low, high = sorted((figure(min(seconds)), figure(max(seconds))))
         print(
             f"  {name:<20}{figure(middle):>12,.0f} {unit}  (median of {len(seconds)}, {low:,.0f} to {high:,.0f})"
-            f"  {ratio:.2f} of {base}"
+            f"  {ratio:.2f} of {base} ({min(quotients):.2f} to {max(quotients):.2f})"
         )
 
 
