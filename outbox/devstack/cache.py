@@ -50,7 +50,10 @@ def folder() -> Path:
         path = Path(chosen)
     else:
         path = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "outbox-devstack"
-    path.mkdir(parents=True, exist_ok=True)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DevstackError(f"{path} cannot be the cache: {error.strerror}. Set OUTBOX_DEVSTACK_CACHE.") from error
     return path.resolve()
 
 

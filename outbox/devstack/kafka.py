@@ -38,8 +38,8 @@ DEFAULTS = {
     "controller.quorum.election.timeout.ms": "250",
     "controller.quorum.election.backoff.max.ms": "250",
     # A killed broker is let in again only when its old session is over.
-    "broker.session.timeout.ms": "3000",
-    "broker.heartbeat.interval.ms": "500",
+    "broker.session.timeout.ms": "2000",
+    "broker.heartbeat.interval.ms": "400",
     "controlled.shutdown.max.retries": "1",
 }
 

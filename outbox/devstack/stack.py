@@ -44,6 +44,7 @@ class Stack:
             if SERVERS in self._given
             else Kafka(chosen.kafka, brokers=chosen.brokers, properties=chosen.kafka_properties)
         )
+        self.origin = self._origin()  # which also refuses versions that there are not, before anything starts
 
     @property
     def environment(self) -> dict[str, str]:
@@ -55,8 +56,7 @@ class Stack:
             own[SERVERS] = self.kafka.bootstrap_servers
         return {**own, origins.VARIABLE: json.dumps(self.origin)}
 
-    @property
-    def origin(self) -> origins.Origins:
+    def _origin(self) -> origins.Origins:
         given = {"PostgreSQL": self.postgres is None, "Kafka": self.kafka is None}
         if all(given.values()):
             return origins.given_from_outside()

@@ -1,0 +1,111 @@
+"""The pytest plugin, in runs of their own."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SETTINGS = """
+import os
+import environ
+SECRET_KEY = "x"
+DATABASES = {"default": environ.Env().db("DATABASE_URL")}
+SEEN = os.environ["OUTBOX_BOOTSTRAP_SERVERS"]
+USE_TZ = True
+"""
+
+
+@pytest.fixture
+def project(tmp_path, empty_environment):
+    """A little Django project; runs pytest in it with the plugin."""
+    (tmp_path / "pytest.ini").write_text(
+        "[pytest]\nDJANGO_SETTINGS_MODULE = little\npythonpath = .\naddopts = -p outbox.devstack.pytest_plugin\n"
+    )
+    (tmp_path / "little.py").write_text(SETTINGS)
+
+    def run(tests, *arguments, **environment):
+        (tmp_path / "test_it.py").write_text(tests)
+        return subprocess.run(
+            [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:randomly", *arguments],
+            cwd=tmp_path,
+            env={**empty_environment, **environment},
+            capture_output=True,
+            text=True,
+            timeout=90,
+            check=False,
+        )
+
+    return run
+
+
+def test_the_addresses_stand_before_django_reads_its_settings(project):
+    done = project(
+        "def test_database(db):\n"
+        "    from django.db import connection\n"
+        "    with connection.cursor() as cursor:\n"
+        "        cursor.execute('SELECT version()')\n"
+        "        assert cursor.fetchone()[0].startswith('PostgreSQL 18.')\n"
+        "def test_kafka(kafka, bootstrap_servers, settings):\n"
+        "    from confluent_kafka.admin import AdminClient\n"
+        "    assert settings.SEEN == bootstrap_servers == kafka.bootstrap_servers\n"
+        "    assert AdminClient({'bootstrap.servers': bootstrap_servers}).list_topics(timeout=10).brokers\n",
+        "-v",
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "devstack: Kafka 4.1" in done.stdout
+    assert "devstack: starting Kafka 4.1" in done.stdout + done.stderr
+
+
+def test_kafka_is_not_started_for_tests_that_do_not_ask_for_it(project):
+    done = project("def test_nothing(): pass\n")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "starting Kafka" not in done.stdout + done.stderr
+
+
+def test_collecting_starts_nothing(project):
+    done = project(
+        "def test_it(kafka, postgres): pass\n",
+        "--collect-only",
+        DATABASE_URL="postgresql://x/y",
+        OUTBOX_BOOTSTRAP_SERVERS="x:1",
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "starting" not in done.stdout + done.stderr
+    assert "devstack:" not in done.stdout + done.stderr
+
+
+def test_given_addresses_are_used(project):
+    done = project(
+        "import os\n"
+        "def test_it(kafka, postgres, bootstrap_servers):\n"
+        "    assert kafka is postgres is None\n"
+        "    assert bootstrap_servers == 'x:1'\n",
+        DATABASE_URL="postgresql://x/y",
+        OUTBOX_BOOTSTRAP_SERVERS="x:1",
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_what_cannot_start_is_left_out_with_a_line_or_ends_the_run_in_ci(project, tmp_path):
+    """A cache that cannot be filled: where its lock should be there is a folder."""
+    (tmp_path / "cache" / ".lock").mkdir(parents=True)
+    broken = {"OUTBOX_DEVSTACK_CACHE": str(tmp_path / "cache")}
+    tests = "def test_it(kafka): pass\ndef test_other(): pass\n"
+    done = project(tests, **broken)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "1 passed, 1 skipped" in done.stdout
+    assert "devstack: left out what needs Kafka" in done.stdout
+    required = project(tests, OUTBOX_TEST_REQUIRE="1", **broken)
+    assert required.returncode == 3, required.stdout + required.stderr
+    assert "it is required here" in required.stdout + required.stderr
+
+
+def test_a_failed_run_keeps_its_logs_and_names_them(project):
+    done = project("def test_it(postgres): assert False\n")
+    assert done.returncode == 1
+    (line,) = [line for line in done.stdout.splitlines() if "the log of this run is kept" in line]
+    log = line.rpartition(" ")[2]
+    assert "database system is ready" in Path(log).read_text()
+    shutil.rmtree(Path(log).parent)
