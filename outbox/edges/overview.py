@@ -9,18 +9,10 @@ import psycopg
 from psycopg import sql
 
 from outbox.edges import table
+from outbox.edges.marks import COLUMNS, WrongTable
 from outbox.exceptions import OutboxError
 
-COLUMNS = (
-    "id",
-    "create_time",
-    "kafka_topic",
-    "kafka_key",
-    "kafka_value",
-    "kafka_header_keys",
-    "kafka_header_values",
-    "leader_id",
-)
+STATEMENT_TIMEOUT_S = 10.0
 BACKLOG_MAX = 100_000  # counted no further: a status line must stay cheap
 
 
@@ -28,25 +20,25 @@ class DatabaseUnreachable(OutboxError):
     """PostgreSQL does not answer: worth another attempt."""
 
 
-class WrongTable(OutboxError):
-    """The table is absent, lacks columns or may not be used: an operator must change something."""
-
-
 def check(alias: str, name: str) -> None:
     """Connect once and look at the table; the connection is closed again."""
     try:
-        with closing(table.connect(alias)) as connection:
+        with closing(_connect(alias)) as connection:
             _check_columns(connection, alias, name)
     except psycopg.OperationalError as error:
         reason = " ".join(str(error).split())
         raise DatabaseUnreachable(f"PostgreSQL of the alias {alias!r} cannot be reached: {reason}") from error
 
 
+def _connect(alias: str) -> psycopg.Connection[Any]:
+    return table.connect_bounded(table.parameters(alias), statement_timeout_s=STATEMENT_TIMEOUT_S)
+
+
 def _check_columns(connection: psycopg.Connection[Any], alias: str, name: str) -> None:
     rows = connection.execute(
-        "/* columns */ SELECT attname FROM pg_attribute WHERE attrelid = to_regclass(quote_ident(%s)) AND attnum > 0 "
+        "/* columns */ SELECT attname FROM pg_attribute WHERE attrelid = to_regclass(%s) AND attnum > 0 "
         "AND NOT attisdropped",
-        [name],
+        [table.identifier(name).as_string(connection)],
     ).fetchall()
     found = {row[0] for row in rows}
     if not found:
@@ -67,7 +59,7 @@ class Overview:
     def __init__(self, alias: str, name: str) -> None:
         self._alias = alias
         self._connection: psycopg.Connection[Any] | None = None
-        identifier = sql.Identifier(name)
+        identifier = table.identifier(name)
         self._newest = sql.SQL("/* newest */ SELECT max(id) FROM {}").format(identifier)
         self._waiting = sql.SQL(
             "/* backlog */ SELECT count(*) FROM (SELECT 1 FROM {} WHERE id <= %s LIMIT %s) AS waiting"
@@ -88,7 +80,7 @@ class Overview:
     def _ask(self, statement: sql.Composed, *arguments: int) -> int:
         try:
             if self._connection is None:
-                self._connection = table.connect(self._alias)
+                self._connection = _connect(self._alias)
             row = self._connection.execute(statement, arguments).fetchone()
         except psycopg.OperationalError as error:
             self.close()

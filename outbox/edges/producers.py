@@ -74,7 +74,7 @@ class Producers:
         }
         self._keep_empty_key, self._make = keep_empty_key, make
         self._shards: dict[int, _Shard] = {}
-        self._silent = False
+        self._silent = self._dropped = False
         self.acknowledged: list[int] = []
         self.undelivered: list[tuple[int, str]] = []
         self.refused: list[tuple[int, str]] = []
@@ -132,6 +132,7 @@ class Producers:
 
     def drop(self) -> None:
         """Silence, and let go of the clients; nothing is reported any more."""
+        self._dropped = True
         self.silence()
         shards, self._shards = self._shards, {}
         self.acknowledged, self.undelivered, self.refused = [], [], []
@@ -151,6 +152,8 @@ class Producers:
 
     def _report(self, number: int, shard: _Shard, row: Row, error: KafkaError | None, message: Any) -> None:
         shard.outstanding -= 1
+        if self._dropped:
+            return
         if error is None:
             self.acknowledged.append(row[0])
         else:

@@ -52,9 +52,6 @@ class BoundedConnection(psycopg.Connection[Any]):
                 state = gen.send(self._ready(poll, socket))
         except StopIteration as stop:
             return stop.value
-        except StatementOverdue:
-            self.pgconn.finish()
-            raise
 
     def _ready(self, poll: Any, socket: int) -> Any:
         while True:
@@ -87,7 +84,8 @@ class Session:
         self._failures = 0
         self._retry_at = 0.0
         self._last_error: BaseException | None = None
-        self._closing = False
+        self._ended = False
+        self._pipe = threading.Lock()
         self._interrupt_r, self._interrupt_w = os.pipe()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
@@ -98,13 +96,13 @@ class Session:
 
     def close(self) -> None:
         """What was submitted is still carried out. Does not block."""
-        self._closing = True
         self._jobs.put(None)
 
     def interrupt(self) -> None:
         """Give up what is under way. Does not block."""
-        self._closing = True
-        os.write(self._interrupt_w, b"x")
+        with self._pipe:
+            if not self._ended:
+                os.write(self._interrupt_w, b"x")
 
     def join(self, timeout_s: float) -> bool:
         self._thread.join(max(0.0, timeout_s))
@@ -123,7 +121,10 @@ class Session:
                     self._post((report, result, None))
         finally:
             self._drop()
-            os.close(self._interrupt_r)
+            with self._pipe:
+                self._ended = True
+                os.close(self._interrupt_r)
+                os.close(self._interrupt_w)
 
     def _settle(self, error: BaseException) -> None:
         """A refused statement leaves the connection usable; anything else ends it."""

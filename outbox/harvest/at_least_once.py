@@ -10,8 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -25,7 +24,8 @@ from outbox.edges.marks import Marks, WrongTable
 from outbox.edges.producers import MakeProducer, Producers
 from outbox.edges.session import Connect, Session
 from outbox.failpoints import failpoint
-from outbox.harvest.lanes import LaneHost, MeterRead
+from outbox.harvest.lanes import LaneHost
+from outbox.harvest.readings import LaneStatistics, Meter, Troubles, keys_in_flight
 
 logger = logging.getLogger("outbox.harvest")
 
@@ -36,22 +36,12 @@ _REPORTS_ALONE_S = 0.01
 _EVENTS = (values.RemarkRequested, values.RecordHeld, values.NotPurged, values.DeadlineExceeded)
 
 
-@dataclass(frozen=True, slots=True)
-class LaneStatistics:
-    lane: int
-    leader_id: UUID
-    phase: str
-    in_flight: int
-    in_flight_keys: tuple[values.KeyName, ...]
-    delivered: int
-    board: values.Statistics
-
-
 def limits(conf: Conf) -> values.Limits:
     """The bounds of the scoreboard as configured."""
     return values.Limits(
         in_flight_max=conf.in_flight_max,
-        mark_max=conf.mark_max,
+        # One mark may overshoot DEFERRED_MAX; half of the buffers stays free for the keys that are not stalled.
+        mark_max=min(conf.mark_max, max(100, conf.send_concurrency * conf.send_buffer // 2)),
         purge_max=min(conf.in_flight_max, 5_000),
         shards=conf.send_concurrency,
         shard_buffer_max=conf.send_buffer,
@@ -96,8 +86,8 @@ class AtLeastOnce:
         self._abandoned = False
         self._finishing = False
         self._ended = False
-        self._troubles = _Troubles(lane)
-        self._meter = _Meter(lane, conf.metrics_interval_s, time.monotonic())
+        self._troubles = Troubles(lane)
+        self._meter = Meter(lane, conf.metrics_interval_s, time.monotonic())
         self._thread = threading.Thread(target=self._run, name=f"outbox-lane-{lane}", daemon=True)
         self._serve: dict[type, Callable[[Any], None]] = {
             values.Claim: self._claim,
@@ -146,7 +136,7 @@ class AtLeastOnce:
             leader_id=board.leader_id,
             phase=board.phase.value,
             in_flight=board.in_flight,
-            in_flight_keys=_keys_in_flight(board),
+            in_flight_keys=keys_in_flight(board),
             delivered=board.statistics().acknowledged_total,
             board=board.statistics(),
         )
@@ -197,6 +187,10 @@ class AtLeastOnce:
                 break
             order(now)
         producers.poll()
+        if not self._abandoned:
+            self._take_reports(producers, now)
+
+    def _take_reports(self, producers: Producers, now: float) -> None:
         board, generation = self._board, self._generation
         if producers.acknowledged:
             failpoint("after-ack")
@@ -385,56 +379,10 @@ class AtLeastOnce:
             self._host.emit(reading)
 
 
-class _Meter:
-    """How fast records are delivered. Silent while nothing is."""
-
-    def __init__(self, lane: int, interval_s: float, now: float) -> None:
-        self._lane, self._interval_s = lane, interval_s
-        self._start = self._last = now
-        self._delivered = 0
-
-    def is_due(self, now: float) -> bool:
-        return now - self._last >= self._interval_s
-
-    def read(self, delivered: int, leader_id: UUID, in_flight: int, now: float) -> MeterRead | None:
-        interval_s, fresh = now - self._last, delivered - self._delivered
-        if interval_s <= 0:
-            return None
-        self._last, self._delivered = now, delivered
-        if not fresh:
-            return None
-        average = delivered / (now - self._start)
-        return MeterRead(self._lane, leader_id, delivered, interval_s, fresh / interval_s, average, in_flight)
-
-
-class _Troubles:
-    """Logs the beginning and the end of an outage, once each."""
-
-    def __init__(self, lane: int) -> None:
-        self._lane = lane
-        self._since: Mapping[str, float] = {}
-
-    def seen(self, what: str, error: str) -> None:
-        if what not in self._since:
-            self._since = {**self._since, what: time.monotonic()}
-            logger.warning("%s-failed lane=%d error=%r", what, self._lane, error)
-
-    def over(self, what: str) -> None:
-        if self._since and what in self._since:
-            lasted_s = time.monotonic() - self._since[what]
-            self._since = {key: value for key, value in self._since.items() if key != what}
-            logger.info("%s-works-again lane=%d after_s=%.3f", what, self._lane, lasted_s)
-
-
-def _keys_in_flight(board: Scoreboard) -> tuple[values.KeyName, ...]:
-    for _ in range(5):
-        try:
-            return tuple(board.in_flight_keys())
-        except (KeyError, RuntimeError):  # its owner changed it meanwhile
-            continue
-    return ()
-
-
 def _connector(conf: Conf) -> Connect:
     source = table.parameters(conf.database)
     return partial(table.connect_bounded, source, statement_timeout_s=conf.statement_timeout_s)
+
+
+def make_worker(conf: Conf, lane: int, leader_id: UUID, epoch: int, host: LaneHost) -> AtLeastOnce:
+    return AtLeastOnce(conf, lane, leader_id, epoch, host)

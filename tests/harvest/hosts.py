@@ -8,9 +8,11 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from outbox.conf import Conf, parse
+from outbox.edges.table import connect_bounded
 from outbox.harvest.at_least_once import AtLeastOnce
 
 _epochs = itertools.count(1)
@@ -52,6 +54,11 @@ class Host:
 
     def of(self, kind: type) -> list[Any]:
         return [event for event in self.events if isinstance(event, kind)]
+
+
+def connector(url: str, statement_timeout_s: float = 5.0, **options: Any) -> Callable[[], Any]:
+    source = {"conninfo": url, "connect_timeout": 2, **options}
+    return partial(connect_bounded, source, statement_timeout_s=statement_timeout_s)
 
 
 def settings(**changes: Any) -> Conf:

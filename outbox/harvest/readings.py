@@ -1,0 +1,76 @@
+"""What a lane tells about itself: how fast it delivers, what it has in hand, when an outage began and ended."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from uuid import UUID
+
+from outbox.core import scoreboard_values as values
+from outbox.core.scoreboard import Scoreboard
+from outbox.harvest.lanes import MeterRead
+
+logger = logging.getLogger("outbox.harvest")
+
+
+@dataclass(frozen=True, slots=True)
+class LaneStatistics:
+    lane: int
+    leader_id: UUID
+    phase: str
+    in_flight: int
+    in_flight_keys: tuple[values.KeyName, ...]
+    delivered: int
+    board: values.Statistics
+
+
+class Meter:
+    """How fast records are delivered. Silent while nothing is."""
+
+    def __init__(self, lane: int, interval_s: float, now: float) -> None:
+        self._lane, self._interval_s = lane, interval_s
+        self._start = self._last = now
+        self._delivered = 0
+
+    def is_due(self, now: float) -> bool:
+        return now - self._last >= self._interval_s
+
+    def read(self, delivered: int, leader_id: UUID, in_flight: int, now: float) -> MeterRead | None:
+        interval_s, fresh = now - self._last, delivered - self._delivered
+        if interval_s <= 0:
+            return None
+        self._last, self._delivered = now, delivered
+        if not fresh:
+            return None
+        average = delivered / (now - self._start)
+        return MeterRead(self._lane, leader_id, delivered, interval_s, fresh / interval_s, average, in_flight)
+
+
+class Troubles:
+    """Logs the beginning and the end of an outage, once each."""
+
+    def __init__(self, lane: int) -> None:
+        self._lane = lane
+        self._since: Mapping[str, float] = {}
+
+    def seen(self, what: str, error: str) -> None:
+        if what not in self._since:
+            self._since = {**self._since, what: time.monotonic()}
+            logger.warning("%s-failed lane=%d error=%r", what, self._lane, error)
+
+    def over(self, what: str) -> None:
+        if self._since and what in self._since:
+            lasted_s = time.monotonic() - self._since[what]
+            self._since = {key: value for key, value in self._since.items() if key != what}
+            logger.info("%s-works-again lane=%d after_s=%.3f", what, self._lane, lasted_s)
+
+
+def keys_in_flight(board: Scoreboard) -> tuple[values.KeyName, ...]:
+    for _ in range(5):
+        try:
+            return tuple(board.in_flight_keys())
+        except (KeyError, RuntimeError):  # its owner changed it meanwhile
+            continue
+    return ()

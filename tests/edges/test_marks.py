@@ -1,0 +1,254 @@
+"""Every statement of mark, purge and reset on a real PostgreSQL."""
+
+import threading
+import uuid
+
+import psycopg
+import pytest
+
+from outbox.edges.marks import Marks, WrongTable
+from outbox.edges.table import connect_bounded
+from tests.harvest.hosts import wait_until
+from tests.support.tables import create_table, insert
+
+
+@pytest.fixture
+def connect(url):
+    opened = []
+
+    def connect(**options):
+        opened.append(connect_bounded({"conninfo": url, **options}, statement_timeout_s=5))
+        return opened[-1]
+
+    yield connect
+    for connection in opened:
+        connection.close()
+
+
+@pytest.fixture
+def db(connect):
+    return connect()
+
+
+def claimed(connection, table="outbox", *, epoch=1, **options):
+    marks = Marks(table, **options)
+    assert marks.claim(connection, epoch, 5)
+    return marks
+
+
+def test_mark_takes_the_lowest_ids_and_returns_every_column(db):
+    db.execute(
+        "INSERT INTO outbox (kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values, "
+        "kafka_value_binary) VALUES ('a', 'k', 'vä', '{n}', '{w}', NULL), ('b', '', NULL, '{}', '{}', NULL), "
+        "('c', 'k', NULL, '{}', '{}', '\\x00ff'), ('d', 'k', 'not yet', '{}', '{}', NULL)"
+    )
+    leader = uuid.uuid4()
+    rows = sorted(claimed(db).mark(db, leader, 3))
+    assert [row[1:6] for row in rows] == [
+        ("a", "k", "vä".encode(), ["n"], ["w"]),
+        ("b", "", None, None, None),
+        ("c", "k", b"\x00ff"[:1] + b"\xff", None, None),
+    ]
+    found = db.execute("SELECT leader_id FROM outbox ORDER BY id").fetchall()
+    assert found == [(leader,)] * 3 + [(None,)]
+
+
+def test_rows_of_other_leaders_are_taken_and_own_ones_are_not(db):
+    insert(db, "t", ["a", "b"])
+    marks, first, second = claimed(db), uuid.uuid4(), uuid.uuid4()
+    assert len(marks.mark(db, first, 10)) == 2
+    assert marks.mark(db, first, 10) == []
+    assert len(marks.mark(db, second, 10)) == 2
+
+
+def test_excluded_keys_are_not_marked(db):
+    insert(db, "t", ["a", "b", "c"])
+    rows = claimed(db).mark(db, uuid.uuid4(), 10, [("t", "a"), ("other", "b"), ("t", "c")])
+    assert [row.kafka_key for row in rows] == ["b"]
+
+
+def test_a_mark_ends_early_when_its_values_are_large(db):
+    insert(db, "t", ["k"] * 5)
+    db.execute("UPDATE outbox SET kafka_value = repeat('x', 400)")
+    marks = claimed(db, bytes_max=1000)
+    assert [len(marks.mark(db, leader, 10)) for leader in [uuid.uuid4()] for _ in range(2)] == [3, 2]
+    marks = claimed(db, bytes_max=1, epoch=2)
+    assert len(marks.mark(db, uuid.uuid4(), 10)) == 1
+
+
+def test_purge_reset_fetch_and_sweep_touch_only_rows_of_their_leader(db):
+    ids = insert(db, "t", list("abcd"))
+    marks, mine, other = claimed(db), uuid.uuid4(), uuid.uuid4()
+    marks.mark(db, mine, 10)
+    db.execute("UPDATE outbox SET leader_id = %s WHERE id = %s", [other, ids[0]])
+    assert sorted(row.id for row in marks.fetch(db, mine, ids)) == ids[1:]
+    assert marks.sweep(db, mine, 10) == ids[1:]
+    assert marks.purge(db, mine, ids[:2]) == [ids[1]]
+    assert marks.purge(db, mine, ids[:2]) == []
+    assert marks.reset(db, mine, ids) == 2
+    assert db.execute("SELECT id, leader_id FROM outbox ORDER BY id").fetchall() == [
+        (ids[0], other),
+        (ids[2], None),
+        (ids[3], None),
+    ]
+
+
+def test_the_sweep_of_a_large_backlog_goes_as_far_as_the_marks(db):
+    insert(db, "t", ["k"] * 10)
+    marks, leader = claimed(db), uuid.uuid4()
+    highest = max(row.id for row in marks.mark(db, leader, 5))
+    db.execute("UPDATE outbox SET leader_id = %s", [leader])
+    assert max(marks.sweep(db, leader, 100)) == highest
+    assert marks.mark(db, leader, 5) == []
+    assert len(marks.sweep(db, leader, 100)) == 10
+
+
+def test_records_of_one_key_share_a_lane_and_every_record_has_one(db):
+    insert(db, "t", [f"key-{n % 50}" for n in range(200)] + [""] * 20)
+    lanes = [claimed(db, lane=lane, lanes=3).mark(db, uuid.uuid4(), 1000) for lane in range(3)]
+    assert sorted(len(rows) > 20 for rows in lanes) == [True] * 3
+    keys = [{row.kafka_key for row in rows if row.kafka_key} for rows in lanes]
+    assert sum(len(names) for names in keys) == 50
+    assert sum(map(len, lanes)) == 220
+    keeping = [claimed(db, lane=n, lanes=3, keep_empty_key=True).mark(db, uuid.uuid4(), 1000) for n in range(3)]
+    assert sorted(sum(row.kafka_key == "" for row in rows) for rows in keeping) == [0, 0, 20]
+
+
+@pytest.mark.parametrize("name", ["outbox2", "Mixed Case", "select", "side.table"])
+def test_any_name_and_the_classic_layout_work(db, name):
+    db.execute("CREATE SCHEMA side")
+    create_table(db, name, binary=False)
+    insert(db, "t", ["a", "b"], name=name)
+    marks, leader = claimed(db, name), uuid.uuid4()
+    rows = marks.mark(db, leader, 10)
+    assert sorted(row.value for row in rows) == [b"1", b"2"]
+    assert len(marks.fetch(db, leader, [row.id for row in rows])) == 2
+    assert len(marks.purge(db, leader, [row.id for row in rows])) == 2
+
+
+def test_a_wrong_table_is_explained(db):
+    with pytest.raises(WrongTable, match=r'The table "nowhere" does not exist\. Run migrate'):
+        Marks("nowhere").claim(db, 1, 5)
+    db.execute("CREATE TABLE half (id bigint, kafka_topic text, leader_id uuid)")
+    with pytest.raises(WrongTable, match="lacks the columns create_time, kafka_key, kafka_value, "):
+        Marks("half").claim(db, 1, 5)
+
+
+def test_a_claim_ends_the_sessions_of_older_owners(connect):
+    older, newer = connect(), connect()
+    claimed(older, epoch=7)
+    claimed(newer, epoch=8)
+    with pytest.raises(psycopg.OperationalError):
+        older.execute("SELECT 1")
+
+
+def test_a_claim_of_the_same_epoch_ends_the_session_before(connect):
+    first, second = connect(), connect()
+    claimed(first, epoch=7)
+    claimed(second, epoch=7)
+    assert first.pgconn.status is not None
+    with pytest.raises(psycopg.OperationalError):
+        first.execute("SELECT 1")
+
+
+def test_a_claim_is_refused_while_a_newer_owner_is_there(connect):
+    newer, older = connect(), connect()
+    claimed(newer, epoch=8)
+    assert not Marks("outbox").claim(older, 7, 5)
+    newer.execute("SELECT 1")
+    newer.close()
+    wait_until(lambda: Marks("outbox").claim(older, 7, 5))
+
+
+def test_other_lanes_and_tables_are_left_alone(connect):
+    first, second, third = connect(), connect(), connect()
+    create_table(first, "another")
+    claimed(first, epoch=1)
+    claimed(second, epoch=9, lane=1, lanes=2)
+    claimed(third, "another", epoch=9)
+    first.execute("SELECT 1")
+
+
+def test_a_mark_under_way_has_taken_effect_or_never_will_when_the_claim_returns(connect, db):
+    """The older owner waits for a lock inside its mark; the claim ends it before the newer owner marks."""
+    insert(db, "t", ["a", "b"])
+    older, newer, blocker = connect(), connect(), connect()
+    marks = claimed(older, epoch=1)
+    outcome = []
+
+    def mark():
+        try:
+            outcome.append(marks.mark(older, uuid.uuid4(), 10))
+        except psycopg.Error as error:
+            outcome.append(error)
+
+    with blocker.transaction():
+        blocker.execute("SELECT FROM outbox FOR UPDATE")
+        thread = threading.Thread(target=mark)
+        thread.start()
+        waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted"
+        wait_until(lambda: db.execute(waiting).fetchone()[0])
+        newest = claimed(newer, epoch=2)
+        thread.join(10)
+    assert isinstance(outcome[0], psycopg.OperationalError)
+    leader = uuid.uuid4()
+    assert len(newest.mark(newer, leader, 10)) == 2
+    assert db.execute("SELECT DISTINCT leader_id FROM outbox").fetchall() == [(leader,)]
+
+
+def test_a_row_that_is_being_marked_by_another_harvester_is_waited_for(connect, db):
+    """Skipping it would let a later record of its key overtake it."""
+    insert(db, "t", ["k", "k"])
+    marks, classic, mine = claimed(connect()), connect(), uuid.uuid4()
+    marker = connect()
+    assert marks.claim(marker, 2, 5)
+    rows = []
+    with classic.transaction():
+        classic.execute("UPDATE outbox SET leader_id = %s WHERE id = (SELECT min(id) FROM outbox)", [uuid.uuid4()])
+        thread = threading.Thread(target=lambda: rows.extend(marks.mark(marker, mine, 10)))
+        thread.start()
+        wait_until(lambda: db.execute("SELECT count(*) FROM pg_locks WHERE NOT granted").fetchone()[0])
+    thread.join(10)
+    assert len(rows) == 2
+
+
+def test_marks_read_the_index_though_statistics_say_the_table_is_empty(db):
+    db.execute("ANALYZE outbox")
+    insert(db, "t", [f"k{n}" for n in range(5000)])
+    marks = claimed(db)
+    given = {"leader": uuid.uuid4(), "limit": 100, "bytes": 1000, "topics": ["t"], "keys": ["k"]}
+    for statement in (marks._mark, marks._mark_others):
+        plan = "\n".join(row[0] for row in db.execute("EXPLAIN " + statement, given))
+        assert "Index Scan using outbox_pkey" in plan
+        assert "Seq Scan" not in plan
+    for statement in (marks._purge, marks._fetch, marks._reset):
+        plan = "\n".join(row[0] for row in db.execute("EXPLAIN " + statement, ["{1,2}", uuid.uuid4()]))
+        assert "outbox_pkey" in plan
+        assert "Seq Scan" not in plan
+
+
+def test_statements_are_named_and_leave_nothing_prepared(db):
+    insert(db, "t", ["k"])
+    marks = claimed(db)
+    for _ in range(10):
+        marks.mark(db, uuid.uuid4(), 10)
+    assert db.execute("SELECT count(*) FROM pg_prepared_statements").fetchone() == (0,)
+    assert marks._mark.startswith("/* mark */")
+    assert marks._purge.startswith("/* purge */")
+
+
+def test_writers_that_do_not_wait_for_the_disk_are_flushed_with_the_mark(url, connect):
+    eager = connect(options="-c synchronous_commit=off")
+    claimed(eager)
+    assert eager.execute("SHOW synchronous_commit").fetchone() == ("on",)
+    stricter = connect(options="-c synchronous_commit=remote_apply")
+    claimed(stricter, epoch=2)
+    assert stricter.execute("SHOW synchronous_commit").fetchone() == ("remote_apply",)
+
+
+def test_a_lock_is_waited_for_half_of_the_time_of_a_statement(url):
+    with connect_bounded({"conninfo": url}, statement_timeout_s=0.4) as connection:
+        assert connection.execute("SHOW lock_timeout").fetchone() == ("200ms",)
+        assert connection.execute("SHOW statement_timeout").fetchone() == ("400ms",)
+        with pytest.raises(psycopg.errors.QueryCanceled):
+            connection.execute("SELECT pg_sleep(2)")

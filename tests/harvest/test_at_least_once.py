@@ -1,0 +1,266 @@
+"""The at-least-once worker on a real PostgreSQL and a real Kafka, without faults of theirs."""
+
+import time
+import uuid
+from collections import Counter
+
+import psycopg
+import pytest
+
+from outbox.core.scoreboard_values import NotPurged, RecordHeld, RemarkRequested
+from outbox.edges.marks import Marks, WrongTable
+from outbox.edges.table import connect_bounded
+from outbox.harvest.lanes import MeterRead
+from tests.harvest.hosts import Host, finish, wait_until
+from tests.support.proxy import HOLD, PRODUCE
+
+
+def test_everything_is_delivered_once_in_order_and_purged(bench):
+    keys = [f"key-{n % 37}" for n in range(3000)]
+    bench.insert(keys)
+    with bench.working() as host:
+        bench.wait_empty()
+        finish(host)
+    found = bench.by_key()
+    expected = {key: [n for n, other in enumerate(keys, 1) if other == key] for key in set(keys)}
+    assert found == expected
+    assert host.errors == []
+
+
+def test_what_is_written_later_is_delivered_too_whatever_its_id(bench):
+    """A transaction that began earlier commits later: its lower id is found all the same."""
+    with psycopg.connect(bench.url) as slow, bench.working():
+        slow.execute("INSERT INTO outbox (kafka_topic, kafka_key, kafka_value) VALUES (%s, 'a', '1')", [bench.topic])
+        bench.insert(["b"])
+        wait_until(lambda: [r.key for r in bench.read()] == [b"b"])
+        slow.commit()
+        bench.wait_empty()
+    assert set(bench.by_key()) == {"a", "b"}
+
+
+def test_a_hot_key_has_one_record_in_flight_and_the_window_is_never_exceeded(proxied):
+    proxied.insert(["hot"] * 10 + [f"k{n}" for n in range(50)])
+    rule = proxied.proxy.on_request(PRODUCE, HOLD, times=None)
+    with proxied.working(IN_FLIGHT_MAX=7, DELIVERY_TIMEOUT=20) as host:
+        wait_until(lambda: host.worker.statistics().in_flight == 7)
+        seen = host.worker.statistics()
+        assert Counter(seen.in_flight_keys)[proxied.topic, "hot"] == 1
+        assert len(set(seen.in_flight_keys)) == 7
+        rule.release()
+        most = 0
+        while proxied.count:
+            most = max(most, host.worker.statistics().in_flight)
+        assert most <= 7
+        assert len(proxied.by_key()["hot"]) == 10
+
+
+def test_finish_gives_back_what_was_not_sent_and_repeats_nothing(bench):
+    bench.insert([f"key-{n % 10}" for n in range(5000)])
+    for _ in range(3):
+        with bench.working() as host:
+            wait_until(lambda host=host: host.worker.statistics().delivered > 100)
+            finish(host)
+        assert bench.db.execute("SELECT count(*) FROM outbox WHERE leader_id IS NOT NULL").fetchone() == (0,)
+    with bench.working() as host:
+        bench.wait_empty()
+    assert sorted(value for values in bench.by_key().values() for value in values) == list(range(1, 5001))
+
+
+def test_finish_before_anything_and_twice(bench):
+    with bench.working() as host:
+        finish(host)
+        host.ended.clear()
+        host.worker.finish(time.monotonic() + 5)
+        assert host.ended.wait(5)
+
+
+def test_an_abandoned_lane_sends_nothing_more(proxied):
+    proxied.insert([f"k{n}" for n in range(100)])
+    rule = proxied.proxy.on_request(PRODUCE, HOLD, times=None)
+    with proxied.working(DELIVERY_TIMEOUT=20, SEND_CONCURRENCY=1) as host:
+        rule.wait()
+        begun = time.monotonic()
+        host.worker.abandon()
+        assert host.worker.join(5)
+        assert time.monotonic() - begun < 2
+        rule.drop()
+    assert proxied.read() == []
+    assert proxied.count == 100
+
+
+def test_nothing_is_marked_or_sent_without_trust(bench):
+    host = Host()
+    host.trusted = False
+    bench.insert(["a", "b"])
+    with bench.working(host=host):
+        wait_until(lambda: host.worker.statistics().phase == "claiming")
+        time.sleep(0.3)
+        assert bench.db.execute("SELECT count(*) FROM outbox WHERE leader_id IS NOT NULL").fetchone() == (0,)
+        host.trusted = True
+        bench.wait_empty()
+        host.trusted = False
+        wait_until(lambda: host.worker.statistics().in_flight == 0)
+        bench.insert(["c"])
+        time.sleep(0.3)
+        assert bench.count == 1
+        assert len(bench.read()) == 2
+
+
+def test_a_refused_record_holds_its_key_and_an_operator_can_free_it(bench):
+    ids = bench.insert(["bad", "bad", "good"] * 20)
+    bench.db.execute("UPDATE outbox SET kafka_value = repeat('x', 2000000) WHERE id = %s", [ids[0]])
+    with bench.working(MARK_MAX=7) as host:
+        wait_until(lambda: bench.count == 40)
+        wait_until(lambda: len(host.of(RecordHeld)) >= 2)
+        first, second = host.of(RecordHeld)[:2]
+        assert (first.id, first.name, first.attempts) == (ids[0], (bench.topic, "bad"), 1)
+        assert (second.id, second.attempts) == (ids[0], 2)
+        assert "MSG_SIZE_TOO_LARGE" in first.error
+        assert set(bench.by_key()) == {"good"}
+        bench.db.execute("UPDATE outbox SET kafka_value = '0' WHERE id = %s", [ids[0]])
+        bench.wait_empty()
+    assert bench.by_key()["bad"] == [0, *(n for n in range(2, 61) if n % 3)]
+    assert host.of(RemarkRequested) == []
+
+
+def test_unequal_headers_hold_back_only_their_key(bench):
+    ids = bench.insert(["bad", "good"] * 500)
+    bench.db.execute(
+        "UPDATE outbox SET kafka_header_keys = '{a,b}', kafka_header_values = '{1}' WHERE id = %s", ids[:1]
+    )
+    with bench.working() as host:
+        wait_until(lambda: bench.count == 500)
+        assert host.of(RecordHeld)[0].error == "unequal number of header keys (2) and values (1)"
+        assert len(bench.by_key()["good"]) == 500
+
+
+def test_a_topic_that_is_missing_holds_back_its_own_records(bench):
+    bench.insert(["k", "k"], topic="not-there")
+    bench.insert([f"k{n}" for n in range(100)])
+    with bench.working(DELIVERY_TIMEOUT=2) as host:
+        wait_until(lambda: bench.count == 2)
+        held = wait_until(lambda: host.of(RecordHeld))
+        assert held[0].name == ("not-there", "k")
+
+
+def test_records_without_key_are_sent_with_a_null_key_and_wait_for_nobody(proxied):
+    proxied.insert([""] * 20)
+    rule = proxied.proxy.on_request(PRODUCE, HOLD, times=None)
+    with proxied.working(DELIVERY_TIMEOUT=20) as host:
+        wait_until(lambda: host.worker.statistics().in_flight == 20)
+        rule.release()
+        proxied.wait_empty()
+    assert len(proxied.by_key()[None]) == 20
+
+
+def test_the_empty_key_can_be_kept_as_a_key_with_order(bench):
+    bench.insert([""] * 20)
+    with bench.working(KEEP_EMPTY_KEY=True):
+        bench.wait_empty()
+    assert bench.by_key() == {"": list(range(1, 21))}
+
+
+def test_rows_marked_by_somebody_else_are_taken_over(bench):
+    """As after a crash of another harvester of this layout."""
+    bench.insert(["a", "b"])
+    bench.db.execute("UPDATE outbox SET leader_id = %s", [uuid.uuid4()])
+    with bench.working():
+        bench.wait_empty()
+
+
+def test_rows_taken_away_in_flight_raise_doubt_and_a_remark(proxied):
+    proxied.insert([f"k{n}" for n in range(5)])
+    rule = proxied.proxy.on_request(PRODUCE, HOLD, times=None)
+    with proxied.working(DELIVERY_TIMEOUT=20) as host:
+        wait_until(lambda: host.worker.statistics().in_flight == 5)
+        proxied.db.execute("DELETE FROM outbox")
+        rule.release()
+        assert len(wait_until(lambda: host.of(NotPurged))[0].ids) > 0
+        wait_until(lambda: host.doubts == 1)
+        assert [event.reason for event in host.of(RemarkRequested)] == ["rows-taken"]
+
+
+def test_rows_marked_and_forgotten_are_found_by_the_sweep(bench):
+    with bench.working(SWEEP_INTERVAL=0.2) as host:
+        leader = host.worker.statistics().leader_id
+        bench.insert(["a", "b"])
+        bench.db.execute("UPDATE outbox SET leader_id = %s", [leader])
+        bench.wait_empty()
+
+
+def test_a_newer_owner_is_stepped_down_for(bench):
+    with connect_bounded({"conninfo": bench.url}, statement_timeout_s=5) as other:
+        assert Marks("outbox").claim(other, 1000, 5)
+        bench.insert(["a"])
+        with bench.working(epoch=999) as host:
+            wait_until(lambda: host.step_downs)
+            assert bench.count == 1
+
+
+def test_a_newer_owner_ends_the_session_of_the_older_one(bench):
+    with bench.working(epoch=5) as older:
+        wait_until(lambda: older.worker.statistics().phase == "running")
+        with bench.working(epoch=6) as newer:
+            wait_until(lambda: newer.worker.statistics().phase == "running")
+            wait_until(lambda: older.step_downs)
+            bench.insert(["a"] * 10)
+            bench.wait_empty()
+            assert older.worker.statistics().delivered == 0
+
+
+def test_a_wrong_table_is_fatal_and_named(bench):
+    bench.db.execute("ALTER TABLE outbox DROP kafka_header_keys")
+    with bench.working() as host:
+        error = wait_until(lambda: host.errors)[0]
+        assert isinstance(error, WrongTable)
+        assert "lacks the columns kafka_header_keys" in str(error)
+
+
+def test_lanes_share_the_table_and_keep_keys_together(bench):
+    keys = [f"key-{n % 50}" for n in range(2000)]
+    bench.insert(keys)
+    with bench.working(LANES=2, lane=0) as first, bench.working(LANES=2, lane=1) as second:
+        bench.wait_empty()
+        assert first.worker.statistics().delivered > 0 < second.worker.statistics().delivered
+    assert all(values == sorted(values) for values in bench.by_key().values())
+    assert len(bench.read()) == 2000
+
+
+def test_the_meter_reads_only_while_records_are_delivered(bench):
+    bench.insert([f"k{n}" for n in range(100)])
+    with bench.working(METRICS_INTERVAL=0.2) as host:
+        reading = wait_until(lambda: host.of(MeterRead))[0]
+        assert 0 < reading.delivered <= 100
+        assert reading.rate > 0 < reading.average_rate
+        bench.wait_empty()
+        wait_until(lambda: host.of(MeterRead)[-1].delivered == 100)
+        count = len(host.of(MeterRead))
+        time.sleep(0.5)
+        assert len(host.of(MeterRead)) == count
+
+
+def test_an_idle_lane_asks_at_most_20_times_a_second(bench):
+    with bench.working(METRICS_INTERVAL=0.2) as host:
+        wait_until(lambda: host.worker.statistics().phase == "running")
+        time.sleep(0.5)  # the pauses have grown to their longest
+        asked = []
+        session = host.worker._mark_session
+        submit = session.submit
+        session.submit = lambda *given, **named: (asked.append(given), submit(*given, **named))
+        begun = time.monotonic()
+        wait_until(lambda: len(asked) >= 21)
+        assert time.monotonic() - begun >= 0.95
+        assert bench.db.execute(
+            "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'outbox harvest'"
+            " AND datname = current_database()"
+        ).fetchone() == (1,)
+
+
+@pytest.mark.parametrize("binary", [True, False])
+def test_the_classic_layout_is_harvested(bench, binary):
+    if not binary:
+        bench.db.execute("ALTER TABLE outbox DROP kafka_value_binary")
+    bench.insert(["a", "b"])
+    with bench.working():
+        bench.wait_empty()
+    assert bench.by_key() == {"a": [1], "b": [2]}
