@@ -80,6 +80,7 @@ class Member:
         )
         self._commands: SimpleQueue[Decision | None] = SimpleQueue()
         self._ticker_wakes_at = 0.0
+        self._questions: SimpleQueue[core.ConfirmMembership] = SimpleQueue()
         self._tickets: dict[int, deque[int]] = {}
         self._readable = set(range(partitions))
         self._owned: dict[int, Ownership] = {}
@@ -188,16 +189,22 @@ class Member:
             self._note("heartbeat", str(error))  # the core misses it in time
 
     def _confirm(self, effect: core.ConfirmMembership) -> None:
+        """Asked by the thread that polls: a commit from any other waits for as long as that one goes on polling."""
+        self._questions.put(effect)
+
+    def _ask(self) -> None:
         """An offset commit is answered in the generation of the member; its value is never used."""
         from confluent_kafka import KafkaException, TopicPartition
 
-        tickets = self._tickets.setdefault(effect.lane, deque())
-        tickets.append(effect.ticket)
-        try:
-            self._consumer.commit(offsets=[TopicPartition(self._topic, effect.lane, 0)], asynchronous=True)
-        except KafkaException as error:
-            tickets.pop()
-            self._note("confirm", str(error))  # the core asks again with its next heartbeat
+        while not self._questions.empty():
+            question = self._questions.get()
+            tickets = self._tickets.setdefault(question.lane, deque())
+            tickets.append(question.ticket)
+            try:
+                self._consumer.commit(offsets=[TopicPartition(self._topic, question.lane, 0)], asynchronous=True)
+            except KafkaException as error:
+                tickets.pop()
+                self._note("confirm", str(error))  # the core asks again with its next heartbeat
 
     def _on_commit(self, error: Any, partitions: list[Any]) -> None:
         from confluent_kafka import KafkaError
@@ -271,6 +278,7 @@ class Member:
         try:
             self._consumer.subscribe([self._topic], **callbacks)
             while not self._leaving.is_set():
+                self._ask()
                 message = self._consumer.poll(GROUP_POLL_S)
                 if message is not None and message.error():
                     self._judge(message.error())
