@@ -21,16 +21,18 @@ DEFAULT_TABLE = "outbox"
 TABLE_MAX_BYTES = 63 - len("_id_seq")
 # A Kafka topic name has 249 characters at most, and ".ledger" is appended to NAME.
 NAME_MAX = 200
+# The client's limit on a message, and its default.
+_SIZE_PROPERTY, _SIZE_DEFAULT = "message.max.bytes", 1_000_000
 EXACTLY_ONCE = "exactly-once"
 AT_LEAST_ONCE = "at-least-once"
 
 # Django signals of the harvester that may also become Celery tasks.
-EVENTS = ("leader_acquired", "leader_refreshed", "leader_revoked", "leader_fenced", "meter_read")
+EVENTS = ("leader_acquired", "leader_refreshed", "leader_revoked", "leader_fenced", "meter_read", "record_held")
 # What CELERY_EVENTS may say about a task beside its name.
 TASK_OPTIONS = ("task", "queue", "exchange", "routing_key", "priority", "expires", "countdown", "serializer", "headers")
 
-# Variables with the prefix that are not settings; the last two belong to outbox-harvest.
-_NOT_SETTINGS = ("FAILPOINTS", "DEVSTACK_", "TEST_", "DEMO_", "DATA_SOURCE", "LOG_LEVEL")
+# Variables with the prefix that are not settings; the last three belong to outbox-harvest.
+_NOT_SETTINGS = ("FAILPOINTS", "DEVSTACK_", "TEST_", "DEMO_", "DATA_SOURCE", "LOG_LEVEL", "MEMBER_NAME")
 
 
 @dataclass(frozen=True)
@@ -58,12 +60,29 @@ class _Refused(Exception):
         self.problem, self.hint = problem, hint
 
 
+def seen(value: Any) -> str:
+    """A wrong value for an error's text, without what may be a secret in it.
+
+    Whoever sets the wrong key often sets it to an address with a password, or to the properties of a client.
+    """
+    if isinstance(value, str):
+        if "\n" in value or value.lstrip().startswith(("{", "[")):
+            return "a text of several lines or of JSON"
+        value = re.sub(r"=.*", "=***", re.sub(r"(^|://).*@", r"\1***@", value))
+    elif isinstance(value, int) and not -(2**64) < value < 2**64:  # Python refuses to write the longest ones
+        return "a number of more than 64 bits"
+    elif not isinstance(value, int | float | timedelta | None):
+        return f"a value of type {type(value).__name__}"
+    text = repr(value)
+    return text if len(text) <= 100 else f"{text[:97]}..."
+
+
 # --- parsers: raw value -> typed value, or _Refused ---------------------------------------------------------------
 
 
 def _text(value: Any) -> str:
     if not isinstance(value, str) or not value:
-        raise _Refused(f"is {value!r}, not a non-empty string.", "Set a string or leave it out.")
+        raise _Refused(f"is {seen(value)}, not a non-empty string.", "Set a string or leave it out.")
     return value
 
 
@@ -73,14 +92,14 @@ def _optional_text(value: Any) -> str:
 
 def _flag(value: Any) -> bool:
     if not isinstance(value, bool):
-        raise _Refused(f"is {value!r}, not True or False.", "Set True or False.")
+        raise _Refused(f"is {seen(value)}, not True or False.", "Set True or False.")
     return value
 
 
 def _count(low: int, high: int) -> Callable[[Any], int]:
     def parse(value: Any) -> int:
         if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-            raise _Refused(f"is {value!r}.", f"Set a whole number from {low:,} to {high:,}.")
+            raise _Refused(f"is {seen(value)}.", f"Set a whole number from {low:,} to {high:,}.")
         return int(value)
 
     return parse
@@ -91,7 +110,7 @@ def _seconds(low: float, high: float) -> Callable[[Any], float]:
         if isinstance(value, timedelta):
             value = value.total_seconds()
         if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
-            raise _Refused(f"is {value!r}.", f"Set seconds from {low:g} to {high:g}, as a number or a timedelta.")
+            raise _Refused(f"is {seen(value)}.", f"Set seconds from {low:g} to {high:g}, as a number or a timedelta.")
         return float(value)
 
     return parse
@@ -100,21 +119,28 @@ def _seconds(low: float, high: float) -> Callable[[Any], float]:
 def _one_of(*choices: str) -> Callable[[Any], str]:
     def parse(value: Any) -> str:
         if value not in choices:
-            raise _Refused(f"is {value!r}.", f"Set one of: {', '.join(choices)}.")
+            raise _Refused(f"is {seen(value)}.", f"Set one of: {', '.join(choices)}.")
         return str(value)
 
     return parse
 
 
+def _alias(value: Any) -> str:
+    text = _text(value)
+    if "://" in text:
+        raise _Refused(f"is {seen(text)}.", 'Name an alias of DATABASES, e.g. "default"; addresses belong there.')
+    return text
+
+
 def _table(value: Any) -> str:
     text = _text(value)
-    if re.search(r'[".%\x00-\x1f\x7f]', text):
+    if re.search(r'[".%\x00-\x1f\x7f\ud800-\udfff]', text):
         raise _Refused(
-            f"is {text!r}: a quote, dot, per cent or control character cannot be part of it.",
+            f"is {seen(text)}: a quote, dot, per cent, surrogate or control character cannot be part of it.",
             "Name the table alone; choose its schema by the connection's search_path.",
         )
     if len(text.encode()) > TABLE_MAX_BYTES:
-        raise _Refused(f"is {text!r}: over {TABLE_MAX_BYTES} bytes.", "Choose a shorter name.")
+        raise _Refused(f"is {seen(text)}: over {TABLE_MAX_BYTES} bytes.", "Choose a shorter name.")
     return text
 
 
@@ -122,7 +148,7 @@ def _name(value: Any) -> str:
     text = _text(value)
     if not re.fullmatch(r"[A-Za-z0-9._-]+", text) or len(text) > NAME_MAX or text.strip(".") == "":
         raise _Refused(
-            f"is {text!r}.",
+            f"is {seen(text)}.",
             f"Use 1 to {NAME_MAX} letters, digits, dots, underscores and hyphens: topics are named after it.",
         )
     return text
@@ -130,15 +156,17 @@ def _name(value: Any) -> str:
 
 def _header_name(value: Any) -> str:
     text = _optional_text(value)
-    if "\0" in text or len(text.encode("utf-8", "replace")) > 249:
-        raise _Refused("is not a usable header name.", "Use at most 249 bytes without NUL, or None for no such header.")
+    if re.search(r"[\x00\ud800-\udfff]", text) or len(text.encode()) > 249:
+        raise _Refused(
+            f"is {seen(text)}.", "Use at most 249 bytes without NUL and surrogates, or None for no such header."
+        )
     return text
 
 
 def _dotted_path(value: Any) -> str:
     text = _text(value)
-    if "." not in text:
-        raise _Refused(f"is {text!r}, not a dotted path.", 'Name a function, e.g. "myproject.kafka.to_json".')
+    if not re.fullmatch(r"\w+([.:]\w+)+", text):
+        raise _Refused(f"is {seen(text)}, not a dotted path.", 'Name a function, e.g. "myproject.kafka.to_json".')
     return text
 
 
@@ -151,20 +179,21 @@ def _properties(value: Any) -> dict[str, Any]:
 def _celery_events(value: Any) -> dict[str, dict[str, Any]]:
     if not isinstance(value, Mapping):
         raise _Refused(
-            f"is {value!r}, not a dict.", 'Write e.g. {"leader_acquired": "shop.tasks.warm_up"}, or leave it out.'
+            f"is {seen(value)}, not a dict.", 'Write e.g. {"leader_acquired": "shop.tasks.warm_up"}, or leave it out.'
         )
     tasks: dict[str, dict[str, Any]] = {}
     for event, task in value.items():
         if event not in EVENTS:
-            raise _Refused(f"has the event {event!r}.", _nearest(str(event), EVENTS))
+            raise _Refused(f"has the event {seen(event)}.", _nearest(str(event), EVENTS))
         options = {"task": task} if isinstance(task, str) else task
         if not isinstance(options, Mapping) or not isinstance(options.get("task"), str) or not options["task"]:
             raise _Refused(
-                f"has {task!r} for {event}.", 'Name the task, or write {"task": "shop.tasks.warm_up", "queue": "ops"}.'
+                f"has {seen(task)} for {event}.",
+                'Name the task, or write {"task": "shop.tasks.warm_up", "queue": "ops"}.',
             )
         for option in options:
             if option not in TASK_OPTIONS:
-                raise _Refused(f"has the option {option!r} for {event}.", _nearest(str(option), TASK_OPTIONS))
+                raise _Refused(f"has the option {seen(option)} for {event}.", _nearest(str(option), TASK_OPTIONS))
         tasks[event] = dict(options)
     return tasks
 
@@ -178,9 +207,14 @@ def _servers(value: Any) -> str:
     if isinstance(value, list | tuple):
         value = ",".join(map(str, value))
     text = _optional_text(value)
+    if "@" in text:
+        raise _Refused(
+            f"has {seen(text)}: a user or password before the host.",
+            'Set host:port alone; the others belong into KAFKA, as "sasl.username" and "sasl.password".',
+        )
     for server in filter(None, text.split(",")):
         if not re.fullmatch(r"\s*([a-zA-Z_]+://)?(\[[0-9A-Fa-f:.%]+\]|[^\s:/\[\]]+)(:\d{1,5})?\s*", server):
-            raise _Refused(f"has {server!r}, which is not host:port.", 'Set your brokers, e.g. "localhost:9092".')
+            raise _Refused(f"has {seen(server)}, which is not host:port.", 'Set your brokers, e.g. "localhost:9092".')
     return text
 
 
@@ -192,7 +226,7 @@ def _setting(
 ) -> Any:
     """One setting; `shown` is how the documentation writes a default that is worked out, `key` a differing name."""
     metadata = {"parse": parse, "help": help, "unit": unit, "shown": shown, "key": key}
-    return field(default=default, repr=parse is not _properties, metadata=metadata)
+    return field(default=default, repr=parse not in (_properties, _celery_events), metadata=metadata)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,7 +239,7 @@ class Conf:
         "Identifies the application in Kafka: leader topic, group, ledger and transactional ids derive from it.",
         shown="settings package, database and table, joined by dots",
     )
-    database: str = _setting(_text, "default", "Alias of the database that holds the table.")
+    database: str = _setting(_alias, "default", "Alias of the database that holds the table.")
     table: str = _setting(_table, DEFAULT_TABLE, "Name of the table; companion tables are named after it.")
     delivery: str = _setting(
         _one_of(EXACTLY_ONCE, AT_LEAST_ONCE),
@@ -397,8 +431,9 @@ class Conf:
 
     @property
     def producer_properties(self) -> dict[str, Any]:
-        """What every producer is built from."""
-        return {**self.kafka, **self.producer}
+        """What every producer is built from: it can send whatever stash() accepts."""
+        size = max(self.max_message_bytes, _SIZE_DEFAULT)
+        return {_SIZE_PROPERTY: size, **self.kafka, **self.producer}
 
 
 def _key_of(spec: Any) -> str:
@@ -420,6 +455,7 @@ def parse(raw: Mapping[str, Any]) -> Conf:
                 errors.append(SettingError(key, refused.problem, refused.hint))
     errors.extend(_settle_kafka(values))
     errors.extend(_settle_times(values))
+    errors.extend(_settle_headers(values))
     if errors:
         raise ConfErrors(errors)
     delivery = values.get("delivery", SPECS["DELIVERY"].default)
@@ -448,6 +484,11 @@ _OWNED: dict[str, tuple[str, ...] | None] = {
     "group.instance.id": None,
     "enable.auto.commit": ("false",),
     "group.protocol": ("classic",),
+    "metadata.broker.list": None,
+    # What an idempotent producer refuses when it is made.
+    "max.in.flight": ("5", "4", "3", "2", "1"),
+    "max.in.flight.requests.per.connection": ("5", "4", "3", "2", "1"),
+    "queuing.strategy": ("fifo",),
     "session.timeout.ms": None,
     "heartbeat.interval.ms": None,
     "max.poll.interval.ms": None,
@@ -459,17 +500,22 @@ _SETTING_OF = {
     "heartbeat.interval.ms": "HEARTBEAT_TIMEOUT",
     "max.poll.interval.ms": "SESSION_TIMEOUT",
     "partition.assignment.strategy": "ASSIGNOR",
+    "metadata.broker.list": "BOOTSTRAP_SERVERS",
 }
 
 
 def _settle_kafka(values: dict[str, Any]) -> Iterator[SettingError]:
     """Merge BOOTSTRAP_SERVERS into KAFKA and refuse what contradicts the protocol."""
     kafka, producer = values.get("kafka") or {}, values.get("producer") or {}
-    short, long = values.get("bootstrap_servers", ""), kafka.get("bootstrap.servers", "")
-    if short and long and short != long:
+    short, long = values.get("bootstrap_servers", ""), ""
+    try:
+        long = _servers(kafka.get("bootstrap.servers"))
+    except _Refused as refused:
+        yield SettingError("KAFKA", f"bootstrap.servers {refused.problem}", refused.hint)
+    if short and long and _split(short) != _split(long):
         yield SettingError(
             "BOOTSTRAP_SERVERS",
-            f'is {short!r} and KAFKA["bootstrap.servers"] is {long!r}.',
+            f'is {seen(short)} and KAFKA["bootstrap.servers"] is {seen(long)}.',
             "Set one of the two: the first is short for the second.",
         )
     if "bootstrap.servers" in producer:
@@ -478,12 +524,30 @@ def _settle_kafka(values: dict[str, Any]) -> Iterator[SettingError]:
         for name, allowed in _OWNED.items():
             if name in properties and str(properties[name]).lower() not in (allowed or ()):
                 remedy = f"Only {allowed[0]!r} keeps the promises" if allowed else _derives(name)
-                yield SettingError(key, f"has {name}={properties[name]!r}.", f"{remedy}: leave it out.")
+                yield SettingError(key, f"has {name}={seen(properties[name])}.", f"{remedy}: leave it out.")
     servers = short or long
     values["bootstrap_servers"] = servers
     values["kafka"] = {**kafka, **({"bootstrap.servers": servers} if servers else {})}
     values["producer"] = dict(producer)
+    yield from _settle_size(values)
     values.setdefault("celery_events", {})
+
+
+def _settle_size(values: dict[str, Any]) -> Iterator[SettingError]:
+    """What stash() accepts the producers must be able to send."""
+    limit = values.get("max_message_bytes", SPECS["MAX_MESSAGE_BYTES"].default)
+    for key, properties in (("KAFKA", values["kafka"]), ("PRODUCER", values["producer"])):
+        size = properties.get(_SIZE_PROPERTY)
+        if size is not None and (not str(size).isdecimal() or int(size) < limit):
+            yield SettingError(
+                key,
+                f"has {_SIZE_PROPERTY}={seen(size)}, below MAX_MESSAGE_BYTES = {limit:,}.",
+                "Leave it out: it follows MAX_MESSAGE_BYTES. Or lower MAX_MESSAGE_BYTES.",
+            )
+
+
+def _split(servers: str) -> list[str]:
+    return [server.strip() for server in servers.split(",")]
 
 
 def _derives(name: str) -> str:
@@ -499,6 +563,15 @@ def _settle_times(values: dict[str, Any]) -> Iterator[SettingError]:
             "HEARTBEAT_TIMEOUT",
             f"is {heartbeat_s:g} s with a SESSION_TIMEOUT of {session_s:g} s.",
             f"Set at most {session_s / 2:g}, or SESSION_TIMEOUT to {2 * heartbeat_s:g} or more.",
+        )
+
+
+def _settle_headers(values: dict[str, Any]) -> Iterator[SettingError]:
+    message = values.get("message_id_header", SPECS["MESSAGE_ID_HEADER"].default)
+    correlation = values.get("correlation_id_header", SPECS["CORRELATION_ID_HEADER"].default)
+    if message and message == correlation:
+        yield SettingError(
+            "CORRELATION_ID_HEADER", f"is {seen(correlation)}, and so is MESSAGE_ID_HEADER.", "Name them differently."
         )
 
 

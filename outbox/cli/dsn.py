@@ -123,10 +123,15 @@ def django_database(text: str, environ: Mapping[str, str], schema: str = "") -> 
     runtime = [values["options"]] if values.get("options") else []
     runtime += [_runtime(key, value) for key, value in values.items() if _is_runtime(key)]
     if schema:
-        runtime.append(_runtime("search_path", '"' + schema.replace('"', '""') + '"'))
+        runtime.append(search_path(schema))
     if runtime:
         options["options"] = " ".join(runtime)
     return {**entry, "OPTIONS": options}
+
+
+def search_path(schema: str) -> str:
+    """The server option by which tables are looked up in `schema` alone."""
+    return _runtime("search_path", '"' + schema.replace('"', '""') + '"')
 
 
 def _judge(values: Mapping[str, str]) -> None:

@@ -1,0 +1,132 @@
+"""``outbox-harvest -f reaper.yaml``: the harvester as a program of its own, without a Django project.
+
+Exit codes: 0 after SIGTERM or SIGINT (the first drains, the second forces), 1 when the harvester had to stop, 2 when
+the flags or the configuration cannot be used.
+"""
+
+import logging
+import os
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING
+
+from outbox import __version__, conf
+from outbox.cli import configuration, logs, options
+from outbox.cli.configuration import Configuration
+from outbox.exceptions import OutboxError
+
+if TYPE_CHECKING:
+    from outbox.harvest.daemon import Harvester
+
+OK, FAILED, UNUSABLE = 0, 1, 2
+
+logger = logging.getLogger("outbox.cli")
+
+
+def main(arguments: Sequence[str] | None = None, environment: Mapping[str, str] | None = None) -> int:
+    given = options.parser().parse_args(arguments)
+    if not given.file:
+        return _refuse("required '-f' has not been set. Name the configuration: outbox-harvest -f reaper.yaml")
+    try:
+        text = Path(given.file).read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        return _refuse(f"{given.file} cannot be read: {error}. Name a readable YAML file in UTF-8.")
+    try:
+        found = configuration.settle(
+            text, given.file, os.environ if environment is None else environment, options.from_flags(given), os.getpid()
+        )
+    except (configuration.Refused, OutboxError) as error:
+        return _refuse(*str(error).splitlines())
+    if given.check:
+        sys.stdout.write("\n".join(describe(found)) + "\n")
+        return OK
+    return run(found, given.file)
+
+
+def _refuse(*reasons: str) -> int:
+    for reason in reasons:
+        sys.stderr.write(f"Error: {reason}\n")
+    return UNUSABLE
+
+
+def describe(found: Configuration) -> list[str]:
+    """What holds in the end, without anything that may be secret."""
+    properties = {"KAFKA": found.conf.kafka, "PRODUCER": found.conf.producer}
+    shown = [
+        f"{setting}={getattr(found.conf, conf.SPECS[setting].name)}"
+        for setting in sorted(options.SETTINGS)
+        if setting not in properties
+    ]
+    shown += [f"{setting} has {', '.join(sorted(values)) or 'nothing'}" for setting, values in properties.items()]
+    place = found.database
+    shown.append(f"database={place.get('HOST')}:{place.get('PORT')}/{place.get('NAME')} user={place.get('USER')}")
+    return [
+        *shown,
+        f"log level={found.level}",
+        f"member={found.member_name}",
+        *(f"note: {note}" for note in found.notes),
+    ]
+
+
+def run(found: Configuration, file: str) -> int:
+    """Harvest until a signal or a fatal error."""
+    logs.configure(found.level)
+    logger.info(
+        "starting version=%s file=%s executable=%s working_directory=%s", __version__, file, sys.executable, os.getcwd()
+    )
+    for note in found.notes:
+        logger.warning("configuration_note %s", note)
+    _set_up_django(found)
+    from outbox.harvest.daemon import Harvester
+
+    try:
+        harvester = Harvester(found.conf, member_name=found.member_name)
+        _stop_on_signals(harvester)
+        harvester.start()
+        harvester.wait()
+    except Exception as error:
+        # Whatever it was, the daemon has logged it with its traceback.
+        sys.stderr.write(f"Error: {error}\n")
+        return FAILED
+    return OK
+
+
+def _set_up_django(found: Configuration) -> None:
+    """As much of Django as the harvester uses: the database alias and the app's own settings."""
+    import django
+    from django.conf import settings
+
+    settings.configure(
+        INSTALLED_APPS=["outbox"],
+        DATABASES={"default": found.database},
+        OUTBOX=found.settings,
+        USE_TZ=True,
+        LOGGING_CONFIG=None,
+    )
+    django.setup()
+
+
+def _stop_on_signals(harvester: "Harvester") -> None:
+    """The first signal drains, the second drops what is in hand."""
+    seen: list[int] = []
+
+    def receive(number: int, frame: FrameType | None) -> None:
+        force = bool(seen)
+        seen.append(number)
+        logger.info("signal_received signal=%s force=%s", signal.Signals(number).name, force)
+        harvester.stop(force=force)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, receive)
+
+
+def entry() -> None:
+    """The console script."""
+    sys.exit(main())
+
+
+if __name__ == "__main__":
+    entry()

@@ -1,0 +1,260 @@
+"""Every key of the YAML file: the classic ones with their rules, and ours. Tables only.
+
+One row ties four names together: the key, the Django setting, the environment variable (``OUTBOX_`` + setting) and the
+flag (``--`` + setting in lower case). Reading a file is in ``reaper``, merging it with the rest in ``configuration``.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from outbox.conf import AT_LEAST_ONCE, SPECS
+
+MS = 0.001
+
+
+@dataclass(frozen=True, kw_only=True)
+class Key:
+    """One key below ``harvest:``. `default` is a value, or a function of the values before it."""
+
+    path: str
+    kind: str  # text, duration, count, flag, properties
+    setting: str = ""  # empty: read and judged, but without effect
+    default: Any = None  # None: that of the setting
+    shown: str = ""  # how the documents write a default that is worked out
+    least: float | None = None
+    required: bool = False  # zero counts as blank
+    floor: float | None = None  # the least that the setting takes, where the classic key may be smaller
+    meaning: str = ""
+
+    @property
+    def name(self) -> str:
+        return self.path.rpartition(".")[2]
+
+
+def _half_of_heartbeat(values: dict[str, Any]) -> float:
+    return float(values["limits.heartbeatTimeout"]) / 2
+
+
+def _shorter_wait(values: dict[str, Any]) -> float:
+    return float(min(values["limits.maxPollInterval"], values["limits.queueTimeout"]))
+
+
+_UNUSED = "Read and judged; without effect, because the election has its own thread."
+
+CLASSIC = (
+    Key(
+        path="baseKafkaConfig",
+        kind="properties",
+        setting="KAFKA",
+        default={},
+        shown="bootstrap.servers: localhost:9092",
+        meaning="Properties of every client.",
+    ),
+    Key(
+        path="producerKafkaConfig",
+        kind="properties",
+        setting="PRODUCER",
+        default={},
+        shown="{}",
+        meaning="Properties of the producers, over those of baseKafkaConfig.",
+    ),
+    Key(path="leaderGroupID", kind="text", setting="NAME", default="reaper", meaning="The group of the election."),
+    Key(
+        path="leaderTopic",
+        kind="text",
+        setting="LEADER_TOPIC",
+        default=lambda values: f"{values['leaderGroupID']}.neli",
+        shown="leaderGroupID + .neli",
+        meaning="The topic of the election; created if absent.",
+    ),
+    Key(
+        path="dataSource",
+        kind="text",
+        default="host=localhost port=5432 user=postgres password= dbname=postgres sslmode=disable",
+        meaning="Where the table is.",
+    ),
+    Key(
+        path="outboxTable",
+        kind="text",
+        setting="TABLE",
+        default="outbox",
+        meaning="The table, or schema.table. As in SQL, upper case needs double quotes.",
+    ),
+    Key(
+        path="name",
+        kind="text",
+        default=None,
+        shown="{host}_{process id}_{seconds}",
+        meaning="Names this process in its heartbeats and logs.",
+    ),
+    Key(
+        path="limits.ioErrorBackoff",
+        kind="duration",
+        setting="IO_BACKOFF",
+        default=0.5,
+        least=0,
+        floor=MS,
+        meaning="Pause after a failed statement.",
+    ),
+    Key(path="limits.pollDuration", kind="duration", default=MS, least=MS, required=True, meaning=_UNUSED),
+    Key(path="limits.minPollInterval", kind="duration", default=0.1, least=MS, required=True, meaning=_UNUSED),
+    Key(
+        path="limits.heartbeatTimeout",
+        kind="duration",
+        setting="HEARTBEAT_TIMEOUT",
+        default=5.0,
+        least=MS,
+        required=True,
+        meaning="A leader that has not read back its heartbeat for so long is fenced.",
+    ),
+    Key(
+        path="limits.maxPollInterval",
+        kind="duration",
+        default=_half_of_heartbeat,
+        shown="heartbeatTimeout / 2",
+        least=MS,
+        required=True,
+        meaning="Read and judged; only the default of drainInterval depends on it.",
+    ),
+    Key(
+        path="limits.queueTimeout",
+        kind="duration",
+        setting="QUEUE_TIMEOUT",
+        default=30.0,
+        least=MS,
+        required=True,
+        meaning="A key that waits longer for its turn is logged.",
+    ),
+    Key(
+        path="limits.drainInterval",
+        kind="duration",
+        setting="DRAIN_TIMEOUT",
+        default=_shorter_wait,
+        shown="the lesser of maxPollInterval and queueTimeout",
+        least=MS,
+        required=True,
+        meaning="How long records in flight may take before everything is marked anew.",
+    ),
+    Key(
+        path="limits.markBackoff",
+        kind="duration",
+        setting="MARK_BACKOFF",
+        least=0,
+        floor=MS,
+        meaning="Longest pause between two mark queries when there is nothing to do. Classic: 10ms, always.",
+    ),
+    Key(
+        path="limits.maxInFlightRecords",
+        kind="count",
+        setting="IN_FLIGHT_MAX",
+        default=1000,
+        least=1,
+        required=True,
+        meaning="Records sent and not yet purged, never more.",
+    ),
+    Key(
+        path="limits.sendConcurrency",
+        kind="count",
+        setting="SEND_CONCURRENCY",
+        default=8,
+        least=1,
+        required=True,
+        meaning="Producers side by side.",
+    ),
+    Key(
+        path="limits.sendBuffer",
+        kind="count",
+        setting="SEND_BUFFER",
+        default=10,
+        least=0,
+        floor=1,
+        meaning="Records per producer that wait in memory for their key's turn.",
+    ),
+    Key(
+        path="limits.markQueryRecords",
+        kind="count",
+        setting="MARK_MAX",
+        default=100,
+        least=1,
+        required=True,
+        meaning="Records that one mark query claims at most.",
+    ),
+    Key(
+        path="limits.minMetricsInterval",
+        kind="duration",
+        setting="METRICS_INTERVAL",
+        default=5.0,
+        least=0,
+        floor=0.1,
+        meaning="Shortest time between two meter readings.",
+    ),
+)
+
+# What such a file means, whatever the environment says.
+FORCED = {"DELIVERY": AT_LEAST_ONCE, "LANES": 1, "ASSIGNOR": "range"}
+# Settings without meaning for a harvester, or without a project.
+_ELSEWHERE = {
+    "DATABASE",
+    "KEY_MAX_BYTES",
+    "MAX_MESSAGE_BYTES",
+    "AUTOCOMMIT_STASH",
+    "BINARY_VALUES",
+    "SERIALIZER",
+    "MESSAGE_ID_HEADER",
+    "CORRELATION_ID_HEADER",
+    "REDACTOR",
+    "CELERY_EVENTS",
+    "CELERY_APP",
+}
+_KINDS = {"str": "text", "float": "duration", "int": "count", "bool": "flag"}
+# Where the classic harvester did otherwise, or what follows from its keys.
+_OWN_DEFAULTS: dict[str, tuple[Any, str]] = {
+    "SESSION_TIMEOUT": (lambda values: 3 * values["limits.heartbeatTimeout"], "3 x heartbeatTimeout"),
+    "KEEP_EMPTY_KEY": (True, ""),
+}
+
+
+def _camel(setting: str) -> str:
+    first, *rest = setting.lower().split("_")
+    return first + "".join(word.capitalize() for word in rest)
+
+
+def _own() -> tuple[Key, ...]:
+    taken = {key.setting for key in CLASSIC} | set(FORCED) | _ELSEWHERE
+    keys = []
+    for setting, spec in SPECS.items():
+        kind = _KINDS.get(getattr(spec.type, "__name__", str(spec.type)), "")
+        if setting in taken or not kind:
+            continue
+        default, shown = _OWN_DEFAULTS.get(setting, (None, ""))
+        below = "limits." if kind in ("duration", "count") else ""
+        keys.append(
+            Key(
+                path=f"{below}{_camel(setting)}",
+                kind=kind,
+                setting=setting,
+                default=default,
+                shown=shown,
+                meaning=spec.metadata["help"],
+            )
+        )
+    return tuple(keys)
+
+
+OWN = _own()
+KEYS = (*CLASSIC, *OWN)
+LOG_LEVEL = "logging.level"
+
+# Set by the election itself; in baseKafkaConfig they would reach it.
+FORCED_BASE = ("group.id", "enable.auto.commit", "session.timeout.ms", "delivery.timeout.ms", "linger.ms")
+FORCED_EVERYWHERE = ("enable.idempotence",)
+# Nobody can write heartbeats there; an old sample of such a file names one of them.
+INTERNAL_TOPICS = ("__consumer_offsets", "__transaction_state")
+
+
+def flag(setting: str) -> str:
+    return "--" + setting.lower().replace("_", "-")
+
+
+def variable(setting: str) -> str:
+    return f"OUTBOX_{setting}"
