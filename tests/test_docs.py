@@ -3,6 +3,7 @@
 import re
 
 from outbox import __version__, checks, conf, failpoints
+from outbox.inserts import ORDER_LOCK, ORDER_SLOT
 from tests.support.databases import ROOT
 
 DOCS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("benchmarks/*.md")])
@@ -49,3 +50,8 @@ def test_the_changelog_has_a_place_for_this_version():
 def test_documents_state_facts_of_the_project_alone():
     for document in DOCS:
         assert "../shared" not in document.read_text(), document.name
+
+
+def test_the_lock_of_other_languages_is_the_one_that_stash_takes():
+    text = (ROOT / "docs" / "stash.md").read_text()
+    assert f"pg_advisory_xact_lock({ORDER_LOCK}, {ORDER_SLOT.format(topic=repr('orders'), key=repr('42'))})" in text
