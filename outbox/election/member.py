@@ -253,6 +253,7 @@ class Member:
         try:
             while not self._left.is_set():
                 if reading != self._readable:
+                    self._learn_leaders()
                     reading = set(self._readable)
                     self._reader.assign([TopicPartition(self._topic, p, OFFSET_END) for p in sorted(reading)])
                 first = self._reader.poll(0.25)
@@ -260,6 +261,15 @@ class Member:
                     self._read(message)
         finally:
             self._reader.close()
+
+    def _learn_leaders(self) -> None:
+        """Without knowing them the client would wait half a second before it looks for the end of a partition."""
+        from confluent_kafka import KafkaException
+
+        try:
+            self._reader.list_topics(self._topic, timeout=1.0)
+        except KafkaException as error:
+            self._note("reader", error.args[0].str())
 
     def _read(self, message: Any) -> None:
         if message.error():

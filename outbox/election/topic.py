@@ -8,6 +8,7 @@ from threading import Event
 from typing import TYPE_CHECKING, Any
 
 from outbox.conf import Conf
+from outbox.election.clients import Clients
 from outbox.election.errors import ElectionRefused, KafkaUnreachable, is_outage
 
 if TYPE_CHECKING:
@@ -24,10 +25,11 @@ _VISIBLE_TIMEOUT_S = 10.0
 class LeaderTopic:
     """The topic of the settings at these brokers. `stopping` ends every wait at once."""
 
-    def __init__(self, admin: AdminClient, conf: Conf, stopping: Event) -> None:
-        self._admin = admin
+    def __init__(self, clients: Clients, conf: Conf, stopping: Event) -> None:
+        self._admin: AdminClient = clients.admin(self._on_error)
         self._conf = conf
         self._stopping = stopping
+        self._trouble = ""
 
     def prepare(self) -> int:
         """Check limits, create the topic if it is absent; the number of its partitions."""
@@ -127,8 +129,13 @@ class LeaderTopic:
                 continue
             except KafkaException as error:
                 if is_outage(error.args[0]):
-                    raise KafkaUnreachable(
-                        f"Cannot {what}: {error.args[0].str()}. Are the brokers at {servers} up?"
-                    ) from error
+                    self._admin.poll(0)  # calls _on_error
+                    reason = self._trouble or error.args[0].str()
+                    raise KafkaUnreachable(f"Cannot {what}: {reason}. Are the brokers at {servers} up?") from error
                 raise
         raise KafkaUnreachable(f"Cannot {what}: no answer from {servers}.")
+
+    def _on_error(self, error: Any) -> None:
+        """The reason of an outage, which the time-out of a request hides."""
+        if error.name() != "_ALL_BROKERS_DOWN":
+            self._trouble = error.str()

@@ -1,1 +1,19 @@
 """The harvester: moves records from the table to Kafka."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from outbox.harvest.daemon import Harvester, State
+
+__all__ = ["Harvester", "State"]
+
+
+def __getattr__(name: str) -> Any:
+    """Imported at first use, so that a web process does not pay for the daemon."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from outbox.harvest import daemon
+
+    return getattr(daemon, name)

@@ -1,7 +1,14 @@
-"""``manage.py harvest``: arguments to settings to the harvest room."""
+"""``manage.py harvest``: arguments to settings to the harvest room, signals to a stop, results to an exit code."""
 
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
 from argparse import ArgumentParser
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
@@ -9,31 +16,134 @@ from django.core.management.base import BaseCommand, CommandError
 from outbox import conf
 from outbox.exceptions import OutboxError
 
+EXIT_CODES = {
+    0: "stopped after finishing what was in hand; with --once: everything that was visible is delivered",
+    1: "stopped for an error, which the last line names",
+    2: "the arguments are wrong",
+    3: "--once: no lane was acquired within --wait",
+    4: "--once: records stay behind that Kafka refused, or the drain was stopped",
+    5: "forced by a second signal: what was in flight is sent again by the next harvester",
+}
+_FLAGS = {"database": "DATABASE", "delivery": "DELIVERY", "name": "NAME", "metrics_interval": "METRICS_INTERVAL"}
+
 
 class Command(BaseCommand):
-    help = "Move records from the outbox table to Kafka."
+    help = "Move records from the outbox table to Kafka. Any number may run: they elect who works."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.epilog = "Exit codes: " + "; ".join(f"{code}: {text}" for code, text in EXIT_CODES.items()) + "."
         parser.add_argument(
-            "--once",
-            action="store_true",
-            help="Move what is visible now, then exit 0. Required: the daemon is not part of this version.",
+            "--once", action="store_true", help="Deliver what is visible once a lane is owned, and exit."
+        )
+        parser.add_argument(
+            "--wait", type=float, default=60.0, metavar="SECONDS", help="How long --once waits for a lane (60)."
+        )
+        parser.add_argument("--database", metavar="ALIAS", help="Alias of the database, instead of DATABASE.")
+        parser.add_argument(
+            "--delivery", choices=[conf.EXACTLY_ONCE, conf.AT_LEAST_ONCE], help="What is promised, instead of DELIVERY."
+        )
+        parser.add_argument(
+            "--metrics-interval",
+            type=float,
+            metavar="SECONDS",
+            help="Time between readings, instead of METRICS_INTERVAL.",
+        )
+        parser.add_argument("--name", help="Name of the application in Kafka, instead of NAME.")
+        parser.add_argument(
+            "--fail-fast", action="store_true", help="Exit with an error when PostgreSQL or Kafka is away at the start."
         )
 
-    def handle(self, *args: Any, once: bool, **options: Any) -> None:
-        if not once:
-            raise CommandError("This version harvests on demand only. Run: manage.py harvest --once")
-        from outbox.edges import table
-        from outbox.harvest.once import drain
+    def handle(self, *args: Any, **options: Any) -> None:
+        from outbox.harvest.daemon import Harvester
+        from outbox.harvest.drain import HeldBack, NotElected
 
-        settings = conf.current()
+        _show_log(options["verbosity"])
         try:
-            with closing(table.connect(settings.database)) as connection:
-                drained = drain(table.Table(connection, settings.table), settings, self._progress)
-        except OutboxError as error:
+            harvester = Harvester(_settings(options), fail_fast=options["fail_fast"])
+            with _signals(harvester):
+                code = self._drain(harvester, options["wait"]) if options["once"] else self._run(harvester)
+        except (NotElected, HeldBack) as error:
+            raise CommandError(str(error), returncode=3 if isinstance(error, NotElected) else 4) from error
+        except (OutboxError, ValueError, conf.ConfErrors) as error:
             raise CommandError(str(error)) from error
-        self.stdout.write(f"delivered={drained.delivered} batches={drained.batches}")
+        if code:
+            sys.exit(code)
 
-    def _progress(self, delivered: int) -> None:
-        if self.stderr.isatty():
-            self.stderr.write(f"\rdelivered {delivered:,}", ending="")
+    def _run(self, harvester: Any) -> int:
+        status = self._status(harvester)
+        try:
+            with harvester:
+                while not harvester.wait(1.0):
+                    if status:
+                        status.show()
+        finally:
+            if status:
+                status.close()
+        return 0
+
+    def _drain(self, harvester: Any, wait_s: float) -> int:
+        from outbox.harvest.drain import drain
+
+        def show(left: int) -> None:
+            if self.stderr.isatty():
+                self.stderr.write(f"\r\033[K{left:,} left", ending="")
+
+        drained = drain(harvester, wait_s, show)
+        self.stdout.write(f"delivered={drained.delivered} left={drained.left}")
+        return 4 if drained.left else 0
+
+    def _status(self, harvester: Any) -> Any:
+        if not self.stdout.isatty():
+            return None
+        from outbox.harvest.status import StatusLine
+
+        def write(text: str) -> None:
+            self.stdout.write(text, ending="")
+            self.stdout.flush()
+
+        return StatusLine(harvester, write)
+
+
+def _settings(options: dict[str, Any]) -> conf.Conf:
+    """The settings, with what the flags say instead."""
+    from django.conf import settings
+
+    given = {key: options[flag] for flag, key in _FLAGS.items() if options[flag] is not None}
+    if not given:
+        return conf.current()
+    return conf.parse({**(getattr(settings, "OUTBOX", None) or {}), **given})
+
+
+@contextmanager
+def _signals(harvester: Any) -> Iterator[None]:
+    """The first SIGTERM or SIGINT drains, the second forces; a process that then hangs ends at the third."""
+    seen: list[int] = []
+
+    def handle(number: int, frame: Any) -> None:
+        seen.append(number)
+        if len(seen) == 1:
+            harvester.stop()
+        elif len(seen) == 2:
+            harvester.stop(force=True)
+        else:
+            os._exit(5)
+
+    before = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if len(seen) > 1:
+        sys.exit(5)
+
+
+def _show_log(verbosity: int) -> None:
+    """Transitions appear on stderr where the project has not said where they should go."""
+    logger = logging.getLogger("outbox")
+    if not logger.hasHandlers():
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
+        logger.addHandler(handler)
+    if logger.level == logging.NOTSET:
+        logger.setLevel([logging.WARNING, logging.INFO, logging.DEBUG, logging.DEBUG][verbosity])

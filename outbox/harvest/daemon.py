@@ -1,0 +1,327 @@
+"""The harvester: joins the election, gives every lane that it owns a worker, tells logs and receivers what happens.
+
+One supervising thread prepares, waits and tears down. What the election says arrives under its lock, so nothing here
+may block: workers have threads of their own, receivers of signals too. How a lane is harvested is its worker's affair.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable
+from enum import StrEnum
+from typing import Any
+from uuid import UUID
+
+from outbox import conf as settings
+from outbox.core import neli
+from outbox.core.neli import AbandonBatch, FinishBatch, LeaderAcquired, LeaderFenced, LeaderRefreshed, LeaderRevoked
+from outbox.edges import overview
+from outbox.election.clients import Clients
+from outbox.election.member import Member
+from outbox.election.topic import LeaderTopic
+from outbox.exceptions import OutboxError
+from outbox.failpoints import failpoint
+from outbox.harvest.events import Events
+from outbox.harvest.host import Host
+from outbox.harvest.lanes import LaneWorker, WorkerFactory
+from outbox.harvest.retries import until_reachable
+
+RECEIVERS_SHARE = 0.1  # of the time to give back a lane: what receivers of leader_revoked have at the least
+LEAVE_TIMEOUT_S = 5.0
+JOIN_TIMEOUT_S = 5.0
+
+
+class State(StrEnum):
+    CREATED = "created"
+    RUNNING = "running"
+    STOPPING = "stopping"
+    STOPPED = "stopped"
+
+
+class Harvester:
+    """Harvests in the background between `start` and `stop`. Every method is thread-safe."""
+
+    def __init__(
+        self,
+        conf: settings.Conf | None = None,
+        *,
+        worker_factory: WorkerFactory | None = None,
+        clients: Clients | None = None,
+        check_table: Callable[[str, str], None] = overview.check,
+        member_name: str = "",
+        fail_fast: bool = False,
+        logger: logging.Logger | None = None,
+    ) -> None:
+        """`conf` is the OUTBOX settings when it is absent; with `fail_fast` an outage at the start is an error."""
+        self.conf = conf or settings.current()
+        self.member_name = member_name or f"{socket.gethostname()}_{os.getpid()}_{int(time.time())}"
+        self._logger = logger or logging.getLogger("outbox.harvest")
+        self._factory = worker_factory or default_factory(self.conf)
+        self._clients = clients
+        self._check_table = check_table
+        self._fail_fast = fail_fast
+        self._mutex = threading.RLock()  # `stop` is called from handlers of system signals too
+        self._state = State.CREATED
+        self._stopping, self._stopped, self._forced = threading.Event(), threading.Event(), threading.Event()
+        self._error: BaseException | None = None
+        self._events = Events(Harvester, self, self._logger)
+        self._member: Member | None = None
+        self._hosts: dict[int, Host] = {}  # of the lanes in work
+        self._ending: list[LaneWorker] = []
+
+    # ---- lifecycle
+
+    def start(self) -> Harvester:
+        """Begin, and return at once. After `stop` this does nothing."""
+        with self._mutex:
+            if self._state in (State.RUNNING, State.STOPPING):
+                raise OutboxError(f"This harvester is {self._state}: it can be started once. Make another one.")
+            if self._state is State.STOPPED:
+                return self
+            self._state = State.RUNNING
+        self._log("harvester_started name=%s delivery=%s", self.conf.name, self.conf.delivery)
+        self._events.start()
+        threading.Thread(target=self._run, name="outbox-harvester", daemon=True).start()
+        return self
+
+    def stop(self, *, force: bool = False) -> None:
+        """Finish what is in hand, leave the group and stop; with `force` drop what is in hand. Does not wait."""
+        with self._mutex:
+            if self._state is State.CREATED:
+                self._state = State.STOPPED
+                self._stopped.set()
+            elif self._state is State.RUNNING:
+                self._state = State.STOPPING
+                self._log("harvester_stopping")
+        if force:
+            self._forced.set()
+            if self._member is not None:
+                self._member.abandon()
+        self._stopping.set()
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait until the harvester has stopped; False when it has not in time. Raises what it stopped for."""
+        if not self._stopped.wait(timeout_s):
+            return False
+        if self._error is not None:
+            raise self._error
+        return True
+
+    def __enter__(self) -> Harvester:
+        return self.start()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
+        self.stop()
+        if error is None:
+            self.wait()
+        else:
+            self._stopped.wait()  # the error of the block tells more
+
+    # ---- what is going on
+
+    @property
+    def state(self) -> State:
+        return self._state
+
+    @property
+    def leader_ids(self) -> dict[int, UUID]:
+        """The lanes that this harvester owns, with their leader ids."""
+        return {lane: host.leader_id for lane, host in dict(self._hosts).items() if not host.is_done}
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether this harvester owns lane 0: exactly one of all harvesters does, outside of takeovers."""
+        return 0 in self.leader_ids
+
+    @property
+    def leader_id(self) -> UUID | None:
+        """The leader id of lane 0, if this harvester owns it."""
+        return self.leader_ids.get(0)
+
+    @property
+    def statistics(self) -> dict[int, Any]:
+        """One snapshot per lane in work."""
+        return {lane: host.worker.statistics() for lane, host in dict(self._hosts).items()}
+
+    @property
+    def in_flight(self) -> int:
+        """Records that were sent and are not yet known to be delivered and purged."""
+        return sum(statistics.in_flight for statistics in self.statistics.values())
+
+    @property
+    def in_flight_keys(self) -> tuple[Any, ...]:
+        """The (topic, key) pairs of the records in flight."""
+        return tuple(key for found in self.statistics.values() for key in getattr(found, "in_flight_keys", ()))
+
+    @property
+    def events_dropped(self) -> int:
+        """Events that no receiver saw, because receivers could not follow."""
+        return self._events.dropped_total
+
+    # ---- the supervising thread
+
+    def _run(self) -> None:
+        try:
+            partitions = self._prepare()
+            if partitions is not None:
+                self._elect(partitions)
+        except BaseException as error:
+            self.fail(error)
+        finally:
+            self._tear_down()
+
+    def _prepare(self) -> int | None:
+        """Wait until both servers answer and allow what is needed; None when stopped meanwhile."""
+        conf, retry = self.conf, {"fail_fast": self._fail_fast}
+
+        def table() -> bool:
+            self._check_table(conf.database, conf.table)
+            return True
+
+        if not until_reachable(table, self._stopping, self._logger, **retry):
+            return None
+        self._clients = self._clients or Clients(conf)
+        topic = LeaderTopic(self._clients, conf, self._stopping)
+        return until_reachable(topic.prepare, self._stopping, self._logger, **retry)
+
+    def _elect(self, partitions: int) -> None:
+        assert self._clients is not None
+        self._member = Member(
+            self.conf,
+            self._hear,
+            self.fail,
+            clients=self._clients,
+            partitions=partitions,
+            name=self.member_name,
+        )
+        self._member.start()
+        while not self._stopping.wait(1.0):
+            self._forget_ended()
+
+    def _tear_down(self) -> None:
+        """Every wait is bounded, so that a stop ends also while PostgreSQL or Kafka are away."""
+        if self._member is not None:
+            self._leave(self._member)
+        deadline = time.monotonic() + JOIN_TIMEOUT_S
+        for lane in list(self._hosts):
+            self._drop(lane)
+        late = [worker for worker in self._ending if not worker.join(max(0.0, deadline - time.monotonic()))]
+        if late:
+            self._logger.warning("workers_left_behind count=%d", len(late))
+        self._events.close(LEAVE_TIMEOUT_S)
+        with self._mutex:
+            self._state = State.STOPPED
+        self._log("harvester_stopped")
+        self._stopped.set()
+
+    def _leave(self, member: Member) -> None:
+        if self._forced.is_set():
+            member.abandon()
+        else:
+            member.stop()
+        if not member.join(self.conf.revoke_timeout_s + LEAVE_TIMEOUT_S):
+            self._logger.warning("group_not_left name=%s: the brokers notice after SESSION_TIMEOUT", self.conf.name)
+
+    def _forget_ended(self) -> None:
+        self._ending = [worker for worker in self._ending if not worker.join(0.0)]
+
+    def fail(self, error: BaseException) -> None:
+        """Stop for this error, which `wait` raises; the first one counts."""
+        with self._mutex:
+            first, self._error = self._error is None, self._error or error
+        if first:
+            known = isinstance(error, OutboxError | ValueError)
+            self._logger.error("harvester_failed reason=%r", str(error), exc_info=None if known else error)
+        self.stop()
+
+    # ---- what the election says; called under its lock
+
+    def _hear(self, effect: neli.Effect) -> None:
+        try:
+            if isinstance(effect, LeaderAcquired):
+                self._acquire(effect)
+            elif isinstance(effect, LeaderRefreshed):
+                self._refresh(effect)
+            elif isinstance(effect, FinishBatch):
+                self._finish(effect)
+            elif isinstance(effect, LeaderFenced):
+                self._fence(effect)
+            elif isinstance(effect, LeaderRevoked):
+                self._revoke(effect)
+            elif isinstance(effect, AbandonBatch):
+                self._abandon(effect)
+        except Exception as error:
+            self.fail(error)
+
+    def _acquire(self, event: LeaderAcquired) -> None:
+        assert self._member is not None
+        self._log("leader_acquired lane=%d leader_id=%s epoch=%d", event.lane, event.leader_id, event.epoch)
+        host = Host(event, self._member, self._events, self.fail, self._logger)
+        host.worker = self._factory(self.conf, event.lane, event.leader_id, event.epoch, host)
+        self._hosts[event.lane] = host
+        self._events.put(event.lane, event)
+        failpoint("acquired")
+        host.worker.start()
+
+    def _refresh(self, event: LeaderRefreshed) -> None:
+        self._log("leader_refreshed lane=%d leader_id=%s", event.lane, event.leader_id)
+        host = self._hosts[event.lane]
+        host.leader_id = event.leader_id
+        self._events.put(event.lane, event)
+        host.worker.refreshed(event.leader_id)
+
+    def _finish(self, effect: FinishBatch) -> None:
+        host = self._hosts.get(effect.lane)
+        if host is None:  # its worker could not be made
+            assert self._member is not None
+            self._member.release(effect.lane)
+        else:
+            host.worker.finish(effect.deadline - RECEIVERS_SHARE * self.conf.revoke_timeout_s)
+
+    def _fence(self, event: LeaderFenced) -> None:
+        self._logger.warning("leader_fenced lane=%d leader_id=%s reason=%s", event.lane, event.leader_id, event.reason)
+        self._drop(event.lane)
+        self._events.put(event.lane, event)
+
+    def _abandon(self, effect: AbandonBatch) -> None:
+        """LeaderRevoked follows."""
+        self._logger.warning(
+            "batch_abandoned lane=%d leader_id=%s: not finished in time", effect.lane, effect.leader_id
+        )
+        if host := self._hosts.get(effect.lane):
+            host.detach()
+            host.worker.abandon()
+
+    def _revoke(self, event: LeaderRevoked) -> None:
+        host = self._hosts.get(event.lane)
+        self._drop(event.lane)
+        if host is not None and host.is_announced:
+            return
+        self._log("leader_revoked lane=%d leader_id=%s", event.lane, event.leader_id)
+        self._events.put(event.lane, event)
+
+    def _drop(self, lane: int) -> None:
+        host = self._hosts.pop(lane, None)
+        if host is not None:
+            host.detach()
+            if not host.is_announced:  # a worker that has finished closes in its own time
+                host.worker.abandon()
+            self._ending.append(host.worker)
+
+    def _log(self, text: str, *arguments: Any) -> None:
+        self._logger.info("%s member=%s", text % arguments, self.member_name)
+
+
+def default_factory(conf: settings.Conf) -> WorkerFactory:
+    """The worker of the delivery that the settings name."""
+    if conf.delivery != settings.AT_LEAST_ONCE:
+        raise OutboxError(
+            f'OUTBOX["DELIVERY"] is {conf.delivery!r}, which this version cannot do. Set it to "at-least-once".'
+        )
+    from outbox.harvest.at_least_once import AtLeastOnce
+
+    return AtLeastOnce

@@ -1,0 +1,125 @@
+"""What the daemon gives the worker of one lane for one leadership. When that has ended, the worker is not heard."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+from uuid import UUID
+
+from outbox.core.neli import LeaderAcquired, LeaderRevoked
+from outbox.core.scoreboard_values import DeadlineExceeded, NotPurged, RecordHeld, RemarkRequested
+from outbox.harvest.events import Events
+from outbox.harvest.lanes import LaneWorker, MeterRead
+
+if TYPE_CHECKING:
+    from outbox.election.member import Member
+
+IDS_LOGGED_MAX = 20
+
+
+class Host:
+    """A `LaneHost`."""
+
+    worker: LaneWorker
+
+    def __init__(
+        self,
+        acquired: LeaderAcquired,
+        member: Member,
+        events: Events,
+        fail: Callable[[BaseException], None],
+        logger: logging.Logger,
+    ) -> None:
+        self.lane = acquired.lane
+        self.leader_id: UUID = acquired.leader_id
+        self.is_announced = False  # the end was, to the receivers
+        self._detached = False
+        self._mutex = threading.Lock()
+        self._member = member
+        self._events = events
+        self._fail = fail
+        self._logger = logger
+
+    @property
+    def is_done(self) -> bool:
+        return self._detached or self.is_announced
+
+    def detach(self) -> None:
+        """The lane may belong to another leadership from now on."""
+        with self._mutex:
+            self._detached = True
+
+    def may_start(self, lane: int) -> bool:
+        return not self._detached and self._member.may_start(lane)
+
+    def may_send(self, lane: int) -> bool:
+        return not self._detached and self._member.may_send(lane)
+
+    def refresh(self, lane: int) -> None:
+        if not self._detached:
+            self._member.refresh(lane)
+
+    def doubt(self, lane: int) -> None:
+        if not self._detached:
+            self._member.doubt(lane)
+
+    def step_down(self, lane: int) -> None:
+        if not self._detached:
+            self._member.step_down(lane)
+
+    def finished(self, lane: int) -> None:
+        """The lane is given back when the receivers of leader_revoked have returned."""
+        with self._mutex:
+            if self._detached or self.is_announced:
+                return
+            self.is_announced = True
+        self._logger.info("leader_revoked lane=%d leader_id=%s", self.lane, self.leader_id)
+        self._events.put(lane, LeaderRevoked(lane, self.leader_id), self._release)
+
+    def _release(self) -> None:
+        if not self._detached:  # else these receivers took so long that the lane went without them
+            self._member.release(self.lane)
+
+    def emit(self, event: object) -> None:
+        if self.is_done:
+            return
+        self._log(event)
+        if isinstance(event, (MeterRead, RecordHeld)):
+            self._events.put(self.lane, event)
+
+    def fatal(self, error: BaseException) -> None:
+        if not self._detached:
+            self._fail(error)
+
+    def _log(self, event: object) -> None:
+        lane, log = self.lane, self._logger
+        if isinstance(event, MeterRead):
+            log.info(
+                "meter_read lane=%d delivered=%d rate=%.0f average_rate=%.0f in_flight=%d",
+                lane,
+                event.delivered,
+                event.rate,
+                event.average_rate,
+                event.in_flight,
+            )
+        elif isinstance(event, RecordHeld):
+            log.warning(
+                "record_held lane=%d id=%d key=%r attempts=%d error=%r",
+                lane,
+                event.id,
+                event.name,
+                event.attempts,
+                event.error,
+            )
+        elif isinstance(event, NotPurged):
+            log.warning("not_purged lane=%d count=%d ids=%s", lane, len(event.ids), list(event.ids[:IDS_LOGGED_MAX]))
+        elif isinstance(event, RemarkRequested):
+            log.warning("remark_requested lane=%d reason=%r", lane, event.reason)
+        elif isinstance(event, DeadlineExceeded):
+            log.warning(
+                "deadline_exceeded lane=%d kind=%s key=%r waited_s=%.1f", lane, event.kind, event.name, event.waited_s
+            )
+        else:
+            log.info("lane_event lane=%d event=%r", lane, event)

@@ -1,0 +1,40 @@
+"""Waiting for a server that is not there yet: one line when it begins, one when it is over, jitter between."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Callable
+from threading import Event
+from typing import TypeVar
+
+from outbox.edges.overview import DatabaseUnreachable
+from outbox.election.errors import KafkaUnreachable
+
+Found = TypeVar("Found")
+
+_BACKOFF_MIN_S = 0.2
+_BACKOFF_MAX_S = 5.0
+
+
+def until_reachable(
+    attempt: Callable[[], Found], stopping: Event, logger: logging.Logger, *, fail_fast: bool = False
+) -> Found | None:
+    """The result of `attempt`, repeated through outages; None when `stopping` was set before it succeeded."""
+    backoff_s, told = _BACKOFF_MIN_S, ""
+    while not stopping.is_set():
+        try:
+            found = attempt()
+        except (KafkaUnreachable, DatabaseUnreachable) as error:
+            if fail_fast:
+                raise
+            if type(error).__name__ != told and not stopping.is_set():
+                told = type(error).__name__
+                logger.warning("waiting reason=%r", str(error))
+        else:
+            if told:
+                logger.info("waiting_over")
+            return found
+        stopping.wait(backoff_s * random.uniform(0.5, 1.0))
+        backoff_s = min(2 * backoff_s, _BACKOFF_MAX_S)
+    return None

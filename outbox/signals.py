@@ -1,0 +1,48 @@
+"""Django signals of the harvester. Receivers run one after another in a thread of their own, in the harvest process.
+
+Every signal is sent with ``sender=Harvester`` (the class) and these arguments:
+
+- ``harvester``: the `outbox.harvest.Harvester` that it happened to,
+- ``lane``: the number of the lane,
+
+and those named below. A receiver that raises is logged and changes nothing. A slow one delays later receivers, never
+the election or the sending; only `leader_revoked` is waited for, within the limits that its entry names.
+
+Per lane the order is: acquired (refreshed)* (revoked | fenced), and after fenced either acquired or revoked. A leader
+id is random and never used twice. There is no `meter_read` between the end of a leadership and the next `acquired`.
+"""
+
+from django.dispatch import Signal
+
+leader_acquired = Signal()
+"""This process owns the lane. Arguments: ``leader_id`` (UUID), ``epoch`` (int, grows with every owner)."""
+
+leader_refreshed = Signal()
+"""The owner goes on under another id, because an outcome was in doubt. Arguments: ``leader_id``, ``epoch``."""
+
+leader_revoked = Signal()
+"""The lane is given back, nothing of it is in hand any more. Argument: ``leader_id`` of the leadership that ended.
+
+The next owner starts after the receivers have returned, or after FLUSH_TIMEOUT (at most three quarters of
+SESSION_TIMEOUT) since the lane was asked back, whichever comes first.
+"""
+
+leader_fenced = Signal()
+"""Somebody else may own the lane already: everything in hand was dropped at once. Arguments: ``leader_id``, ``reason``.
+
+``reason`` is one of lost, heartbeat-timeout, newer-claim, not-a-member, superseded. Nobody waits for its receivers.
+"""
+
+meter_read = Signal()
+"""How fast the lane delivers, at most once per METRICS_INTERVAL and only while it delivers.
+
+Arguments: ``leader_id``, ``delivered`` (records since the lane was acquired), ``interval_s``, ``rate`` (records per
+second in the interval), ``average_rate`` (since the lane was acquired), ``in_flight``. Readings are dropped when
+receivers cannot follow.
+"""
+
+record_held = Signal()
+"""Kafka refused a record; it holds back the later ones of its key.
+
+Arguments: ``record_id``, ``topic`` and ``key`` (both None for a record without key), ``attempts``, ``error``.
+"""
