@@ -76,7 +76,7 @@ def _check_vendor(settings: conf.Conf) -> Iterator[CheckMessage]:
     alias = settings.database
     if alias not in connections:
         yield Error(
-            f'OUTBOX["DATABASE"] is {alias!r}, which DATABASES does not have.',
+            f'OUTBOX["DATABASE"] is {conf.seen(alias)}, which DATABASES does not have.',
             hint=f"Set one of: {', '.join(connections)}.",
             id="outbox.E002",
         )

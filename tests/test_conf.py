@@ -15,6 +15,14 @@ def errors_of(raw):
     return {error.key: str(error) for error in caught.value.errors}
 
 
+def told_of(key, value):
+    try:
+        conf.parse({key: value})
+    except conf.ConfErrors as errors:
+        return str(errors)
+    return ""  # some take any text
+
+
 def test_every_setting_is_optional_and_described():
     parsed = conf.parse({})
     for key, spec in conf.SPECS.items():
@@ -45,7 +53,7 @@ def test_a_duration_that_is_none_is_refused(value):
     assert "FLUSH_TIMEOUT" in errors_of({"FLUSH_TIMEOUT": value})
 
 
-@pytest.mark.parametrize("table", ["", "a.b", 'a"b', "a%b", "a\nb", "é" * 29, 7])
+@pytest.mark.parametrize("table", ["", "a.b", 'a"b', "a%b", "a\nb", "é" * 29, 7, "\ud800"])
 def test_a_table_name_that_cannot_be_quoted_everywhere_is_refused(table):
     assert "TABLE" in errors_of({"TABLE": table})
     with override_settings(OUTBOX={"TABLE": table}):
@@ -57,6 +65,9 @@ def test_bootstrap_servers_is_short_for_the_property():
     assert conf.parse({"KAFKA": {"bootstrap.servers": "a:1"}}).bootstrap_servers == "a:1"
     both = {"BOOTSTRAP_SERVERS": "a:1", "KAFKA": {"bootstrap.servers": "a:1"}}
     assert conf.parse(both).bootstrap_servers == "a:1"
+    several = {"BOOTSTRAP_SERVERS": ["a:1", "b:2"], "KAFKA": {"bootstrap.servers": "a:1, b:2"}}
+    assert conf.parse(several).client_properties == {"bootstrap.servers": "a:1,b:2"}
+    assert conf.parse({"KAFKA": {"bootstrap.servers": ["a:1", "b:2"]}}).bootstrap_servers == "a:1,b:2"
     both["KAFKA"] = {"bootstrap.servers": "b:1"}
     assert "Set one of the two" in errors_of(both)["BOOTSTRAP_SERVERS"]
 
@@ -69,6 +80,13 @@ def test_bootstrap_servers_is_short_for_the_property():
         ("PRODUCER", {"transactional.id": "mine"}),
         ("KAFKA", {"group.id": "mine"}),
         ("PRODUCER", {"bootstrap.servers": "a:1"}),
+        ("KAFKA", {"bootstrap.servers": 5}),
+        ("KAFKA", {"metadata.broker.list": "a:1"}),
+        ("PRODUCER", {"max.in.flight": 6}),
+        ("PRODUCER", {"max.in.flight.requests.per.connection": "10"}),
+        ("KAFKA", {"queuing.strategy": "lifo"}),
+        ("PRODUCER", {"message.max.bytes": 999_999}),
+        ("KAFKA", {"message.max.bytes": "many"}),
     ],
 )
 def test_a_property_that_contradicts_the_protocol_is_refused(where, properties):
@@ -77,7 +95,16 @@ def test_a_property_that_contradicts_the_protocol_is_refused(where, properties):
 
 def test_a_property_that_agrees_with_the_protocol_is_accepted():
     parsed = conf.parse({"KAFKA": {"enable.idempotence": True}, "PRODUCER": {"acks": "all", "linger.ms": 5}})
-    assert parsed.producer_properties == {"enable.idempotence": True, "acks": "all", "linger.ms": 5}
+    expected = {"enable.idempotence": True, "acks": "all", "linger.ms": 5, "message.max.bytes": 1_000_000}
+    assert parsed.producer_properties == expected
+
+
+def test_producers_can_send_what_stash_accepts():
+    assert conf.parse({"MAX_MESSAGE_BYTES": 5_000_000}).producer_properties["message.max.bytes"] == 5_000_000
+    assert conf.parse({"MAX_MESSAGE_BYTES": 5_000}).producer_properties["message.max.bytes"] == 1_000_000
+    assert (
+        conf.parse({"PRODUCER": {"message.max.bytes": "2000000"}}).producer_properties["message.max.bytes"] == "2000000"
+    )
 
 
 @pytest.mark.parametrize("servers", ["http//x", "a b:9", "host:port", "a:1:2"])
@@ -90,6 +117,36 @@ def test_secrets_appear_neither_in_the_repr_nor_in_errors():
     assert "hunter2" not in repr(conf.parse(raw))
     assert "hunter2" not in str(errors_of({**raw, "WRONG": 1}))
     assert "hunter2" not in str(errors_of({"KAFKA": "sasl.password=hunter2"}))
+    events = {"leader_acquired": {"task": "a.b", "headers": {"authorization": "hunter2"}}}
+    assert "hunter2" not in repr(conf.parse({"CELERY_EVENTS": events}))
+
+
+@pytest.mark.parametrize(
+    "misplaced",
+    [
+        "user:hunter2@host:9092",
+        "SASL_SSL://user:hun@ter2,hunter2@host:9092",
+        "postgresql://user:hunter2@host/database",
+        "sasl.username=user\nsasl.password=hunter2",
+        "sasl.password=hunter2",
+        '{"sasl.password": "hunter2"}',
+        {"sasl.password": "hunter2"},
+        [{"sasl.password": "hunter2"}],
+        b"hunter2",
+    ],
+    ids=repr,
+)
+@pytest.mark.parametrize("key", conf.SPECS)
+def test_no_error_quotes_a_secret_that_was_set_under_the_wrong_key(key, misplaced):
+    assert "hunter2" not in told_of(key, misplaced)
+
+
+@pytest.mark.parametrize(
+    "value", [10**5000, "\ud800", float("nan"), object(), "x" * 100_000], ids=["huge", "half", "nan", "object", "long"]
+)
+@pytest.mark.parametrize("key", conf.SPECS)
+def test_no_value_is_too_odd_for_an_error(key, value):
+    assert len(told_of(key, value)) < 1_000
 
 
 def test_the_default_name_comes_from_package_database_and_table(monkeypatch):
@@ -158,6 +215,12 @@ def test_from_env_leaves_nonsense_to_the_parser():
     env = environ.Env()
     env.ENVIRON = {"OUTBOX_KEY_MAX_BYTES": "ten", "OUTBOX_AUTOCOMMIT_STASH": "maybe", "OUTBOX_TABEL": "x"}
     assert set(errors_of(conf.from_env(env))) == {"KEY_MAX_BYTES", "AUTOCOMMIT_STASH", "TABEL"}
+
+
+def test_the_headers_of_the_two_ids_differ():
+    same = {"MESSAGE_ID_HEADER": "id", "CORRELATION_ID_HEADER": "id"}
+    assert "MESSAGE_ID_HEADER" in errors_of(same)["CORRELATION_ID_HEADER"]
+    assert conf.parse({"MESSAGE_ID_HEADER": None, "CORRELATION_ID_HEADER": None}).message_id_header == ""
 
 
 def test_a_leader_fences_itself_before_its_session_ends():
