@@ -13,7 +13,18 @@ from outbox.exceptions import InvalidMessage
 Pair = tuple[str, str]
 Headers = Mapping[str, str] | Iterable[Pair]
 
-_short = reprlib.Repr()
+
+class _Short(reprlib.Repr):
+    """An excerpt of any object for an error's text; never raises, whatever the object is."""
+
+    def repr_int(self, x: int, level: int) -> str:
+        try:
+            return super().repr_int(x, level)
+        except ValueError:  # Python writes no number of more than 4,300 digits
+            return f"<int of {x.bit_length():,} bits>"
+
+
+_short = _Short()
 _short.maxstring = _short.maxother = 60
 shown = _short.repr
 
@@ -44,11 +55,12 @@ def as_pairs(headers: Any) -> tuple[Pair, ...]:
         items = headers.items() if isinstance(headers, Mapping) else headers
         if isinstance(items, str | bytes):
             raise TypeError
-        pairs = tuple(items)
+        iterator = iter(items)
     except TypeError:
         raise InvalidMessage(
             f"headers: {shown(headers)} is {_kind(headers)}. Pass a mapping or a list of (name, value) pairs."
         ) from None
+    pairs = tuple(iterator)  # outside the try: an error within a caller's generator is the caller's
     for pair in pairs:
         if type(pair) is not tuple or len(pair) != 2 or type(pair[0]) is not str or type(pair[1]) is not str:
             return tuple(map(_as_pair, pairs))

@@ -74,6 +74,21 @@ def test_wrong_headers_are_named(headers, told):
     assert str(caught.value).startswith(told)
 
 
+@pytest.mark.parametrize("headers", [10**5000, {"a": 10**5000}, {10**5000: "a"}, [10**5000]], ids=range(4))
+def test_numbers_too_long_to_be_written_are_refused_like_others(headers):
+    with pytest.raises(InvalidMessage, match="<int of 16,610 bits>"):
+        Message("heroes", headers=headers)
+
+
+def test_an_error_within_an_iterable_of_headers_is_the_callers():
+    def pairs():
+        yield "a", "1"
+        raise TypeError("a mistake of the caller")
+
+    with pytest.raises(TypeError, match="a mistake of the caller"):
+        Message("heroes", headers=pairs())
+
+
 def test_invalid_message_is_an_outbox_error_and_a_value_error():
     assert issubclass(InvalidMessage, OutboxError)
     assert issubclass(InvalidMessage, ValueError)

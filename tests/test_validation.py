@@ -122,6 +122,7 @@ def test_what_cannot_be_serialized_is_refused():
     told = refusal(value={"hero": object()})
     assert "of type dict cannot be serialized by outbox.serializers.json" in told
     assert "not JSON serializable" in told
+    assert "<int of 16,610 bits> of type int cannot be serialized" in refusal(value=10**5000)
     circle = []
     circle.append(circle)
     assert "Circular reference detected" in refusal(value=circle)
