@@ -128,12 +128,19 @@ def _is_whole(prefix: Path) -> bool:
         return False
 
 
+def _extract(files: tarfile.TarFile, target: Path) -> None:
+    if hasattr(tarfile, "data_filter"):
+        files.extractall(target, filter="data")
+    else:  # Python before 3.11.4; the archive's SHA-256 has been verified
+        files.extractall(target)
+
+
 def _unpack(jar: Path, prefix: Path, root: Path, version: str) -> None:
     with step(f"unpacking PostgreSQL {version}"), store.staging(root) as private:
         with zipfile.ZipFile(jar) as outer:
             inner = next(name for name in outer.namelist() if name.endswith(".txz"))
             with outer.open(inner) as packed, lzma.open(packed) as plain, tarfile.open(fileobj=plain) as files:
-                files.extractall(private / "tree", filter="data")
+                _extract(files, private / "tree")
         tree = private / "tree"
         manifest = {
             str(path.relative_to(tree)): path.lstat().st_size

@@ -16,7 +16,7 @@ from types import TracebackType
 
 from outbox.devstack import installs, kafka_install, ports, wire
 from outbox.devstack.errors import DevstackError, StartError
-from outbox.devstack.folders import dispose, new_folder, orphan
+from outbox.devstack.folders import dispose, new_folder
 from outbox.devstack.processes import ServerProcess, wait_until
 
 _START_TIMEOUT_S = 60.0
@@ -162,8 +162,7 @@ class Broker:
         }
 
     def _fail(self, reason: str) -> None:
-        orphan(self.cluster.folder)
-        self.kill()
+        self.cluster.give_up()
         raise StartError(
             f"Broker {self.number} of Kafka {self.cluster.version} did not start on port {int(self.port)}: {reason}.",
             self.log,
@@ -258,6 +257,12 @@ class Kafka:
                 port.release()
         if self._own_folder:
             dispose(self.folder, self.logs if keep_log else [])
+
+    def give_up(self) -> None:
+        """After a failed start: end all brokers, leave the logs alone."""
+        self.kill()
+        if self._own_folder:
+            dispose(self.folder, self.logs)
 
     @property
     def logs(self) -> list[Path]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import secrets
 import shutil
 import signal
-import subprocess
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from outbox.devstack import accounts, installs, ports
 from outbox.devstack.errors import DevstackError, StartError
-from outbox.devstack.folders import dispose, new_folder, orphan
+from outbox.devstack.folders import dispose, new_folder
 from outbox.devstack.processes import ServerProcess, wait_until
 from outbox.exceptions import missing_extra
 
@@ -192,33 +191,21 @@ class Postgres:
             configuration.write("\n".join(["", *lines, ""]))
 
     def _run(self, argv: list[str]) -> None:
-        user, group = self._account or (None, None)
-        done = subprocess.run(
-            argv,
-            cwd=self.folder,
-            env=_ENVIRONMENT,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            user=user,
-            group=group,
-            extra_groups=None if user is None else [],
+        """A program that ends by itself; run by the watchdog, so that it too ends with its owner."""
+        process = self._spawn(argv)
+        if not process.wait(_START_TIMEOUT_S) or process.poll():
+            self._fail(f"{argv[0]} ended with {process.poll()}")
+
+    def _spawn(self, argv: list[str], quit_signal: int = signal.SIGKILL) -> ServerProcess:
+        self.process = ServerProcess(
+            argv, cwd=self.folder, log=self.log, env=_ENVIRONMENT, account=self._account, quit_signal=quit_signal
         )
-        if done.returncode:
-            raise DevstackError(f"{argv[0]} ended with {done.returncode}:\n{done.stdout}")
+        return self.process
 
     def _launch(self) -> None:
         (self.data / "postmaster.pid").unlink(missing_ok=True)  # of a killed server, whose children kill() awaited
-        self.process = ServerProcess(
-            [str(self.install.bin / "postgres"), "-D", str(self.data)],
-            cwd=self.folder,
-            log=self.log,
-            env=_ENVIRONMENT,
-            account=self._account,
-            quit_signal=signal.SIGQUIT,
-        )
-        process = self.process
+        program = str(self.install.bin / "postgres")
+        process = self._spawn([program, "-D", str(self.data)], signal.SIGQUIT)
         wait_until(lambda: self._is_ready() or not process.is_running, _START_TIMEOUT_S)
         if not self._is_ready():
             code = process.poll()
@@ -234,7 +221,8 @@ class Postgres:
         if self.process is not None:
             self.process.kill()
         self.process = None
-        orphan(self.folder)
+        if self._own_folder:
+            dispose(self.folder, [self.log])
         raise StartError(f"PostgreSQL {self.version} did not start on port {int(self.port)}: {reason}.", self.log)
 
 

@@ -102,8 +102,8 @@ class Stack:
     def __enter__(self) -> Stack:
         try:
             return self.start()
-        except BaseException:
-            self.discard(keep_logs=True)
+        except BaseException as error:
+            self.discard(keep_logs=isinstance(error, Exception))  # not after Ctrl-C
             raise
 
     def __exit__(

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import json
 import os
 import pathlib
@@ -27,6 +28,7 @@ from typing import Any
 _TICK_S = 0.25
 _QUIT_S = 6.0  # PostgreSQL kills its children itself five seconds after SIGQUIT
 _PR_SET_PDEATHSIG = 1
+LOCK = ".in-use"
 
 
 def parents() -> dict[int, int]:
@@ -64,7 +66,7 @@ class Watchdog:
         self.children: dict[int, subprocess.Popen[bytes]] = {}
         self.quit_signals: dict[int, int] = {}
         self.adopted: set[int] = set()
-        self.folders: set[str] = set()
+        self.folders: dict[str, int] = {}  # with the descriptor of the lock that shows that the folder is in use
 
     # Requests: one method per "op", its result is the answer.
 
@@ -104,10 +106,14 @@ class Watchdog:
         self.adopted.discard(pid)
 
     def op_own_folder(self, path: str) -> None:
-        self.folders.add(path)
+        self.folders[path] = os.open(os.path.join(path, LOCK), os.O_RDWR | os.O_CREAT, 0o600)
+        fcntl.flock(self.folders[path], fcntl.LOCK_EX)
 
     def op_disown_folder(self, path: str) -> None:
-        self.folders.discard(path)
+        if path in self.folders:
+            with contextlib.suppress(OSError):
+                os.unlink(os.path.join(path, LOCK))
+            os.close(self.folders.pop(path))
 
     # The loop.
 

@@ -60,7 +60,7 @@ def running(owner):
 
 
 def folders(pids):
-    return {part for line in programs(pids) for part in line.split() if part.startswith("/tmp/outbox-")}
+    return {part for line in programs(pids) for part in line.split() if part.startswith("/tmp/outbox-devstack-server-")}
 
 
 def test_run_gives_both_servers_and_passes_the_exit_status_with_an_empty_path(devstack):

@@ -226,9 +226,6 @@ class _Link:
             for reader in readers:
                 reader.cancel()
             await asyncio.gather(*readers, return_exceptions=True)
-            self.client.close()
-            self.server.close()
-            self.proxy.links.discard(self)
 
     def cut(self, side: Side, *, reset: bool) -> None:
         for name, end in ((CLIENT, self.client), (SERVER, self.server)):
@@ -401,23 +398,24 @@ class Proxy:
             self._keep(self._connect(client))
 
     async def _connect(self, client: socket.socket) -> None:
-        client.setblocking(False)
-        server = socket.socket()
-        server.setblocking(False)
-        try:
-            if self.refusing or self.target is None:
-                raise ConnectionRefusedError
-            await self._loop.sock_connect(server, (HOST, int(self.target)))
-        except OSError:
-            _cut(client, reset=True)
-            client.close()
-            server.close()
-            return
-        for end in (client, server):
-            end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        link = _Link(self, client, server)
-        self.links.add(link)
-        await link.serve()
+        with client, socket.socket() as server:
+            client.setblocking(False)
+            server.setblocking(False)
+            try:
+                if self.refusing or self.target is None:
+                    raise ConnectionRefusedError
+                await self._loop.sock_connect(server, (HOST, int(self.target)))
+            except OSError:
+                _cut(client, reset=True)
+                return
+            for end in (client, server):
+                end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            link = _Link(self, client, server)
+            self.links.add(link)
+            try:
+                await link.serve()
+            finally:
+                self.links.discard(link)
 
     async def _end(self) -> None:
         tasks = list(self._serving)

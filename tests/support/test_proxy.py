@@ -210,7 +210,7 @@ def test_held_bytes_arrive_late_when_the_client_has_gone(pair, proxy, gone):
 
 def test_refused_connections_are_reset_until_accepted_again(server, proxy):
     proxy.refuse()
-    with socket.create_connection((HOST, proxy.port), timeout=5) as refused, pytest.raises(ConnectionResetError):
+    with pytest.raises(ConnectionResetError), socket.create_connection((HOST, proxy.port), timeout=5) as refused:
         refused.recv(1)
     proxy.accept()
     with socket.create_connection((HOST, proxy.port), timeout=5):
@@ -219,7 +219,7 @@ def test_refused_connections_are_reset_until_accepted_again(server, proxy):
 
 def test_a_target_that_does_not_listen_resets(proxy, server):
     server.listener.close()
-    with socket.create_connection((HOST, proxy.port), timeout=5) as client, pytest.raises(ConnectionResetError):
+    with pytest.raises(ConnectionResetError), socket.create_connection((HOST, proxy.port), timeout=5) as client:
         client.recv(1)
 
 
