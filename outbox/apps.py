@@ -12,7 +12,8 @@ class OutboxAppConfig(AppConfig):
     def ready(self) -> None:
         from django.core.signals import setting_changed
 
-        from outbox import checks, conf
+        from outbox import checks, conf, contrib
 
         checks.register_all()
         setting_changed.connect(conf.forget, dispatch_uid="outbox.conf")
+        contrib.connect_task_events()

@@ -1,0 +1,37 @@
+"""One module per optional dependency; each imports the app, and nothing of the app imports them.
+
+The exception is `connect_task_events`, called when Django is ready: it costs nothing until an event happens for which
+the settings name a Celery task.
+"""
+
+import logging
+from functools import partial
+from typing import Any
+
+from outbox.conf import EVENTS, ConfErrors, current
+
+logger = logging.getLogger("outbox.celery")
+
+
+def connect_task_events() -> None:
+    """Let the events named in CELERY_EVENTS become Celery tasks, whoever runs the harvester in this process."""
+    from outbox import signals
+
+    for event in EVENTS:
+        signal = getattr(signals, event)
+        signal.connect(partial(_to_task, event), weak=False, dispatch_uid=f"outbox.contrib.{event}")
+
+
+def _to_task(event: str, **named: Any) -> None:
+    try:
+        task = current().celery_events.get(event)
+    except ConfErrors:
+        return  # told by the checks and by the harvester's own start
+    if task is None:
+        return
+    try:
+        from outbox.contrib import celery
+    except ImportError as error:
+        logger.error("celery_event_dropped event=%s reason=%s", event, error)
+        return
+    celery.tasks.submit(event, task, named)
