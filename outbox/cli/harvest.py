@@ -1,7 +1,7 @@
 """``outbox-harvest -f reaper.yaml``: the harvester as a program of its own, without a Django project.
 
-Exit codes: 0 after SIGTERM or SIGINT (the first drains, the second forces), 1 when the harvester had to stop, 2 when
-the flags or the configuration cannot be used.
+Exit codes: 0 after SIGTERM or SIGINT, with what was in hand finished; 1 when the harvester had to stop; 2 when the
+flags or the configuration cannot be used; 5 when a second signal forced it, so that what was in flight is sent again.
 """
 
 import logging
@@ -21,7 +21,7 @@ from outbox.exceptions import OutboxError
 if TYPE_CHECKING:
     from outbox.harvest.daemon import Harvester
 
-OK, FAILED, UNUSABLE = 0, 1, 2
+OK, FAILED, UNUSABLE, FORCED = 0, 1, 2, 5
 
 logger = logging.getLogger("outbox.cli")
 
@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] | None = None, environment: Mapping[str, str] 
     if given.check:
         sys.stdout.write("\n".join(describe(found)) + "\n")
         return OK
-    return run(found, given.file)
+    return run(found, given.file, fail_fast=given.fail_fast)
 
 
 def _refuse(*reasons: str) -> int:
@@ -71,7 +71,7 @@ def describe(found: Configuration) -> list[str]:
     ]
 
 
-def run(found: Configuration, file: str) -> int:
+def run(found: Configuration, file: str, *, fail_fast: bool = False) -> int:
     """Harvest until a signal or a fatal error."""
     logs.configure(found.level)
     logger.info(
@@ -82,16 +82,21 @@ def run(found: Configuration, file: str) -> int:
     _set_up_django(found)
     from outbox.harvest.daemon import Harvester
 
+    signals: list[int] = []
     try:
-        harvester = Harvester(found.conf, member_name=found.member_name)
-        _stop_on_signals(harvester)
+        harvester = Harvester(found.conf, member_name=found.member_name, fail_fast=fail_fast)
+        _stop_on_signals(harvester, signals)
         harvester.start()
         harvester.wait()
     except Exception as error:
-        # Whatever it was, the daemon has logged it with its traceback.
-        sys.stderr.write(f"Error: {error}\n")
-        return FAILED
-    return OK
+        # Whatever it was, the daemon has logged it, with its traceback where that tells more.
+        return _fail(error)
+    return FORCED if len(signals) > 1 else OK
+
+
+def _fail(error: Exception) -> int:
+    sys.stderr.write(f"Error: {error}\n")
+    return FAILED
 
 
 def _set_up_django(found: Configuration) -> None:
@@ -109,15 +114,14 @@ def _set_up_django(found: Configuration) -> None:
     django.setup()
 
 
-def _stop_on_signals(harvester: "Harvester") -> None:
-    """The first signal drains, the second drops what is in hand."""
-    seen: list[int] = []
+def _stop_on_signals(harvester: "Harvester", seen: list[int]) -> None:
+    """The first signal drains, the second drops what is in hand; a process that then hangs ends at the third."""
 
     def receive(number: int, frame: FrameType | None) -> None:
-        force = bool(seen)
         seen.append(number)
-        logger.info("signal_received signal=%s force=%s", signal.Signals(number).name, force)
-        harvester.stop(force=force)
+        if len(seen) > 2:
+            os._exit(FORCED)
+        harvester.stop(force=len(seen) == 2)
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, receive)

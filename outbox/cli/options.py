@@ -42,6 +42,9 @@ def parser() -> ArgumentParser:
         "-f", "--f", "-file", "--file", dest="file", metavar="FILE", help="The configuration, in YAML. Required."
     )
     made.add_argument("--check", action="store_true", help="Judge the configuration, say what holds, and exit.")
+    made.add_argument(
+        "--fail-fast", action="store_true", help="Exit with 1 when PostgreSQL or Kafka is away at the start."
+    )
     made.add_argument("--version", action="version", version=f"outbox {__version__}")
     own = made.add_argument_group("this program")
     for name, text in PROGRAM_ONLY.items():
