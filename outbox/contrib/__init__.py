@@ -5,7 +5,7 @@ the settings name a Celery task.
 """
 
 import logging
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from outbox.conf import EVENTS, ConfErrors, current
@@ -22,6 +22,11 @@ def connect_task_events() -> None:
         signal.connect(partial(_to_task, event), weak=False, dispatch_uid=f"outbox.contrib.{event}")
 
 
+@cache
+def _tell_once(event: str, reason: str) -> None:
+    logger.error("celery_event_dropped event=%s reason=%s", event, reason)
+
+
 def _to_task(event: str, **named: Any) -> None:
     try:
         task = current().celery_events.get(event)
@@ -32,6 +37,6 @@ def _to_task(event: str, **named: Any) -> None:
     try:
         from outbox.contrib import celery
     except ImportError as error:
-        logger.error("celery_event_dropped event=%s reason=%s", event, error)
+        _tell_once(event, str(error))
         return
     celery.tasks.submit(event, task, named)
