@@ -1,0 +1,187 @@
+"""Real members on a real Kafka. What one member decides is tested in tests/core/test_neli.py."""
+
+import time
+
+import pytest
+from confluent_kafka import Producer
+
+from outbox.core import neli
+from outbox.election.errors import ElectionRefused
+from tests.election.conftest import wait_until
+
+LEAVE_S, SLACK = 1.0, 3  # what is promised, and how much more a busy machine may take
+
+
+def say(group, *payloads, partition=0):
+    producer = Producer({"bootstrap.servers": group.conf.bootstrap_servers})
+    for payload in payloads:
+        producer.produce(group.conf.leader_topic, payload, partition=partition)
+    assert producer.flush(10) == 0
+
+
+def test_one_member_leads_and_gives_back(group):
+    only = group().join().leads(0)
+    only.leave()
+    kinds = [type(effect) for _, effect in only.effects]
+    assert kinds == [neli.LeaderAcquired, neli.FinishBatch, neli.LeaderRevoked]
+    assert not only.errors
+
+
+def test_of_four_members_exactly_one_leads_until_the_last_has_left(group):
+    crowd = group()
+    for _ in range(4):
+        crowd.join()
+    while left := [m for m in crowd.members if m.member.join(0) is False]:
+        leader = crowd.leader()
+        assert leader in left
+        leader.leave()
+    assert {count for kind, _, count in crowd.journal if kind == "LeaderAcquired"} == {1}
+    assert {count for kind, _, count in crowd.journal if kind in ("LeaderRevoked", "LeaderFenced")} == {0}
+    assert len({e.leader_id for m in crowd.members for e in m.of(neli.LeaderAcquired)}) == 4
+
+
+def test_a_successor_leads_within_a_second_of_an_orderly_end(group):
+    pair = group()
+    first, second = pair.join().leads(0), pair.join()
+    pair.wait_members(2)
+    began = time.monotonic()
+    first.leave()
+    second.leads(0)
+    assert second.at(neli.LeaderAcquired)[0] - began < SLACK * LEAVE_S
+
+
+def test_the_same_name_joins_again_without_waiting_for_its_ghost(group):
+    alone = group()
+    alone.join().leads(0).leave()
+    began = time.monotonic()
+    alone.join().leads(0)
+    assert time.monotonic() - began < SLACK * LEAVE_S
+
+
+def test_a_newcomer_pauses_only_the_lanes_that_move(group):
+    shared = group(LANES=2, HEARTBEAT_TIMEOUT=1)
+    # Giving back takes longer than the heartbeat time-out: the lane that stays must go on being read meanwhile.
+    first = shared.join(keep_s=1.5).leads(0, 1)
+    second = shared.join()
+    wait_until(lambda: second.lanes)
+    (moved,) = second.lanes
+    stayed = 1 - moved
+    assert first.lanes == [stayed]
+    assert [type(e) for e in first.of(object, stayed)] == [neli.LeaderAcquired]
+    assert [type(e) for e in first.of(object, moved)][1:] == [neli.FinishBatch, neli.LeaderRevoked]
+    assert second.at(neli.LeaderAcquired)[0] > first.at(neli.LeaderRevoked)[0]
+
+
+def test_the_classic_assignor_shares_lanes_too(group):
+    shared = group(LANES=2, ASSIGNOR="range")
+    first = shared.join().leads(0, 1)
+    second = shared.join()
+    wait_until(lambda: len(first.lanes) == len(second.lanes) == 1)
+    first.leave()
+    second.leads(0, 1)
+    assert {count for kind, _, count in shared.journal if kind == "LeaderAcquired"} == {1}
+
+
+def test_a_rebalance_waits_for_the_batch_in_hand_but_not_for_ever(group):
+    pair = group(ASSIGNOR="range", FLUSH_TIMEOUT=1)
+    slow = pair.join(keep_s=60).leads(0)
+    began = time.monotonic()
+    pair.join()
+    wait_until(lambda: slow.of(neli.LeaderRevoked))
+    kinds = [type(effect) for _, effect in slow.effects]
+    assert kinds[:4] == [neli.LeaderAcquired, neli.FinishBatch, neli.AbandonBatch, neli.LeaderRevoked]
+    assert time.monotonic() - began > 1
+    pair.leader()
+
+
+def test_more_members_than_lanes_stand_by(group):
+    pair = group()
+    first, second = pair.join().leads(0), pair.join()
+    pair.wait_members(2)
+    time.sleep(1)  # nothing may happen
+    assert first.lanes == [0]
+    assert second.effects == []
+
+
+def test_a_payload_of_neither_kind_is_an_error_that_names_the_remedy(group):
+    alone = group()
+    only = alone.join().leads(0)
+    say(alone, b'{"order": 1}')
+    wait_until(lambda: only.errors)
+    assert isinstance(only.errors[0], neli.UnknownHeartbeat)
+    assert "LEADER_TOPIC" in str(only.errors[0])
+
+
+def test_a_classic_heartbeat_fences_and_the_coordinator_decides(group):
+    alone = group()
+    only = alone.join().leads(0)
+    say(alone, b"1700000000000000000%other_1_1")
+    wait_until(lambda: len(only.of(neli.LeaderAcquired)) == 2)
+    kinds = [type(effect) for _, effect in only.effects]
+    assert kinds == [neli.LeaderAcquired, neli.LeaderFenced, neli.LeaderAcquired]
+    assert only.of(neli.LeaderFenced)[0].reason == "newer-claim"
+
+
+def test_doubt_is_answered_by_the_coordinator(group):
+    only = group().join().leads(0)
+    asked = only.member._neli._ticket
+    only.member.doubt(0)
+    wait_until(lambda: only.member._neli._ticket > asked and not only.member._tickets.get(0, True))
+    assert only.lanes == [0]
+    only.member.step_down(0)
+    wait_until(lambda: len(only.of(neli.LeaderAcquired)) == 2)
+
+
+def test_a_refresh_changes_the_id_and_keeps_the_lane(group):
+    only = group().join().leads(0)
+    only.member.refresh(0)
+    wait_until(lambda: only.of(neli.LeaderRefreshed))
+    (acquired,), (refreshed,) = only.of(neli.LeaderAcquired), only.of(neli.LeaderRefreshed)
+    assert refreshed.epoch == acquired.epoch
+    assert refreshed.leader_id != acquired.leader_id
+    assert only.member.owned[0].leader_id == refreshed.leader_id
+
+
+def test_a_flooded_topic_starves_nobody(group):
+    alone = group()
+    only = alone.join().leads(0)
+    beat = neli.Heartbeat(only.member._neli.member_id, only.member._neli.member_id, 10**9, None, "flood")
+    producer = Producer({"bootstrap.servers": alone.conf.bootstrap_servers, "linger.ms": 5})
+    payload, ends = neli.encode_heartbeat(beat), time.monotonic() + 2 * alone.conf.heartbeat_timeout_s
+    while time.monotonic() < ends:
+        for _ in range(100):
+            producer.produce(alone.conf.leader_topic, payload, partition=0)
+        producer.poll(0.02)
+    assert producer.flush(10) == 0
+    assert [type(effect) for _, effect in only.effects] == [neli.LeaderAcquired]
+    assert only.lanes == [0]
+
+
+def test_another_assignor_in_the_group_is_an_error_that_names_the_remedy(group):
+    pair = group()
+    pair.join().leads(0)
+    pair.conf = type(pair.conf)(**{**vars(pair.conf), "assignor": "range"})
+    other = pair.join()
+    wait_until(lambda: other.errors)
+    assert isinstance(other.errors[0], ElectionRefused)
+    assert "ASSIGNOR" in str(other.errors[0])
+
+
+@pytest.mark.slow
+def test_without_brokers_a_leader_is_fenced_in_time_and_stops_in_bounded_time(group, kafka_factory):
+    kafka = kafka_factory()
+    alone = group(kafka.bootstrap_servers)
+    only = alone.join().leads(0)
+    kafka.pause()
+    began = time.monotonic()
+    wait_until(lambda: not only.member.may_send(0), 10)
+    assert time.monotonic() - began <= alone.conf.heartbeat_timeout_s + 0.2
+    wait_until(lambda: only.of(neli.LeaderFenced), 5)
+    kafka.resume()
+    only.leads(0)
+    kafka.kill()
+    wait_until(lambda: not only.lanes, 10)
+    began = time.monotonic()
+    only.member.stop()
+    assert only.member.join(10)
+    assert time.monotonic() - began < 10
