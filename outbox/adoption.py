@@ -5,10 +5,13 @@ a short lock time-out with retries: writers queue behind a waiting lock, so it m
 """
 
 import random
+import re
 import time
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
-from django.db import OperationalError, connections, migrations, transaction
+import psycopg
+from django.db import DatabaseError, connections, migrations, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.base.schema import BaseDatabaseSchemaEditor
 from django.db.backends.utils import CursorWrapper
@@ -20,12 +23,17 @@ from outbox.exceptions import OutboxError
 LOCK_TIMEOUT_MS = 200
 LOCK_ATTEMPTS = 150  # with the pauses between them about a minute
 
-# Columns without which a table is not an outbox, with the types they may have. The others are added when missing.
-REQUIRED = {
-    "id": ("bigint",),
-    "kafka_topic": ("character varying", "text"),
-    "kafka_key": ("character varying", "text"),
-    "kafka_value": ("character varying", "text"),
+# The types that columns may have. Those without a definition in ADDED make a table an outbox; the others are added.
+TYPES = {
+    "id": r"bigint",
+    "create_time": r"timestamp(\(\d\))? with time zone",
+    "kafka_topic": r"text|character varying(\(\d+\))?",
+    "kafka_key": r"text|character varying(\(\d+\))?",
+    "kafka_value": r"text|character varying(\(\d+\))?",
+    "kafka_header_keys": r"(text|character varying)\[\]",
+    "kafka_header_values": r"(text|character varying)\[\]",
+    "leader_id": r"uuid",
+    "kafka_value_binary": r"bytea",
 }
 ADDED = {
     "create_time": "timestamp with time zone DEFAULT CURRENT_TIMESTAMP NOT NULL",
@@ -40,6 +48,9 @@ DEFAULTS = {
     "kafka_header_values": "'{}'::text[]",
 }
 WIDENED = ("kafka_key", "kafka_value")
+TOPIC_MAX = 249
+NOT_NULL = ("id", "kafka_topic", "kafka_key")
+NULLABLE = ("kafka_value", "leader_id")
 
 
 class CannotAdopt(OutboxError):
@@ -124,6 +135,27 @@ def _own_sequence(connection: BaseDatabaseWrapper, table: str) -> list[str]:
     ]
 
 
+class _Column(NamedTuple):
+    kind: str
+    not_null: bool
+    has_default: bool
+    identity: bool
+
+
+def _problems_of_columns(columns: dict[str, _Column]) -> Iterator[str]:
+    for name, kinds in TYPES.items():
+        if name not in columns:
+            if name not in ADDED:
+                yield f"column {name} is missing"
+        elif not re.fullmatch(kinds, columns[name].kind):
+            yield f"column {name} is {columns[name].kind}"
+        elif name in NOT_NULL and not columns[name].not_null:
+            yield f"column {name} may be NULL"
+    for name, column in columns.items():
+        if name not in TYPES and column.not_null and not (column.has_default or column.identity):
+            yield f"column {name}, of your own, is NOT NULL without a default"
+
+
 class _Adoption:
     def __init__(self, schema_editor: BaseDatabaseSchemaEditor, model: Any) -> None:
         self.schema_editor = schema_editor
@@ -141,8 +173,10 @@ class _Adoption:
                     cursor.execute(f"LOCK TABLE {self.quoted} IN ACCESS EXCLUSIVE MODE")
                     self._change(cursor)
                 break
-            except OperationalError as error:
+            except DatabaseError as error:
                 if getattr(error.__cause__, "sqlstate", None) != "55P03":  # lock_not_available
+                    if refused := self._refused(error):
+                        raise refused from error
                     raise
                 if attempt == LOCK_ATTEMPTS - 1:
                     raise OutboxError(
@@ -152,31 +186,53 @@ class _Adoption:
                 time.sleep(random.uniform(0.1, 0.3))
         self._validate()
 
-    def _columns(self, cursor: CursorWrapper) -> dict[str, tuple[str, bool, bool]]:
-        """Per column: type, has a default, is an identity."""
+    def _refused(self, error: DatabaseError) -> CannotAdopt | None:
+        """What PostgreSQL will not change, such as the type of a column that a view shows, and why."""
+        if not isinstance(error.__cause__, psycopg.Error):
+            return None
+        told = error.__cause__.diag
+        if not told.sqlstate or told.sqlstate[:2] in ("08", "53", "57"):  # connection, resources, operator
+            return None
+        detail = f" ({told.message_detail})" if told.message_detail else ""
+        return CannotAdopt(
+            f"The table {self.table!r} was left as it is, because PostgreSQL refused to change it: "
+            f"{told.message_primary}{detail}. Remove what stands in the way (such as a view or a trigger), run migrate "
+            "again, and create it anew."
+        )
+
+    def _columns(self, cursor: CursorWrapper) -> dict[str, _Column]:
         cursor.execute(
-            "SELECT attname, atttypid::regtype::text, atthasdef, attidentity <> '' FROM pg_attribute "
-            "WHERE attrelid = %s::regclass AND attnum > 0 AND NOT attisdropped",
+            "SELECT attname, format_type(atttypid, atttypmod), attnotnull, atthasdef, attidentity <> '' "
+            "FROM pg_attribute WHERE attrelid = %s::regclass AND attnum > 0 AND NOT attisdropped",
             [self.quoted],
         )
-        return {name: (kind, default, identity) for name, kind, default, identity in cursor.fetchall()}
+        return {name: _Column(*about) for name, *about in cursor.fetchall()}
 
     def _refuse_strangers(self) -> None:
         with self.connection.cursor() as cursor:
-            columns = self._columns(cursor)
-            cursor.execute("SELECT relkind FROM pg_class WHERE oid = %s::regclass", [self.quoted])
-            kind = cursor.fetchone()[0]
-        problems = [] if kind in ("r", b"r") else ["it is not an ordinary table"]
-        for name, kinds in REQUIRED.items():
-            if name not in columns:
-                problems.append(f"column {name} is missing")
-            elif columns[name][0] not in kinds:
-                problems.append(f"column {name} is {columns[name][0]}, not {kinds[0]}")
+            problems = [*self._problems_of_table(cursor), *_problems_of_columns(self._columns(cursor))]
         if problems:
             raise CannotAdopt(
                 f"The table {self.table!r} exists and is not an outbox: {'; '.join(problems)}. "
                 'Choose another name with OUTBOX["TABLE"], or bring the table to the layout in docs/table.md.'
             )
+
+    def _problems_of_table(self, cursor: CursorWrapper) -> Iterator[str]:
+        cursor.execute(
+            "SELECT relkind::text, relpersistence::text, EXISTS (SELECT FROM pg_index JOIN pg_attribute a "
+            "ON a.attrelid = indrelid AND indnkeyatts = 1 AND a.attnum = indkey[0] WHERE indrelid = c.oid "
+            "AND a.attname = 'id' AND indisunique AND indisvalid AND indpred IS NULL) "
+            "FROM pg_class c WHERE oid = %s::regclass",
+            [self.quoted],
+        )
+        kind, persistence, unique = cursor.fetchone()
+        if kind != "r":
+            yield "it is not an ordinary table"
+            return
+        if persistence != "p":
+            yield "it is unlogged, so a crash of the server would empty it"
+        if not unique:
+            yield "column id has no primary key and no unique index"
 
     def _change(self, cursor: CursorWrapper) -> None:
         columns = self._columns(cursor)
@@ -187,32 +243,56 @@ class _Adoption:
             if name in columns:
                 cursor.execute(f'ALTER TABLE {self.quoted} ALTER COLUMN "{name}" SET DEFAULT {default}')
         for name in WIDENED:
-            if columns[name][0] != "text":  # varchar to text rewrites nothing
+            if columns[name].kind != "text":  # varchar to text rewrites nothing
                 cursor.execute(f'ALTER TABLE {self.quoted} ALTER COLUMN "{name}" TYPE text')
-        self._guard(cursor, identity=columns["id"][2])
+        limit = re.fullmatch(r"character varying\((\d+)\)", columns["kafka_topic"].kind)
+        if limit and int(limit[1]) < TOPIC_MAX:  # a narrower type would need a look at every row
+            cursor.execute(f'ALTER TABLE {self.quoted} ALTER COLUMN "kafka_topic" TYPE varchar({TOPIC_MAX})')
+        for name in NULLABLE:
+            if name in columns and columns[name].not_null:
+                cursor.execute(f'ALTER TABLE {self.quoted} ALTER COLUMN "{name}" DROP NOT NULL')
+        self._guard(cursor, identity=columns["id"].identity)
         present = self._constraints(cursor)
         for constraint in self.model._meta.constraints:
             if constraint.name not in present:
                 cursor.execute(f"{constraint.create_sql(self.model, self.schema_editor)} NOT VALID".replace("%%", "%"))
 
     def _guard(self, cursor: CursorWrapper, *, identity: bool) -> None:
-        cursor.execute("SELECT pg_get_serial_sequence(%s, 'id')", [self.quoted])
-        sequence: str | None = cursor.fetchone()[0]
-        if sequence and not identity:
-            cursor.execute(f"ALTER SEQUENCE {sequence} CACHE 1 INCREMENT 1 NO CYCLE")
-            cursor.execute(f'ALTER TABLE {self.quoted} ALTER COLUMN "id" SET DEFAULT {guarded_default(sequence)}')
-            return
+        """Draw ids from the sequence that drew them before, or from a new one; always above those in the table."""
+        cursor.execute(
+            "SELECT pg_get_serial_sequence(%s, 'id'), format('%%I.%%I', nspname, %s::text) "
+            "FROM pg_class c JOIN pg_namespace n ON n.oid = relnamespace WHERE c.oid = %s::regclass",
+            [self.quoted, sequence_of(self.table), self.quoted],
+        )
+        sequence, own = cursor.fetchone()
         last = 0
-        if sequence:
-            cursor.execute(f"SELECT CASE WHEN is_called THEN last_value ELSE last_value - 1 END FROM {sequence}")
-            last = cursor.fetchone()[0]
+        if sequence and identity:
+            last = self._last_drawn(cursor, sequence)
             cursor.execute(f'ALTER TABLE {self.quoted} ALTER COLUMN "id" DROP IDENTITY')
-        for statement in _own_sequence(self.connection, self.table):
-            cursor.execute(statement)
+            sequence = None
+        sequence = sequence or self._sequence_of_default(cursor) or own
+        cursor.execute(f"CREATE SEQUENCE IF NOT EXISTS {sequence} AS bigint")
+        cursor.execute(f'ALTER SEQUENCE {sequence} AS bigint CACHE 1 INCREMENT 1 NO CYCLE OWNED BY {self.quoted}."id"')
+        cursor.execute(f'ALTER TABLE {self.quoted} ALTER COLUMN "id" SET DEFAULT {guarded_default(sequence)}')
         cursor.execute(f'SELECT greatest(%s, (SELECT max("id") FROM {self.quoted}), 0)', [last])
-        last = cursor.fetchone()[0]
-        own = self.connection.ops.quote_name(sequence_of(self.table))
-        cursor.execute("SELECT setval(%s::regclass, greatest(%s, 1), %s)", [own, last, last > 0])
+        if (last := cursor.fetchone()[0]) > self._last_drawn(cursor, sequence):
+            cursor.execute("SELECT setval(%s::regclass, %s)", [sequence, last])
+
+    def _sequence_of_default(self, cursor: CursorWrapper) -> str | None:
+        cursor.execute(
+            "SELECT format('%%I.%%I', nspname, c.relname) FROM pg_attrdef d "
+            "JOIN pg_attribute a ON a.attrelid = adrelid AND a.attnum = adnum "
+            "JOIN pg_depend ON classid = 'pg_attrdef'::regclass AND objid = d.oid "
+            "JOIN pg_class c ON refclassid = 'pg_class'::regclass AND c.oid = refobjid AND c.relkind = 'S' "
+            "JOIN pg_namespace n ON n.oid = c.relnamespace WHERE adrelid = %s::regclass AND attname = 'id'",
+            [self.quoted],
+        )
+        found = cursor.fetchone()
+        return found and str(found[0])
+
+    def _last_drawn(self, cursor: CursorWrapper, sequence: str) -> int:
+        cursor.execute(f"SELECT CASE WHEN is_called THEN last_value ELSE last_value - 1 END FROM {sequence}")
+        return int(cursor.fetchone()[0])
 
     def _constraints(self, cursor: CursorWrapper) -> dict[str, bool]:
         cursor.execute("SELECT conname, convalidated FROM pg_constraint WHERE conrelid = %s::regclass", [self.quoted])

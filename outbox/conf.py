@@ -134,9 +134,9 @@ def _alias(value: Any) -> str:
 
 def _table(value: Any) -> str:
     text = _text(value)
-    if re.search(r'[".%\x00-\x1f\x7f\ud800-\udfff]', text):
+    if re.search(r'[".%$\x00-\x1f\x7f\ud800-\udfff]', text):
         raise _Refused(
-            f"is {seen(text)}: a quote, dot, per cent, surrogate or control character cannot be part of it.",
+            f"is {seen(text)}: a quote, dot, per cent, dollar, surrogate or control character cannot be part.",
             "Name the table alone; choose its schema by the connection's search_path.",
         )
     if len(text.encode()) > TABLE_MAX_BYTES:
@@ -407,6 +407,40 @@ class Conf:
     )
     keep_empty_key: bool = _setting(
         _flag, False, "Send the empty key as a key with its own order, as older harvesters did, instead of no key."
+    )
+
+    # --- the exactly-once worker ----------------------------------------------------------------------------------
+    batch_max: int = _setting(_count(1, 100_000), 5_000, "Records of one transaction, at most.", unit="records")
+    batch_bytes_max: int = _setting(
+        _count(1, 1_000_000_000),
+        8_000_000,
+        "Bytes of values that a transaction should hold: pages of large records have fewer of them.",
+        unit="bytes",
+    )
+    transaction_timeout_s: float = _setting(
+        _seconds(1, 900),
+        15.0,
+        "The brokers end a transaction that takes longer; readers wait so long for a harvester that died without "
+        "successor.",
+        unit="seconds",
+        key="TRANSACTION_TIMEOUT",
+    )
+    commit_timeout_s: float = _setting(
+        _seconds(0.1, 900),
+        5.0,
+        "How long the answer to a commit is awaited before the lane is taken over anew.",
+        unit="seconds",
+        key="COMMIT_TIMEOUT",
+    )
+    id_header: str = _setting(
+        _header_name, "outbox-id", "Header that carries a record's id in exactly-once delivery; None for none."
+    )
+    audit_window_s: float = _setting(
+        _seconds(0, 10_000_000_000),
+        604_800.0,
+        "So long the ledger keeps every entry; the last one of each lane stays for ever.",
+        unit="seconds",
+        key="AUDIT_WINDOW",
     )
 
     # --- outbox.contrib.celery ------------------------------------------------------------------------------------

@@ -53,7 +53,7 @@ def test_a_duration_that_is_none_is_refused(value):
     assert "FLUSH_TIMEOUT" in errors_of({"FLUSH_TIMEOUT": value})
 
 
-@pytest.mark.parametrize("table", ["", "a.b", 'a"b', "a%b", "a\nb", "é" * 29, 7, "\ud800"])
+@pytest.mark.parametrize("table", ["", "a.b", 'a"b', "a%b", "a\nb", "é" * 29, 7, "\ud800", "a$b"])
 def test_a_table_name_that_cannot_be_quoted_everywhere_is_refused(table):
     assert "TABLE" in errors_of({"TABLE": table})
     with override_settings(OUTBOX={"TABLE": table}):
