@@ -1,0 +1,280 @@
+"""`manage.py harvest` as processes of its own, on real servers."""
+
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import psycopg
+import pytest
+from django.core.management import get_commands, load_command_class
+
+from outbox import conf
+from outbox.management.commands.harvest import EXIT_CODES
+from tests.harvest.processes import Harvest
+from tests.support.databases import ROOT, django, fresh_database
+from tests.support.tables import create_table, insert
+from tests.support.topics import create_topic, read_topic
+
+SLACK = 3  # how much more than promised a busy machine may take
+TAKEOVER_S = 1.0
+CRASH_EXTRA_S = 3.0
+
+
+class Shop:
+    def __init__(self, url, servers, folder):
+        self.url, self.servers, self.folder = url, servers, folder
+        self.topic = create_topic(servers, 2)
+        self.db = psycopg.connect(url, autocommit=True)
+        create_table(self.db)
+        self.processes = []
+
+    def harvest(self, *arguments, **environment):
+        self.processes.append(Harvest(self.folder, self.url, *arguments, **environment))
+        return self.processes[-1]
+
+    def insert(self, count, keys=5):
+        return insert(self.db, self.topic, [f"k{n % keys}" for n in range(count)])
+
+    @property
+    def count(self):
+        return self.db.execute("SELECT count(*) FROM outbox").fetchone()[0]
+
+    def wait_count(self, count, timeout_s=30):
+        deadline = time.monotonic() + timeout_s
+        while self.count != count:
+            assert time.monotonic() < deadline, [p.log for p in self.processes]
+            time.sleep(0.02)
+
+    def values(self):
+        return [int(message.value) for message in read_topic(self.servers, self.topic)]
+
+
+@pytest.fixture
+def shop(postgres, bootstrap_servers, tmp_path):
+    with fresh_database(os.environ["DATABASE_URL"]) as url:
+        made = Shop(url, bootstrap_servers, tmp_path)
+        yield made
+        for process in made.processes:
+            process.discard()
+        made.db.close()
+
+
+def test_it_harvests_until_sigterm_and_exits_0(shop):
+    process = shop.harvest().leads()
+    shop.insert(100)
+    shop.wait_count(0)
+    process.ends(0)
+    assert sorted(shop.values()) == list(range(1, 101))
+    for line in ("harvester_started", "leader_acquired", "harvester_stopping", "leader_revoked", "harvester_stopped"):
+        assert len(re.findall(f" {line}( |$)", process.log, re.MULTILINE)) == 1, process.log
+
+
+def test_a_terminated_process_hands_over_within_a_second_and_nothing_is_sent_twice(shop):
+    first, second = shop.harvest().leads(), None
+    second = shop.harvest().stands_by()
+    shop.insert(20)
+    shop.wait_count(0)
+    began = time.monotonic()
+    first.process.send_signal(signal.SIGTERM)
+    shop.insert(1)
+    shop.wait_count(0)
+    took_s = time.monotonic() - began
+    second.says("leader_acquired")
+    first.ends(0, send=None)
+    assert took_s < SLACK * TAKEOVER_S
+    assert len(shop.values()) == 21
+
+
+@pytest.mark.slow
+def test_a_killed_process_is_replaced_within_its_session_and_three_seconds(shop):
+    first = shop.harvest().leads()
+    second = shop.harvest().stands_by()
+    began = time.monotonic()
+    first.ends(-signal.SIGKILL, send=signal.SIGKILL)
+    shop.insert(1)
+    shop.wait_count(0, SLACK * (6 + CRASH_EXTRA_S))
+    assert time.monotonic() - began < SLACK * (6 + CRASH_EXTRA_S)
+    second.ends(0)
+
+
+@pytest.mark.slow
+def test_rolling_restarts_without_faults_send_nothing_twice(shop):
+    ends = threading.Event()
+    written = []
+
+    def write():
+        with psycopg.connect(shop.url, autocommit=True) as connection:
+            while not ends.is_set():
+                number = len(written) + 1
+                connection.execute(
+                    "INSERT INTO outbox (kafka_topic, kafka_key, kafka_value) VALUES (%s, %s, %s)",
+                    [shop.topic, f"k{number % 5}", str(number)],
+                )
+                written.append(number)
+                time.sleep(0.002)
+
+    running = [shop.harvest().leads(), shop.harvest().stands_by()]
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        for _ in range(3):
+            old = running.pop(0)
+            running.append(shop.harvest())
+            running[-1].says("partitions_assigned")
+            old.ends(0)
+    finally:
+        ends.set()
+        writer.join()
+    shop.wait_count(0)
+    for process in running:
+        process.ends(0)
+    received = shop.values()
+    assert sorted(received) == written
+    assert not any("fenced" in process.log for process in shop.processes)
+
+
+def test_the_second_signal_forces(shop):
+    process = shop.harvest(OUTBOX_FAILPOINTS="before-leave=sleep:1").leads()
+    process.process.send_signal(signal.SIGTERM)
+    process.says("harvester_stopping")
+    process.ends(5)
+
+
+def test_once_moves_what_is_visible_and_says_how_much(shop):
+    shop.insert(50)
+    process = shop.harvest("--once").ends(0, send=None)
+    assert re.search("^delivered=50 left=0$", process.log, re.MULTILINE)
+    assert shop.count == 0
+
+
+def test_once_beside_a_daemon_gives_up_after_wait(shop):
+    shop.harvest().leads()
+    process = shop.harvest("--once", "--wait", "2").ends(3, send=None)
+    assert "No lane was acquired within 2 s" in process.log
+
+
+def test_once_ends_where_records_are_held_back(shop):
+    insert(shop.db, "not/a/topic", ["bad"])
+    shop.insert(5)
+    process = shop.harvest("--once").ends(4, send=None)
+    assert "held back" in process.log
+    assert shop.count == 1
+
+
+@pytest.mark.parametrize("away", ["DATABASE_URL", "OUTBOX_BOOTSTRAP_SERVERS"])
+def test_a_server_that_is_away_is_one_clear_line_and_is_waited_for(shop, away):
+    nowhere = {"DATABASE_URL": "postgresql://nobody@127.0.0.1:1/x", "OUTBOX_BOOTSTRAP_SERVERS": "127.0.0.1:1"}[away]
+    process = shop.harvest("--name", "x", **{away: nowhere})
+    process.says("waiting reason=.*127.0.0.1.*refused")
+    time.sleep(1.5)  # several attempts
+    process.ends(0, timeout_s=10)
+    assert len(re.findall("refused", process.log)) == 1, process.log
+
+
+@pytest.mark.parametrize("away", ["DATABASE_URL", "OUTBOX_BOOTSTRAP_SERVERS"])
+def test_fail_fast_exits_with_the_reason(shop, away):
+    nowhere = {"DATABASE_URL": "postgresql://nobody@127.0.0.1:1/x", "OUTBOX_BOOTSTRAP_SERVERS": "127.0.0.1:1"}[away]
+    process = shop.harvest("--fail-fast", "--name", "x", **{away: nowhere}).ends(1, send=None)
+    assert re.search("^CommandError: .*127.0.0.1.*refused", process.log, re.MULTILINE), process.log
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ("ALTER TABLE outbox DROP leader_id, DROP kafka_value", "lacks the columns kafka_value, leader_id"),
+        ("DROP TABLE outbox", "does not exist on the alias 'default'"),
+    ],
+)
+def test_a_wrong_table_is_named_with_what_is_missing(shop, change, told):
+    shop.db.execute(change)
+    process = shop.harvest("--skip-checks").ends(1, send=None)
+    assert told in process.log
+
+
+def test_a_topic_of_others_is_an_error(shop):
+    shop.harvest("--name", "own", OUTBOX_LEADER_TOPIC=shop.topic).leads()
+    shop.insert(1)  # a message of the application
+    shop.processes[0].ends(1, send=None)
+    assert "LEADER_TOPIC" in shop.processes[0].log
+
+
+def test_all_wrong_settings_are_told_at_once(shop):
+    process = shop.harvest("--skip-checks", "--name", "a b", "--metrics-interval", "-1").ends(1, send=None)
+    assert 'OUTBOX["NAME"]' in process.log
+    assert 'OUTBOX["METRICS_INTERVAL"]' in process.log
+
+
+def test_a_delivery_that_does_not_exist_yet_is_refused(shop):
+    process = shop.harvest("--delivery", conf.EXACTLY_ONCE).ends(1, send=None)
+    assert 'Set it to "at-least-once"' in process.log
+
+
+@pytest.mark.parametrize("name", ["assigned", "acquired", "revoking", "before-leave"])
+def test_killed_at_every_point_of_the_election_nothing_is_lost(shop, name):
+    shop.insert(30)
+    process = shop.harvest(OUTBOX_FAILPOINTS=f"{name}=kill")
+    if name in ("revoking", "before-leave"):
+        process.leads().process.send_signal(signal.SIGTERM)
+    process.ends(-signal.SIGKILL, send=None)
+    shop.harvest("--once").ends(0, send=None)
+    assert set(shop.values()) == set(range(1, 31))
+    assert shop.count == 0
+
+
+def test_standbys_hold_no_connection(shop):
+    shop.harvest().leads()
+    count = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+    shop.insert(1)
+    shop.wait_count(0)
+    leading = shop.db.execute(count).fetchone()[0]
+    assert leading > 0
+    shop.harvest().stands_by()
+    assert shop.db.execute(count).fetchone()[0] == leading
+
+
+def test_a_terminal_shows_a_status_line(shop):
+    ours, theirs = pty.openpty()
+    environment = {**os.environ, "DJANGO_SETTINGS_MODULE": "tests.settings", "DATABASE_URL": shop.url}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "django", "harvest"], cwd=ROOT, env=environment, stdout=theirs, stderr=subprocess.DEVNULL
+    )
+    try:
+        seen, deadline = "", time.monotonic() + 30
+        while not re.search(r"running, lanes 0, delivered [\d,]+, \d+/s, in flight \d+, backlog 0", seen):
+            assert time.monotonic() < deadline, seen
+            if select.select([ours], [], [], 0.2)[0]:
+                seen += os.read(ours, 4096).decode()
+        process.terminate()
+        assert process.wait(30) == 0
+    finally:
+        process.kill()
+        process.wait()
+        os.close(ours)
+        os.close(theirs)
+
+
+def test_every_flag_and_every_exit_code_has_a_meaning():
+    command = load_command_class(get_commands()["harvest"], "harvest")
+    parser = command.create_parser("manage.py", "harvest")
+    for action in parser._actions:
+        assert action.help, action.option_strings
+    for code, text in EXIT_CODES.items():
+        assert f"{code}: {text}" in " ".join(parser.epilog.split())
+    told = (ROOT / "docs" / "operations.md").read_text()
+    for code in EXIT_CODES:
+        assert f"| {code} |" in told
+    for action in command.create_parser("manage.py", "harvest")._actions:
+        if action.option_strings[-1] in ("--once", "--wait", "--name", "--database", "--delivery", "--fail-fast"):
+            assert f"`{action.option_strings[-1]}" in told
+
+
+def test_help_is_printed():
+    done = django("harvest", "--help", url="postgresql://nobody@127.0.0.1:1/x")
+    assert done.returncode == 0
+    assert "Exit codes" in done.stdout
