@@ -2,7 +2,8 @@
 
 import os
 import uuid
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
+from urllib.parse import urlsplit
 
 import psycopg
 import pytest
@@ -51,51 +52,60 @@ class Scene:
                 and self.query(f"SELECT count(*) FROM outbox WHERE id <= {begun}") == 0
             ),
             timeout_s,
-            f"records up to id {begun} are delivered\n{self.fleet.logs()[-3000:]}",
+            lambda: f"records up to id {begun} are delivered\n{self.fleet.logs()[-3000:]}",
         )
 
     def settle(self, timeout_s=60):
         """Writers stop, the backlog drains; what the judge says of it."""
         for writer in self.writers:
             writer.stop()
-        wait_until(lambda: self.backlog() == 0, timeout_s, f"the backlog drains\n{self.fleet.logs()[-6000:]}")
+        wait_until(lambda: self.backlog() == 0, timeout_s, lambda: f"the backlog drains\n{self.fleet.logs()[-6000:]}")
         return judge([writer.log for writer in self.writers], read_topic(self.servers, self.topic))
 
 
-@pytest.fixture
-def stack():
+@contextmanager
+def open_scene(folder, *, url, servers):
+    """A scene whose harvesters reach the database by way of `scene.proxy`."""
     with ExitStack() as stack:
-        yield stack
-
-
-@pytest.fixture
-def scene(postgres, bootstrap_servers, tmp_path, stack):
-    """On the servers that the whole run shares."""
-    url = stack.enter_context(fresh_database(os.environ["DATABASE_URL"]))
-    return Scene(tmp_path, url=url, servers=bootstrap_servers, stack=stack)
+        fresh = stack.enter_context(fresh_database(url))
+        proxy = stack.enter_context(Proxy(target=urlsplit(url).port))
+        scene = Scene(folder, url=fresh, servers=servers, stack=stack, fleet_url=proxy.rewrite(fresh))
+        scene.proxy = proxy
+        yield scene
 
 
 @pytest.fixture(scope="session")
-def own_kafka():
-    """A Kafka for tests that restart it."""
-    with Kafka() as kafka:
-        yield kafka
-
-
-@pytest.fixture(scope="session")
-def own_postgres():
-    """A PostgreSQL for tests that restart it."""
-    with Postgres() as server:
-        yield server
+def scenes(postgres, bootstrap_servers, tmp_path_factory):
+    """Opens scenes on the servers that the whole run shares."""
+    return lambda: open_scene(
+        tmp_path_factory.mktemp("scene"), url=os.environ["DATABASE_URL"], servers=bootstrap_servers
+    )
 
 
 @pytest.fixture
-def fragile(own_kafka, own_postgres, tmp_path, stack):
-    """On servers that the test may stop; the harvesters reach the database by way of `fragile.proxy`."""
-    own_kafka.start()
-    own_postgres.start()
-    url = stack.enter_context(fresh_database(own_postgres.url))
-    proxy = stack.enter_context(Proxy(target=int(own_postgres.port)))
-    scene = Scene(tmp_path, url=url, servers=own_kafka.bootstrap_servers, stack=stack, fleet_url=proxy.rewrite(url))
-    scene.kafka, scene.postgres, scene.proxy = own_kafka, own_postgres, proxy
-    return scene
+def scene(scenes):
+    with scenes() as scene:
+        yield scene
+
+
+@pytest.fixture(scope="session")
+def fragile_scenes(tmp_path_factory):
+    """Opens scenes on servers that the test may stop: `scene.kafka` and `scene.postgres`."""
+
+    @contextmanager
+    def open_fragile():
+        with (
+            Kafka() as kafka,
+            Postgres() as server,
+            open_scene(tmp_path_factory.mktemp("fragile"), url=server.url, servers=kafka.bootstrap_servers) as scene,
+        ):
+            scene.kafka, scene.postgres = kafka, server
+            yield scene
+
+    return open_fragile
+
+
+@pytest.fixture
+def fragile(fragile_scenes):
+    with fragile_scenes() as scene:
+        yield scene

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -79,13 +80,12 @@ class Fleet:
         for member in self.members:
             if member.is_running:
                 member.kill()
-        if kind is not None:
-            print(self.logs())
+        print(self.logs())  # pytest shows it when the test has failed
 
 
-def wait_until(condition: Any, timeout_s: float, what: str) -> Any:
+def wait_until(condition: Any, timeout_s: float, what: str | Callable[[], str]) -> Any:
     give_up_at = time.monotonic() + timeout_s
     while not (found := condition()):
-        assert time.monotonic() < give_up_at, f"not within {timeout_s} s: {what}"
+        assert time.monotonic() < give_up_at, f"not within {timeout_s} s: {what() if callable(what) else what}"
         time.sleep(0.05)
     return found

@@ -1,24 +1,134 @@
 """At-least-once harvesters as processes that are killed, paused, cut off and replaced while writers go on.
 
-The short forms run with every test run; the long ones under the marker `torture`.
+Most acts wait for a session to expire: they are played side by side, each on a table, topic and group of its own, and
+each has a test that tells its outcome. Where nothing at all may be repeated, the scene has the machine for itself.
 """
 
 import random
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor, wait
 
 import pytest
 
 from outbox.failpoints import FAILPOINTS
-from tests.faults.fleet import wait_until
 
 WINDOW = 300
 LIMITS = {"IN_FLIGHT_MAX": WINDOW, "MARK_MAX": 100, "FLUSH_TIMEOUT": 4}
-# Reached only by `harvest --once` of one process, or only when a lane ends.
-ENDING = ["before-reset"]
-PASSING = [name for name in FAILPOINTS if name not in ENDING]
+SIDE_BY_SIDE = 16
+ENDING = {"before-reset", "revoking", "before-leave"}  # reached by a harvester that stops
+ONCE = {"after-claim", "assigned", "acquired"}  # reached once by a harvester that goes on
 
 
+def kill_at(name, nth=3, rate=300):
+    """The victim dies at the failpoint, a successor delivers the rest."""
+
+    def act(scene):
+        scene.write(rate=rate)
+        when = "" if name in ENDING | ONCE else f"@{nth}"
+        victim = scene.fleet.start(failpoints=f"{name}=kill{when}", **LIMITS)
+        if name in ENDING:
+            scene.wait_delivered(50, timeout_s=60)
+            victim.send(signal.SIGTERM)
+        assert victim.wait(60) == -signal.SIGKILL, scene.fleet.logs()[-3000:]
+        scene.fleet.start(**LIMITS)
+        scene.settle(90).assert_kept(repeats_max=WINDOW)
+
+    return act
+
+
+def pause(scene):
+    """What it had handed to its client before may still arrive: counted, at most the window."""
+    scene.write(rate=500)
+    first = scene.fleet.start(**LIMITS)
+    scene.wait_delivered(timeout_s=60)
+    scene.fleet.start(**LIMITS)
+    first.send(signal.SIGSTOP)
+    scene.wait_delivered(timeout_s=60)
+    first.send(signal.SIGCONT)
+    scene.wait_delivered(timeout_s=60)
+    scene.settle(90).assert_kept(regressions_max=WINDOW)
+
+
+def cut_between_commit_and_reply(scene):
+    scene.write(rate=500)
+    scene.fleet.start(**LIMITS)
+    scene.wait_delivered(timeout_s=60)
+    for _ in range(5):
+        scene.proxy.hold("to client")
+        time.sleep(random.uniform(0.05, 0.2))
+        scene.proxy.cut()
+        scene.proxy.heal()
+        scene.wait_delivered(100, timeout_s=60)
+    scene.settle(90).assert_kept(repeats_max=5 * WINDOW)
+
+
+def stop_while_postgres_is_down(scene):
+    """It ends in bounded time, gives its lane back, and the successor works as soon as it can."""
+    scene.write(rate=500)
+    first = scene.fleet.start(**LIMITS)
+    scene.wait_delivered(timeout_s=60)
+    second = scene.fleet.start(**LIMITS)
+    scene.proxy.refuse()
+    scene.proxy.cut()
+    time.sleep(1)
+    begun = time.monotonic()
+    first.stop(30)
+    assert time.monotonic() - begun < 12
+    scene.proxy.heal()
+    scene.wait_delivered(timeout_s=60)
+    assert second.is_running
+    scene.settle(90).assert_kept(repeats_max=WINDOW)
+
+
+def restart_both_servers(scene):
+    scene.write(rate=500)
+    scene.fleet.start(**LIMITS)
+    scene.wait_delivered(timeout_s=60)
+    scene.postgres.restart()
+    scene.wait_delivered(timeout_s=60)
+    scene.kafka.restart()
+    scene.wait_delivered(timeout_s=90)
+    scene.settle(90).assert_kept(repeats_max=3 * WINDOW)
+
+
+ACTS = {f"killed at {name}": kill_at(name) for name in FAILPOINTS}
+ACTS |= {act.__name__: act for act in (pause, cut_between_commit_and_reply, stop_while_postgres_is_down)}
+
+
+@pytest.fixture(scope="module")
+def outcomes(scenes, fragile_scenes):
+    """All acts, begun together."""
+
+    def play(act, opener):
+        with opener() as scene:
+            act(scene)
+
+    with ThreadPoolExecutor(SIDE_BY_SIDE) as pool:
+        begun = {"servers": pool.submit(play, restart_both_servers, fragile_scenes)}
+        begun |= {name: pool.submit(play, act, scenes) for name, act in ACTS.items()}
+        yield begun
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("name", ACTS)
+def test_nothing_is_lost_invented_or_turned_back(outcomes, name):
+    outcomes[name].result(230)
+
+
+@pytest.mark.timeout(240)
+def test_restarted_servers_lose_and_turn_back_nothing(outcomes):
+    outcomes["servers"].result(230)
+
+
+@pytest.fixture
+def quiet(outcomes):
+    """No act is being played any more."""
+    wait(outcomes.values(), timeout=230)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.usefixtures("quiet")
 def test_a_rolling_restart_without_faults_repeats_nothing(scene):
     scene.write(rate=1000)
     older = scene.fleet.start(**LIMITS)
@@ -32,94 +142,7 @@ def test_a_rolling_restart_without_faults_repeats_nothing(scene):
     scene.settle().assert_kept(repeats_max=0)
 
 
-@pytest.mark.parametrize("name", PASSING)
-def test_killed_at_a_failpoint_loses_and_turns_back_nothing(scene, name):
-    scene.write(rate=1000)
-    victim = scene.fleet.start(failpoints=f"{name}=kill@3" if name != "after-claim" else f"{name}=kill", **LIMITS)
-    assert victim.wait(40) == -signal.SIGKILL
-    scene.fleet.start(**LIMITS)
-    scene.settle().assert_kept(repeats_max=WINDOW)
-
-
-@pytest.mark.parametrize("name", ENDING)
-def test_killed_while_it_ends(scene, name):
-    scene.write(rate=3000, keys=2)
-    victim = scene.fleet.start(failpoints=f"{name}=kill", **LIMITS)
-    scene.wait_delivered()
-    victim.send(signal.SIGTERM)
-    assert victim.wait(40) == -signal.SIGKILL
-    scene.fleet.start(**LIMITS)
-    scene.settle().assert_kept(repeats_max=WINDOW)
-
-
-def test_paused_beyond_its_session_it_loses_nothing(scene):
-    """What it had handed to its client before may still arrive: counted, at most the window."""
-    scene.write(rate=1000)
-    first = scene.fleet.start(**LIMITS)
-    scene.wait_delivered()
-    scene.fleet.start(**LIMITS)
-    first.send(signal.SIGSTOP)
-    scene.wait_delivered(timeout_s=40)
-    first.send(signal.SIGCONT)
-    scene.wait_delivered()
-    scene.settle().assert_kept(regressions_max=WINDOW)
-
-
-def test_postgres_restarts_while_records_flow(fragile):
-    fragile.write(rate=1000)
-    fragile.fleet.start(**LIMITS)
-    fragile.wait_delivered()
-    fragile.postgres.restart()
-    fragile.wait_delivered()
-    fragile.settle().assert_kept(repeats_max=WINDOW)
-
-
-def test_backends_are_cut_between_commit_and_reply(fragile):
-    fragile.write(rate=1000)
-    fragile.fleet.start(**LIMITS)
-    fragile.wait_delivered()
-    for _ in range(5):
-        fragile.proxy.hold("to client")
-        time.sleep(random.uniform(0.05, 0.2))
-        fragile.proxy.cut()
-        fragile.proxy.heal()
-        fragile.wait_delivered()
-    fragile.settle().assert_kept(repeats_max=5 * WINDOW)
-
-
-def test_kafka_restarts_while_records_flow(fragile):
-    fragile.write(rate=1000)
-    fragile.fleet.start(**LIMITS)
-    fragile.wait_delivered()
-    fragile.kafka.restart()
-    fragile.wait_delivered(timeout_s=60)
-    fragile.settle().assert_kept(repeats_max=2 * WINDOW, regressions_max=0)
-
-
-def test_stop_is_bounded_and_a_successor_leads_while_postgres_is_down(fragile):
-    fragile.write(rate=1000)
-    first = fragile.fleet.start(**LIMITS)
-    fragile.wait_delivered()
-    fragile.proxy.refuse()
-    fragile.proxy.cut()
-    second = fragile.fleet.start(**LIMITS)
-    time.sleep(1)
-    begun = time.monotonic()
-    first.stop(20)
-    assert time.monotonic() - begun < 12
-    fragile.proxy.heal()
-    fragile.wait_delivered()
-    assert second.is_running
-    fragile.settle().assert_kept(repeats_max=WINDOW)
-
-
-def test_harvesters_join_and_leave(scene):
-    scene.write(rate=1000)
-    _join_and_leave(scene, members=3, seconds=8, pause_s=1.5)
-    scene.settle().assert_kept(repeats_max=0)
-
-
-def _join_and_leave(scene, *, members, seconds, pause_s):
+def join_and_leave(scene, *, members, seconds, pause_s):
     seed = random.Random(1)
     present = []
     give_up_at = time.monotonic() + seconds
@@ -132,67 +155,9 @@ def _join_and_leave(scene, *, members, seconds, pause_s):
     scene.wait_delivered(timeout_s=60)
 
 
-@pytest.mark.torture
-@pytest.mark.timeout(900)
-def test_torture_eight_harvesters_join_and_leave(scene):
-    scene.write(rate=2000)
-    scene.write(rate=2000)
-    _join_and_leave(scene, members=8, seconds=240, pause_s=2)
-    scene.settle(120).assert_kept(repeats_max=0)
-
-
-@pytest.mark.torture
-@pytest.mark.timeout(900)
-def test_torture_killed_again_and_again(scene):
-    seed = random.Random(2)
-    scene.write(rate=3000)
-    kills = 0
-    give_up_at = time.monotonic() + 240
-    while time.monotonic() < give_up_at:
-        name = seed.choice(PASSING)
-        victim = scene.fleet.start(failpoints=f"{name}=kill@{seed.randint(1, 20)}", **LIMITS)
-        wait_until(lambda victim=victim: not victim.is_running, 60, f"killed at {name}")
-        kills += 1
-    scene.fleet.start(**LIMITS)
-    scene.settle(120).assert_kept(repeats_max=kills * WINDOW)
-
-
-@pytest.mark.torture
-@pytest.mark.timeout(900)
-def test_torture_kafka_is_stopped_for_a_minute(fragile):
-    fragile.write(rate=500)
-    fragile.fleet.start(**LIMITS)
-    fragile.fleet.start(**LIMITS)
-    fragile.wait_delivered()
-    fragile.kafka.stop()
-    time.sleep(60)
-    fragile.kafka.start()
-    fragile.wait_delivered(timeout_s=120)
-    fragile.settle(120).assert_kept(repeats_max=10 * WINDOW)
-
-
-@pytest.mark.torture
-@pytest.mark.timeout(900)
-def test_torture_paused_again_and_again(scene):
-    scene.write(rate=2000)
-    members = [scene.fleet.start(**LIMITS) for _ in range(3)]
-    for turn in range(12):
-        scene.wait_delivered(timeout_s=60)
-        victim = members[turn % 3]
-        victim.send(signal.SIGSTOP)
-        time.sleep(9)
-        victim.send(signal.SIGCONT)
-    scene.settle(120).assert_kept(regressions_max=12 * WINDOW)
-
-
-@pytest.mark.torture
-@pytest.mark.timeout(900)
-def test_torture_postgres_is_killed_again_and_again(fragile):
-    fragile.write(rate=1000)
-    fragile.fleet.start(**LIMITS)
-    for _ in range(10):
-        fragile.wait_delivered(timeout_s=60)
-        fragile.postgres.kill()
-        time.sleep(2)
-        fragile.postgres.start()
-    fragile.settle(120).assert_kept(repeats_max=10 * WINDOW)
+@pytest.mark.timeout(300)
+@pytest.mark.usefixtures("quiet")
+def test_harvesters_that_join_and_leave_repeat_nothing(scene):
+    scene.write(rate=1000)
+    join_and_leave(scene, members=3, seconds=8, pause_s=1.5)
+    scene.settle().assert_kept(repeats_max=0)

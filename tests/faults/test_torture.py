@@ -1,0 +1,70 @@
+"""The long forms of the faults: `make torture`."""
+
+import random
+import signal
+import time
+
+import pytest
+
+from outbox.failpoints import FAILPOINTS
+from tests.faults.fleet import wait_until
+from tests.faults.test_at_least_once import ENDING, LIMITS, ONCE, WINDOW, join_and_leave
+
+pytestmark = [pytest.mark.torture, pytest.mark.timeout(900)]
+
+
+def test_eight_harvesters_join_and_leave(scene):
+    scene.write(rate=2000)
+    scene.write(rate=2000)
+    join_and_leave(scene, members=8, seconds=240, pause_s=2)
+    scene.settle(120).assert_kept(repeats_max=0)
+
+
+def test_killed_again_and_again(scene):
+    seed = random.Random(2)
+    scene.write(rate=3000)
+    kills = 0
+    names = [name for name in FAILPOINTS if name not in ENDING | ONCE]
+    give_up_at = time.monotonic() + 240
+    while time.monotonic() < give_up_at:
+        name = seed.choice(names)
+        victim = scene.fleet.start(failpoints=f"{name}=kill@{seed.randint(1, 20)}", **LIMITS)
+        wait_until(lambda victim=victim: not victim.is_running, 90, f"killed at {name}")
+        kills += 1
+    scene.fleet.start(**LIMITS)
+    scene.settle(120).assert_kept(repeats_max=kills * WINDOW)
+
+
+def test_kafka_is_stopped_for_a_minute(fragile):
+    fragile.write(rate=500)
+    fragile.fleet.start(**LIMITS)
+    fragile.fleet.start(**LIMITS)
+    fragile.wait_delivered()
+    fragile.kafka.stop()
+    time.sleep(60)
+    fragile.kafka.start()
+    fragile.wait_delivered(timeout_s=120)
+    fragile.settle(120).assert_kept(repeats_max=10 * WINDOW)
+
+
+def test_paused_again_and_again(scene):
+    scene.write(rate=2000)
+    members = [scene.fleet.start(**LIMITS) for _ in range(3)]
+    for turn in range(12):
+        scene.wait_delivered(timeout_s=60)
+        victim = members[turn % 3]
+        victim.send(signal.SIGSTOP)
+        time.sleep(9)
+        victim.send(signal.SIGCONT)
+    scene.settle(120).assert_kept(regressions_max=12 * WINDOW)
+
+
+def test_postgres_is_killed_again_and_again(fragile):
+    fragile.write(rate=1000)
+    fragile.fleet.start(**LIMITS)
+    for _ in range(10):
+        fragile.wait_delivered(timeout_s=60)
+        fragile.postgres.kill()
+        time.sleep(2)
+        fragile.postgres.start()
+    fragile.settle(120).assert_kept(repeats_max=10 * WINDOW)
