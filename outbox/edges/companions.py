@@ -1,0 +1,226 @@
+"""The statements of exactly-once delivery on the companion tables, and the guarded purge that ties them to the outbox.
+
+``<TABLE>_state``: one row: the UUID of this database, the lane count, which way of delivery holds the table.
+``<TABLE>_purged``: (lane, batch): the last batch of each lane whose rows were deleted, called m.
+``<TABLE>_lane``: who owns a lane, shown to operators and never trusted.
+
+Each function takes a connection and decides nothing; what the numbers mean is said in `core.verdict`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+import psycopg
+from psycopg import sql
+
+from outbox.core.ledger import digest
+from outbox.core.verdict import State
+from outbox.edges.int8_arrays import Ids, register
+from outbox.edges.marks import WrongTable
+from outbox.edges.session import BoundedConnection
+from outbox.edges.table import connect_bounded, identifier
+from outbox.exceptions import OutboxError
+
+Connection = psycopg.Connection[Any]
+WAY = "exactly-once"
+
+# Over those of every connection of ours: one order of reading, no plan for many rows, and every commit flushed.
+_OPTIONS = {
+    "enable_bitmapscan": "off",
+    "enable_sort": "off",
+    "max_parallel_workers_per_gather": "0",
+    "plan_cache_mode": "auto",
+    "synchronous_commit": "on",
+}
+_NEVER_BY_ITSELF = 1_000_000_000
+
+
+class OtherDatabase(OutboxError):
+    """The connection reaches another database than the one that this process began with."""
+
+
+class OtherWay(OutboxError):
+    """The table is being harvested in another way."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What the table holds of some ids, and the file that held it a moment before."""
+
+    count: int
+    digest: int
+    newest: datetime | None
+    filenode: int
+
+
+def connect(source: Mapping[str, Any], *, statement_timeout_s: float, application_name: str) -> BoundedConnection:
+    """A connection whose statements are planned for a queue and whose commits are flushed."""
+    options = " ".join(f"-c {name}={value}" for name, value in _OPTIONS.items())
+    connection = connect_bounded(
+        {**source, "options": f"{source.get('options') or ''} {options}".strip()},
+        statement_timeout_s=statement_timeout_s,
+        application_name=application_name,
+    )
+    connection.prepare_threshold = _NEVER_BY_ITSELF  # only where a statement asks for it
+    register(connection)
+    return connection
+
+
+class Companions:
+    """Statements for one outbox table. `sequence` draws its ids, as `sequence_of` found it."""
+
+    def __init__(self, table: str, sequence: str) -> None:
+        self._parts = {
+            "table": identifier(table),
+            "state": identifier(f"{table}_state"),
+            "purged": identifier(f"{table}_purged"),
+            "lane": identifier(f"{table}_lane"),
+            "sequence": sql.SQL(sequence),
+            "relation": sql.Literal(identifier(table).as_string()),
+        }
+        self._purge = self._build(
+            "/* purge */ WITH last AS MATERIALIZED "
+            "(SELECT batch FROM {purged} WHERE lane = %(lane)s ORDER BY batch DESC LIMIT 1), "
+            "moved AS (INSERT INTO {purged} (lane, batch) SELECT %(lane)s, %(batch)s FROM last "
+            "WHERE batch = %(batch)s - 1 AND pg_relation_filenode({relation}) = %(filenode)s "
+            # Ids above the sequence may be drawn a second time: then the rows are compared first.
+            "AND (SELECT last_value FROM {sequence}) >= %(highest)s "
+            "ON CONFLICT DO NOTHING RETURNING 1), "
+            "old AS (DELETE FROM {purged} WHERE lane = %(lane)s AND batch = %(batch)s - 1 "
+            "AND EXISTS (SELECT FROM moved)) "
+            "DELETE FROM {table} WHERE id = ANY(%(ids)s) AND EXISTS (SELECT FROM moved)"
+        )
+        self._look_up = self._build(
+            "/* look up */ SELECT id, kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values, "
+            "kafka_value_binary, create_time FROM {table} WHERE id = ANY(%s) ORDER BY id"
+        )
+
+    def _build(self, text: str) -> str:
+        return sql.SQL(text).format(**self._parts).as_string()
+
+    # ---- state
+
+    def state(self, connection: Connection, lanes: int) -> tuple[UUID, State]:
+        """The database's UUID and its lane count; the row is made, with `lanes`, where it is missing."""
+        statement = self._build("/* state */ SELECT database, lanes, resize_to FROM {state}")
+        row = connection.execute(statement).fetchone()
+        if row is None:
+            connection.execute(
+                self._build("/* state */ INSERT INTO {state} (lanes) VALUES (%s) ON CONFLICT DO NOTHING"), [lanes]
+            )
+            row = connection.execute(statement).fetchone()
+        if row is None:
+            raise WrongTable(f"The row of {self._parts['state'].as_string()} vanishes as soon as it is made.")
+        return row[0], State(row[1], row[2])
+
+    def claim(self, connection: Connection, owner: str, patience_s: float) -> None:
+        """Hold the table for exactly-once delivery; refused while the heartbeat of another way is fresh."""
+        claimed = connection.execute(
+            self._build(
+                "/* claim */ UPDATE {state} SET way = %(way)s, way_owner = %(owner)s, way_time = clock_timestamp() "
+                "WHERE way IN ('', %(way)s) OR way_time < clock_timestamp() - make_interval(secs => %(patience)s)"
+            ),
+            {"way": WAY, "owner": owner, "patience": patience_s},
+        ).rowcount
+        if claimed:
+            return
+        row = connection.execute(self._build("/* claim */ SELECT way, way_owner, way_time FROM {state}")).fetchone()
+        if row is not None and row[0] != WAY:
+            raise OtherWay(
+                f"The table is harvested by {row[1]!r} with DELIVERY={row[0]!r} (last heartbeat {row[2]}). Two ways at "
+                f"once would send records twice. Stop it, wait {patience_s:g} s, and start this one again."
+            )
+
+    def beat(self, connection: Connection, lanes: Sequence[int], owner: UUID, name: str) -> None:
+        """Tell operators who owns the lanes."""
+        connection.execute(
+            self._build(
+                "/* beat */ INSERT INTO {lane} (lane, owner, owner_name, heartbeat) "
+                "SELECT lane, %s, %s, clock_timestamp() FROM unnest(%s::int[]) AS t(lane) ON CONFLICT (lane) "
+                "DO UPDATE SET owner = EXCLUDED.owner, owner_name = EXCLUDED.owner_name, heartbeat = EXCLUDED.heartbeat"
+            ),
+            [owner, name, list(lanes)],
+        )
+
+    # ---- m
+
+    def purged(self, connection: Connection, lane: int) -> int:
+        """The lane's last purged batch; its row is made where the lane never had one."""
+        statement = self._build("/* purged */ SELECT batch FROM {purged} WHERE lane = %s ORDER BY batch DESC LIMIT 1")
+        row = connection.execute(statement, [lane]).fetchone()
+        if row is None:
+            connection.execute(
+                self._build("/* purged */ INSERT INTO {purged} (lane, batch) VALUES (%s, 0) ON CONFLICT DO NOTHING"),
+                [lane],
+            )
+            row = connection.execute(statement, [lane]).fetchone()
+        return int(row[0]) if row else 0
+
+    def purge(
+        self,
+        connection: Connection,
+        lane: int,
+        batch: int,
+        ids: Sequence[int],
+        filenode: int,
+        *,
+        compared: bool = False,
+    ) -> int:
+        """Delete a batch's rows and move m to its number, both or neither; the number of rows deleted. `compared`: the
+        rows under these ids were just looked up and are the ones that were sent."""
+        return connection.execute(
+            self._purge,
+            {
+                "lane": lane,
+                "batch": batch,
+                "ids": Ids(ids),
+                "filenode": filenode,
+                "highest": ids[-1] if ids and not compared else 0,
+            },
+            prepare=True,
+        ).rowcount
+
+    def look_up(self, connection: Connection, ids: Sequence[int]) -> Found:
+        # The file first: if it changes before the rows are read, the guard of the purge notices.
+        filenode = connection.execute(
+            self._build("/* look up */ SELECT pg_relation_filenode({relation})::bigint")
+        ).fetchone()
+        assert filenode is not None
+        rows = connection.execute(self._look_up, [Ids(ids)], binary=True).fetchall()
+        newest = max((row[7] for row in rows), default=None)
+        return Found(len(rows), digest(row[:7] for row in rows), newest, filenode[0])
+
+
+def sequence_of(connection: Connection, table: str) -> str:
+    """The quoted name of the sequence that draws the table's ids; says what is missing when something is."""
+    name = identifier(table).as_string()
+    row = connection.execute(
+        "/* tables */ SELECT to_regclass(%(table)s) IS NOT NULL, to_regclass(%(state)s) IS NOT NULL "
+        "AND to_regclass(%(purged)s) IS NOT NULL AND to_regclass(%(lane)s) IS NOT NULL, "
+        "CASE WHEN to_regclass(%(table)s) IS NOT NULL THEN pg_get_serial_sequence(%(table)s, 'id') END",
+        {
+            "table": name,
+            **{part: identifier(f"{table}_{part}").as_string() for part in ("state", "purged", "lane")},
+        },
+    ).fetchone()
+    assert row is not None
+    if not row[0]:
+        raise WrongTable(f"The table {name} does not exist. Run migrate, or correct TABLE and the database.")
+    if not row[1]:
+        raise WrongTable(
+            f"The companion tables of {name} ({table}_state, {table}_purged, {table}_lane) are not all there. "
+            "Run: python manage.py migrate outbox"
+        )
+    if row[2] is None:
+        raise WrongTable(f"No sequence belongs to the id of {name}. Run: python manage.py migrate outbox")
+    return str(row[2])
+
+
+def flush(connection: Connection) -> None:
+    """Whatever this server's transactions have shown until now is on its disk afterwards."""
+    connection.execute("/* flush */ SELECT pg_logical_emit_message(true, 'outbox', '')", prepare=True)

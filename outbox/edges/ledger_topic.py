@@ -1,0 +1,286 @@
+"""The ledger topic: one partition per lane, written only inside the lanes' transactions, read backwards at a takeover.
+
+What an entry says is in `core.ledger`, what follows from it in `core.verdict`.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from outbox.core import ledger
+from outbox.edges.kafka import require_bootstrap
+from outbox.exceptions import OutboxError
+
+if TYPE_CHECKING:
+    from confluent_kafka import Consumer
+    from confluent_kafka.admin import AdminClient
+
+logger = logging.getLogger("outbox.kafka")
+
+_REQUEST_S = 5.0
+_STEP_FIRST, _STEP_GROWTH = 16, 16
+_STABLE_POLL_S = 0.01
+_VISIBLE_POLL_S = 0.05
+
+
+class LedgerUnreachable(OutboxError):
+    """No broker answers (in time): worth another attempt."""
+
+
+class LedgerRefused(OutboxError):
+    """The topic is not what a ledger must be, or may not be used: an operator must change something."""
+
+
+class LedgerMissing(OutboxError):
+    """The topic, or the lane's partition, is not there."""
+
+
+class LedgerTopic:
+    """The topic at its brokers. Thread-safe; one question at a time."""
+
+    def __init__(self, properties: Mapping[str, Any], name: str) -> None:
+        require_bootstrap(properties)
+        self.name = name
+        self._properties = {
+            "reconnect.backoff.ms": 5,
+            "reconnect.backoff.max.ms": 1000,
+            "socket.nagle.disable": True,
+            "log.connection.close": False,
+            **properties,
+        }
+        self._mutex = threading.Lock()
+        self._admin_client: AdminClient | None = None
+        self._consumer_client: Consumer | None = None
+
+    # ---- what must hold before a lane may use it
+
+    def prepare(self, lanes: int, audit_window_s: float) -> None:
+        """Create the topic if it is absent; refuse one that would forget entries, or that has too few partitions."""
+        with self._mutex:
+            partitions = self._count_partitions()
+            if partitions == 0:
+                self._create(lanes, audit_window_s)
+                partitions = self._wait_visible()
+            if partitions < lanes:
+                raise LedgerRefused(
+                    f"The ledger topic {self.name!r} has {partitions} partitions for {lanes} lanes. Add partitions "
+                    f"while no harvester runs: kafka-topics.sh --alter --topic {self.name} --partitions {lanes}"
+                )
+            policy = self._policy()
+            if policy is not None and policy != "compact":
+                raise LedgerRefused(
+                    f"The ledger topic {self.name!r} has cleanup.policy={policy}: the brokers would delete the entries "
+                    "that say what was delivered, and records would be sent twice. Set it to compact: kafka-configs.sh "
+                    f"--alter --entity-type topics --entity-name {self.name} --add-config cleanup.policy=compact"
+                )
+
+    def _count_partitions(self) -> int:
+        from confluent_kafka import KafkaError, KafkaException, TopicCollection
+
+        futures = self._admin().describe_topics(TopicCollection([self.name]), request_timeout=_REQUEST_S)
+        try:
+            return len(self._result(futures[self.name]).partitions)
+        except KafkaException as error:
+            if error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
+                return 0
+            raise self._refused(error, "described", "DESCRIBE, READ and WRITE") from error
+
+    def _create(self, lanes: int, audit_window_s: float) -> None:
+        from confluent_kafka import KafkaError, KafkaException
+        from confluent_kafka.admin import NewTopic  # type: ignore[attr-defined]
+
+        config = {
+            "cleanup.policy": "compact",
+            "min.compaction.lag.ms": str(int(audit_window_s * 1000)),
+            "segment.bytes": "16777216",
+            "min.cleanable.dirty.ratio": "0.1",
+        }
+        topic = NewTopic(self.name, num_partitions=lanes, replication_factor=-1, config=config)
+        try:
+            self._result(self._admin().create_topics([topic], request_timeout=_REQUEST_S)[self.name])
+        except KafkaException as error:
+            if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
+                raise self._refused(error, "created", "CREATE") from error
+        else:
+            logger.info("ledger_topic_created topic=%s partitions=%d", self.name, lanes)
+
+    def _wait_visible(self) -> int:
+        give_up_at = time.monotonic() + 2 * _REQUEST_S
+        while time.monotonic() < give_up_at:
+            if partitions := self._count_partitions():
+                return partitions
+            time.sleep(_VISIBLE_POLL_S)
+        raise LedgerUnreachable(f"The ledger topic {self.name!r} was created, but is not visible yet.")
+
+    def _policy(self) -> str | None:
+        """None where the user may not ask."""
+        from confluent_kafka import KafkaException
+        from confluent_kafka.admin import ConfigResource, ResourceType  # type: ignore[attr-defined]
+
+        topic = ConfigResource(ResourceType.TOPIC, self.name)
+        try:
+            found = self._result(self._admin().describe_configs([topic], request_timeout=_REQUEST_S)[topic])
+        except KafkaException as error:
+            logger.info("ledger_policy_unknown topic=%s reason=%r", self.name, str(error))
+            return None
+        return str(found["cleanup.policy"].value)
+
+    def _refused(self, error: Any, what: str, rights: str) -> LedgerRefused:
+        return LedgerRefused(
+            f"The ledger topic {self.name!r} cannot be {what}: {error.args[0].str()}. Allow the user {rights} on it."
+        )
+
+    # ---- the last entry
+
+    def last_entry(self, lane: int, give_up_at: float) -> ledger.Entry | None:
+        """The lane's last committed entry. To be asked after the lane's producer was initialised: then nothing of an
+        older owner can be added any more."""
+        from confluent_kafka import KafkaException
+
+        with self._mutex:
+            try:
+                high = self._high_watermark(lane)
+                low = self._wait_stable(lane, high, give_up_at)
+                return self._search(lane, low, high, give_up_at)
+            except KafkaException as error:
+                self._forget_clients()
+                if error.args[0].name() in ("UNKNOWN_TOPIC_OR_PART", "_UNKNOWN_PARTITION", "_UNKNOWN_TOPIC"):
+                    raise LedgerMissing(f"The ledger topic {self.name!r} has no partition {lane}.") from error
+                raise self._unreachable(error.args[0].str()) from error
+            except LedgerUnreachable:
+                self._forget_clients()
+                raise
+
+    def _high_watermark(self, lane: int) -> int:
+        from confluent_kafka import IsolationLevel, TopicPartition
+        from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
+
+        partition = TopicPartition(self.name, lane)
+        futures = self._admin().list_offsets(
+            {partition: OffsetSpec.latest()},  # type: ignore[no-untyped-call]
+            isolation_level=IsolationLevel.READ_UNCOMMITTED,
+            request_timeout=_REQUEST_S,
+        )
+        return int(self._result(futures[partition]).offset)
+
+    def _wait_stable(self, lane: int, high: int, give_up_at: float) -> int:
+        """Until nothing below `high` belongs to an open transaction; the first offset."""
+        from confluent_kafka import TopicPartition
+
+        while True:
+            low, stable = self._consumer().get_watermark_offsets(TopicPartition(self.name, lane), _REQUEST_S)
+            if stable >= high:
+                return int(low)
+            if time.monotonic() > give_up_at:
+                raise LedgerUnreachable(
+                    f"Partition {lane} of the ledger topic {self.name!r} still holds an open transaction below offset "
+                    f"{high} (stable up to {stable}). Does something else write there?"
+                )
+            time.sleep(_STABLE_POLL_S)
+
+    def _search(self, lane: int, low: int, high: int, give_up_at: float) -> ledger.Entry | None:
+        """Backwards in growing steps: markers of transactions occupy offsets too, and compaction leaves gaps."""
+        start, step = high, _STEP_FIRST
+        while start > low:
+            start, step = max(low, high - step), step * _STEP_GROWTH
+            last = self._last_between(lane, start, high, give_up_at)
+            if last is not None:
+                return ledger.decode(last)
+        return None
+
+    def _last_between(self, lane: int, start: int, high: int, give_up_at: float) -> bytes | None:
+        from confluent_kafka import KafkaError, KafkaException, TopicPartition
+
+        consumer, last = self._consumer(), None
+        consumer.assign([TopicPartition(self.name, lane, start)])
+        try:
+            while time.monotonic() < give_up_at:
+                message = consumer.poll(0.1)
+                if message is None:
+                    continue
+                error, offset = message.error(), message.offset() or 0
+                if error is None:
+                    if offset < high:
+                        last = message.value() or b""
+                    if offset >= high - 1:
+                        return last
+                elif error.code() != KafkaError._PARTITION_EOF:
+                    raise KafkaException(error)
+                elif offset >= high:
+                    return last
+        finally:
+            consumer.unassign()
+        raise self._unreachable(f"partition {lane} was not read in time")
+
+    # ---- clients
+
+    def _admin(self) -> AdminClient:
+        if self._admin_client is None:
+            from confluent_kafka.admin import AdminClient
+
+            self._admin_client = AdminClient({**self._properties}, logger=_Quiet())
+        return self._admin_client
+
+    def _consumer(self) -> Consumer:
+        if self._consumer_client is None:
+            from confluent_kafka import Consumer
+
+            self._consumer_client = Consumer(
+                {
+                    **self._properties,
+                    "group.id": f"{self.name}-reader",  # demanded by the client; it never joins a group
+                    "isolation.level": "read_committed",
+                    "enable.partition.eof": True,
+                    "enable.auto.commit": False,
+                    "enable.auto.offset.store": False,
+                    "auto.offset.reset": "error",
+                    "allow.auto.create.topics": False,
+                    "check.crcs": True,
+                    "fetch.wait.max.ms": 10,
+                    "fetch.error.backoff.ms": 20,
+                    "fetch.queue.backoff.ms": 10,
+                },
+                logger=_Quiet(),
+            )
+        return self._consumer_client
+
+    def _forget_clients(self) -> None:
+        consumer, self._consumer_client, self._admin_client = self._consumer_client, None, None
+        if consumer is not None:
+            threading.Thread(target=consumer.close, name="outbox-disposal", daemon=True).start()
+
+    def close(self) -> None:
+        with self._mutex:
+            self._forget_clients()
+
+    def _result(self, future: Any) -> Any:
+        from confluent_kafka import KafkaException
+
+        try:
+            return future.result(timeout=2 * _REQUEST_S)
+        except TimeoutError as error:
+            raise self._unreachable("no answer") from error
+        except KafkaException as error:
+            if error.args[0].retriable() or error.args[0].name() in _OUTAGES:
+                raise self._unreachable(error.args[0].str()) from error
+            raise
+
+    def _unreachable(self, reason: str) -> LedgerUnreachable:
+        servers = self._properties["bootstrap.servers"]
+        return LedgerUnreachable(f"The ledger topic {self.name!r} cannot be read from {servers}: {reason}")
+
+
+_OUTAGES = frozenset({
+    "_TRANSPORT", "_ALL_BROKERS_DOWN", "_TIMED_OUT", "_TIMED_OUT_QUEUE", "_RESOLVE", "_DESTROY",
+    "REQUEST_TIMED_OUT", "LEADER_NOT_AVAILABLE", "NOT_LEADER_FOR_PARTITION", "BROKER_NOT_AVAILABLE", "NOT_CONTROLLER",
+    "COORDINATOR_NOT_AVAILABLE", "INVALID_REPLICATION_FACTOR",
+})  # fmt: skip
+
+
+class _Quiet:
+    def log(self, level: int, text: str, *arguments: Any) -> None:
+        logger.debug(text, *arguments)

@@ -1,0 +1,274 @@
+"""The transactional producer of a lane, which knows when it must be renewed. Nothing here decides about records.
+
+The client repeats a lost EndTxn by itself, on another connection, and reports success; the first copy, arriving late,
+would commit whatever is open then. Neither an exception nor a callback tells: only the client's log does, by a line
+about a connection that was up and failed, or about a request that timed out. `trouble` holds that line; after it
+no transaction may begin with this producer. One that has raised anything must not be used again either.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from outbox.edges.kafka import PRODUCER_DEFAULTS, require_bootstrap
+from outbox.exceptions import OutboxError, missing_extra
+
+if TYPE_CHECKING:
+    from confluent_kafka import KafkaError, Producer
+
+logger = logging.getLogger("outbox.kafka")
+
+HEDGE_FIRST_S = 0.06  # over a settled owner init takes 13 ms; over an open transaction steps of 500 ms begin
+_HEDGE_MAX_S = 3.0
+_UNANSWERED_PAUSE_S = 0.05
+_ROOM_S = 0.05
+_DISPOSAL_S = 5.0
+# A connection that failed in one of these states carried no request yet.
+_NOT_YET_UP = re.compile(
+    r"in state (?:INIT|DOWN|TRY_CONNECT|CONNECT|SSL_HANDSHAKE|AUTH_LEGACY|AUTH_HANDSHAKE|AUTH_REQ|APIVERSION_QUERY)\b"
+)
+_REFUSED_FOR_GOOD = {
+    "TRANSACTIONAL_ID_AUTHORIZATION_FAILED": "Allow the user WRITE and DESCRIBE on the transactional id {id!r}.",
+    "CLUSTER_AUTHORIZATION_FAILED": "Allow the user IDEMPOTENT_WRITE on the cluster.",
+    "_UNSUPPORTED_FEATURE": "The brokers have no transactions: use Kafka 3.0 or newer.",
+    "UNSUPPORTED_VERSION": "The brokers have no transactions: use Kafka 3.0 or newer.",
+    "INVALID_TRANSACTION_TIMEOUT": "Lower TRANSACTION_TIMEOUT, or raise transaction.max.timeout.ms of the brokers.",
+    "SASL_AUTHENTICATION_FAILED": "Correct the credentials in KAFKA.",
+    "_AUTHENTICATION": "Correct the credentials in KAFKA.",
+}
+
+
+class TransactionsRefused(OutboxError):
+    """The brokers will not let this user or this configuration have transactions."""
+
+
+class NoProducer(OutboxError):
+    """No producer could be initialised in time: the brokers do not answer."""
+
+
+class RecordRefused(OutboxError):
+    """The client refused one record before anything of it was sent."""
+
+    def __init__(self, index: int, text: str) -> None:
+        self.index = index
+        super().__init__(text)
+
+
+class ReportsMissing(OutboxError):
+    """Not every record was acknowledged, or none of the client's room became free, in time."""
+
+
+def is_trouble(facility: str, text: str) -> bool:
+    """Whether a line of the client's log means that a request may still be under way on a connection given up."""
+    return facility == "REQTMOUT" or (facility == "FAIL" and not _NOT_YET_UP.search(text))
+
+
+class _ClientLog:
+    """What the client takes for a logger."""
+
+    def __init__(self) -> None:
+        self.trouble = ""
+
+    def log(self, level: int, text: str, *arguments: Any) -> None:
+        if len(arguments) == 3:
+            facility, _, line = arguments
+            if not self.trouble and is_trouble(str(facility), str(line)):
+                self.trouble = f"{facility} {line}"
+        logger.debug(text, *arguments)
+
+
+def properties_of(
+    given: Mapping[str, Any], transactional_id: str, *, transaction_timeout_s: float, linger_s: float = 0.005
+) -> dict[str, Any]:
+    """The client's properties; those on which the protocol rests are not the user's to set."""
+    require_bootstrap(given)
+    timeout_ms = int(transaction_timeout_s * 1000)
+    return {
+        **PRODUCER_DEFAULTS,
+        "linger.ms": int(linger_s * 1000),
+        "socket.nagle.disable": True,
+        "reconnect.backoff.ms": 5,
+        "reconnect.backoff.max.ms": 1000,
+        "queue.buffering.max.messages": 200_000,
+        "batch.num.messages": 10_000,
+        **given,
+        "enable.idempotence": True,
+        "transactional.id": transactional_id,
+        "transaction.timeout.ms": timeout_ms,
+        # Reported before the transaction ends by itself; a report that came in time was thus no local time-out.
+        "message.timeout.ms": timeout_ms,
+        # Fewer hidden retries: each is a request that may arrive late.
+        "socket.timeout.ms": max(10_000, timeout_ms),
+        # The floor of a transaction's latency while the broker still writes the markers of the one before.
+        "retry.backoff.ms": 2,
+        "retry.backoff.max.ms": 100,
+        # A topic that is not there is found out before a transaction begins; this is for one that vanishes.
+        "topic.metadata.propagation.max.ms": 3_000,
+        "log_level": 6,
+        "log.connection.close": True,
+    }
+
+
+class TransactionalProducer:
+    """One client in its only life: from init until the first trouble. Used by one thread."""
+
+    def __init__(self, properties: Mapping[str, Any], *, id_header: str = "", keep_empty_key: bool = False) -> None:
+        try:
+            from confluent_kafka import Producer
+        except ImportError as error:
+            missing_extra("harvest", error)
+        self._log = _ClientLog()
+        self._client: Producer | None = Producer({**properties}, logger=self._log)
+        self._id_header, self._keep_empty_key = id_header, keep_empty_key
+
+    @property
+    def client(self) -> Producer:
+        assert self._client is not None, "this producer was dropped"
+        return self._client
+
+    @property
+    def trouble(self) -> str:
+        """The log line after which this producer must be renewed; empty: none. Up to date after `poll`."""
+        return self._log.trouble
+
+    def poll(self) -> None:
+        """Take in what the client has to tell."""
+        self.client.poll(0)
+
+    def initialise(self, timeout_s: float) -> None:
+        """Fence every older producer of the transactional id and end what it has left open."""
+        self.client.init_transactions(timeout_s)
+
+    def begin(self) -> None:
+        self.client.begin_transaction()
+
+    def send(
+        self, rows: Sequence[tuple[Any, ...]], give_up_at: float, report: Callable[[Any, Any], None] | None = None
+    ) -> None:
+        """Hand over every row, in order, or raise. `report` is called for each; without it none is told apart, and a
+        failed delivery surfaces in `send_entry` or `commit`."""
+        produce, header = self.client.produce, self._id_header
+        no_key = "" if self._keep_empty_key else None
+        index = 0
+        while True:
+            try:
+                for id_, topic, key, value, names, texts, binary in rows[index:] if index else rows:
+                    headers: list[tuple[str, Any]] | None = [(header, str(id_))] if header else None
+                    if names:
+                        headers = _paired(names, texts) + (headers or [])
+                    produce(topic, value if binary is None else binary, key or no_key, -1, None, report, 0, headers)
+                    index += 1
+                return
+            except BufferError as error:
+                self._make_room(give_up_at, error)
+            except Exception as error:
+                raise self._judged(error, index) from error
+
+    def _judged(self, error: Exception, index: int) -> Exception:
+        """An error of `produce` is the record's own, unless the transaction or the client is in a wrong state."""
+        code = error.args[0] if error.args else None
+        name = getattr(code, "name", None)
+        if name is not None and name() in ("_STATE", "_FATAL", "_FENCED", "_CONFLICT"):
+            return error
+        return RecordRefused(index, f"{name()}: {code.str()}" if name is not None and code is not None else str(error))
+
+    def _make_room(self, give_up_at: float, error: BufferError) -> None:
+        if time.monotonic() > give_up_at:
+            raise ReportsMissing("The client's queue stayed full: the brokers take no records.") from error
+        self.client.poll(_ROOM_S)
+
+    def wait_reports(self, give_up_at: float) -> None:
+        """Until every record handed over is acknowledged or has failed."""
+        left = self.client.flush(max(0.0, give_up_at - time.monotonic()))
+        if left:
+            raise ReportsMissing(f"{left} records were not acknowledged in time.")
+
+    def send_entry(self, topic: str, partition: int, key: bytes, value: bytes) -> None:
+        """The ledger's entry, as the last record of the transaction. Raises if a record before it has failed."""
+        self.client.produce(topic, value, key, partition)
+
+    def commit(self, timeout_s: float) -> None:
+        """Any exception leaves the outcome unknown: only the ledger tells."""
+        self.client.commit_transaction(timeout_s)
+
+    def unknown_topics(self, topics: Iterable[str], timeout_s: float) -> dict[str, str]:
+        """Those of `topics` that the brokers do not have or do not show, with what they say. An unknown topic inside
+        a transaction would stall it."""
+        missing = {}
+        for topic in topics:
+            found = self.client.list_topics(topic, timeout_s).topics.get(topic)
+            error = found.error if found is not None else None
+            if found is None or (error is not None and error.name() in _NO_TOPIC):
+                missing[topic] = f"{error.name()}: {error.str()}" if error is not None else "unknown topic"
+        return missing
+
+    def drop(self) -> None:
+        """Throw the client away, with all it holds. Does not block; safe to call twice."""
+        client, self._client = self._client, None
+        if client is not None:
+            _dispose(client)
+
+
+_NO_TOPIC = frozenset({
+    "UNKNOWN_TOPIC_OR_PART", "_UNKNOWN_TOPIC", "TOPIC_EXCEPTION", "TOPIC_AUTHORIZATION_FAILED",
+})  # fmt: skip
+
+
+def _paired(names: Sequence[Any], texts: Sequence[Any] | None) -> list[tuple[str, Any]]:
+    pairs = list(zip(names, texts or (), strict=True))
+    if not all(isinstance(name, str) and isinstance(text, str) for name, text in pairs):
+        raise ValueError("a header key or value is NULL")
+    return pairs
+
+
+def _dispose(client: Producer) -> None:
+    """Destroying a client joins its threads: elsewhere."""
+
+    def forget(held: list[Producer]) -> None:
+        held[0].purge(blocking=False)
+        held[0].poll(_ROOM_S)  # what is left unserved would be written to stderr
+        held.clear()
+
+    threading.Thread(target=forget, args=([client],), name="outbox-disposal", daemon=True).start()
+
+
+def initialised(
+    make: Callable[[], TransactionalProducer], transactional_id: str, give_up_at: float, may_go_on: Callable[[], bool]
+) -> TransactionalProducer | None:
+    """A producer that has fenced every older one; None when it may not go on.
+
+    Over an open transaction the client waits in steps of half a second that no setting shortens; a new client asks at
+    once. So each attempt is short at first, and dropped.
+    """
+    from confluent_kafka import KafkaException
+
+    wait_s, last = HEDGE_FIRST_S, ""
+    while may_go_on():
+        if time.monotonic() > give_up_at:
+            raise NoProducer(f"The transactional id {transactional_id!r} could not be initialised: {last}")
+        producer = make()
+        begun = time.monotonic()
+        try:
+            producer.initialise(min(wait_s, max(HEDGE_FIRST_S, give_up_at - begun)))
+            return producer
+        except KafkaException as error:
+            producer.drop()
+            _raise_if_refused(error.args[0], transactional_id)
+            last = str(error.args[0].str())
+        time.sleep(max(0.0, min(wait_s, _UNANSWERED_PAUSE_S) - (time.monotonic() - begun)))
+        wait_s = min(2 * wait_s, _HEDGE_MAX_S)
+    return None
+
+
+def _raise_if_refused(error: KafkaError, transactional_id: str) -> None:
+    remedy = _REFUSED_FOR_GOOD.get(error.name())
+    if remedy is not None:
+        raise TransactionsRefused(
+            f"Kafka refuses the transactions of {transactional_id!r}: {error.name()}: {error.str()}. "
+            + remedy.format(id=transactional_id)
+        )

@@ -1,0 +1,465 @@
+"""The worker of one exactly-once lane: takes it over, then sends batch after batch, one transaction each.
+
+The lane's thread owns its producer. Records come from the rounds that all lanes of the process share, whose reader
+and purges have threads of their own. Whatever a transaction raises, the producer is thrown away and the lane is taken
+over again: only the ledger tells what was committed.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import socket
+import threading
+import time
+from collections.abc import Callable
+from queue import Empty, SimpleQueue
+from typing import Any
+from uuid import UUID
+
+import psycopg
+
+from outbox.conf import Conf
+from outbox.core import ledger
+from outbox.core.ledger import Entry
+from outbox.core.verdict import AskElection, Closed, Idle, Stop
+from outbox.edges.ledger_topic import LedgerTopic, LedgerUnreachable
+from outbox.edges.producers import COLLECTIVE, REFUSALS
+from outbox.edges.transactions import NoProducer, RecordRefused, ReportsMissing, TransactionalProducer
+from outbox.exceptions import OutboxError
+from outbox.failpoints import failpoint
+from outbox.harvest.exactly_once_database import Database, Source
+from outbox.harvest.exactly_once_rounds import Broken, LaneState, Rounds
+from outbox.harvest.exactly_once_takeover import Owned, Takeover, Unreadable
+from outbox.harvest.exactly_once_values import Batch, Doubt, End, ExactlyOnceStatistics, LaneStopped
+from outbox.harvest.lanes import LaneHost
+from outbox.harvest.readings import Meter, Troubles
+
+logger = logging.getLogger("outbox.harvest")
+
+_PATIENCE_S = 0.005  # between two looks at whether the lane may start
+_BACKOFF_MIN_S, _BACKOFF_MAX_S = 0.05, 2.0
+_PARKED_S = 10.0  # a stopped lane is examined again: an operator may have settled it
+_CLOSED_S = 0.5
+_TAKEOVER_S = 30.0
+_TOPICS_S = 5.0
+_WAKE_S = 0.5
+_FENCED = frozenset({"_FENCED", "INVALID_PRODUCER_EPOCH", "PRODUCER_FENCED"})
+_OUTAGES = frozenset({"_TIMED_OUT", "_TRANSPORT", "_ALL_BROKERS_DOWN"})
+
+
+class NotDelivered(OutboxError):
+    """Reports of a batch whose records are told apart; `refused` says whether a record is at fault."""
+
+    def __init__(self, failures: list[tuple[str, str]]) -> None:
+        self.refused = any(name in REFUSALS or name in COLLECTIVE for name, _ in failures)
+        super().__init__(f"{len(failures)} records were not delivered, e.g. {failures[0][0]}: {failures[0][1]}")
+
+
+class BatchDropped(OutboxError):
+    """The batch must not be committed, through no fault of Kafka's."""
+
+
+class ExactlyOnce:
+    """A `LaneWorker`."""
+
+    def __init__(
+        self, conf: Conf, lane: int, leader_id: UUID, host: LaneHost, rounds: Callable[[LaneState], Rounds]
+    ) -> None:
+        self._conf, self._lane, self._leader_id, self._host = conf, lane, leader_id, host
+        self._find_rounds = rounds
+        self._rounds: Rounds | None = None
+        self._mailbox: SimpleQueue[Any] = SimpleQueue()
+        self._state = LaneState(lane, self._mailbox.put)
+        self._producer: TransactionalProducer | None = None
+        self._identity: UUID | None = None
+        self._batch = 0
+        self._known_topics: set[str] = set()
+        self._probing = False  # failed records are told apart, at some cost
+        self._failures = 0
+        self._stopped_for = ""
+        self._phase = "new"
+        self._finish_by: float | None = None
+        self._abandoned = self._ended = False
+        self._delivered = self._batches = self._takeovers = self._renewals = 0
+        self._troubles = Troubles(lane)
+        self._meter = Meter(lane, conf.metrics_interval_s, time.monotonic())
+        self._stages: dict[str, float] = dict.fromkeys(("idle", "send", "reports", "guards", "commit", "takeover"), 0.0)
+        self._thread = threading.Thread(target=self._run, name=f"outbox-lane-{lane}", daemon=True)
+
+    # ---- what the host calls, from any thread
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def refreshed(self, leader_id: UUID) -> None:
+        self._leader_id = leader_id
+
+    def finish(self, deadline: float) -> None:
+        self._finish_by = deadline
+        self._mailbox.put(End())
+        if self._ended or self._thread.ident is None:
+            self._host.finished(self._lane)
+
+    def abandon(self) -> None:
+        self._abandoned = True
+        self._mailbox.put(End())
+
+    def join(self, timeout_s: float) -> bool:
+        give_up_at = time.monotonic() + timeout_s
+        if self._thread.ident is not None:
+            self._thread.join(max(0.0, timeout_s))
+        rounds = self._rounds
+        if rounds is not None and rounds.is_closing and not rounds.join(give_up_at - time.monotonic()):
+            return False
+        return not self._thread.is_alive()
+
+    def statistics(self) -> ExactlyOnceStatistics:
+        rounds = self._rounds
+        stages = {**self._stages, **(rounds.stages if rounds else {})}
+        return ExactlyOnceStatistics(
+            lane=self._lane,
+            leader_id=self._leader_id,
+            phase=self._phase,
+            in_flight=rounds.in_flight(self._lane) if rounds else 0,
+            in_flight_keys=(),
+            delivered=self._delivered,
+            batches=self._batches,
+            takeovers=self._takeovers,
+            renewals=self._renewals,
+            held=len(self._state.holds),
+            stages=stages,
+        )
+
+    # ---- the loop
+
+    @property
+    def _is_ending(self) -> bool:
+        return self._abandoned or self._finish_by is not None
+
+    def _may_go_on(self) -> bool:
+        return not self._is_ending
+
+    def _run(self) -> None:
+        try:
+            self._rounds = self._find_rounds(self._state)
+            self._takeover = Takeover(
+                self._conf, self._lane, self._rounds.database, self._rounds.purges, self._rounds.ledger
+            )
+            while not self._is_ending:
+                self._turn(self._rounds)
+        except BaseException as error:
+            known = isinstance(error, OutboxError)
+            logger.error("lane_failed lane=%d reason=%r", self._lane, str(error), exc_info=None if known else error)
+            self._host.fatal(error)
+        finally:
+            self._close()
+
+    def _turn(self, rounds: Rounds) -> None:
+        """One life of a producer, and the pause after it."""
+        self._phase = "waiting"
+        if not self._host.may_start(self._lane):
+            self._pause(_PATIENCE_S)
+            return
+        try:
+            pause_s = self._own(rounds)
+            if self._producer is not None:
+                pause_s = self._harvest(rounds)
+        except (psycopg.Error, LedgerUnreachable, NoProducer) as error:
+            self._troubles.seen("takeover", str(error))
+            pause_s = self._backoff()
+        finally:
+            rounds.failed(self._state)
+            self._drop_producer()
+        self._pause(pause_s)
+
+    def _own(self, rounds: Rounds) -> float:
+        """Take the lane over; the pause before another attempt when it cannot be had."""
+        self._phase = "taking over"
+        begun = time.monotonic()
+        rounds.prepare()
+        if not rounds.wait_purged(self._state, self._may_go_on):
+            return 0.0
+        outcome = self._takeover.run(_TAKEOVER_S, self._may_take_over)
+        self._stages["takeover"] += time.monotonic() - begun
+        if isinstance(outcome, Owned):
+            self._producer, self._batch, self._identity = outcome.producer, outcome.batch, outcome.identity
+            self._takeovers += 1
+            self._stopped_for = ""
+            self._troubles.over("takeover")
+            logger.info("lane_taken lane=%d batch=%d after_s=%.3f", self._lane, self._batch, time.monotonic() - begun)
+            rounds.ready(self._state, self._batch)
+            return 0.0
+        if isinstance(outcome, AskElection):
+            self._host.doubt(self._lane)
+            return self._backoff()
+        if isinstance(outcome, Stop | Unreadable):
+            return self._park(outcome.text)
+        if isinstance(outcome, Closed | Idle):
+            self._phase = "closed" if isinstance(outcome, Closed) else "idle"
+            return _CLOSED_S
+        return 0.0
+
+    def _may_take_over(self) -> bool:
+        """A lost election ends a takeover before it fences the rightful owner."""
+        return not self._is_ending and self._host.may_start(self._lane)
+
+    def _park(self, text: str) -> float:
+        self._phase = "stopped"
+        if text != self._stopped_for:
+            self._stopped_for = text
+            logger.error("lane_stopped lane=%d reason=%r", self._lane, text)
+            self._host.emit(LaneStopped(self._lane, text))
+        return _PARKED_S
+
+    def _backoff(self) -> float:
+        self._failures += 1
+        longest_s: float = min(_BACKOFF_MAX_S, _BACKOFF_MIN_S * 2 ** min(self._failures - 1, 10))
+        return longest_s * random.uniform(0.5, 1.0)
+
+    def _pause(self, seconds: float) -> None:
+        """Ends at once when the lane ends; batches and orders of an earlier readiness are stale."""
+        give_up_at = time.monotonic() + seconds
+        while not self._is_ending and (left_s := give_up_at - time.monotonic()) > 0:
+            try:
+                order = self._mailbox.get(timeout=left_s)
+            except Empty:
+                return
+            self._raise_if_broken(order)
+
+    def _harvest(self, rounds: Rounds) -> float:
+        """Send batches until one fails; the pause before the next takeover."""
+        while not self._is_ending:
+            self._phase = "ready"
+            order = self._next_order()
+            if isinstance(order, Batch):
+                if order.session != self._state.session:
+                    continue
+                if (pause_s := self._try(rounds, order)) is not None:
+                    return pause_s
+            elif isinstance(order, Doubt):
+                self._host.doubt(self._lane)
+                return self._backoff()
+            elif isinstance(order, Stop):
+                return self._park(order.text)
+        return 0.0
+
+    def _next_order(self) -> Any:
+        begun = time.monotonic()
+        try:
+            order = self._mailbox.get(timeout=_WAKE_S)
+        except Empty:
+            order = End()
+        now = time.monotonic()
+        self._stages["idle"] += now - begun
+        self._read_meter(now)
+        self._raise_if_broken(order)
+        return order
+
+    @staticmethod
+    def _raise_if_broken(order: Any) -> None:
+        if isinstance(order, Broken):
+            raise order.error
+
+    # ---- one transaction
+
+    def _try(self, rounds: Rounds, batch: Batch) -> float | None:
+        """Send a batch; None: the next may follow. Else the producer is done with: how long to pause."""
+        from confluent_kafka import KafkaException
+
+        self._phase = "sending"
+        try:
+            if not self._host.may_start(self._lane) or not self._topics_exist(rounds, batch):
+                return 0.0
+            entry = self._transact(batch)
+        except RecordRefused as error:
+            self._hold(rounds, batch.rows[error.index], str(error))
+            return 0.0
+        except NotDelivered as error:
+            return self._after_undelivered(rounds, batch, error)
+        except (BatchDropped, ReportsMissing) as error:
+            self._troubles.seen("send", str(error))
+            return self._backoff()
+        except KafkaException as error:
+            return self._after_error(error.args[0])
+        rounds.committed(self._state, batch, entry)
+        failpoint("after-commit")
+        self._batch = entry.batch
+        self._batches += 1
+        self._delivered += entry.count
+        self._failures = 0
+        self._probing = self._state.holds.is_narrow
+        self._troubles.over("send")
+        return self._renewal()
+
+    def _renewal(self) -> float | None:
+        """Whether a request may still be under way that would end a transaction of this producer's."""
+        producer = self._producer
+        assert producer is not None
+        producer.poll()
+        if not producer.trouble:
+            return None
+        self._renewals += 1
+        logger.info("producer_renewed lane=%d trouble=%r", self._lane, producer.trouble)
+        return 0.0
+
+    def _transact(self, batch: Batch) -> Entry:
+        producer = self._producer
+        assert producer is not None
+        assert self._identity is not None
+        if self._renewal() is not None:
+            raise BatchDropped(f"a connection was lost: {producer.trouble}")
+        give_up_at = time.monotonic() + 0.6 * self._conf.transaction_timeout_s
+        failures: list[tuple[str, str]] = []
+        stages, began = self._stages, time.monotonic()
+        failpoint("before-send")
+        producer.begin()
+        producer.send(batch.rows, give_up_at, _reporter(failures) if self._probing else None)
+        failpoint("after-send")
+        sent = time.monotonic()
+        stages["send"] += sent - began
+        producer.wait_reports(give_up_at)
+        if failures:
+            raise NotDelivered(failures)
+        failpoint("after-ack")
+        acknowledged = time.monotonic()
+        stages["reports"] += acknowledged - sent
+        entry = Entry(
+            self._lane,
+            self._batch + 1,
+            self._leader_id,
+            self._identity,
+            tuple(batch.ids),
+            batch.digest,
+            batch.read_at,
+        )
+        payload = ledger.encode(entry)
+        self._await_guards(batch, give_up_at)
+        guarded = time.monotonic()
+        stages["guards"] += guarded - acknowledged
+        producer.send_entry(self._ledger_name, self._lane, ledger.entry_key(self._lane), payload)
+        failpoint("before-commit")
+        producer.commit(self._conf.commit_timeout_s)
+        stages["commit"] += time.monotonic() - guarded
+        return entry
+
+    @property
+    def _ledger_name(self) -> str:
+        assert self._rounds is not None
+        return self._rounds.ledger.name
+
+    def _await_guards(self, batch: Batch, give_up_at: float) -> None:
+        """What was read must be on PostgreSQL's disk, and the batch before this one purged."""
+        for awaited in (batch.flush, batch.previous):
+            while awaited is not None and not awaited.wait(0.05):
+                if self._abandoned or time.monotonic() > give_up_at:
+                    raise BatchDropped("PostgreSQL did not confirm the flush or the purge before the commit in time")
+            if awaited is not None and awaited.error is not None:
+                raise BatchDropped(f"PostgreSQL failed before the commit: {awaited.error}")
+        previous = batch.previous
+        if previous is not None and self._lane in previous.stops:
+            raise BatchDropped("the batch before this one could not be purged")
+        if batch.flush is None and (previous is None or previous.flushed_since > batch.returned_at):
+            raise BatchDropped("the purge of the batch before this one did not flush what was read")
+
+    def _topics_exist(self, rounds: Rounds, batch: Batch) -> bool:
+        """An unknown topic inside a transaction stalls it: asked before, once per topic."""
+        new = {row[1] for row in batch.rows} - self._known_topics
+        if not new:
+            return True
+        assert self._producer is not None
+        missing = self._producer.unknown_topics(new, _TOPICS_S)
+        self._known_topics |= new - missing.keys()
+        for topic, text in missing.items():
+            row = next(row for row in batch.rows if row[1] == topic)
+            self._hold(rounds, row, f"topic {topic!r}: {text}", whole_topic=True)
+        return not missing
+
+    # ---- when it failed
+
+    def _hold(self, rounds: Rounds, row: Any, error: str, *, whole_topic: bool = False) -> None:
+        now = time.monotonic()
+        held = rounds.guarded(lambda: self._state.holds.refused(row, error, now, whole_topic=whole_topic))
+        self._host.emit(held)
+
+    def _after_undelivered(self, rounds: Rounds, batch: Batch, error: NotDelivered) -> float:
+        if not error.refused:
+            self._troubles.seen("send", str(error))
+            return self._backoff()
+        self._known_topics.clear()
+        if len(batch.rows) == 1:
+            self._hold(rounds, batch.rows[0], str(error))
+        else:
+            rounds.guarded(lambda: self._state.holds.refused_batch(len(batch.rows)))
+        return 0.0
+
+    def _after_error(self, error: Any) -> float:
+        name = error.name()
+        self._troubles.seen("send", f"{name}: {error.str()}")
+        if name in _FENCED:
+            # By somebody else, or because the broker ended an own transaction that took too long.
+            self._host.doubt(self._lane)
+        elif name not in _OUTAGES:
+            # Perhaps for a record's sake: the next attempt tells which.
+            self._probing = True
+            self._known_topics.clear()
+        return self._backoff()
+
+    # ---- ends
+
+    def _read_meter(self, now: float) -> None:
+        if self._meter.is_due(now):
+            reading = self._meter.read(self._delivered, self._leader_id, 0, now)
+            if reading is not None:
+                self._host.emit(reading)
+
+    def _drop_producer(self) -> None:
+        producer, self._producer = self._producer, None
+        if producer is not None:
+            producer.drop()
+
+    def _close(self) -> None:
+        self._drop_producer()
+        rounds = self._rounds
+        if rounds is not None:
+            if self._finish_by is not None:
+                rounds.failed(self._state)
+                rounds.wait_purged(self._state, self._may_wait)
+            rounds.leave(self._state)
+        self._phase = "ended"
+        self._ended = True
+        if self._finish_by is not None:
+            self._host.finished(self._lane)
+
+    def _may_wait(self) -> bool:
+        return not self._abandoned and self._finish_by is not None and time.monotonic() < self._finish_by
+
+
+def _reporter(failures: list[tuple[str, str]]) -> Callable[[Any, Any], None]:
+    def report(error: Any, message: Any) -> None:
+        if error is not None:
+            failures.append((error.name(), error.str()))
+
+    return report
+
+
+class ExactlyOnceFactory:
+    """A `WorkerFactory`: the workers that it makes share one reader. `source` replaces the alias' parameters."""
+
+    def __init__(self, *, source: Source | None = None) -> None:
+        self._source = source
+        self._mutex = threading.Lock()
+        self._rounds: Rounds | None = None
+
+    def __call__(self, conf: Conf, lane: int, leader_id: UUID, epoch: int, host: LaneHost) -> ExactlyOnce:
+        return ExactlyOnce(conf, lane, leader_id, host, lambda state: self._register(conf, state))
+
+    def _register(self, conf: Conf, state: LaneState) -> Rounds:
+        with self._mutex:
+            if self._rounds is None or not self._rounds.register(state):
+                name = f"{socket.gethostname()}_{os.getpid()}"
+                topic = LedgerTopic(conf.client_properties, f"{conf.name}.ledger")
+                self._rounds = Rounds(conf, Database(conf, self._source), topic, name)
+                assert self._rounds.register(state)
+            return self._rounds

@@ -1,0 +1,212 @@
+"""The connections of exactly-once delivery to its database, and the thread that purges.
+
+Every connection is checked to reach the same database. A purge is repeated until it succeeds: what was committed in
+Kafka is in the table until then, and the next batch waits.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+from uuid import UUID
+
+import psycopg
+
+from outbox.conf import Conf
+from outbox.core import verdict
+from outbox.core.verdict import LookUpRows, MoveOnly, PurgeEntry, State, Stop
+from outbox.edges import companions, table
+from outbox.edges.companions import Companions, OtherDatabase
+from outbox.edges.session import BoundedConnection, Session
+from outbox.failpoints import failpoint
+from outbox.harvest.exactly_once_values import Awaited, Purge, Ticket
+from outbox.harvest.readings import Troubles
+
+logger = logging.getLogger("outbox.harvest")
+
+_RETRY_MIN_S, _RETRY_MAX_S = 0.1, 2.0
+_SETTLE_ATTEMPTS_MAX = 5
+
+Source = Callable[[], Any]
+"""The parameters of a connection; called again for each, as credentials may change."""
+
+
+class Database:
+    """Opens connections to the outbox of the settings. Thread-safe."""
+
+    def __init__(self, conf: Conf, source: Source | None = None) -> None:
+        self._conf = conf
+        self._source = source or partial(table.parameters, conf.database)
+        self._mutex = threading.Lock()
+        self.identity: UUID | None = None
+        self.state = State(conf.lanes)
+        self.sequence = ""
+        self.companions: Companions | None = None
+
+    def connect(self, name: str) -> BoundedConnection:
+        """A checked connection. `opened_at` says since when it stands."""
+        opened_at = time.monotonic()
+        connection = companions.connect(
+            self._source(), statement_timeout_s=self._conf.statement_timeout_s, application_name=f"outbox {name}"
+        )
+        connection.give_up_at = opened_at + self._conf.statement_timeout_s
+        try:
+            self._check(connection)
+        except BaseException:
+            connection.close()
+            raise
+        connection.opened_at = opened_at  # type: ignore[attr-defined]
+        return connection
+
+    def _check(self, connection: BoundedConnection) -> None:
+        sequence = companions.sequence_of(connection, self._conf.table)
+        found = Companions(self._conf.table, sequence)
+        identity, state = found.state(connection, self._conf.lanes)
+        with self._mutex:
+            if self.identity is not None and identity != self.identity:
+                raise OtherDatabase(
+                    f"This process began with database {self.identity} and was now connected to database {identity}. "
+                    f"Nothing is sent or deleted there. Check where the alias {self._conf.database!r} leads; restart "
+                    "the harvester when the change is meant."
+                )
+            self.identity, self.state, self.sequence, self.companions = identity, state, sequence, found
+
+    @property
+    def statements(self) -> Companions:
+        assert self.companions is not None, "no connection has been opened yet"
+        return self.companions
+
+
+class Purges:
+    """Purges, and the few statements of takeovers, in order on one connection of their own."""
+
+    def __init__(self, database: Database, settled: Callable[[Ticket], None], statement_timeout_s: float) -> None:
+        self._database, self._settled, self._timeout_s = database, settled, statement_timeout_s
+        self._closing = threading.Event()
+        self._troubles = Troubles(-1)
+        self._session = Session("outbox-purge", partial(database.connect, "purge"), self._post)
+
+    def submit(self, purges: Sequence[Purge]) -> Ticket:
+        """One transaction, tried until it succeeds."""
+        ticket = Ticket(purges)
+        self._send(ticket, 0)
+        return ticket
+
+    def ask(self, job: Callable[[BoundedConnection], Any], may_go_on: Callable[[], bool] = lambda: True) -> Any:
+        """The job's result, after what was submitted before; its error, or None when it may not go on."""
+        answer: dict[str, Any] = {}
+        awaited = Awaited()
+
+        def run(connection: Any) -> None:
+            answer["result"] = job(connection)
+
+        self._session.submit(run, awaited, self._timeout_s)
+        while not awaited.wait(0.05):
+            if not may_go_on():
+                return None
+            if self._closing.is_set() and self._session.join(0):
+                raise psycopg.OperationalError("the connection was closed because the lanes have ended")
+        if awaited.error is not None:
+            raise awaited.error
+        return answer["result"]
+
+    def tell(self, job: Callable[[Any], None]) -> Awaited:
+        """Run the job some time; `error` of the answer tells what came of it."""
+        awaited = Awaited()
+        self._session.submit(job, awaited, self._timeout_s)
+        return awaited
+
+    def close(self) -> None:
+        """What was submitted is still tried once. Does not block."""
+        self._closing.set()
+        self._session.close()
+
+    def interrupt(self) -> None:
+        self._session.interrupt()
+
+    def join(self, timeout_s: float) -> bool:
+        return self._session.join(timeout_s)
+
+    # ---- in the session's thread
+
+    def _send(self, ticket: Ticket, attempt: int) -> None:
+        self._session.submit(partial(self._purge, ticket, attempt), (ticket, attempt), self._timeout_s)
+
+    def _post(self, outcome: tuple[Any, Any, BaseException | None]) -> None:
+        report, _, error = outcome
+        if isinstance(report, Awaited) and not isinstance(report, Ticket):
+            report.settle(error)
+            return
+        ticket, attempt = report
+        if error is None:
+            self._troubles.over("purge")
+            self._settled(ticket)
+            ticket.settle()
+            failpoint("after-purge")
+        elif self._closing.is_set():
+            ticket.settle(error)
+        else:
+            self._troubles.seen("purge", str(error))
+            self._closing.wait(min(_RETRY_MAX_S, _RETRY_MIN_S * 2 ** min(attempt, 8)))
+            self._send(ticket, attempt + 1)
+
+    def _purge(self, ticket: Ticket, attempt: int, connection: Any) -> None:
+        failpoint("before-purge")
+        statements = self._database.statements
+        moved: list[Purge] = []
+        if len(ticket.purges) == 1:  # a statement is a transaction by itself
+            moved = self._delete(statements, connection, ticket.purges)
+        else:
+            with connection.transaction():
+                moved = self._delete(statements, connection, ticket.purges)
+        if moved and not attempt:
+            ticket.flushed_since = connection.opened_at
+        for purge in ticket.purges:
+            if purge not in moved:
+                self._settle(statements, connection, purge, ticket)
+
+    @staticmethod
+    def _delete(statements: Companions, connection: Any, purges: Sequence[Purge]) -> list[Purge]:
+        moved = []
+        for purge in purges:
+            entry = purge.entry
+            deleted = statements.purge(connection, entry.lane, entry.batch, entry.ids, purge.filenode)
+            if deleted:
+                moved.append(purge)
+                if deleted != entry.count:
+                    logger.warning(
+                        "purged_fewer lane=%d batch=%d sent=%d deleted=%d: something else deletes records",
+                        entry.lane, entry.batch, entry.count, deleted,
+                    )  # fmt: skip
+        return moved
+
+    @staticmethod
+    def _settle(statements: Companions, connection: Any, purge: Purge, ticket: Ticket) -> None:
+        found = settle_purge(statements, connection, purge)
+        if isinstance(found, Stop):
+            ticket.stops[purge.entry.lane] = found
+
+
+def settle_purge(statements: Companions, connection: Any, purge: Purge) -> Stop | None:
+    """A purge that moved nothing: already done, or the table's file has changed and the rows are compared first."""
+    entry = purge.entry
+    for _ in range(_SETTLE_ATTEMPTS_MAX):
+        purged = statements.purged(connection, entry.lane)
+        judged = verdict.after_purge(entry, moved=False, purged=purged)
+        if isinstance(judged, Stop):
+            return judged
+        if not isinstance(judged, LookUpRows):
+            return None
+        found = statements.look_up(connection, entry.ids)
+        rows = verdict.found_rows(entry, found.count, found.digest, found.newest)
+        settled = verdict.settle(entry, rows)
+        if isinstance(settled, Stop):
+            return settled
+        ids: Sequence[int] = entry.ids if isinstance(settled, PurgeEntry) else ()
+        assert isinstance(settled, PurgeEntry | MoveOnly)
+        statements.purge(connection, entry.lane, entry.batch, ids, found.filenode, compared=True)
+    raise psycopg.OperationalError(f"the file of the table changes faster than batch {entry.batch} can be purged")

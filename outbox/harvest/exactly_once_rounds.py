@@ -1,0 +1,490 @@
+"""The rounds of a process: one reader for all its lanes, one page at a time, dealt out to the lanes that are ready.
+
+While the lanes send one page, the next is read if the last one was full; else it is read when the round has ended, so
+that a record never waits in memory for a transaction longer than for its own. A round ends when every lane has
+committed its share or failed; what was committed is purged then, beside the next round.
+
+One thread reads and owns the frontier. Lanes call `ready`, `committed`, `failed` and so on from their own threads.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import psycopg
+
+from outbox.conf import Conf
+from outbox.core.frontier import Frontier
+from outbox.core.ledger import Entry, digest
+from outbox.core.verdict import GoOn, Stop, round_check
+from outbox.edges.companions import OtherWay, flush
+from outbox.edges.ledger_topic import LedgerTopic
+from outbox.edges.marks import WrongTable
+from outbox.edges.reader import Page, Reader, Row
+from outbox.edges.session import BoundedConnection
+from outbox.harvest.exactly_once_database import Database, Purges
+from outbox.harvest.exactly_once_holds import Holds
+from outbox.harvest.exactly_once_values import Awaited, Batch, Doubt, Order, Purge, Ticket
+from outbox.harvest.readings import Troubles
+
+logger = logging.getLogger("outbox.harvest")
+
+_IDLE_MIN_S = 0.002
+_IDLE_GROWTH = 1.3
+_RETRY_MIN_S, _RETRY_MAX_S = 0.1, 2.0
+_LANES_OF_A_PAGE_MAX = 4
+_FIRST_PAGE_ROWS = 500
+_SAMPLE = 16
+_SWEEP_SHARE = 1000  # a sweep may take one thousandth of the time
+_BEAT_S = 2.0
+
+
+@dataclass(eq=False)
+class LaneState:
+    """What the rounds know of one lane. Guarded by their condition."""
+
+    number: int
+    post: Callable[[Order], None]
+    session: int = 0
+    ready: bool = False
+    busy: Batch | None = None
+    submitted: int = 0
+    """The last batch given to the purges."""
+    acknowledged: int = 0
+    """The last batch known to be purged."""
+    holds: Holds = field(default_factory=Holds)
+
+    @property
+    def unpurged(self) -> bool:
+        return self.acknowledged < self.submitted
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What one read may rely on, copied before it is sent."""
+
+    sessions: dict[int, int]
+    acknowledged: dict[int, int]
+    flights: tuple[Batch, ...]
+    limit: int
+
+    @property
+    def lanes(self) -> tuple[int, ...]:
+        return tuple(self.sessions)
+
+    def excluded_above(self, look: int) -> list[int]:
+        """Ids in flight that the read would meet, ascending."""
+        found = [b.ids if b.ids[0] > look else [i for i in b.ids if i > look] for b in self.flights if b.ids[-1] > look]
+        return found[0] if len(found) == 1 else sorted(id_ for ids in found for id_ in ids)
+
+
+class Rounds:
+    """Lanes of one table in one process. Ends when its last lane has left; then it takes no more."""
+
+    def __init__(self, conf: Conf, database: Database, ledger: LedgerTopic, owner_name: str) -> None:
+        self._conf, self.database, self.ledger, self._owner_name = conf, database, ledger, owner_name
+        self._changed = threading.Condition()
+        self._lanes: dict[int, LaneState] = {}
+        self._closing = False
+        self._outstanding = 0  # lanes that have not ended the present round
+        self._round_purges: list[Purge] = []
+        self._flights: set[Batch] = set()
+        self._last_ticket: Ticket | None = None
+        self._wants_reset = False
+        self._prepared = False
+        self._preparing = threading.Lock()
+        self.purges = Purges(database, self._purged, conf.statement_timeout_s)
+        self._frontier = Frontier()
+        self._reader: Reader | None = None
+        self._connection: BoundedConnection | None = None
+        self._limit = min(_FIRST_PAGE_ROWS, conf.batch_max)
+        self._idle_s = _IDLE_MIN_S
+        self._read_failures = 0
+        self._troubles = Troubles(-1)
+        self._sweep_at = time.monotonic() + conf.sweep_interval_s
+        self._beat: Awaited | None = None
+        self._beat_at = 0.0
+        self.stages: dict[str, float] = dict.fromkeys(("read", "divide", "round", "flush"), 0.0)
+        self.reads = 0
+        self._thread = threading.Thread(target=self._run, name="outbox-reader", daemon=True)
+        self._thread.start()
+
+    # ---- what lanes call, each from its own thread
+
+    def register(self, lane: LaneState) -> bool:
+        """False: these rounds have ended, the lane needs others."""
+        with self._changed:
+            if self._closing:
+                return False
+            if (earlier := self._lanes.get(lane.number)) is not None:
+                self._unready(earlier)  # its worker is abandoned and has not noticed yet
+            self._lanes[lane.number] = lane
+            return True
+
+    def leave(self, lane: LaneState) -> None:
+        with self._changed:
+            self._unready(lane)
+            if self._lanes.get(lane.number) is lane:
+                del self._lanes[lane.number]
+            self._flights = {b for b in self._flights if b.lane != lane.number}
+            if not self._lanes:
+                self._closing = True
+                self.purges.close()
+            self._changed.notify_all()
+
+    def prepare(self) -> None:
+        """Once: the tables, the way, the ledger topic. Raises what forbids harvesting, and outages."""
+        with self._preparing:
+            if self._prepared:
+                return
+            self.purges.ask(self._claim)
+            self.ledger.prepare(self.database.state.lane_count, self._conf.audit_window_s)
+            self._prepared = True
+
+    def _claim(self, connection: Any) -> None:
+        self.database.statements.claim(connection, self._owner_name, self._conf.session_timeout_s)
+
+    def ready(self, lane: LaneState, batch: int) -> None:
+        """The lane owns its transactional id and has purged everything up to `batch`: it is read for from the
+        beginning."""
+        with self._changed:
+            lane.submitted = lane.acknowledged = batch
+            lane.session += 1
+            lane.ready = True
+            self._flights = {b for b in self._flights if b.lane != lane.number}
+            self._wants_reset = True
+            self._idle_s = _IDLE_MIN_S
+            self._changed.notify_all()
+
+    def committed(self, lane: LaneState, batch: Batch, entry: Entry) -> None:
+        """The batch is in Kafka; its rows are deleted when the round ends."""
+        with self._changed:
+            if lane.busy is not batch:
+                return  # of a worker that was replaced: its successor settles it
+            lane.submitted = entry.batch
+            lane.holds.delivered(batch.rows, self._conf.batch_max)
+            batch.rows = []
+            self._round_purges.append(Purge(entry, batch.filenode))
+            self._end_share(lane)
+
+    def failed(self, lane: LaneState) -> None:
+        """Nothing more is read for the lane until it is ready again; what it had in hand is read anew then."""
+        with self._changed:
+            self._unready(lane)
+
+    def _unready(self, lane: LaneState) -> None:
+        lane.ready = False
+        lane.session += 1
+        if lane.busy is not None:
+            self._end_share(lane)
+        self._changed.notify_all()
+
+    def _end_share(self, lane: LaneState) -> None:
+        lane.busy = None
+        self._outstanding -= 1
+        if self._outstanding == 0:
+            if self._round_purges:
+                self._last_ticket = self.purges.submit(self._round_purges)
+                self._round_purges = []
+            self._changed.notify_all()
+
+    def wait_purged(self, lane: LaneState, may_go_on: Callable[[], bool]) -> bool:
+        """Until every batch of the lane is purged; False when it may not go on before."""
+        with self._changed:
+            while lane.unpurged and may_go_on():
+                self._changed.wait(0.05)
+            return not lane.unpurged
+
+    def guarded(self, action: Callable[[], Any]) -> Any:
+        """Run while nothing else looks at the lanes' holds."""
+        with self._changed:
+            return action()
+
+    def in_flight(self, lane: int) -> int:
+        with self._changed:
+            return sum(len(b.ids) for b in self._flights if b.lane == lane)
+
+    def join(self, timeout_s: float) -> bool:
+        give_up_at = time.monotonic() + timeout_s
+        self._thread.join(max(0.0, timeout_s))
+        return not self._thread.is_alive() and self.purges.join(give_up_at - time.monotonic())
+
+    @property
+    def is_closing(self) -> bool:
+        return self._closing
+
+    # ---- what the purges tell, in their thread
+
+    def _purged(self, ticket: Ticket) -> None:
+        with self._changed:
+            for purge in ticket.purges:
+                number, batch = purge.entry.lane, purge.entry.batch
+                lane = self._lanes.get(number)
+                if lane is not None and number in ticket.stops:
+                    lane.submitted = lane.acknowledged  # nothing of it is under way any more
+                    lane.ready = False
+                    lane.post(ticket.stops[number])
+                elif lane is not None:
+                    lane.acknowledged = max(lane.acknowledged, batch)
+                ids = purge.entry.ids[0]
+                self._flights = {b for b in self._flights if b.lane != number or b.ids[0] != ids}
+            self._changed.notify_all()
+
+    # ---- the reading thread
+
+    def _run(self) -> None:
+        try:
+            while (plan := self._await_work()) is not None:
+                page = self._read(plan)
+                if page is not None:
+                    self._deal(plan, page)
+        except BaseException as error:
+            self._break(error)
+        finally:
+            self._drop_connection()
+            self.ledger.close()
+
+    def _break(self, error: BaseException) -> None:
+        """What no repetition can mend ends every lane of the process."""
+        with self._changed:
+            self._closing = True
+            self.purges.close()
+            for lane in self._lanes.values():
+                lane.post(Broken(error))
+            self._changed.notify_all()
+
+    def _await_work(self) -> _Plan | None:
+        with self._changed:
+            while not self._closing:
+                self._keep_beating()
+                sessions = {lane.number: lane.session for lane in self._lanes.values() if lane.ready}
+                if sessions:
+                    break
+                self._changed.wait(_BEAT_S / 2)
+            else:
+                return None
+            if self._wants_reset:
+                self._wants_reset = False
+                self._frontier.reset()
+            now = time.monotonic()
+            for number in sessions:
+                if due := self._lanes[number].holds.release_due(now):
+                    self._frontier.give_back(due)
+            return _Plan(
+                sessions,
+                {number: self._lanes[number].acknowledged for number in sessions},
+                tuple(self._flights),
+                self._limit * min(len(sessions), _LANES_OF_A_PAGE_MAX),
+            )
+
+    def _keep_beating(self) -> None:
+        now = time.monotonic()
+        if now < self._beat_at or not self._prepared or (self._beat is not None and not self._beat.is_settled):
+            return
+        if self._beat is not None and isinstance(self._beat.error, OtherWay):
+            raise self._beat.error
+        self._beat_at = now + _BEAT_S
+        numbers = [lane.number for lane in self._lanes.values() if lane.ready]
+
+        def beat(connection: Any) -> None:
+            self._claim(connection)
+            identity = self.database.identity
+            if numbers and identity is not None:
+                self.database.statements.beat(connection, numbers, identity, self._owner_name)
+
+        self._beat = self.purges.tell(beat)
+
+    def _read(self, plan: _Plan) -> Page | None:
+        """A complete page, or None after a failure and a pause."""
+        begun = time.monotonic()
+        try:
+            page = self._read_completely(plan)
+        except (WrongTable, AssertionError):
+            raise
+        except psycopg.Error as error:
+            self._after_failure(error)
+            return None
+        self._troubles.over("read")
+        self._read_failures = 0
+        self.reads += 1
+        self.stages["read"] += time.monotonic() - begun
+        return page
+
+    def _after_failure(self, error: Exception) -> None:
+        self._troubles.seen("read", str(error))
+        self._drop_connection()
+        pause_s = min(_RETRY_MAX_S, _RETRY_MIN_S * 2 ** min(self._read_failures, 8)) * random.uniform(0.5, 1.0)
+        self._read_failures += 1
+        with self._changed:
+            self._changed.wait_for(lambda: self._closing, pause_s)
+
+    def _read_completely(self, plan: _Plan) -> Page:
+        connection = self._connected()
+        reader, frontier = self._reader, self._frontier
+        assert reader is not None
+        begun = time.monotonic()
+        is_sweep = begun >= self._sweep_at
+        if is_sweep:
+            # The net for writers that break the rules: once in a while everything visible is looked at.
+            frontier.reset()
+        look: int | None = frontier.start()
+        while look is not None:
+            connection.give_up_at = time.monotonic() + self._conf.statement_timeout_s
+            page = reader.read(connection, look, plan.lanes, plan.excluded_above(look), plan.limit)
+            look = frontier.missed_from(look, page.snapshot, page.sequence)
+        rows = page.rows
+        frontier.accept(rows[-1][0] if rows else None, len(rows) >= plan.limit, page.snapshot, page.sequence)
+        if is_sweep:
+            now = time.monotonic()
+            self._sweep_at = now + max(self._conf.sweep_interval_s, _SWEEP_SHARE * (now - begun))
+        return page
+
+    def _connected(self) -> BoundedConnection:
+        if self._connection is None:
+            self._connection = self.database.connect("read")
+            count = self.database.state.lane_count
+            self._reader = Reader(
+                self._conf.table, self.database.sequence, count, keep_empty_key=self._conf.keep_empty_key
+            )
+            self._frontier.reset()  # perhaps another server, which draws its own transaction ids
+        return self._connection
+
+    def _drop_connection(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            try:
+                connection.close()
+            except psycopg.Error:
+                pass
+
+    # ---- dealing out a page
+
+    def _deal(self, plan: _Plan, page: Page) -> None:
+        returned_at = time.monotonic()
+        is_full = len(page.rows) >= plan.limit
+        batches = self._divide(plan, page, returned_at)
+        self.stages["divide"] += time.monotonic() - returned_at
+        if batches:
+            self._await_round_end()
+            self._hand_over(batches, returned_at)
+            self._idle_s = _IDLE_MIN_S
+        if is_full:
+            return
+        if batches:
+            self._await_round_end()
+        else:
+            with self._changed:
+                self._changed.wait_for(lambda: self._closing or self._wants_reset, self._idle_s)
+            self._idle_s = min(self._idle_s * _IDLE_GROWTH, self._conf.mark_backoff_s)
+
+    def _divide(self, plan: _Plan, page: Page, returned_at: float) -> list[Batch]:
+        shares = self._shares(plan, page)
+        self._adapt_limit(page.rows)
+        batches = []
+        with self._changed:
+            for number, session in plan.sessions.items():
+                lane = self._lanes.get(number)
+                if lane is None or lane.session != session or not self._may_follow(lane, plan, page):
+                    continue
+                rows = self._held_back(lane, shares.get(number, []))
+                if rows:
+                    ids = [row[0] for row in rows]
+                    batch = Batch(number, session, rows, ids, 0, page.read_at, page.filenode, returned_at)
+                    self._flights.add(batch)
+                    batches.append(batch)
+        for batch in batches:
+            batch.digest = digest(batch.rows)  # type: ignore[arg-type]
+        return batches
+
+    def _shares(self, plan: _Plan, page: Page) -> dict[int, list[Row]]:
+        if self.database.state.lane_count == 1:
+            return dict.fromkeys(plan.sessions, page.rows)
+        shares: dict[int, list[Row]] = {number: [] for number in plan.sessions}
+        for row in page.rows:
+            shares[row[7]].append(row[:7])
+        return shares
+
+    def _held_back(self, lane: LaneState, rows: list[Row]) -> list[Row]:
+        kept = lane.holds.keep(rows)
+        taken = lane.holds.cut(kept)
+        if len(taken) < len(kept):
+            self._frontier.give_back([kept[len(taken)][0]])
+        return taken
+
+    def _may_follow(self, lane: LaneState, plan: _Plan, page: Page) -> bool:
+        """Whether m, as the page has seen it, fits what this process has purged."""
+        purged = page.purged.get(lane.number, 0)
+        judged = round_check(lane.number, purged, plan.acknowledged[lane.number], lane.submitted or None)
+        if isinstance(judged, GoOn):
+            return True
+        self._unready(lane)
+        lane.post(judged if isinstance(judged, Stop) else Doubt())
+        return False
+
+    def _adapt_limit(self, rows: Sequence[Row]) -> None:
+        """Pages of large records have fewer of them: a page should hold so many bytes, not so many rows."""
+        sample = rows[::_SAMPLE]
+        if not sample:
+            return
+        size = sum(len(row[3] or row[6] or "") + len(row[2]) for row in sample) // len(sample) + 1
+        target = max(1, min(self._conf.batch_max, self._conf.batch_bytes_max // size))
+        self._limit = target if target < self._limit else min(target, 4 * self._limit)
+
+    def _await_round_end(self) -> None:
+        begun = time.monotonic()
+        with self._changed:
+            while self._outstanding and not self._closing:
+                self._keep_beating()
+                self._changed.wait(_BEAT_S / 2)
+        self.stages["round"] += time.monotonic() - begun
+
+    def _hand_over(self, batches: list[Batch], returned_at: float) -> None:
+        flushed = Awaited()
+        with self._changed:
+            ticket = self._last_ticket
+            is_flushed_by_purge = ticket is not None and ticket.submitted_at >= returned_at
+            posted = []
+            for batch in batches:
+                lane = self._lanes.get(batch.lane)
+                if lane is None or lane.session != batch.session or not lane.ready:
+                    self._flights.discard(batch)
+                    self._frontier.give_back(batch.ids[:1])
+                    continue
+                batch.previous = ticket
+                batch.flush = None if is_flushed_by_purge else flushed
+                lane.busy = batch
+                self._outstanding += 1
+                posted.append((lane, batch))
+            for lane, batch in posted:
+                lane.post(batch)
+        if posted and not is_flushed_by_purge:
+            self._flush(flushed)
+
+    def _flush(self, flushed: Awaited) -> None:
+        """Beside the sending: on the connection that has read. Over another one it would prove nothing."""
+        begun = time.monotonic()
+        try:
+            connection = self._connection
+            if connection is None:
+                raise psycopg.OperationalError("the connection that has read is closed")
+            connection.give_up_at = time.monotonic() + self._conf.statement_timeout_s
+            flush(connection)
+        except psycopg.Error as error:
+            flushed.settle(error)
+            self._after_failure(error)
+        else:
+            flushed.settle()
+        self.stages["flush"] += time.monotonic() - begun
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """The rounds have ended for good."""
+
+    error: BaseException

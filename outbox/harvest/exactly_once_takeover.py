@@ -1,0 +1,135 @@
+"""Taking a lane over: fence older owners, read both sides, and settle the batch between them.
+
+The order of the questions is what makes the answer right; see `core.verdict`, which gives it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+from uuid import UUID
+
+from outbox.conf import Conf
+from outbox.core import verdict
+from outbox.core.ledger import LedgerEntryError
+from outbox.core.verdict import AskElection, Closed, Facts, Idle, MoveOnly, NothingToDo, PurgeEntry, Stop
+from outbox.edges.ledger_topic import LedgerMissing, LedgerTopic
+from outbox.edges.transactions import TransactionalProducer, initialised, properties_of
+from outbox.failpoints import failpoint
+from outbox.harvest.exactly_once_database import Database, Purges, settle_purge
+from outbox.harvest.exactly_once_values import Purge
+
+
+@dataclass(frozen=True, slots=True)
+class Owned:
+    """The lane may send; `batch` is the last one committed and purged."""
+
+    producer: TransactionalProducer
+    batch: int
+    identity: UUID
+
+
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """The last record of the ledger cannot be understood."""
+
+    text: str
+
+
+Outcome = Owned | AskElection | Closed | Idle | Stop | Unreadable | None
+"""None: it may not go on."""
+
+
+class Takeover:
+    """Of one lane. Each attempt leaves nothing behind but what it has settled."""
+
+    def __init__(self, conf: Conf, lane: int, database: Database, purges: Purges, ledger: LedgerTopic) -> None:
+        self._conf, self._lane = conf, lane
+        self._database, self._purges, self._ledger = database, purges, ledger
+        self.transactional_id = f"{conf.name}-{lane}"
+        self._properties = properties_of(
+            conf.producer_properties, self.transactional_id, transaction_timeout_s=conf.transaction_timeout_s
+        )
+
+    def run(self, timeout_s: float, may_go_on: Callable[[], bool]) -> Outcome:
+        """To be called when the lane's own purges are done and its producer is dropped."""
+        give_up_at = time.monotonic() + timeout_s
+        producer = initialised(self._make, self.transactional_id, give_up_at, may_go_on)
+        if producer is None:
+            return None
+        try:
+            outcome = self._examine(producer, give_up_at, may_go_on)
+        except LedgerEntryError as error:
+            outcome = Unreadable(f"lane {self._lane} is stopped, nothing was sent or deleted: {error}")
+        except BaseException:
+            producer.drop()
+            raise
+        if not isinstance(outcome, Owned):
+            producer.drop()
+        return outcome
+
+    def _make(self) -> TransactionalProducer:
+        return TransactionalProducer(
+            self._properties, id_header=self._conf.id_header, keep_empty_key=self._conf.keep_empty_key
+        )
+
+    def _examine(self, producer: TransactionalProducer, give_up_at: float, may_go_on: Callable[[], bool]) -> Outcome:
+        failpoint("after-init")
+        facts = self._read_facts(give_up_at, may_go_on)
+        if facts is None:
+            return None
+        judged = verdict.takeover(facts)
+        if isinstance(judged, verdict.LookUpRows):
+            judged = self._compare(facts, judged, may_go_on)
+        if judged is None:
+            return None
+        if isinstance(judged, PurgeEntry | MoveOnly):
+            failpoint("before-settle")
+            stop = self._settle(judged, may_go_on)
+            if stop is not None or not may_go_on():
+                return stop
+            return Owned(producer, judged.entry.batch, facts.database)
+        if isinstance(judged, NothingToDo):
+            return Owned(producer, judged.batch, facts.database)
+        assert not isinstance(judged, verdict.LookUpRows)
+        return judged
+
+    def _read_facts(self, give_up_at: float, may_go_on: Callable[[], bool]) -> Facts | None:
+        lane, database = self._lane, self._database
+
+        def look(connection: Any) -> Any:
+            statements = database.statements
+            return (*statements.state(connection, self._conf.lanes), statements.purged(connection, lane))
+
+        first = self._purges.ask(look, may_go_on)
+        if first is None:
+            return None
+        identity, state, purged = first
+        if state.resize_to is not None or lane >= state.lane_count:
+            return Facts(lane, identity, state, purged, None, purged)
+        try:
+            entry = self._ledger.last_entry(lane, give_up_at)
+        except LedgerMissing:
+            # Made anew it is empty: the verdict says so when the table knows better.
+            self._ledger.prepare(state.lane_count, self._conf.audit_window_s)
+            entry = self._ledger.last_entry(lane, give_up_at)
+        again = self._purges.ask(lambda connection: database.statements.purged(connection, lane), may_go_on)
+        return None if again is None else Facts(lane, identity, state, purged, entry, again)
+
+    def _compare(self, facts: Facts, judged: verdict.LookUpRows, may_go_on: Callable[[], bool]) -> Any:
+        entry = judged.entry
+        found = self._purges.ask(lambda connection: self._database.statements.look_up(connection, entry.ids), may_go_on)
+        if found is None:
+            return None
+        rows = verdict.found_rows(entry, found.count, found.digest, found.newest)
+        return verdict.takeover(replace(facts, rows=rows))
+
+    def _settle(self, judged: PurgeEntry | MoveOnly, may_go_on: Callable[[], bool]) -> Stop | None:
+        """Looks once more, beside the guard that the same statement's file gives: rows and file belong together."""
+        purge = Purge(judged.entry, 0)
+        stop: Stop | None = self._purges.ask(
+            lambda connection: settle_purge(self._database.statements, connection, purge), may_go_on
+        )
+        return stop

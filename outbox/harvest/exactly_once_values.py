@@ -1,0 +1,113 @@
+"""The values that pass between the rounds of a process and its lanes. No decisions here."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from outbox.core.ledger import Entry
+from outbox.core.verdict import Stop
+from outbox.edges.reader import Row
+
+
+class Awaited:
+    """Something that another thread settles once, well or with an error."""
+
+    def __init__(self) -> None:
+        self._settled = threading.Event()
+        self.error: BaseException | None = None
+
+    def settle(self, error: BaseException | None = None) -> None:
+        self.error = error
+        self._settled.set()
+
+    @property
+    def is_settled(self) -> bool:
+        return self._settled.is_set()
+
+    def wait(self, timeout_s: float) -> bool:
+        return self._settled.wait(max(0.0, timeout_s))
+
+
+@dataclass(frozen=True, slots=True)
+class Purge:
+    """One committed batch whose rows are to be deleted."""
+
+    entry: Entry
+    filenode: int
+
+
+class Ticket(Awaited):
+    """The purge of one round: it is settled when every batch of it is purged or stopped."""
+
+    def __init__(self, purges: Sequence[Purge]) -> None:
+        super().__init__()
+        self.purges = tuple(purges)
+        self.submitted_at = time.monotonic()
+        self.stops: dict[int, Stop] = {}
+        self.flushed_since = float("inf")
+        """Everything that the server showed since then, and before the purge was sent, is on its disk: the purge
+        deleted rows at its first attempt, over a connection as old as this."""
+
+
+@dataclass(eq=False, slots=True)
+class Batch:
+    """One lane's share of a page. In flight until its rows are purged or it is given up."""
+
+    lane: int
+    session: int
+    """Which readiness of the lane it was read for; a lane that took over since has read again."""
+    rows: list[Row]
+    ids: list[int]
+    digest: int
+    read_at: datetime
+    filenode: int
+    returned_at: float
+    """When the read had returned, on the monotonic clock."""
+    flush: Awaited | None = None
+    """None: the purge of the batch before flushes what was read."""
+    previous: Ticket | None = None
+    """Must be settled before this batch commits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Doubt:
+    """Somebody else has purged a batch of this lane."""
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """Wake up: the lane is to finish or to be abandoned."""
+
+
+@dataclass(frozen=True, slots=True)
+class LaneStopped:
+    """Neither sending nor deleting can be right in this lane until an operator has decided; other lanes go on."""
+
+    lane: int
+    text: str
+
+
+Order = Batch | Doubt | Stop | End
+
+
+@dataclass(frozen=True, slots=True)
+class ExactlyOnceStatistics:
+    """What a lane tells about itself; `stages` are seconds spent, by name."""
+
+    lane: int
+    leader_id: UUID
+    phase: str
+    in_flight: int
+    in_flight_keys: tuple[Any, ...]
+    delivered: int
+    batches: int
+    takeovers: int
+    renewals: int
+    held: int
+    stages: dict[str, float] = field(default_factory=dict)
