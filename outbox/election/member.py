@@ -95,7 +95,9 @@ class Member:
         self._producer = self._clients.producer(self._on_error)
         self._reader = self._clients.reader(self._on_error)
         self._consumer = self._clients.member(self._on_error, self._on_commit)
-        for role in (self._read_heartbeats, self._tick, self._stand_in_group):
+        roles = (self._read_heartbeats, self._tick, self._stand_in_group)
+        self._running = len(roles)
+        for role in roles:
             name = f"outbox-election-{role.__name__.strip('_')}"
             thread = threading.Thread(target=self._guarded, args=(role,), name=name, daemon=True)
             self._threads.append(thread)
@@ -297,9 +299,11 @@ class Member:
             raise
         finally:
             failpoint("before-leave")
-            self._consumer.close()
-            self._left.set()
-            self._commands.put(None)
+            try:
+                self._consumer.close()
+            finally:  # the other threads end whatever becomes of this one
+                self._left.set()
+                self._commands.put(None)
 
     def _on_assign(self, consumer: Any, partitions: list[Any]) -> None:
         from confluent_kafka import OFFSET_END, TopicPartition
@@ -376,6 +380,17 @@ class Member:
             self._on_fatal(error)
             if role == self._tick:
                 self._leaving.set()  # nobody is left to carry out a stop
+        finally:
+            self._drop_clients()
+
+    def _drop_clients(self) -> None:
+        """The last thread breaks the cycle of clients and callbacks: the collector might run in a thread of librdkafka
+        (AdminClient has one that calls Python), where the destruction of a client aborts the process."""
+        with self._lock:
+            self._running -= 1
+            last = self._running == 0
+        if last:
+            del self._consumer, self._reader, self._producer
 
     def _on_failure(self) -> None:
         """The group's thread ends early: what is in hand is finished all the same, then the group is left."""

@@ -22,14 +22,24 @@ TOPIC_CONFIG = {"cleanup.policy": "delete", "retention.ms": "600000", "segment.m
 _VISIBLE_TIMEOUT_S = 10.0
 
 
+class _Trouble:
+    """The reason of an outage, which the time-out of a request hides. Apart, so that no cycle holds the client."""
+
+    text = ""
+
+    def note(self, error: Any) -> None:
+        if error.name() != "_ALL_BROKERS_DOWN":
+            self.text = error.str()
+
+
 class LeaderTopic:
     """The topic of the settings at these brokers. `stopping` ends every wait at once."""
 
     def __init__(self, clients: Clients, conf: Conf, stopping: Event) -> None:
-        self._admin: AdminClient = clients.admin(self._on_error)
+        self._trouble = _Trouble()
+        self._admin: AdminClient = clients.admin(self._trouble.note)
         self._conf = conf
         self._stopping = stopping
-        self._trouble = ""
 
     def prepare(self) -> int:
         """Check limits, create the topic if it is absent; the number of its partitions."""
@@ -129,13 +139,8 @@ class LeaderTopic:
                 continue
             except KafkaException as error:
                 if is_outage(error.args[0]):
-                    self._admin.poll(0)  # calls _on_error
-                    reason = self._trouble or error.args[0].str()
+                    self._admin.poll(0)  # tells the trouble
+                    reason = self._trouble.text or error.args[0].str()
                     raise KafkaUnreachable(f"Cannot {what}: {reason}. Are the brokers at {servers} up?") from error
                 raise
         raise KafkaUnreachable(f"Cannot {what}: no answer from {servers}.")
-
-    def _on_error(self, error: Any) -> None:
-        """The reason of an outage, which the time-out of a request hides."""
-        if error.name() != "_ALL_BROKERS_DOWN":
-            self._trouble = error.str()

@@ -58,7 +58,7 @@ class Events:
             if self._closing or not self._has_room(event):
                 self._drop(event)
             else:
-                self._dropping = False
+                self._dropping = self._dropping and len(self._waiting) > OTHERS_MAX // 2
                 self._waiting.append(Waiting(lane, event, then))
                 self._changed.notify()
                 return

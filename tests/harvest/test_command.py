@@ -278,3 +278,19 @@ def test_help_is_printed():
     done = django("harvest", "--help", url="postgresql://nobody@127.0.0.1:1/x")
     assert done.returncode == 0
     assert "Exit codes" in done.stdout
+
+
+def test_two_processes_share_two_lanes(shop):
+    two = {"OUTBOX_LANES": "2"}
+    first = shop.harvest(**two).leads()
+    first.says("leader_acquired lane=1")
+    second = shop.harvest(**two)
+    second.says("leader_acquired lane=[01]")
+    shop.insert(200, keys=20)
+    shop.wait_count(0)
+    first.ends(0)
+    shop.insert(200, keys=20)
+    shop.wait_count(0)
+    second.ends(0)
+    assert sorted(shop.values()) == sorted([*range(1, 201)] * 2)
+    assert "fenced" not in first.log + second.log
