@@ -6,6 +6,7 @@ Every step is the command a user would run. The count at the end comes from a co
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -19,6 +20,7 @@ TOPIC = "heroes"
 HEROES = 5_000
 QUIET_S = 3.0
 COUNT_TIMEOUT_S = 60.0
+STOP_TIMEOUT_S = 15.0
 ADMIN = ("--noinput", "--username", "admin", "--email", "admin@localhost")
 
 
@@ -97,6 +99,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--heroes", type=int, default=HEROES, help="how many heroes to make")
     parser.add_argument("--serve", action="store_true", help="stay up with site and admin until Ctrl-C")
+    parser.add_argument("--port", type=int, default=8000, help="where the site is served (8000)")
     arguments = parser.parse_args()
     servers = os.environ["OUTBOX_BOOTSTRAP_SERVERS"]
     os.environ.setdefault("OUTBOX_NAME", "heroes-demo")
@@ -131,13 +134,15 @@ def main() -> int:
     if lost or doubled:
         print("demo: the numbers above should have been 0", file=sys.stderr)
         return 1
-    return serve() if arguments.serve else 0
+    return serve(f"127.0.0.1:{arguments.port}") if arguments.serve else 0
 
 
-def serve() -> int:
-    """Site, admin, harvester and consumer, until Ctrl-C."""
+def serve(address: str) -> int:
+    """Site, admin, harvester and consumer, until Ctrl-C or the end of one of them."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.default_int_handler)  # so that the children end with this process
     os.environ.setdefault("DJANGO_SUPERUSER_PASSWORD", "admin")
-    os.environ.setdefault("DEBUG", "1")  # runserver then serves the admin's style sheets
+    step("making the admin's account")
     subprocess.run(
         [sys.executable, str(HERE / "manage.py"), "createsuperuser", *ADMIN],
         cwd=ROOT,
@@ -145,21 +150,37 @@ def serve() -> int:
         stderr=subprocess.DEVNULL,
         check=False,
     )
-    commands = [["runserver", "--noreload", "127.0.0.1:8000"], ["consume_heroes"]]
-    children = [subprocess.Popen([sys.executable, str(HERE / "manage.py"), *command], cwd=ROOT) for command in commands]
-    step("site http://127.0.0.1:8000/heroes/ · admin http://127.0.0.1:8000/admin/ (admin, admin) · Ctrl-C stops")
+    # runserver serves the admin's style sheets under DEBUG alone; a harvester under DEBUG would keep every query.
+    commands = {("runserver", "--noreload", address): "1", ("consume_heroes",): "0", ("harvest", "-v", "0"): "0"}
+    children: list[subprocess.Popen[bytes]] = []
     try:
+        for command, debug in commands.items():
+            environment = {**os.environ, "DEBUG": os.environ.get("DEBUG", debug)}
+            # In a group of its own: Ctrl-C here and then SIGTERM would be the second signal, which forces a harvester.
+            child = subprocess.Popen(
+                [sys.executable, str(HERE / "manage.py"), *command], env=environment, process_group=0
+            )
+            children.append(child)
+        step(f"site http://{address}/heroes/ · admin http://{address}/admin/ (admin, admin) · Ctrl-C stops")
         while all(child.poll() is None for child in children):
-            manage("harvest", "--once")
-            time.sleep(1)
+            time.sleep(0.2)
+        ended = [command[0] for command, child in zip(commands, children, strict=True) if child.poll() is not None]
     except KeyboardInterrupt:
-        pass
+        return 0
     finally:
-        for child in children:
-            child.terminate()
-        for child in children:
-            child.wait(10)
-    return 0
+        end(children)
+    print(f"demo: ended by itself: {', '.join(ended)}", file=sys.stderr)
+    return 1
+
+
+def end(children: "list[subprocess.Popen[bytes]]") -> None:
+    for child in children:
+        child.terminate()
+    for child in children:
+        try:
+            child.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            child.kill()
 
 
 if __name__ == "__main__":

@@ -52,6 +52,7 @@ def _post_form(request: HttpRequest) -> HttpResponse:
 def _post_json(request: HttpRequest) -> JsonResponse:
     try:
         data = json.loads(request.body)
+        json.dumps(data, ensure_ascii=False).encode()  # half a surrogate pair is JSON, and no text
     except ValueError:  # also for bytes that are not text
         return _refusal("The body is not JSON.")
     if not isinstance(data, dict):

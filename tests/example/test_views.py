@@ -66,7 +66,18 @@ def test_a_failure_leaves_neither_hero_nor_message(client: Client, monkeypatch: 
 
 
 @pytest.mark.parametrize(
-    "body", ["{", "[]", '"x"', "null", "{}", '{"name": ""}', '{"name": "%s"}' % ("x" * 101), '{"name": "\\u0000"}']
+    "body",
+    [
+        "{",
+        "[]",
+        '"x"',
+        "null",
+        "{}",
+        '{"name": ""}',
+        '{"name": "%s"}' % ("x" * 101),
+        '{"name": "\\u0000"}',
+        '{"name": "\\ud800"}',
+    ],
 )
 def test_wrong_json_is_refused(client: Client, body: str) -> None:
     response = post_json(client, body)
