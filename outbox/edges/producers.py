@@ -21,6 +21,15 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("outbox.kafka")
 
+
+class _ClientLog:
+    """The client's own words, which repeat with every attempt to connect; transitions are logged by the owner."""
+
+    @staticmethod
+    def log(level: int, message: str, *arguments: Any) -> None:
+        logger.log(logging.DEBUG if level < logging.CRITICAL else level, message, *arguments)
+
+
 # The record is at fault, or its topic: waiting does not help, an operator does.
 REFUSALS = frozenset({
     "MSG_SIZE_TOO_LARGE", "RECORD_LIST_TOO_LARGE", "INVALID_MSG_SIZE", "INVALID_MSG", "INVALID_RECORD",
@@ -70,11 +79,13 @@ class Producers:
             "topic.metadata.propagation.max.ms": max(1, timeout_ms // 2),
             **properties,
             "delivery.timeout.ms": timeout_ms,
-            "logger": logger,
+            "logger": _ClientLog,
+            "error_cb": self._note,
         }
         self._keep_empty_key, self._make = keep_empty_key, make
         self._shards: dict[int, _Shard] = {}
         self._silent = self._dropped = False
+        self.last_error = ""  # of a connection; says why records time out
         self.acknowledged: list[int] = []
         self.undelivered: list[tuple[int, str]] = []
         self.refused: list[tuple[int, str]] = []
@@ -149,6 +160,9 @@ class Producers:
         return shard
 
     # ---- reports
+
+    def _note(self, error: KafkaError) -> None:
+        self.last_error = f"{error.name()}: {error.str()}"
 
     def _report(self, number: int, shard: _Shard, row: Row, error: KafkaError | None, message: Any) -> None:
         shard.outstanding -= 1

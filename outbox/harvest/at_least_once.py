@@ -199,7 +199,7 @@ class AtLeastOnce:
             self._troubles.over("kafka")
         if producers.undelivered:
             undelivered, producers.undelivered = producers.undelivered, []
-            self._troubles.seen("kafka", undelivered[0][1])
+            self._troubles.seen("kafka", f"{undelivered[0][1]}; {producers.last_error}".rstrip("; "))
             board.undelivered(generation, [id_ for id_, _ in undelivered], now)
         if producers.refused:
             refused, producers.refused = producers.refused, []

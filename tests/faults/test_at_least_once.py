@@ -5,6 +5,7 @@ each has a test that tells its outcome. Where nothing at all may be repeated, th
 """
 
 import random
+import re
 import signal
 import time
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -12,10 +13,16 @@ from concurrent.futures import ThreadPoolExecutor, wait
 import pytest
 
 from outbox.failpoints import FAILPOINTS
+from tests.support.databases import ROOT
 
 WINDOW = 300
 LIMITS = {"IN_FLIGHT_MAX": WINDOW, "MARK_MAX": 100, "FLUSH_TIMEOUT": 4}
 SIDE_BY_SIDE = 16
+BOTH_WAYS = {"assigned", "acquired", "revoking", "before-leave"}
+WORKER = {
+    *("after-claim", "after-mark", "before-send", "after-send", "after-ack"),
+    *("before-purge", "after-purge", "before-reset"),
+}
 ENDING = {"before-reset", "revoking", "before-leave"}  # reached by a harvester that stops
 ONCE = {"after-claim", "assigned", "acquired"}  # reached once by a harvester that goes on
 
@@ -92,8 +99,14 @@ def restart_both_servers(scene):
     scene.settle(90).assert_kept(repeats_max=3 * WINDOW)
 
 
-ACTS = {f"killed at {name}": kill_at(name) for name in FAILPOINTS}
+ACTS = {f"killed at {name}": kill_at(name) for name in sorted(WORKER | BOTH_WAYS)}
 ACTS |= {act.__name__: act for act in (pause, cut_between_commit_and_reply, stop_while_postgres_is_down)}
+
+
+def test_every_failpoint_of_the_worker_is_an_act():
+    source = (ROOT / "outbox" / "harvest" / "at_least_once.py").read_text()
+    assert set(re.findall(r'failpoint\("([a-z-]+)"\)', source)) == WORKER
+    assert set(FAILPOINTS) >= WORKER | BOTH_WAYS
 
 
 @pytest.fixture(scope="module")

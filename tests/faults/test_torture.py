@@ -6,9 +6,8 @@ import time
 
 import pytest
 
-from outbox.failpoints import FAILPOINTS
 from tests.faults.fleet import wait_until
-from tests.faults.test_at_least_once import ENDING, LIMITS, ONCE, WINDOW, join_and_leave
+from tests.faults.test_at_least_once import ENDING, LIMITS, WINDOW, WORKER, join_and_leave
 
 pytestmark = [pytest.mark.torture, pytest.mark.timeout(900)]
 
@@ -24,7 +23,7 @@ def test_killed_again_and_again(scene):
     seed = random.Random(2)
     scene.write(rate=3000)
     kills = 0
-    names = [name for name in FAILPOINTS if name not in ENDING | ONCE]
+    names = sorted(WORKER - ENDING - {"after-claim"})
     give_up_at = time.monotonic() + 240
     while time.monotonic() < give_up_at:
         name = seed.choice(names)
