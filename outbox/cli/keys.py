@@ -192,20 +192,19 @@ CLASSIC = (
 
 # What such a file means, whatever the environment says.
 FORCED = {"DELIVERY": AT_LEAST_ONCE, "LANES": 1, "ASSIGNOR": "range"}
-# Settings without meaning for a harvester, or without a project.
-_ELSEWHERE = {
-    "DATABASE",
-    "KEY_MAX_BYTES",
-    "MAX_MESSAGE_BYTES",
-    "AUTOCOMMIT_STASH",
-    "BINARY_VALUES",
-    "SERIALIZER",
-    "MESSAGE_ID_HEADER",
-    "CORRELATION_ID_HEADER",
-    "REDACTOR",
-    "CELERY_EVENTS",
-    "CELERY_APP",
-}
+# Keys beside the classic ones.
+_OWN_SETTINGS = (
+    "BOOTSTRAP_SERVERS",
+    "FLUSH_TIMEOUT",
+    "SESSION_TIMEOUT",
+    "MARK_BYTES_MAX",
+    "KEY_BUFFER",
+    "DEFERRED_MAX",
+    "DELIVERY_TIMEOUT",
+    "SWEEP_INTERVAL",
+    "STATEMENT_TIMEOUT",
+    "KEEP_EMPTY_KEY",
+)
 _KINDS = {"str": "text", "float": "duration", "int": "count", "bool": "flag"}
 # Where the classic harvester did otherwise, or what follows from its keys.
 _OWN_DEFAULTS: dict[str, tuple[Any, str]] = {
@@ -219,29 +218,16 @@ def _camel(setting: str) -> str:
     return first + "".join(word.capitalize() for word in rest)
 
 
-def _own() -> tuple[Key, ...]:
-    taken = {key.setting for key in CLASSIC} | set(FORCED) | _ELSEWHERE
-    keys = []
-    for setting, spec in SPECS.items():
-        kind = _KINDS.get(getattr(spec.type, "__name__", str(spec.type)), "")
-        if setting in taken or not kind:
-            continue
-        default, shown = _OWN_DEFAULTS.get(setting, (None, ""))
-        below = "limits." if kind in ("duration", "count") else ""
-        keys.append(
-            Key(
-                path=f"{below}{_camel(setting)}",
-                kind=kind,
-                setting=setting,
-                default=default,
-                shown=shown,
-                meaning=spec.metadata["help"],
-            )
-        )
-    return tuple(keys)
+def _own(setting: str) -> Key:
+    spec = SPECS[setting]
+    kind = _KINDS[getattr(spec.type, "__name__", "")]
+    default, shown = _OWN_DEFAULTS.get(setting, (None, ""))
+    below = "limits." if kind in ("duration", "count") else ""
+    path, meaning = f"{below}{_camel(setting)}", spec.metadata["help"]
+    return Key(path=path, kind=kind, setting=setting, default=default, shown=shown, meaning=meaning)
 
 
-OWN = _own()
+OWN = tuple(map(_own, _OWN_SETTINGS))
 KEYS = (*CLASSIC, *OWN)
 LOG_LEVEL = "logging.level"
 
