@@ -264,3 +264,39 @@ def test_the_classic_layout_is_harvested(bench, binary):
     with bench.working():
         bench.wait_empty()
     assert bench.by_key() == {"a": [1], "b": [2]}
+
+
+class LateDoubt(Host):
+    """Trusted when the turn begins, not any more when its records are about to be sent."""
+
+    may_send_now = False
+
+    def may_send(self, lane):
+        return self.may_send_now
+
+
+def test_trust_is_asked_again_before_each_batch_is_sent(bench):
+    host = LateDoubt()
+    bench.insert(["a", "b"])
+    with bench.working(host=host):
+        wait_until(lambda: host.worker.statistics().board.undelivered_total >= 2)
+        assert bench.read() == []
+        host.may_send_now = True
+        bench.wait_empty()
+    assert len(bench.read()) == 2
+
+
+def test_no_mark_is_made_on_a_connection_that_has_not_claimed_the_lane(bench):
+    with bench.working() as host:
+        wait_until(lambda: host.worker.statistics().phase == "running")
+        epochs = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 2"
+        assert bench.db.execute(epochs).fetchone() == (1,)
+
+        def break_it(connection):
+            raise OSError("the connection is dropped, as after any unknown outcome")
+
+        host.worker._mark_session.submit(break_it, lambda result, error, now: None, 5)
+        wait_until(lambda: [event.reason for event in host.of(RemarkRequested)] == ["mark-failed"])
+        bench.insert(["a"])
+        bench.wait_empty()
+        assert bench.db.execute(epochs).fetchone() == (1,)
