@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from importlib import import_module
 from typing import Any
 
-from django.apps import AppConfig
+from django.apps import AppConfig, apps
 from django.core.checks import CheckMessage, Error, Tags, Warning, register
 from django.db import DatabaseError, connections, router
 
@@ -31,6 +31,8 @@ CHECKS = {
     "outbox.W002": "harvest runs with DEBUG on.",
     "outbox.W003": "The PostgreSQL server is newer than any this version was tested with.",
     "outbox.W004": "A named CHECK constraint of the table is missing or not validated.",
+    "outbox.W005": "Routers send every model of the project to another database than the records.",
+    "outbox.W006": "The database could not be reached, so its table was not checked.",
 }
 
 _COLUMN_TYPES = {
@@ -56,10 +58,7 @@ def check_settings(app_configs: Sequence[AppConfig] | None = None, **kwargs: Any
     try:
         settings = conf.current()
     except conf.ConfErrors as errors:
-        return [
-            Error(f'OUTBOX["{error.key}"] {error.problem}', hint=error.hint, id="outbox.E001")
-            for error in errors.errors
-        ]
+        return [Error(error.told, hint=error.hint, id="outbox.E001") for error in errors.errors]
     return [*_check_bootstrap(settings), *_check_vendor(settings), *_check_paths(settings)]
 
 
@@ -100,6 +99,30 @@ def _check_vendor(settings: conf.Conf) -> Iterator[CheckMessage]:
             'one in OUTBOX["DATABASE"]: a record is only safe in the transaction of the change it tells of.',
             id="outbox.E004",
         )
+        return
+    elsewhere = _business_elsewhere(alias)
+    if elsewhere:
+        yield Warning(
+            f"Records go to {alias!r}, but no model of the project does: {elsewhere}.",
+            hint="Let the router return the database of the business rows for the app 'outbox' too, and name it in "
+            'OUTBOX["DATABASE"]: two databases cannot share a transaction.',
+            id="outbox.W005",
+        )
+
+
+def _business_elsewhere(alias: str) -> str:
+    """Where routers send the project's own models, when none of them shares the records' database."""
+    if len(list(connections)) < 2:
+        return ""
+    mine = [
+        model
+        for model in apps.get_models()
+        if model._meta.managed and model._meta.app_label != "outbox" and not model.__module__.startswith("django.")
+    ]
+    written = {model._meta.label: router.db_for_write(model) for model in mine}
+    if alias in written.values():
+        return ""
+    return ", ".join(f"{label} is written to {where!r}" for label, where in sorted(written.items())[:3])
 
 
 def _check_paths(settings: conf.Conf) -> Iterator[CheckMessage]:
@@ -149,8 +172,14 @@ def check_table(
     try:
         # `migrate` runs these checks too, before it has created or repaired what they look at.
         return list(_inspect(alias, settings.table, migrating="migrate" in sys.argv[1:2]))
-    except DatabaseError:
-        return []  # unreachable: the command itself will say so
+    except DatabaseError as error:
+        return [
+            Warning(
+                f"The database {alias!r} could not be asked about the table: {str(error).strip()}",
+                hint="Check the server and the connection's parameters.",
+                id="outbox.W006",
+            )
+        ]
 
 
 def _inspect(alias: str, table: str, *, migrating: bool) -> Iterator[CheckMessage]:

@@ -43,8 +43,12 @@ class SettingError:
     problem: str
     hint: str
 
+    @property
+    def told(self) -> str:
+        return f'OUTBOX["{self.key}"] {self.problem}' if self.key else f"OUTBOX {self.problem}"
+
     def __str__(self) -> str:
-        return f'OUTBOX["{self.key}"] {self.problem} {self.hint}'
+        return f"{self.told} {self.hint}"
 
 
 class ConfErrors(ImproperlyConfigured):

@@ -7,6 +7,7 @@ import sys
 import psycopg
 import pytest
 from django.core.checks import run_checks
+from django.db import connections
 from django.test import override_settings
 
 from outbox import checks
@@ -27,6 +28,11 @@ def found(**outbox):
 class ElsewhereRouter:
     def db_for_write(self, model, **hints):
         return "elsewhere" if model._meta.app_label == "outbox" else None
+
+
+class BusinessElsewhereRouter:
+    def db_for_write(self, model, **hints):
+        return None if model._meta.app_label == "outbox" else "business"
 
 
 def test_good_settings_pass():
@@ -58,6 +64,22 @@ def test_a_router_that_parts_record_and_business_rows_is_an_error():
         (message,) = found(BOOTSTRAP_SERVERS="a:1")
     assert message.id == "outbox.E004"
     assert "'elsewhere'" in message.msg
+
+
+def test_a_router_that_sends_all_models_of_the_project_elsewhere_is_told(monkeypatch):
+    monkeypatch.setitem(connections.settings, "business", connections.settings["default"])
+    assert found(BOOTSTRAP_SERVERS="a:1") == []
+    with override_settings(DATABASE_ROUTERS=[BusinessElsewhereRouter()]):
+        (message,) = found(BOOTSTRAP_SERVERS="a:1")
+    assert message.id == "outbox.W005"
+    assert "heroes.Hero is written to 'business'" in message.msg
+
+
+def test_an_unreachable_database_is_told_and_no_error():
+    done = django("check", "--database", "default", url="postgresql://postgres:hunter2@127.0.0.1:9/nowhere")
+    assert done.returncode == 0, done.stderr
+    assert "(outbox.W006) The database 'default' could not be asked about the table: connection failed" in done.stderr
+    assert "hunter2" not in done.stderr
 
 
 def test_harvest_under_debug_warns(monkeypatch):
@@ -111,8 +133,6 @@ def test_a_drifted_table_is_told(change, expected):
 @pytest.mark.django_db
 @pytest.mark.parametrize(("version", "expected"), [(130009, ["outbox.E003"]), (990000, ["outbox.W003"])])
 def test_the_server_version_is_checked(monkeypatch, version, expected):
-    from django.db import connections
-
     monkeypatch.setitem(connections["default"].__dict__, "pg_version", version)
     assert ids(checks.check_table(databases=["default"])) == expected
 
