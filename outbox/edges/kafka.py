@@ -1,12 +1,14 @@
 """Kafka clients built from the settings. Nothing here decides anything."""
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from outbox.exceptions import OutboxError, missing_extra
 
 if TYPE_CHECKING:
     from confluent_kafka import Producer
+
+Made = TypeVar("Made")
 
 # Java clients and Spark put a key on the same partition only with this partitioner.
 PRODUCER_DEFAULTS: Mapping[str, Any] = {
@@ -23,7 +25,19 @@ def idempotent_producer(properties: Mapping[str, Any]) -> "Producer":
         from confluent_kafka import Producer
     except ImportError as error:
         missing_extra("harvest", error)
-    return Producer({**PRODUCER_DEFAULTS, **properties, "enable.idempotence": True})
+    return make(Producer, {**PRODUCER_DEFAULTS, **properties, "enable.idempotence": True})
+
+
+def make(kind: Callable[..., Made], properties: Mapping[str, Any], **options: Any) -> Made:
+    """A client, or an error that names the property which the client does not take."""
+    from confluent_kafka import KafkaException
+
+    try:
+        return kind(dict(properties), **options)
+    except KafkaException as error:
+        raise OutboxError(
+            f"A Kafka client cannot be made: {error.args[0].str()}. Correct KAFKA or PRODUCER in OUTBOX."
+        ) from error
 
 
 def require_bootstrap(properties: Mapping[str, Any]) -> None:

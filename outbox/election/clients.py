@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from outbox.conf import Conf
-from outbox.edges.kafka import require_bootstrap
+from outbox.edges.kafka import make, require_bootstrap
 from outbox.exceptions import missing_extra
 
 if TYPE_CHECKING:
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from confluent_kafka.admin import AdminClient
 
 OnError = Callable[[Any], None]
+Client = TypeVar("Client")
 
 
 class _ClientLog:
@@ -36,27 +37,27 @@ class Clients:
         from_extra()
         from confluent_kafka.admin import AdminClient
 
-        return AdminClient(self._with(on_error, {"client.id": "outbox-election-admin"}), logger=_ClientLog())
+        return make(AdminClient, self._with(on_error, {"client.id": "outbox-election-admin"}), logger=_ClientLog())
 
     def member(self, on_error: OnError, on_commit: Callable[[Any, list[Any]], None]) -> Consumer:
         """The consumer that stands in the group."""
         from_extra()
         from confluent_kafka import Consumer
 
-        return Consumer(self._with(on_error, {**member_properties(self._conf), "on_commit": on_commit}))
+        return make(Consumer, self._with(on_error, {**member_properties(self._conf), "on_commit": on_commit}))
 
     def reader(self, on_error: OnError) -> Consumer:
         """The consumer that reads heartbeats: apart from the group, so that a rebalance never stops the reading."""
         from_extra()
         from confluent_kafka import Consumer
 
-        return Consumer(self._with(on_error, reader_properties(self._conf)))
+        return make(Consumer, self._with(on_error, reader_properties(self._conf)))
 
     def producer(self, on_error: OnError) -> Producer:
         from_extra()
         from confluent_kafka import Producer
 
-        return Producer(self._with(on_error, heartbeat_properties(self._conf)))
+        return make(Producer, self._with(on_error, heartbeat_properties(self._conf)))
 
     def _with(self, on_error: OnError, properties: Mapping[str, Any]) -> dict[str, Any]:
         return {**self._conf.client_properties, **properties, "error_cb": on_error, "logger": _ClientLog()}

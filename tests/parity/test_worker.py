@@ -14,6 +14,7 @@ from outbox.edges.kafka import idempotent_producer
 from outbox.edges.marks import Marks
 from outbox.edges.producers import Producers
 from outbox.edges.table import connect_bounded
+from outbox.exceptions import OutboxError
 from outbox.harvest import Harvester, State
 from outbox.harvest.at_least_once import AtLeastOnce
 from tests.harvest import hosts
@@ -64,10 +65,14 @@ def test_a_producer_that_cannot_be_made_ends_the_harvester_with_the_cause(bench,
     assert bench.count == 1
 
 
-def test_an_unknown_property_of_a_client_ends_the_harvester_and_is_named(bench):
-    conf = hosts.settings(BOOTSTRAP_SERVERS=bench.servers, NAME="x", KAFKA={"no.such.property": 1})
-    one = Harvester(conf, check_table=lambda *_: None).start()
-    with pytest.raises(Exception, match=r"no\.such\.property"):
+@pytest.mark.parametrize("where", ["KAFKA", "PRODUCER"])
+def test_an_unknown_property_of_a_client_ends_the_harvester_and_is_named(bench, where):
+    bench.insert(["a"])
+    name = f"p{uuid.uuid4().hex[:12]}"
+    conf = hosts.settings(BOOTSTRAP_SERVERS=bench.servers, NAME=name, **{where: {"no.such.property": 1}})
+    factory = partial(AtLeastOnce, connect=hosts.connector(bench.url))
+    one = Harvester(conf, worker_factory=factory, check_table=lambda *_: None).start()
+    with pytest.raises(OutboxError, match=r"no\.such\.property.*Correct KAFKA or PRODUCER"):
         one.wait(30)
     assert one.state is State.STOPPED
 

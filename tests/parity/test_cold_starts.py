@@ -1,0 +1,36 @@
+"""How long a group without members takes to have a leader, again and again."""
+
+import time
+
+import pytest
+
+from tests.election.conftest import Group
+
+LEADS_S, SLACK = 3.0, 2
+
+
+def cold_starts(bootstrap_servers, count):
+    group = Group(bootstrap_servers)
+    times = []
+    try:
+        for _ in range(count):
+            began = time.monotonic()
+            one = group.join().leads(0)
+            times.append(time.monotonic() - began)
+            one.leave()
+            assert not one.errors
+    finally:
+        group.end()
+    return sorted(times)
+
+
+def test_ten_cold_starts(bootstrap_servers):
+    assert cold_starts(bootstrap_servers, 10)[-1] < SLACK * LEADS_S
+
+
+@pytest.mark.torture
+@pytest.mark.timeout(400)
+def test_fifty_cold_starts(bootstrap_servers):
+    times = cold_starts(bootstrap_servers, 50)
+    print(f"median {times[25]:.2f} s, p98 {times[48]:.2f} s, longest {times[-1]:.2f} s")
+    assert times[-1] < SLACK * LEADS_S
