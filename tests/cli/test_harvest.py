@@ -279,6 +279,27 @@ def test_an_unreachable_broker_and_database_do_not_keep_it_from_stopping(site, t
     assert process.stop() == 0
 
 
+def test_fail_fast_exits_when_a_server_is_away(tmp_path):
+    path = tmp_path / "away.yaml"
+    path.write_text("harvest: {dataSource: 'host=127.0.0.1 port=1 user=u dbname=d sslmode=disable'}\n")
+    with running("-f", str(path), "--fail-fast") as process:
+        assert process.process.returncode == 1
+        assert process.lines[-1].startswith("Error: "), process
+
+
+def test_the_first_signal_waits_for_what_is_in_hand_and_the_second_does_not(site):
+    site.stash(0, 9)
+    with psycopg.connect(site.url) as other:
+        other.execute("SELECT FROM outbox FOR KEY SHARE")  # lets marks through and holds up purges
+        ours = site.harvester()
+        site.received(10)
+        ours.process.send_signal(signal.SIGTERM)
+        ours.wait_for("harvester_stopping")
+        assert ours.process.poll() is None
+        assert ours.stop() == 5
+        assert site.left() == 10
+
+
 def test_a_wrong_table_ends_it_with_one_error_line(site):
     process = site.harvester(table="nowhere")
     assert process.process.wait(WAIT_S) == 1
