@@ -3,6 +3,7 @@
 import os
 import signal
 import threading
+import time
 from pathlib import Path
 
 import environ
@@ -104,7 +105,9 @@ def test_a_paused_server_can_be_discarded():
     server = Postgres().start()
     pids = server.pids
     server.pause()
+    began = time.monotonic()
     server.discard()
+    assert time.monotonic() - began < 15  # it acted on its signal, before patience ended
     assert not [pid for pid in pids if exists(pid)]
     assert not server.folder.exists()
 
