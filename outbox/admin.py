@@ -75,7 +75,7 @@ class RecordChangeList(ChangeList):
 def summary(backlog: Count, queryset: Any) -> str:
     """The backlog and the age of its oldest record in a sentence."""
     first = queryset.order_by("pk").annotate(age=_AGE).values_list("age", flat=True)
-    ages = list(first[:OLDEST_SAMPLE_ROWS])
+    ages = [age or timedelta() for age in first[:OLDEST_SAMPLE_ROWS]]  # an adopted table may lack a create_time
     if not ages:
         return "Nothing is waiting: every record has been handed over."
     records = "record is" if backlog.rows == 1 else "records are"
@@ -259,15 +259,18 @@ class OutboxRecordAdmin(_ModelAdmin):
 
     @admin.display(description="age")
     def age(self, record: Any) -> str:
+        if record.create_time is None:
+            return ""
         return plain_age(getattr(record, "waiting", None) or timezone.now() - record.create_time)
 
     @admin.display(description="topic")
     def topic_whole(self, record: OutboxRecord) -> str:
         return record.kafka_topic
 
-    @admin.display(description="key", empty_value="(no key: no order is promised)")
-    def key_whole(self, record: OutboxRecord) -> str | None:
-        return _cut(record.kafka_key, TEXT_MAX) or None
+    # Django shows empty_value in lists alone; on the page of one record None would be "None".
+    @admin.display(description="key")
+    def key_whole(self, record: OutboxRecord) -> str:
+        return _cut(record.kafka_key, TEXT_MAX) or "(no key: no order is promised)"
 
     @admin.display(description="value")
     def value_whole(self, record: Any) -> SafeString:
@@ -275,12 +278,13 @@ class OutboxRecordAdmin(_ModelAdmin):
         shown = format_html('<pre style="white-space: pre-wrap; overflow-wrap: anywhere; margin: 0">{}</pre>', value)
         return shown if not self.size(record) else format_html("{}<p class=help>{}</p>", shown, self.size(record))
 
-    @admin.display(description="headers", empty_value="(none)")
-    def headers(self, record: OutboxRecord) -> SafeString | None:
-        pairs = zip(record.kafka_header_keys, record.kafka_header_values, strict=False)
+    @admin.display(description="headers")
+    def headers(self, record: OutboxRecord) -> str:
+        # An adopted table may hold NULL instead of an empty array.
+        pairs = zip(record.kafka_header_keys or (), record.kafka_header_values or (), strict=False)
         rows = ((_cut(name, HEADER_CHARS), _cut(value, HEADER_CHARS)) for name, value in pairs)
         table = format_html_join("", "<tr><th>{}</th><td>{}</td></tr>", rows)
-        return format_html("<table>{}</table>", table) if table else None
+        return format_html("<table>{}</table>", table) if table else "(none)"
 
     def _value(self, record: Any, characters: int) -> SafeString:
         """Always escaped, also when a redactor returns a SafeString: the value is somebody else's text."""

@@ -155,6 +155,24 @@ def test_headers_are_pairs_in_order(viewer: Client) -> None:
     assert "".join(pairs) in text
 
 
+def test_nulls_of_an_adopted_table_are_shown_as_nothing(viewer: Client) -> None:
+    with connection.cursor() as cursor:
+        for column in ("create_time", "kafka_header_keys", "kafka_header_values"):
+            cursor.execute(f"ALTER TABLE outbox ALTER {column} DROP NOT NULL")
+    made = record()
+    with connection.cursor() as cursor:
+        cursor.execute("UPDATE outbox SET create_time = NULL, kafka_header_keys = NULL, kafka_header_values = NULL")
+    assert "1 record is waiting" in list_text(viewer)
+    assert "(none)" in detail_text(viewer, made.pk)
+
+
+def test_the_page_of_a_record_says_what_it_lacks(viewer: Client) -> None:
+    text = detail_text(viewer, record(kafka_key="", kafka_value=None).pk)
+    for said in ("(no key: no order is promised)", "(none)", "tombstone (no value)"):
+        assert said in text
+    assert ">None<" not in text
+
+
 def mask(record: OutboxRecord, text: str) -> str:
     return text.replace("hunter2", "***")
 
