@@ -2,6 +2,7 @@
 
 import ast
 import logging
+import threading
 import time
 import uuid
 
@@ -10,9 +11,10 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from outbox.core import neli
+from outbox.edges.kafka import idempotent_producer
 from outbox.election.clients import Clients
 from outbox.exceptions import OutboxError
-from outbox.harvest import State
+from outbox.harvest import State, daemon
 from tests.parity.loopback import Beats, Loopback, Standing, Worker, harvester, settings, wait_until
 from tests.support.databases import ROOT
 
@@ -48,6 +50,8 @@ def test_properties_of_the_settings_reach_every_client_of_the_election(monkeypat
     assert [kind for kind, _ in given] == ["Consumer", "Consumer", "Producer"]
     assert all(p["client.rack"] == "r1" and p["bootstrap.servers"] == "nowhere:1" for _, p in given)
     assert [p["group.id"] for _, p in given[:2]] == ["shop", "shop"]
+    idempotent_producer({"bootstrap.servers": "nowhere:1"})
+    assert given[3][1]["enable.idempotence"] is True
     beats = given[2][1]
     assert (beats["linger.ms"], beats["delivery.timeout.ms"]) == (0, 500)
 
@@ -124,6 +128,36 @@ def test_lost_partitions_are_fenced_at_once(started, heard):
     assert Worker.made[0].told == ["start", "abandon"]
 
 
+def test_between_stop_and_the_end_it_is_stopping_and_nobody_waits_for_ever(started, monkeypatch):
+    lets_go = threading.Event()
+    monkeypatch.setattr(
+        Worker, "finish", lambda self, deadline: threading.Timer(0.3, self.host.finished, [self.lane]).start()
+    )
+    assert harvester(Loopback()).wait(0.05) is False  # never started
+    one = leads(started.standing())
+    threading.Thread(target=lambda: (one.wait(), lets_go.set())).start()
+    one.stop()
+    assert one.state is State.STOPPING
+    assert not lets_go.is_set()
+    assert lets_go.wait(20)
+    assert one.state is State.STOPPED
+
+
+def test_a_logger_of_the_application_is_used(started, caplog):
+    caplog.set_level(logging.INFO, "shop.outbox")
+    one = leads(started.standing(logger=logging.getLogger("shop.outbox")))
+    one.stop()
+    one.wait(20)
+    lines = [r.getMessage().split()[0] for r in caplog.records if r.name == "shop.outbox"]
+    assert lines == [
+        "harvester_started",
+        "leader_acquired",
+        "harvester_stopping",
+        "leader_revoked",
+        "harvester_stopped",
+    ]
+
+
 # ---- clients that fail
 
 
@@ -197,6 +231,22 @@ def test_an_error_while_closing_is_raised_and_it_has_stopped_all_the_same(starte
         one.wait(20)
     assert one.state is State.STOPPED
     assert time.monotonic() - began < 3, "the threads of the election did not end with the group's"
+
+
+def test_a_close_that_hangs_is_left_behind_with_a_warning(started, monkeypatch, caplog):
+    monkeypatch.setattr(daemon, "LEAVE_TIMEOUT_S", 0.2)
+    lets_go = threading.Event()
+    one = leads(started.standing())
+    standing = one.clients.standing
+    close = standing.close
+    standing.close = lambda: (lets_go.wait(20), close())
+    began = time.monotonic()
+    one.stop()
+    assert one.wait(20) is True
+    assert time.monotonic() - began < 5
+    assert [r.levelname for r in caplog.records if "group_not_left name=loop" in r.getMessage()] == ["WARNING"]
+    lets_go.set()
+    assert one._member.join(10)
 
 
 # ---- two who both believe

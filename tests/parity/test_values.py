@@ -135,6 +135,14 @@ def test_settings_and_limits_have_a_readable_form():
     assert "in_flight_max=1000" in repr(Limits())
 
 
+def test_properties_of_producers_lie_over_those_of_every_client():
+    both = {"socket.timeout.ms": 1000, "client.rack": "r1"}
+    found = conf.parse({"KAFKA": both, "PRODUCER": {"socket.timeout.ms": 2000}})
+    assert found.client_properties == both
+    assert {name: found.producer_properties[name] for name in both} == {"socket.timeout.ms": 2000, "client.rack": "r1"}
+    assert both == {"socket.timeout.ms": 1000, "client.rack": "r1"}
+
+
 @pytest.mark.parametrize("name", ["minPollInterval", "pollDuration"])
 def test_an_interval_of_zero_is_refused(name):
     [found] = reaper.read(f"harvest:\n  limits:\n    {name}: 0\n", "r.yaml").problems

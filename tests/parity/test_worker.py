@@ -1,6 +1,7 @@
 """The at-least-once worker where parts of it break, and how much it asks of the database."""
 
 import re
+import threading
 import uuid
 from functools import partial
 
@@ -126,34 +127,55 @@ def test_what_is_not_sent_in_time_is_given_up_and_counts_as_in_flight_no_more(be
     assert bench.count == 10
 
 
-def test_an_error_of_produce_concerns_its_record_alone(bench):
-    """The first produce of one record fails: its key waits a moment, nothing is rebuilt, nothing is repeated."""
-    made, failed = [], []
+class Producer:
+    """The real producer, but the first produce of the key "bad" goes another way. Knows all that were made."""
 
-    class Faulty:
-        def __init__(self, properties):
-            self.real = idempotent_producer(properties)
-            made.append(self)
+    def __init__(self, properties, way, made):
+        self.real, self.way, self.made = idempotent_producer(properties), way, made
+        made.append(self)
 
-        def produce(self, topic, value, key, **options):
-            if key == "bad" and not failed:
-                failed.append(value)
-                raise KafkaException(KafkaError(KafkaError._TIMED_OUT, "simulated"))
-            self.real.produce(topic, value, key, **options)
+    def produce(self, topic, value, key, *, headers, on_delivery):
+        if key == "bad" and self.way:
+            self.way.pop()(on_delivery)
+        else:
+            self.real.produce(topic, value, key, headers=headers, on_delivery=on_delivery)
 
-        def __getattr__(self, name):
-            return getattr(self.real, name)
+    def __getattr__(self, name):
+        return getattr(self.real, name)
 
-        def __len__(self):
-            return len(self.real)
+    def __len__(self):
+        return len(self.real)
 
+
+def delivered_by(bench, way):
+    """Harvest with one producer whose first record of the key "bad" goes that way."""
+    made = []
     bench.insert(["bad", "good"] * 10)
-    with bench.working(SEND_CONCURRENCY=1, seams={"make_producer": Faulty}) as host:
+    make = partial(Producer, way=[way], made=made)
+    with bench.working(SEND_CONCURRENCY=1, seams={"make_producer": make}) as host:
         bench.wait_empty()
         finish(host)
-    assert (failed, len(made), host.refreshes) == ([b"1"], 1, 0)
-    assert host.of(RecordHeld) == []
+    assert host.errors == host.of(RecordHeld) == []
     assert bench.by_key() == {"bad": list(range(1, 20, 2)), "good": list(range(2, 21, 2))}
+    return host, made
+
+
+def test_an_error_of_produce_concerns_its_record_alone(bench):
+    """Its key waits a moment; nothing is rebuilt, nothing is repeated, the leader id stays."""
+
+    def fails(on_delivery):
+        raise KafkaException(KafkaError(KafkaError._TIMED_OUT, "simulated"))
+
+    host, made = delivered_by(bench, fails)
+    assert (len(made), host.refreshes) == (1, 0)
+
+
+def test_a_producer_that_fails_for_good_is_replaced_by_another(bench):
+    def fails(on_delivery):
+        threading.Timer(0.05, on_delivery, [KafkaError(KafkaError._FATAL, "simulated", fatal=True), None]).start()
+
+    host, made = delivered_by(bench, fails)
+    assert (len(made), host.refreshes) == (2, 0)
 
 
 # ---- what it asks of the database
