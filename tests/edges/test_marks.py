@@ -1,12 +1,14 @@
 """Every statement of mark, purge and reset on a real PostgreSQL."""
 
+import os
+import signal
 import threading
 import uuid
 
 import psycopg
 import pytest
 
-from outbox.edges.marks import Marks, WrongTable
+from outbox.edges.marks import Marks, StillThere, WrongTable
 from outbox.edges.table import connect_bounded
 from tests.harvest.hosts import wait_until
 from tests.support.tables import create_table, insert
@@ -158,6 +160,22 @@ def test_a_claim_is_refused_while_a_newer_owner_is_there(connect):
     newer.execute("SELECT 1")
     newer.close()
     wait_until(lambda: Marks("outbox").claim(older, 7, 5))
+
+
+def test_a_session_that_does_not_end_blocks_the_claim(connect, postgres):
+    """It may be in the middle of a mark: nothing is claimed before it is gone."""
+    if postgres is None:
+        pytest.skip("needs a server on this machine")
+    older, newer = connect(), connect()
+    claimed(older, epoch=1)
+    pid = older.info.backend_pid
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        with pytest.raises(StillThere, match=f"The sessions \\[{pid}\\] of an earlier owner"):
+            Marks("outbox").claim(newer, 2, 0.3)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    assert Marks("outbox").claim(newer, 2, 5)
 
 
 def test_other_lanes_and_tables_are_left_alone(connect):
