@@ -181,7 +181,7 @@ def test_settings_are_frozen_and_refreshed():
 
 
 def test_settings_that_are_no_dict_are_refused():
-    with override_settings(OUTBOX=["x"]), pytest.raises(conf.ConfErrors, match="^OUTBOX is not a dict"):
+    with override_settings(OUTBOX=["x"]), pytest.raises(conf.ConfErrors, match=r"^OUTBOX is not a dict"):
         conf.current()
 
 
