@@ -75,7 +75,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--lanes", type=int, default=1)
     parser.add_argument("--value-bytes", type=int, default=100)
     parser.add_argument("--headers", type=int, default=0)
-    parser.add_argument("--batch", type=int, default=5_000)
+    parser.add_argument("--batch", type=int, default=10_000)
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--ceilings", action="store_true", help="measure the stages alone as well")
     parser.add_argument("--profile", action="store_true")

@@ -81,6 +81,11 @@ class _ClientLog:
                 self.trouble = f"{facility} {line}"
         logger.debug(text, *arguments)
 
+    def note_error(self, error: KafkaError) -> None:
+        """A fatal error surfaces in the next call as well; the others are repaired by the client."""
+        if error.fatal() and not self.trouble:
+            self.trouble = f"FATAL {error.name()}: {error.str()}"
+
 
 def properties_of(
     given: Mapping[str, Any], transactional_id: str, *, transaction_timeout_s: float, linger_s: float = 0.005
@@ -123,7 +128,8 @@ class TransactionalProducer:
         except ImportError as error:
             missing_extra("harvest", error)
         self._log = _ClientLog()
-        self._client: Producer | None = Producer({**properties}, logger=self._log)
+        # Without a callback a fatal error would be raised in the middle of `flush` or `poll`, over other callbacks.
+        self._client: Producer | None = Producer({**properties, "error_cb": self._log.note_error}, logger=self._log)
         self._id_header, self._keep_empty_key = id_header, keep_empty_key
 
     @property
@@ -161,7 +167,7 @@ class TransactionalProducer:
                     headers: list[tuple[str, Any]] | None = [(header, str(id_))] if header else None
                     if names:
                         headers = _paired(names, texts) + (headers or [])
-                    produce(topic, value if binary is None else binary, key or no_key, -1, None, report, 0, headers)
+                    produce(topic, value if binary is None else binary, key or no_key, -1, report, None, 0, headers)
                     index += 1
                 return
             except BufferError as error:
@@ -213,6 +219,14 @@ class TransactionalProducer:
         if client is not None:
             _dispose(client)
 
+    def drop_and_wait(self) -> None:
+        """Throw the client away and wait until it can send nothing more: a few milliseconds."""
+        client, self._client = self._client, None
+        if client is not None:
+            client.purge(blocking=False)
+            client.poll(0)
+            del client
+
 
 _NO_TOPIC = frozenset({
     "UNKNOWN_TOPIC_OR_PART", "_UNKNOWN_TOPIC", "TOPIC_EXCEPTION", "TOPIC_AUTHORIZATION_FAILED",
@@ -257,7 +271,7 @@ def initialised(
             producer.initialise(min(wait_s, max(HEDGE_FIRST_S, give_up_at - begun)))
             return producer
         except KafkaException as error:
-            producer.drop()
+            producer.drop_and_wait()  # a late init of its would fence the next one
             _raise_if_refused(error.args[0], transactional_id)
             last = str(error.args[0].str())
         time.sleep(max(0.0, min(wait_s, _UNANSWERED_PAUSE_S) - (time.monotonic() - begun)))

@@ -309,7 +309,7 @@ class ExactlyOnce:
         assert producer is not None
         assert self._identity is not None
         if self._renewal() is not None:
-            raise BatchDropped(f"a connection was lost: {producer.trouble}")
+            raise BatchDropped(f"the producer must be renewed: {producer.trouble}")
         give_up_at = time.monotonic() + 0.6 * self._conf.transaction_timeout_s
         failures: list[tuple[str, str]] = []
         stages, began = self._stages, time.monotonic()

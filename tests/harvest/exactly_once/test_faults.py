@@ -1,0 +1,225 @@
+"""Outages, lost replies and late frames: PostgreSQL and Kafka by way of proxies."""
+
+import os
+import time
+
+import psycopg
+import pytest
+
+from outbox.edges import transactions
+from tests.harvest.exactly_once.bench import Bench, finish, wait_until
+from tests.support.databases import fresh_database
+from tests.support.proxy import (
+    ADD_PARTITIONS_TO_TXN,
+    CLIENT,
+    DROP,
+    END_TXN,
+    HOLD,
+    INIT_PRODUCER_ID,
+    PRODUCE,
+    TO_CLIENT,
+    TO_SERVER,
+    Proxy,
+)
+
+
+def drained(bench, timeout_s=60):
+    with bench.working():
+        bench.wait_empty(timeout_s)
+    bench.check()
+
+
+@pytest.fixture
+def proxied_database(bench):
+    host, port = psycopg.conninfo.conninfo_to_dict(bench.url).get("port", 5432), None
+    with Proxy(target=int(host)) as proxy:
+        yield proxy
+    assert port is None
+
+
+def test_a_commit_whose_reply_is_lost_is_resolved_by_the_ledger(proxied):
+    proxied.stash([f"key-{n % 20}" for n in range(1000)])
+    with proxied.working(COMMIT_TIMEOUT=1) as host:
+        wait_until(lambda: host.worker.statistics().delivered > 200)
+        rule = proxied.proxy.on_reply(END_TXN, DROP)
+        rule.wait()
+        proxied.wait_empty(60)
+        assert host.worker.statistics().takeovers >= 2
+    drained(proxied)
+
+
+@pytest.mark.parametrize("api", [PRODUCE, ADD_PARTITIONS_TO_TXN, END_TXN])
+def test_requests_that_arrive_late_on_cut_connections(proxied, api):
+    """The client gives a connection up; what it wrote reaches the broker half a second later."""
+    proxied.stash([f"key-{n % 20}" for n in range(3000)])
+    with proxied.working() as host, proxied.writing():
+        for _ in range(4):
+            before = host.worker.statistics().delivered
+            rule = proxied.proxy.on_request(api, HOLD)
+            rule.wait()
+            proxied.proxy.cut(CLIENT)
+            time.sleep(0.5)
+            rule.release()
+            wait_until(lambda before=before: host.worker.statistics().delivered > before + 20)
+    drained(proxied)
+
+
+def late_commits(proxied, rounds=6):
+    """Let the first copy of an EndTxn arrive while the next transaction is open and half of it is written."""
+    proxied.stash([f"key-{n % 20}" for n in range(20_000)])
+    with proxied.working(BATCH_MAX=200) as host:
+        for _ in range(rounds):
+            before = host.worker.statistics().delivered
+            wait_until(lambda before=before: host.worker.statistics().delivered > before)
+            end = proxied.proxy.on_request(END_TXN, HOLD)
+            end.wait()
+            proxied.proxy.cut(CLIENT)
+            reply = proxied.proxy.on_reply(PRODUCE, HOLD, times=1)  # records of the next one are written
+            reply.wait()
+            end.release()
+            time.sleep(0.2)
+            reply.release()
+    drained(proxied)
+
+
+def test_a_late_commit_does_not_end_the_next_transaction(proxied):
+    late_commits(proxied)
+
+
+def test_a_late_commit_would_end_the_next_transaction_if_the_producer_were_kept(proxied, monkeypatch):
+    """The control: without the renewal the same fault doubles records."""
+    monkeypatch.setattr(transactions, "is_trouble", lambda facility, text: False)
+    with pytest.raises(AssertionError):
+        late_commits(proxied)
+
+
+def test_a_producer_notices_that_the_connection_of_its_commit_was_cut(proxied):
+    """The canary: a client that words its log differently must fail here."""
+    given = {"bootstrap.servers": proxied.servers}
+    properties = transactions.properties_of(given, proxied.name, transaction_timeout_s=10)
+    producer = transactions.TransactionalProducer(properties)
+    producer.initialise(10)
+    producer.begin()
+    producer.send([(1, proxied.topic, "k", "v", None, None, None)], time.monotonic() + 10)
+    producer.wait_reports(time.monotonic() + 10)
+    assert producer.trouble == ""
+    rule = proxied.proxy.on_request(END_TXN, HOLD)
+    rule_cut = []
+    import threading
+
+    cutter = threading.Thread(target=lambda: (rule.wait(), proxied.proxy.cut(CLIENT), rule_cut.append(1)))
+    cutter.start()
+    producer.commit(10)  # succeeds: the client has repeated it elsewhere
+    cutter.join()
+    producer.poll()
+    assert producer.trouble.startswith("FAIL ")
+    rule.release()
+    producer.drop_and_wait()
+
+
+def test_a_broker_that_nobody_listens_on_is_no_trouble(bench):
+    given = {"bootstrap.servers": f"127.0.0.1:1,{bench.servers}"}
+    properties = transactions.properties_of(given, bench.name, transaction_timeout_s=10)
+    producer = transactions.TransactionalProducer(properties)
+    producer.initialise(10)
+    deadline = time.monotonic() + 1
+    while time.monotonic() < deadline:
+        producer.client.poll(0.1)
+    assert producer.trouble == ""
+    producer.drop_and_wait()
+
+
+def test_an_init_that_is_slow_is_hedged_and_exact(proxied):
+    proxied.stash([f"key-{n % 20}" for n in range(1000)])
+    rule = proxied.proxy.on_request(INIT_PRODUCER_ID, HOLD)
+    with proxied.working() as host:
+        rule.wait()
+        wait_until(lambda: host.worker.statistics().delivered > 100)
+        rule.release()  # fences the owner late: it takes over again
+        proxied.wait_empty(60)
+    drained(proxied)
+
+
+def test_kafka_away_for_a_while(proxied):
+    with proxied.working() as host, proxied.writing():
+        wait_until(lambda: host.worker.statistics().delivered > 50)
+        proxied.proxy.refuse()
+        proxied.proxy.cut()
+        time.sleep(2)
+        proxied.proxy.accept()
+        before = host.worker.statistics().delivered
+        wait_until(lambda: host.worker.statistics().delivered > before + 50, 40)
+        assert host.errors == []
+    drained(proxied)
+
+
+def test_postgresql_cuts_its_sessions_again_and_again(bench):
+    with bench.working() as host:
+        for _ in range(20):
+            bench.stash([f"key-{n % 5}" for n in range(50)])
+            time.sleep(0.1)
+            bench.db.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+                "WHERE datname = current_database() AND application_name LIKE 'outbox %'"
+            )
+        bench.wait_empty(60)
+        assert host.errors == []
+    drained(bench)
+
+
+@pytest.mark.parametrize("away", ["postgres", "kafka"])
+def test_finish_and_abandon_are_bounded_while_a_server_is_away(proxied, away):
+    port = int(psycopg.conninfo.conninfo_to_dict(proxied.url)["port"])
+    with Proxy(target=port) as database:
+        url = database.rewrite(proxied.url)
+        for end in (lambda host: finish(host, 3), lambda host: None):
+            with proxied.writing(writers=1):
+                with proxied.working(url=url) as host:
+                    wait_until(lambda host=host: host.worker.statistics().delivered > 20)
+                    (database if away == "postgres" else proxied.proxy).hold(TO_SERVER)
+                    time.sleep(0.3)
+                    begun = time.monotonic()
+                    end(host)
+                assert time.monotonic() - begun < 12
+                (database if away == "postgres" else proxied.proxy).release(TO_SERVER)
+    drained(proxied)
+
+
+def test_postgresql_does_not_answer_for_a_while(bench):
+    port = int(psycopg.conninfo.conninfo_to_dict(bench.url)["port"])
+    with Proxy(target=port) as database:
+        with bench.working(url=database.rewrite(bench.url), STATEMENT_TIMEOUT=1) as host, bench.writing():
+            wait_until(lambda: host.worker.statistics().delivered > 50)
+            database.hold(TO_CLIENT)
+            time.sleep(3)
+            database.cut()
+            database.release(TO_CLIENT)
+            before = host.worker.statistics().delivered
+            wait_until(lambda: host.worker.statistics().delivered > before + 50, 40)
+    drained(bench)
+
+
+def test_a_server_that_crashes_with_unflushed_writers_leaves_no_phantom(postgres_factory, bootstrap_servers):
+    """What is sent must be on disk: writers that do not wait for it lose nothing that a consumer has seen."""
+    server = postgres_factory(settings={"wal_writer_delay": "10s"})
+    with fresh_database(server.url) as url:
+        bench = Bench(url, bootstrap_servers)
+        os.environ.get("PATH")
+        with psycopg.connect(url, autocommit=True) as writer:
+            writer.execute("SET synchronous_commit = off")
+            with bench.working() as host:
+                for _ in range(20):
+                    bench.stash(["a", "b"], connection=writer)
+                    time.sleep(0.02)
+                wait_until(lambda: host.worker.statistics().delivered)
+                server.kill()
+                sent = {record.value.decode() for record in bench.read()}
+                server.start()
+        bench.db = psycopg.connect(url, autocommit=True)
+        with bench.working():
+            bench.wait_empty(60)
+        bench.stash(["a"])
+        assert {record.value.decode() for record in bench.read()} >= sent
+        values = [record.value for record in bench.read()]
+        assert len(values) == len(set(values))
+        bench.db.close()

@@ -1,0 +1,171 @@
+"""Both sides must agree: a database or a ledger that went back in time stops the lane, which says why."""
+
+import time
+import uuid
+
+from tests.harvest.exactly_once.bench import finish, stopped, wait_until
+from tests.harvest.exactly_once.test_kills import wait_killed
+from tests.support.topics import create_topic
+
+
+def deliver(bench, count=300):
+    bench.stash([f"key-{n % 5}" for n in range(count)])
+    with bench.working() as host:
+        bench.wait_empty()
+        finish(host)
+
+
+def test_a_deleted_ledger_stops_the_lane(bench):
+    from confluent_kafka.admin import AdminClient
+
+    deliver(bench)
+    admin = AdminClient({"bootstrap.servers": bench.servers})
+    admin.delete_topics([f"{bench.name}.ledger"])[f"{bench.name}.ledger"].result(20)
+    bench.stash(["a"])
+    with bench.working() as host:
+        text = stopped(host)
+    assert f"the table says batch {bench.purged} was purged, but the ledger has no entry of this lane" in text
+    assert "outbox_resolve --lane 0 with --resend" in text
+    assert bench.count == 1
+    assert len(bench.read()) == 300
+
+
+def test_the_ledger_of_another_database_stops_the_lane(bench):
+    deliver(bench)
+    bench.db.execute("UPDATE outbox_state SET database = %s", [uuid.uuid4()])
+    bench.stash(["a"])
+    with bench.working() as host:
+        assert "--adopt-ledger" in stopped(host)
+    assert bench.count == 1
+
+
+def test_a_database_restored_to_an_older_state_stops_the_lane(bench):
+    deliver(bench)
+    assert bench.purged > 2
+    bench.db.execute("UPDATE outbox_purged SET batch = 1")
+    bench.stash(["a"])
+    with bench.working() as host:
+        assert "the table says batch 1 was the last one purged, but the ledger has batch" in stopped(host)
+    assert bench.count == 1
+
+
+def test_a_database_that_goes_back_under_a_living_owner_stops_it(bench):
+    with bench.working() as host:
+        for _ in range(5):
+            bench.stash(["a"])
+            bench.wait_empty()
+        bench.db.execute("UPDATE outbox_purged SET batch = 1")
+        bench.stash(["a"])
+        assert "database went back in time" in stopped(host)
+        assert bench.count == 1
+
+
+def test_a_lane_goes_on_when_both_sides_agree_again(bench, monkeypatch):
+    from outbox.harvest import exactly_once
+
+    monkeypatch.setattr(exactly_once, "_PARKED_S", 0.2)
+    deliver(bench)
+    purged = bench.purged
+    bench.db.execute("UPDATE outbox_purged SET batch = 0")
+    bench.stash(["a"])
+    with bench.working() as host:
+        stopped(host)
+        bench.db.execute("UPDATE outbox_purged SET batch = %s", [purged])
+        bench.wait_empty()
+    bench.check()
+
+
+def test_ids_drawn_again_after_a_crash_lose_no_new_row(bench):
+    bench.stash([f"key-{n}" for n in range(50)])
+    wait_killed(bench.spawn("after-commit=kill"))
+    bench.db.execute("TRUNCATE outbox RESTART IDENTITY")
+    bench.stash([f"key-{n}" for n in range(50)])
+    with bench.working() as host:
+        assert "ids were drawn a second time" in stopped(host)
+    assert bench.count == 50
+
+
+def test_ids_drawn_again_under_a_living_owner_lose_no_new_row(bench):
+    """The purge of a committed batch is under way when new rows appear under its ids."""
+    bench.stash([f"key-{n}" for n in range(50)])
+    process = bench.spawn("before-purge=sleep:3@1")
+    try:
+        wait_until(lambda: len(bench.read()) == 50)
+        bench.db.execute("TRUNCATE outbox RESTART IDENTITY")
+        bench.stash([f"key-{n}" for n in range(50)])
+        time.sleep(4)
+        assert bench.count == 50
+        assert bench.purged == 0
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_a_truncated_table_with_other_ids_goes_on(bench):
+    """Nothing stands under the ids that were sent: only the number moves."""
+    bench.stash([f"key-{n}" for n in range(50)])
+    process = bench.spawn("before-purge=sleep:2@1")
+    try:
+        wait_until(lambda: len(bench.read()) == 50)
+        bench.db.execute("TRUNCATE outbox")
+        bench.stash([f"key-{n}" for n in range(50)])
+        bench.wait_empty()
+    finally:
+        process.kill()
+        process.wait()
+    bench.check()
+
+
+def test_vacuum_full_beside_a_purge_changes_nothing(bench):
+    bench.stash([f"key-{n}" for n in range(50)])
+    process = bench.spawn("before-purge=sleep:2@1")
+    try:
+        wait_until(lambda: len(bench.read()) == 50)
+        bench.db.execute("VACUUM FULL outbox")
+        bench.wait_empty()
+    finally:
+        process.kill()
+        process.wait()
+    with bench.working() as host:
+        wait_until(lambda: host.worker.statistics().takeovers)
+    bench.check()
+
+
+def test_a_sequence_restarted_by_hand_does_not_let_a_purge_delete_new_rows(bench):
+    bench.stash([f"key-{n}" for n in range(50)])
+    process = bench.spawn("before-purge=sleep:3@1")
+    try:
+        wait_until(lambda: len(bench.read()) == 50)
+        bench.db.execute("DELETE FROM outbox")
+        bench.db.execute("ALTER SEQUENCE outbox_id_seq RESTART")
+        bench.stash([f"key-{n}" for n in range(30)])
+        time.sleep(4)
+        assert bench.count == 30
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_a_ledger_that_forgets_is_refused_at_the_start(bench):
+    create_topic(bench.servers, 1, f"{bench.name}.ledger", **{"cleanup.policy": "delete"})
+    with bench.working() as host:
+        error = wait_until(lambda: host.errors)[0]
+    assert "cleanup.policy=delete" in str(error)
+
+
+def test_a_ledger_with_too_few_partitions_is_refused_at_the_start(bench):
+    create_topic(bench.servers, 1, f"{bench.name}.ledger", **{"cleanup.policy": "compact"})
+    with bench.working(LANES=2) as host:
+        error = wait_until(lambda: host.errors)[0]
+    assert "has 1 partitions for 2 lanes" in str(error)
+
+
+def test_a_stranger_in_the_ledger_stops_the_lane(bench):
+    from confluent_kafka import Producer
+
+    deliver(bench, 10)
+    producer = Producer({"bootstrap.servers": bench.servers})
+    producer.produce(f"{bench.name}.ledger", b"hello", b"0")
+    producer.flush(10)
+    with bench.working() as host:
+        assert "something else writes there" in stopped(host)
