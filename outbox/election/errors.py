@@ -1,8 +1,12 @@
 """What can go wrong between a member and the brokers, told apart by whether waiting helps."""
 
+import logging
 from typing import Any
 
+from outbox.conf import Conf
 from outbox.exceptions import OutboxError
+
+logger = logging.getLogger("outbox.election")
 
 
 class KafkaUnreachable(OutboxError):
@@ -39,4 +43,38 @@ _OUTAGES = (
 
 def is_outage(error: Any) -> bool:
     """Whether a KafkaError may go away by itself."""
-    return error.retriable() or error.name() in _OUTAGES or error.name().strip("_") in {o.strip("_") for o in _OUTAGES}
+    return bool(error.retriable()) or error.name() in _OUTAGES
+
+
+def group_refusal(error: Any, conf: Conf) -> ElectionRefused | None:
+    """What only an operator can solve, with the remedy."""
+    from confluent_kafka import KafkaError
+
+    remedies = {
+        KafkaError.GROUP_AUTHORIZATION_FAILED: f"Allow the user READ on the group {conf.name!r}.",
+        KafkaError.TOPIC_AUTHORIZATION_FAILED: f"Allow the user READ and WRITE on the topic {conf.leader_topic!r}.",
+        KafkaError.INCONSISTENT_GROUP_PROTOCOL: f"The group {conf.name!r} has members with another assignor than "
+        f"ASSIGNOR = {conf.assignor!r}: give all members one, or this application a NAME of its own.",
+        KafkaError.INVALID_SESSION_TIMEOUT: "Set SESSION_TIMEOUT within group.min.session.timeout.ms and "
+        "group.max.session.timeout.ms of the brokers.",
+    }
+    if error.code() not in remedies:
+        return None
+    return ElectionRefused(f"The group {conf.name!r} cannot be joined: {error.str()}. {remedies[error.code()]}")
+
+
+class Troubles:
+    """Logs each kind of trouble once, until it is over."""
+
+    def __init__(self) -> None:
+        self._kinds: dict[str, None] = {}
+
+    def note(self, kind: str, text: str) -> None:
+        if kind not in self._kinds:
+            self._kinds[kind] = None
+            logger.warning("election_trouble kind=%s reason=%r", kind, text)
+
+    def over(self) -> None:
+        if self._kinds:
+            kinds, self._kinds = ",".join(self._kinds), {}
+            logger.info("election_trouble_over kinds=%s", kinds)

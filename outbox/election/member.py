@@ -27,7 +27,7 @@ from uuid import UUID, uuid4
 from outbox.conf import Conf
 from outbox.core import neli as core
 from outbox.election.clients import Clients
-from outbox.election.errors import ElectionRefused
+from outbox.election.errors import ElectionRefused, Troubles, group_refusal
 from outbox.failpoints import failpoint
 
 logger = logging.getLogger("outbox.election")
@@ -86,7 +86,7 @@ class Member:
         self._owned: dict[int, Ownership] = {}
         self._leaving = threading.Event()
         self._left = threading.Event()
-        self._troubles: dict[str, str] = {}
+        self._troubles = Troubles()
         self._threads: list[threading.Thread] = []
 
     # ---- lifecycle
@@ -188,7 +188,7 @@ class Member:
         try:
             self._producer.produce(self._topic, core.encode_heartbeat(effect.beat), partition=effect.lane)
         except (BufferError, KafkaException) as error:
-            self._note("heartbeat", str(error))  # the core misses it in time
+            self._troubles.note("heartbeat", str(error))  # the core misses it in time
 
     def _confirm(self, effect: core.ConfirmMembership) -> None:
         """Asked by the thread that polls: a commit from any other waits for as long as that one goes on polling."""
@@ -206,7 +206,7 @@ class Member:
                 self._consumer.commit(offsets=[TopicPartition(self._topic, question.lane, 0)], asynchronous=True)
             except KafkaException as error:
                 tickets.pop()
-                self._note("confirm", str(error))  # the core asks again with its next heartbeat
+                self._troubles.note("confirm", str(error))  # the core asks again with its next heartbeat
 
     def _on_commit(self, error: Any, partitions: list[Any]) -> None:
         from confluent_kafka import KafkaError
@@ -271,14 +271,14 @@ class Member:
         try:
             self._reader.list_topics(self._topic, timeout=1.0)
         except KafkaException as error:
-            self._note("reader", error.args[0].str())
+            self._troubles.note("reader", error.args[0].str())
 
     def _read(self, message: Any) -> None:
         if message.error():
-            self._note("reader", message.error().str())
+            self._troubles.note("reader", message.error().str())
             return
         beat = core.parse_heartbeat(message.value())
-        self._over()
+        self._troubles.over()
         with self._lock:
             seen = message.partition(), message.offset(), beat
             self._decide(lambda now: self._neli.heartbeat_seen(*seen, now))
@@ -338,40 +338,19 @@ class Member:
             self._decide(lambda now: self._neli.lost(numbers, now))
         logger.warning("partitions_lost topic=%s partitions=%s", self._topic, numbers)
 
-    # ---- trouble: each transition is logged once
+    # ---- errors
 
     def _judge(self, error: Any) -> None:
         """What the group says; some of it can only be solved by an operator."""
-        from confluent_kafka import KafkaError
-
-        name, topic = self._conf.name, self._topic
-        remedies = {
-            KafkaError.GROUP_AUTHORIZATION_FAILED: f"Allow the user READ on the group {name!r}.",
-            KafkaError.TOPIC_AUTHORIZATION_FAILED: f"Allow the user READ and WRITE on the topic {topic!r}.",
-            KafkaError.INCONSISTENT_GROUP_PROTOCOL: f"The group {name!r} has members with another assignor than "
-            f"ASSIGNOR = {self._conf.assignor!r}: give all members one, or this application a NAME of its own.",
-            KafkaError.INVALID_SESSION_TIMEOUT: "Set SESSION_TIMEOUT within group.min.session.timeout.ms and "
-            "group.max.session.timeout.ms of the brokers.",
-        }
-        if error.code() in remedies:
-            raise ElectionRefused(f"The group {name!r} cannot be joined: {error.str()}. {remedies[error.code()]}")
+        if refusal := group_refusal(error, self._conf):
+            raise refusal
         self._on_error(error)
 
     def _on_error(self, error: Any) -> None:
         if error.fatal():
             self._on_fatal(ElectionRefused(f"A Kafka client of the election gave up: {error.str()}. Restart."))
         else:
-            self._note(error.name(), error.str())
-
-    def _note(self, kind: str, text: str) -> None:
-        if kind not in self._troubles:
-            self._troubles[kind] = text
-            logger.warning("election_trouble kind=%s reason=%r", kind, text)
-
-    def _over(self) -> None:
-        if self._troubles:
-            kinds, self._troubles = ",".join(self._troubles), {}
-            logger.info("election_trouble_over kinds=%s", kinds)
+            self._troubles.note(error.name(), error.str())
 
     def _guarded(self, role: Callable[[], None]) -> None:
         try:

@@ -204,19 +204,25 @@ class Harvester:
 
     def _tear_down(self) -> None:
         """Every wait is bounded, so that a stop ends also while PostgreSQL or Kafka are away."""
-        if self._member is not None:
-            self._leave(self._member)
-        deadline = time.monotonic() + JOIN_TIMEOUT_S
+        try:
+            if self._member is not None:
+                self._leave(self._member)
+            self._join_workers(time.monotonic() + JOIN_TIMEOUT_S)
+            self._events.close(LEAVE_TIMEOUT_S)
+        except BaseException as error:
+            self.fail(error)
+        finally:
+            with self._mutex:
+                self._state = State.STOPPED
+            self._log("harvester_stopped")
+            self._stopped.set()
+
+    def _join_workers(self, deadline: float) -> None:
         for lane in list(self._hosts):
             self._drop(lane)
         late = [worker for worker in self._ending if not worker.join(max(0.0, deadline - time.monotonic()))]
         if late:
             self._logger.warning("workers_left_behind count=%d", len(late))
-        self._events.close(LEAVE_TIMEOUT_S)
-        with self._mutex:
-            self._state = State.STOPPED
-        self._log("harvester_stopped")
-        self._stopped.set()
 
     def _leave(self, member: Member) -> None:
         if self._forced.is_set():
@@ -283,18 +289,24 @@ class Harvester:
             host.worker.finish(effect.deadline - RECEIVERS_SHARE * self.conf.revoke_timeout_s)
 
     def _fence(self, event: LeaderFenced) -> None:
-        self._logger.warning("leader_fenced lane=%d leader_id=%s reason=%s", event.lane, event.leader_id, event.reason)
+        host = self._hosts.get(event.lane)
         self._drop(event.lane)
+        if host is not None and host.is_announced:
+            return  # it had finished: its receivers know
+        lane, leader_id, reason = event.lane, event.leader_id, event.reason
+        self._logger.warning("leader_fenced lane=%d leader_id=%s reason=%s", lane, leader_id, reason)
         self._events.put(event.lane, event)
 
     def _abandon(self, effect: AbandonBatch) -> None:
         """LeaderRevoked follows."""
+        host = self._hosts.get(effect.lane)
+        if host is None or host.is_announced:
+            return  # only receivers are late
         self._logger.warning(
             "batch_abandoned lane=%d leader_id=%s: not finished in time", effect.lane, effect.leader_id
         )
-        if host := self._hosts.get(effect.lane):
-            host.detach()
-            host.worker.abandon()
+        host.detach()
+        host.worker.abandon()
 
     def _revoke(self, event: LeaderRevoked) -> None:
         host = self._hosts.get(event.lane)

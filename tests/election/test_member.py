@@ -185,3 +185,29 @@ def test_without_brokers_a_leader_is_fenced_in_time_and_stops_in_bounded_time(gr
     only.member.stop()
     assert only.member.join(10)
     assert time.monotonic() - began < 10
+
+
+@pytest.mark.slow
+def test_brokers_that_were_away_longer_than_the_session_are_joined_again(group, kafka_factory):
+    kafka = kafka_factory()
+    alone = group(kafka.bootstrap_servers)
+    only = alone.join().leads(0)
+    kafka.kill()
+    time.sleep(alone.conf.session_timeout_s + 1)
+    assert only.lanes == []
+    kafka.start()
+    only.leads(0)
+    kinds = [type(effect) for _, effect in only.effects]
+    assert kinds.count(neli.LeaderFenced) == kinds.count(neli.LeaderAcquired) - 1
+    only.leave()
+
+
+@pytest.mark.slow
+def test_cold_starts_find_their_lane_quickly(group):
+    alone, took_s = group(), []
+    for _ in range(15):
+        began = time.monotonic()
+        one = alone.join().leads(0)
+        took_s.append(time.monotonic() - began)
+        one.leave()
+    assert max(took_s[1:]) < SLACK * LEAVE_S, took_s  # the first one makes the offsets topic

@@ -81,6 +81,11 @@ def test_no_servers_are_an_error_that_names_the_setting():
         Clients(parse({"NAME": "x"}))
 
 
+def test_a_property_that_the_client_refuses_is_named(name):
+    with pytest.raises(OutboxError, match=r"no\.such\.property.*KAFKA"):
+        topic_of("127.0.0.1:1", name, KAFKA={"no.such.property": "x"})
+
+
 @pytest.mark.slow
 def test_a_forbidden_creation_names_the_command(kafka_factory, name):
     kafka = kafka_factory(

@@ -294,3 +294,21 @@ def test_two_processes_share_two_lanes(shop):
     second.ends(0)
     assert sorted(shop.values()) == sorted([*range(1, 201)] * 2)
     assert "fenced" not in first.log + second.log
+
+
+@pytest.mark.slow
+def test_a_process_paused_beyond_its_session_comes_back_as_a_standby(shop):
+    first = shop.harvest().leads()
+    second = shop.harvest().stands_by()
+    first.process.send_signal(signal.SIGSTOP)
+    second.says("leader_acquired lane=0")
+    shop.insert(10)
+    shop.wait_count(0)
+    first.process.send_signal(signal.SIGCONT)
+    first.says("leader_fenced lane=0")
+    shop.insert(10)
+    shop.wait_count(0)
+    assert sorted(shop.values()) == sorted([*range(1, 11)] * 2)
+    second.ends(0)
+    first.says("(?s)leader_fenced.*leader_acquired")
+    first.ends(0)

@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 
 import psycopg
 import pytest
+from django.dispatch import Signal
 
 from outbox import signals
 from outbox.conf import AT_LEAST_ONCE, EXACTLY_ONCE, parse
@@ -18,7 +19,7 @@ from outbox.edges.overview import DatabaseUnreachable
 from outbox.exceptions import OutboxError
 from outbox.harvest import Harvester, State
 from outbox.harvest.lanes import MeterRead
-from tests.support.databases import fresh_database
+from tests.support.databases import ROOT, fresh_database
 from tests.support.proxy import TO_SERVER, Proxy
 from tests.support.tables import create_table, insert
 from tests.support.topics import create_topic
@@ -332,7 +333,27 @@ def test_readings_are_dropped_when_receivers_cannot_follow(harvester, seen, capl
     assert seen.names().count("meter_read") <= 2  # readings of an ended leadership are no news
 
 
-# ---- with the real worker
+def test_every_signal_is_documented_with_its_arguments():
+    told = (ROOT / "docs" / "events.md").read_text()
+    for name in SIGNALS:
+        assert f"| `{name}` |" in told
+    ours = {name for name, value in vars(signals).items() if isinstance(value, Signal)}
+    assert ours == set(SIGNALS)
+
+
+# ---- with real faults
+
+
+@pytest.mark.slow
+def test_it_stops_in_bounded_time_while_kafka_is_away(harvester, conf, kafka_factory):
+    kafka = kafka_factory()
+    one = harvester(parse({**raw(conf), "BOOTSTRAP_SERVERS": kafka.bootstrap_servers})).start()
+    wait_until(lambda: one.is_leader)
+    kafka.pause()
+    began = time.monotonic()
+    one.stop()
+    assert one.wait(30)
+    assert time.monotonic() - began < 12
 
 
 @pytest.mark.slow
