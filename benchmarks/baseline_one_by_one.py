@@ -29,11 +29,11 @@ _MARK = (
 
 
 class OneByOne:
-    def __init__(self, url: str, servers: str) -> None:
+    def __init__(self, url: str, servers: str, **properties: str) -> None:
         self.purged = 0
-        self._url, self._servers = url, servers
+        self._url = url
         self._connections: queue.SimpleQueue[psycopg.Connection[Any]] = queue.SimpleQueue()
-        self._shards = [_Shard(self, servers) for _ in range(SHARDS)]
+        self._shards = [_Shard(self, servers, properties) for _ in range(SHARDS)]
         self._window = threading.Semaphore(WINDOW)
         self._stop = threading.Event()
         self._threads = [threading.Thread(target=self._mark, daemon=True)]
@@ -56,6 +56,8 @@ class OneByOne:
         self._stop.set()
         for thread in self._threads:
             thread.join(10)
+        for shard in self._shards:
+            shard.settle()
         while not self._connections.empty():
             self._connections.get().close()
 
@@ -73,16 +75,16 @@ class OneByOne:
             with self.connection() as connection:
                 rows = connection.execute(_MARK, [leader, leader, MARK]).fetchall()
             for row in sorted(rows):
-                self._shards[crc32(row[2].encode()) % SHARDS].rows.put(row)
+                self._shards[crc32(row[2].encode()) % SHARDS].take(row, self._stop)
             if not rows:
                 self._stop.wait(0.01)
 
 
 class _Shard:
-    def __init__(self, whole: OneByOne, servers: str) -> None:
+    def __init__(self, whole: OneByOne, servers: str, properties: dict[str, str]) -> None:
         self.rows: queue.Queue[Any] = queue.Queue(10)
         self._whole = whole
-        self._producer = Producer({"bootstrap.servers": servers, "enable.idempotence": True})
+        self._producer = Producer({"bootstrap.servers": servers, "enable.idempotence": True, **properties})
         self._undecided: set[str] = set()
         self._decided = threading.Condition()
 
@@ -92,17 +94,39 @@ class _Shard:
                 id_, topic, key, value = self.rows.get(timeout=0.1)
             except queue.Empty:
                 continue
-            window.acquire()
-            with self._decided:
-                self._decided.wait_for(lambda key=key: key not in self._undecided or stop.is_set())  # type: ignore[misc]
-                self._undecided.add(key)
+            while not window.acquire(timeout=0.1):
+                if stop.is_set():
+                    return
+            if not self._reserve(key, stop):
+                return
             self._producer.produce(
                 topic, value, key, on_delivery=lambda error, message, id_=id_, key=key: self._purge(id_, key, window)
             )
 
+    def take(self, row: Any, stop: threading.Event) -> None:
+        while not stop.is_set():
+            try:
+                self.rows.put(row, timeout=0.1)
+            except queue.Full:
+                continue
+            return
+
+    def _reserve(self, key: str, stop: threading.Event) -> bool:
+        """Wait until no record of the key is undecided."""
+        with self._decided:
+            while key in self._undecided:
+                self._decided.wait(0.1)
+                if stop.is_set():
+                    return False
+            self._undecided.add(key)
+            return True
+
     def purge(self, stop: threading.Event, window: threading.Semaphore) -> None:
         while not stop.is_set():
             self._producer.poll(0.1)
+
+    def settle(self) -> None:
+        self._producer.flush(10)
 
     def _purge(self, id_: int, key: str, window: threading.Semaphore) -> None:
         with self._whole.connection() as connection:
