@@ -167,6 +167,7 @@ def test_a_client_that_cannot_be_made_ends_it_with_the_cause(started, kind):
     with pytest.raises(RuntimeError, match=f"no {kind}: simulated"):
         one.wait(20)
     assert one.state is State.STOPPED
+    assert one.clients.standing is None, "it stands in the group before all is made"
 
 
 def test_a_subscription_that_fails_ends_it_and_closes_the_consumer(started):
