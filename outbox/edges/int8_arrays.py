@@ -51,4 +51,4 @@ class _IdsDumper(Dumper):
 
 def register(context: AdaptContext) -> None:
     """Let `context`, a connection, take `Ids` as parameters."""
-    context.adapters.register_dumper(Ids, _IdsDumper)  # type: ignore[union-attr]
+    context.adapters.register_dumper(Ids, _IdsDumper)

@@ -27,7 +27,7 @@ HEDGE_FIRST_S = 0.06  # over a settled owner init takes 13 ms; over an open tran
 _HEDGE_MAX_S = 3.0
 _UNANSWERED_PAUSE_S = 0.05
 _ROOM_S = 0.05
-_DISPOSAL_S = 5.0
+_SLICE_S = 0.25  # of a wait: how soon the end of a lane is noticed
 # A connection that failed in one of these states carried no request yet.
 _NOT_YET_UP = re.compile(
     r"in state (?:INIT|DOWN|TRY_CONNECT|CONNECT|SSL_HANDSHAKE|AUTH_LEGACY|AUTH_HANDSHAKE|AUTH_REQ|APIVERSION_QUERY)\b"
@@ -188,19 +188,33 @@ class TransactionalProducer:
             raise ReportsMissing("The client's queue stayed full: the brokers take no records.") from error
         self.client.poll(_ROOM_S)
 
-    def wait_reports(self, give_up_at: float) -> None:
+    def wait_reports(self, is_over: Callable[[], bool]) -> None:
         """Until every record handed over is acknowledged or has failed."""
-        left = self.client.flush(max(0.0, give_up_at - time.monotonic()))
-        if left:
-            raise ReportsMissing(f"{left} records were not acknowledged in time.")
+        while left := self.client.flush(_SLICE_S):
+            if is_over():
+                raise ReportsMissing(f"{left} records were not acknowledged in time.")
 
     def send_entry(self, topic: str, partition: int, key: bytes, value: bytes) -> None:
         """The ledger's entry, as the last record of the transaction. Raises if a record before it has failed."""
         self.client.produce(topic, value, key, partition)
 
-    def commit(self, timeout_s: float) -> None:
+    def commit(self, timeout_s: float, is_over: Callable[[], bool] = lambda: False) -> None:
         """Any exception leaves the outcome unknown: only the ledger tells."""
-        self.client.commit_transaction(timeout_s)
+        from confluent_kafka import KafkaException
+
+        give_up_at = time.monotonic() + timeout_s
+        while True:
+            left_s = give_up_at - time.monotonic()
+            try:
+                self.client.commit_transaction(max(0.0, min(_SLICE_S, left_s)))
+            except KafkaException as error:
+                # The same commit goes on where it was when it is called again.
+                if error.args[0].name() != "_TIMED_OUT" or not error.args[0].retriable():
+                    raise
+                if left_s <= _SLICE_S or is_over():
+                    raise
+            else:
+                return
 
     def unknown_topics(self, topics: Iterable[str], timeout_s: float) -> dict[str, str]:
         """Those of `topics` that the brokers do not have or do not show, with what they say. An unknown topic inside

@@ -30,9 +30,9 @@ from outbox.edges.transactions import NoProducer, RecordRefused, ReportsMissing,
 from outbox.exceptions import OutboxError
 from outbox.failpoints import failpoint
 from outbox.harvest.exactly_once_database import Database, Source
-from outbox.harvest.exactly_once_rounds import Broken, LaneState, Rounds
+from outbox.harvest.exactly_once_rounds import LaneState, Rounds
 from outbox.harvest.exactly_once_takeover import Owned, Takeover, Unreadable
-from outbox.harvest.exactly_once_values import Batch, Doubt, End, ExactlyOnceStatistics, LaneStopped
+from outbox.harvest.exactly_once_values import Batch, Broken, Doubt, End, ExactlyOnceStatistics, LaneStopped
 from outbox.harvest.lanes import LaneHost
 from outbox.harvest.readings import Meter, Troubles
 
@@ -319,7 +319,7 @@ class ExactlyOnce:
         failpoint("after-send")
         sent = time.monotonic()
         stages["send"] += sent - began
-        producer.wait_reports(give_up_at)
+        producer.wait_reports(lambda: self._is_over(give_up_at))
         if failures:
             raise NotDelivered(failures)
         failpoint("after-ack")
@@ -340,9 +340,14 @@ class ExactlyOnce:
         stages["guards"] += guarded - acknowledged
         producer.send_entry(self._ledger_name, self._lane, ledger.entry_key(self._lane), payload)
         failpoint("before-commit")
-        producer.commit(self._conf.commit_timeout_s)
+        producer.commit(self._conf.commit_timeout_s, lambda: self._is_over(give_up_at))
         stages["commit"] += time.monotonic() - guarded
         return entry
+
+    def _is_over(self, give_up_at: float) -> bool:
+        """Whether to wait no longer for what this transaction needs."""
+        now = time.monotonic()
+        return self._abandoned or now > give_up_at or (self._finish_by is not None and now > self._finish_by)
 
     @property
     def _ledger_name(self) -> str:
@@ -353,7 +358,7 @@ class ExactlyOnce:
         """What was read must be on PostgreSQL's disk, and the batch before this one purged."""
         for awaited in (batch.flush, batch.previous):
             while awaited is not None and not awaited.wait(0.05):
-                if self._abandoned or time.monotonic() > give_up_at:
+                if self._is_over(give_up_at):
                     raise BatchDropped("PostgreSQL did not confirm the flush or the purge before the commit in time")
             if awaited is not None and awaited.error is not None:
                 raise BatchDropped(f"PostgreSQL failed before the commit: {awaited.error}")

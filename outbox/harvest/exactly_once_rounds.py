@@ -10,6 +10,7 @@ One thread reads and owns the frontier. Lanes call `ready`, `committed`, `failed
 from __future__ import annotations
 
 import logging
+import os
 import random
 import threading
 import time
@@ -30,7 +31,7 @@ from outbox.edges.reader import Page, Reader, Row
 from outbox.edges.session import BoundedConnection
 from outbox.harvest.exactly_once_database import Database, Purges
 from outbox.harvest.exactly_once_holds import Holds
-from outbox.harvest.exactly_once_values import Awaited, Batch, Doubt, Order, Purge, Ticket
+from outbox.harvest.exactly_once_values import Awaited, Batch, Broken, Doubt, Order, Purge, Ticket
 from outbox.harvest.readings import Troubles
 
 logger = logging.getLogger("outbox.harvest")
@@ -110,6 +111,7 @@ class Rounds:
         self._sweep_at = time.monotonic() + conf.sweep_interval_s
         self._beat: Awaited | None = None
         self._beat_at = 0.0
+        self._interrupt_r, self._interrupt_w = os.pipe()
         self.stages: dict[str, float] = dict.fromkeys(("read", "divide", "round", "flush"), 0.0)
         self.reads = 0
         self._thread = threading.Thread(target=self._run, name="outbox-reader", daemon=True)
@@ -134,9 +136,16 @@ class Rounds:
                 del self._lanes[lane.number]
             self._flights = {b for b in self._flights if b.lane != lane.number}
             if not self._lanes:
-                self._closing = True
-                self.purges.close()
+                self._end()
             self._changed.notify_all()
+
+    def _end(self) -> None:
+        """What PostgreSQL is asked at this moment is given up: nothing may wait for it."""
+        if not self._closing:
+            self._closing = True
+            self.purges.close()
+            self.purges.interrupt()
+            os.write(self._interrupt_w, b"x")
 
     def prepare(self) -> None:
         """Once: the tables, the way, the ledger topic. Raises what forbids harvesting, and outages."""
@@ -249,12 +258,14 @@ class Rounds:
         finally:
             self._drop_connection()
             self.ledger.close()
+            with self._changed:
+                os.close(self._interrupt_r)
+                os.close(self._interrupt_w)
 
     def _break(self, error: BaseException) -> None:
         """What no repetition can mend ends every lane of the process."""
         with self._changed:
-            self._closing = True
-            self.purges.close()
+            self._end()
             for lane in self._lanes.values():
                 lane.post(Broken(error))
             self._changed.notify_all()
@@ -348,6 +359,7 @@ class Rounds:
     def _connected(self) -> BoundedConnection:
         if self._connection is None:
             self._connection = self.database.connect("read")
+            self._connection.interrupt = self._interrupt_r
             count = self.database.state.lane_count
             self._reader = Reader(
                 self._conf.table, self.database.sequence, count, keep_empty_key=self._conf.keep_empty_key
@@ -399,7 +411,7 @@ class Rounds:
                     self._flights.add(batch)
                     batches.append(batch)
         for batch in batches:
-            batch.digest = digest(batch.rows)  # type: ignore[arg-type]
+            batch.digest = digest(batch.rows)
         return batches
 
     def _shares(self, plan: _Plan, page: Page) -> dict[int, list[Row]]:
@@ -481,10 +493,3 @@ class Rounds:
         else:
             flushed.settle()
         self.stages["flush"] += time.monotonic() - begun
-
-
-@dataclass(frozen=True, slots=True)
-class Broken:
-    """The rounds have ended for good."""
-
-    error: BaseException

@@ -93,7 +93,14 @@ class LaneStopped:
     text: str
 
 
-Order = Batch | Doubt | Stop | End
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """The rounds have ended for good."""
+
+    error: BaseException
+
+
+Order = Batch | Doubt | Stop | End | Broken
 
 
 @dataclass(frozen=True, slots=True)

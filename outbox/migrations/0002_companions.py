@@ -3,8 +3,6 @@
 They have no models: the harvester alone reads and writes them, in statements of its own, and makes their rows.
 """
 
-from typing import Any
-
 from django.db import migrations
 from django.db.backends.base.schema import BaseDatabaseSchemaEditor
 from django.db.migrations.state import ProjectState
@@ -70,6 +68,6 @@ class OnPostgres(migrations.RunSQL):
 class Migration(migrations.Migration):
     dependencies = [("outbox", "0001_initial")]
 
-    operations: list[Any] = [
+    operations = [
         OnPostgres(FORWARDS, BACKWARDS, hints={"model_name": "outboxrecord"}, elidable=False),
     ]

@@ -1,0 +1,205 @@
+"""The statements of exactly-once delivery on a real PostgreSQL: ids in binary, the guarded purge, the read."""
+
+import time
+from importlib import import_module
+
+import psycopg
+import pytest
+
+from outbox.adoption import guarded_default
+from outbox.core.frontier import Frontier
+from outbox.edges import companions
+from outbox.edges.companions import Companions
+from outbox.edges.int8_arrays import Ids
+from outbox.edges.marks import WrongTable
+from outbox.edges.reader import Reader
+from tests.support.tables import insert
+
+
+@pytest.fixture
+def db(url):
+    with companions.connect({"conninfo": url}, statement_timeout_s=20, application_name="test") as connection:
+        connection.execute(f"ALTER TABLE outbox ALTER id SET DEFAULT {guarded_default('outbox_id_seq')}")
+        connection.execute(import_module("outbox.migrations.0002_companions").FORWARDS)
+        yield connection
+
+
+@pytest.fixture
+def statements(db):
+    return Companions("outbox", companions.sequence_of(db, "outbox"))
+
+
+@pytest.fixture
+def reader(db):
+    return Reader("outbox", companions.sequence_of(db, "outbox"))
+
+
+def filenode(db):
+    return db.execute("SELECT pg_relation_filenode('outbox')").fetchone()[0]
+
+
+def count(db):
+    return db.execute("SELECT count(*) FROM outbox").fetchone()[0]
+
+
+@pytest.mark.parametrize("ids", [[], [1], [-1, 0, 255, 256, 2**31, 2**63 - 1], list(range(5000))])
+def test_ids_travel_in_binary(db, ids):
+    assert db.execute("SELECT %s::bigint[]", [Ids(ids)]).fetchone() == (ids,)
+
+
+def test_a_purge_deletes_and_moves_both_or_neither(db, statements):
+    ids = insert(db, "t", ["k"] * 10)
+    assert statements.purged(db, 0) == 0
+    assert statements.purge(db, 0, 1, ids[:5], filenode(db)) == 5
+    assert statements.purged(db, 0) == 1
+    assert statements.purge(db, 0, 1, ids[5:], filenode(db)) == 0, "batch 1 was purged before"
+    assert statements.purge(db, 0, 3, ids[5:], filenode(db)) == 0, "batch 2 is missing"
+    assert statements.purge(db, 1, 1, ids[5:], filenode(db)) == 0, "the lane never started"
+    assert statements.purge(db, 0, 2, ids[5:], filenode(db) + 1) == 0, "another file"
+    assert (count(db), statements.purged(db, 0)) == (5, 1)
+    assert statements.purge(db, 0, 2, ids[5:], filenode(db)) == 5
+    assert db.execute("SELECT lane, batch FROM outbox_purged").fetchall() == [(0, 2)]
+
+
+def test_a_purge_of_ids_above_the_sequence_needs_a_comparison(db, statements):
+    ids = insert(db, "t", ["k"] * 10)
+    statements.purged(db, 0)
+    db.execute("SELECT setval('outbox_id_seq', 5)")
+    assert statements.purge(db, 0, 1, ids, filenode(db)) == 0
+    assert statements.purge(db, 0, 1, ids, filenode(db), compared=True) == 10
+
+
+def test_the_same_purge_twice_at_once_moves_once(url, db, statements):
+    ids = insert(db, "t", ["k"] * 10)
+    statements.purged(db, 0)
+    with companions.connect({"conninfo": url}, statement_timeout_s=20, application_name="other") as other:
+        with db.transaction():
+            assert statements.purge(db, 0, 1, ids, filenode(db)) == 10
+            import threading
+
+            found = []
+            node = filenode(db)
+            thread = threading.Thread(target=lambda: found.append(statements.purge(other, 0, 1, ids, node)))
+            thread.start()
+            time.sleep(0.2)
+        thread.join(10)
+        assert found == [0]
+
+
+def test_the_number_stays_cheap_under_a_pinned_horizon(url, db, statements):
+    """Rows of purged batches that nobody may vacuum are not walked."""
+    statements.purged(db, 0)
+    node = filenode(db)
+    with psycopg.connect(url) as pin:
+        pin.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
+        pin.execute("SELECT count(*) FROM outbox")
+        for batch in range(1, 2001):
+            db.execute("INSERT INTO outbox_purged VALUES (0, %s)", [batch])
+            db.execute("DELETE FROM outbox_purged WHERE lane = 0 AND batch = %s", [batch - 1])
+        plan = db.execute(
+            "EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) SELECT batch FROM outbox_purged WHERE lane = 0 "
+            "ORDER BY batch DESC LIMIT 1"
+        ).fetchone()[0]
+        assert plan[0]["Plan"]["Shared Hit Blocks"] < 10
+        ids = insert(db, "t", ["k"])
+        assert statements.purge(db, 0, 2001, ids, node) == 1
+
+
+def test_no_plan_forgets_the_index_when_statistics_are_of_an_empty_table(db, statements, reader):
+    insert(db, "t", ["k"] * 3)
+    db.execute("VACUUM ANALYZE outbox")
+    for _ in range(8):
+        reader.read(db, 0, (0,), (), 5000)
+        statements.purge(db, 0, 999, [1, 2, 3], filenode(db))
+    db.execute(
+        "INSERT INTO outbox (kafka_topic, kafka_key, kafka_value) SELECT 't', 'k', n FROM generate_series(1, 300000) n"
+    )
+    statements.purged(db, 0)
+    page = reader.read(db, 200_000, (0,), (), 5000)
+    ids = [row[0] for row in page.rows]
+    assert len(ids) == 5000
+    begun = time.monotonic()
+    reader.read(db, 250_000, (0,), (), 5000)
+    assert statements.purge(db, 0, 1, ids, page.filenode) == 5000
+    assert time.monotonic() - begun < 1, "a sequential scan per id takes tens of seconds"
+
+
+def test_a_page_has_its_header_from_the_same_snapshot(db, statements, reader):
+    ids = insert(db, "t", ["a", "b", "c"])
+    statements.purged(db, 0)
+    page = reader.read(db, 0, (0, 7), (), 2)
+    assert [row[0] for row in page.rows] == ids[:2]
+    assert page.rows[0] == (ids[0], "t", "a", "1", None, None, None)
+    assert (page.sequence, page.purged, page.filenode) == (ids[-1], {0: 0, 7: 0}, filenode(db))
+    now = db.execute("SELECT clock_timestamp(), pg_current_xact_id()::text::bigint").fetchone()
+    assert page.read_at < now[0]
+    assert page.snapshot.next_xid == now[1]
+
+
+def test_the_late_form_leaves_out_what_is_in_flight(db, reader):
+    ids = insert(db, "t", ["k"] * 20)
+    page = reader.read(db, ids[4], (0,), ids[6:12], 5000)
+    assert [row[0] for row in page.rows] == [ids[5], *ids[12:]]
+    assert reader.read(db, ids[-1], (0,), (), 5000).rows == []
+
+
+@pytest.mark.parametrize("keep_empty_key", [False, True])
+def test_every_row_has_one_lane_and_a_key_always_the_same(db, keep_empty_key):
+    insert(db, "t", [f"k{n % 30}" for n in range(300)] + [""] * 60)
+    reader = Reader("outbox", "outbox_id_seq", 3, keep_empty_key=keep_empty_key)
+    every = reader.read(db, 0, (0, 1, 2), (), 5000).rows
+    shares = [reader.read(db, 0, (lane,), (), 5000).rows for lane in range(3)]
+    assert sorted(row for share in shares for row in share) == sorted(every)
+    lanes = {}
+    for row in every:
+        lanes.setdefault(row[2], set()).add(row[7])
+    keyless = lanes.pop("")
+    assert all(len(found) == 1 for found in lanes.values())
+    assert set().union(*lanes.values()) == {0, 1, 2}
+    assert len(keyless) == (1 if keep_empty_key else 3)
+
+
+def read_all(db, reader, frontier, excluded=()):
+    """A complete page, as the rounds read it."""
+    look = frontier.start()
+    while look is not None:
+        page = reader.read(db, look, (0,), [i for i in excluded if i > look], 5000)
+        look = frontier.missed_from(look, page.snapshot, page.sequence)
+    ids = [row[0] for row in page.rows]
+    frontier.accept(ids[-1] if ids else None, False, page.snapshot, page.sequence)
+    return ids
+
+
+def test_the_frontier_finds_late_rows_restarted_and_explicit_ids(url, db, reader):
+    frontier = Frontier()
+    with psycopg.connect(url) as late:
+        (first,) = insert(late, "t", ["late"])
+        others = insert(db, "t", ["k"] * 5)
+        assert read_all(db, reader, frontier) == others
+        assert read_all(db, reader, frontier, others) == []
+        late.commit()
+    assert read_all(db, reader, frontier, others) == [first]
+    db.execute("INSERT INTO outbox (id, kafka_topic, kafka_key) VALUES (1000000000, 't', 'explicit')")
+    assert read_all(db, reader, frontier, [first, *others])[-1] == 1_000_000_000
+    db.execute("TRUNCATE outbox RESTART IDENTITY")
+    assert insert(db, "t", ["k"]) == [1]
+    assert read_all(db, reader, frontier) == [1]
+
+
+def test_what_is_missing_is_named(db):
+    with pytest.raises(WrongTable, match='table "nowhere" does not exist'):
+        companions.sequence_of(db, "nowhere")
+    db.execute("DROP TABLE outbox_lane")
+    with pytest.raises(WrongTable, match="migrate outbox"):
+        companions.sequence_of(db, "outbox")
+
+
+def test_looking_up_tells_count_digest_and_youngest(db, statements, reader):
+    from outbox.core.ledger import digest
+
+    ids = insert(db, "t", ["a", "b"])
+    page = reader.read(db, 0, (0,), (), 10)
+    found = statements.look_up(db, ids)
+    assert (found.count, found.digest, found.filenode) == (2, digest(page.rows), filenode(db))
+    assert found.newest <= page.read_at
+    assert statements.look_up(db, [10**9]).count == 0

@@ -1,0 +1,133 @@
+"""The ledger topic on real brokers: the last entry below open, aborted and compacted neighbours."""
+
+import time
+import uuid
+from datetime import UTC, datetime
+
+import pytest
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient
+
+from outbox.core import ledger
+from outbox.core.ledger import Entry
+from outbox.edges.ledger_topic import LedgerMissing, LedgerRefused, LedgerTopic, LedgerUnreachable
+from tests.support.topics import create_topic
+
+
+@pytest.fixture
+def topic(bootstrap_servers):
+    found = LedgerTopic({"bootstrap.servers": bootstrap_servers}, f"ledger-{uuid.uuid4().hex[:8]}")
+    found.prepare(2, 3600)
+    yield found
+    found.close()
+
+
+def entry(batch, lane=0, ids=(1,)):
+    return Entry(lane, batch, uuid.uuid4(), uuid.uuid4(), tuple(ids), 0, datetime.now(UTC))
+
+
+@pytest.fixture
+def writer(bootstrap_servers):
+    producer = Producer({"bootstrap.servers": bootstrap_servers, "transactional.id": uuid.uuid4().hex})
+    producer.init_transactions(20)
+    return producer
+
+
+def write(topic, producer, *entries, end="commit_transaction", lane=0):
+    for found in entries:
+        producer.begin_transaction()
+        producer.produce(topic.name, ledger.encode(found), ledger.entry_key(lane), lane)
+        producer.flush(10)
+        if end:
+            getattr(producer, end)(10)
+
+
+def last(topic, lane=0, within_s=10.0):
+    return topic.last_entry(lane, time.monotonic() + within_s)
+
+
+def test_an_empty_ledger_has_no_entry(topic):
+    assert last(topic) is None
+    assert last(topic, 1) is None
+
+
+def test_the_last_committed_entry_counts_whatever_follows_it(topic, writer):
+    entries = [entry(batch) for batch in range(1, 6)]
+    write(topic, writer, *entries)
+    assert last(topic) == entries[-1]
+    write(topic, writer, *(entry(batch) for batch in range(6, 46)), end="abort_transaction")
+    assert last(topic) == entries[-1], "forty aborted entries lie above it"
+    assert last(topic, 1) is None
+
+
+def test_a_large_entry(topic, writer):
+    large = entry(1, ids=range(1, 20_000, 2))
+    write(topic, writer, large)
+    assert last(topic) == large
+
+
+def test_an_open_transaction_is_waited_for(topic, writer):
+    """Above it an entry could hide; the owner's init ends its own, a stranger's is reported."""
+    write(topic, writer, entry(1))
+    write(topic, writer, entry(2), end="")
+    with pytest.raises(LedgerUnreachable, match="still holds an open transaction"):
+        last(topic, within_s=0.5)
+    writer.commit_transaction(10)
+    assert last(topic).batch == 2
+
+
+def test_a_successor_sees_right_after_init_what_was_committed(topic, bootstrap_servers):
+    name, seen = uuid.uuid4().hex, []
+    for batch in range(1, 6):
+        producer = Producer({"bootstrap.servers": bootstrap_servers, "transactional.id": name, "retry.backoff.ms": 2})
+        producer.init_transactions(20)
+        seen.append(last(topic))
+        write(topic, producer, entry(batch))
+        write(topic, producer, entry(batch + 100), end="")  # left open
+    assert [found and found.batch for found in seen] == [None, 1, 2, 3, 4]
+
+
+def test_compaction_leaves_the_last_entry(bootstrap_servers, writer):
+    name = f"ledger-{uuid.uuid4().hex[:8]}"
+    eager = {"min.cleanable.dirty.ratio": "0.01", "segment.ms": "100", "delete.retention.ms": "100"}
+    create_topic(bootstrap_servers, 1, name, **{"cleanup.policy": "compact", **eager})
+    topic = LedgerTopic({"bootstrap.servers": bootstrap_servers}, name)
+    for batch in range(1, 31):
+        write(topic, writer, entry(batch))
+    time.sleep(0.3)
+    write(topic, writer, entry(31))
+    assert last(topic).batch == 31
+    topic.close()
+
+
+def ask_until_it_fails(topic):
+    """Brokers may know a deleted topic for a moment still."""
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        last(topic)
+
+
+def test_a_deleted_topic_is_missing_and_made_again(topic, bootstrap_servers):
+    admin = AdminClient({"bootstrap.servers": bootstrap_servers})
+    admin.delete_topics([topic.name])[topic.name].result(20)
+    with pytest.raises(LedgerMissing):
+        ask_until_it_fails(topic)
+    topic.prepare(2, 3600)
+    assert last(topic) is None
+
+
+def test_brokers_that_do_not_answer():
+    topic = LedgerTopic({"bootstrap.servers": "127.0.0.1:1"}, "ledger")
+    with pytest.raises(LedgerUnreachable):
+        topic._high_watermark(0)
+    topic.close()
+
+
+def test_a_topic_that_would_forget_is_refused_with_the_command(bootstrap_servers):
+    name = create_topic(bootstrap_servers, 1, **{"cleanup.policy": "compact,delete"})
+    topic = LedgerTopic({"bootstrap.servers": bootstrap_servers}, name)
+    with pytest.raises(LedgerRefused, match=r"kafka-configs.sh .* --add-config cleanup.policy=compact"):
+        topic.prepare(1, 3600)
+    with pytest.raises(LedgerRefused, match=r"has 1 partitions for 3 lanes"):
+        topic.prepare(3, 3600)
+    topic.close()
