@@ -13,15 +13,15 @@ pytestmark = [pytest.mark.torture, pytest.mark.timeout(900)]
 
 
 def test_eight_harvesters_join_and_leave(scene):
-    scene.write(rate=2000)
-    scene.write(rate=2000)
+    scene.write(rate=1000, keys=500)
+    scene.write(rate=1000, keys=500)
     join_and_leave(scene, members=8, seconds=240, pause_s=2)
-    scene.settle(120).assert_kept(repeats_max=0)
+    scene.settle(240).assert_kept(repeats_max=0)
 
 
 def test_killed_again_and_again(scene):
     seed = random.Random(2)
-    scene.write(rate=3000)
+    scene.write(rate=1000, keys=500)  # of each key one record is undecided: few keys would be slow to drain
     kills = 0
     names = sorted(WORKER - ENDING - {"after-claim"})
     give_up_at = time.monotonic() + 240
@@ -31,7 +31,7 @@ def test_killed_again_and_again(scene):
         wait_until(lambda victim=victim: not victim.is_running, 90, f"killed at {name}")
         kills += 1
     scene.fleet.start(**LIMITS)
-    scene.settle(120).assert_kept(repeats_max=kills * WINDOW)
+    scene.settle(240).assert_kept(repeats_max=kills * WINDOW)
 
 
 def test_kafka_is_stopped_for_a_minute(fragile):
@@ -43,11 +43,11 @@ def test_kafka_is_stopped_for_a_minute(fragile):
     time.sleep(60)
     fragile.kafka.start()
     fragile.wait_delivered(timeout_s=120)
-    fragile.settle(120).assert_kept(repeats_max=10 * WINDOW)
+    fragile.settle(240).assert_kept(repeats_max=10 * WINDOW)
 
 
 def test_paused_again_and_again(scene):
-    scene.write(rate=2000)
+    scene.write(rate=1000, keys=500)
     members = [scene.fleet.start(**LIMITS) for _ in range(3)]
     for turn in range(12):
         scene.wait_delivered(timeout_s=60)
@@ -55,7 +55,7 @@ def test_paused_again_and_again(scene):
         victim.send(signal.SIGSTOP)
         time.sleep(9)
         victim.send(signal.SIGCONT)
-    scene.settle(120).assert_kept(regressions_max=12 * WINDOW)
+    scene.settle(240).assert_kept(regressions_max=12 * WINDOW)
 
 
 def test_postgres_is_killed_again_and_again(fragile):
@@ -66,4 +66,4 @@ def test_postgres_is_killed_again_and_again(fragile):
         fragile.postgres.kill()
         time.sleep(2)
         fragile.postgres.start()
-    fragile.settle(120).assert_kept(repeats_max=10 * WINDOW)
+    fragile.settle(240).assert_kept(repeats_max=10 * WINDOW)
