@@ -593,7 +593,7 @@ def _derives(name: str) -> str:
 
 
 def _settle_times(values: dict[str, Any]) -> Iterator[SettingError]:
-    """A leader must have fenced itself before the brokers give its lanes to another."""
+    """A leader must have fenced itself, and what it sent be decided, before the brokers give its lanes to another."""
     heartbeat_s = values.get("heartbeat_timeout_s", SPECS["HEARTBEAT_TIMEOUT"].default)
     session_s = values.get("session_timeout_s", SPECS["SESSION_TIMEOUT"].default)
     if heartbeat_s > session_s / 2:
@@ -601,6 +601,16 @@ def _settle_times(values: dict[str, Any]) -> Iterator[SettingError]:
             "HEARTBEAT_TIMEOUT",
             f"is {heartbeat_s:g} s with a SESSION_TIMEOUT of {session_s:g} s.",
             f"Set at most {session_s / 2:g}, or SESSION_TIMEOUT to {2 * heartbeat_s:g} or more.",
+        )
+        return
+    left_s = session_s - heartbeat_s
+    delivery_s = values.setdefault("delivery_timeout_s", min(SPECS["DELIVERY_TIMEOUT"].default, 0.9 * left_s))
+    if delivery_s > left_s:
+        yield SettingError(
+            "DELIVERY_TIMEOUT",
+            f"is {delivery_s:g} s with a SESSION_TIMEOUT of {session_s:g} s and a HEARTBEAT_TIMEOUT of "
+            f"{heartbeat_s:g} s: a record could arrive after those of the next owner.",
+            f"Set at most {left_s:g}, or SESSION_TIMEOUT to {delivery_s + heartbeat_s:g} or more.",
         )
 
 

@@ -229,6 +229,14 @@ def test_a_leader_fences_itself_before_its_session_ends():
     assert told.endswith("is 5 s with a SESSION_TIMEOUT of 6 s. Set at most 3, or SESSION_TIMEOUT to 10 or more.")
 
 
+def test_what_a_leader_sent_is_decided_before_its_session_ends():
+    assert conf.parse({}).delivery_timeout_s == 3.5
+    assert conf.parse({"DELIVERY_TIMEOUT": 4}).delivery_timeout_s == 4
+    assert conf.parse({"HEARTBEAT_TIMEOUT": 3}).delivery_timeout_s == pytest.approx(2.7)
+    told = errors_of({"DELIVERY_TIMEOUT": 5})["DELIVERY_TIMEOUT"]
+    assert told.endswith("Set at most 4, or SESSION_TIMEOUT to 7 or more.")
+
+
 def test_a_lane_is_given_back_within_the_session():
     assert conf.parse({}).revoke_timeout_s == 4.5
     assert conf.parse({"FLUSH_TIMEOUT": 1}).revoke_timeout_s == 1

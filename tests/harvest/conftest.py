@@ -14,6 +14,8 @@ from tests.support.proxy import Proxy
 from tests.support.tables import create_table, insert
 from tests.support.topics import create_topic, read_topic
 
+WITHOUT_ELECTION = {"SESSION_TIMEOUT": 60, "IO_BACKOFF": 0.1}  # so that a test may deliver for as long as it likes
+
 
 class Bench:
     """A table, a topic, and workers on them."""
@@ -25,7 +27,7 @@ class Bench:
         create_table(self.db)
 
     def working(self, *, url=None, servers=None, host=None, epoch=None, lane=0, seams=None, **settings):
-        conf = hosts.settings(BOOTSTRAP_SERVERS=servers or self.servers, **{"IO_BACKOFF": 0.1, **settings})
+        conf = hosts.settings(BOOTSTRAP_SERVERS=servers or self.servers, **{**WITHOUT_ELECTION, **settings})
         connect = hosts.connector(url or self.url, conf.statement_timeout_s)
         return hosts.working(conf, connect=connect, host=host, epoch=epoch, lane=lane, **(seams or {}))
 

@@ -42,8 +42,11 @@ def test_a_mark_whose_reply_is_lost_is_made_again(bench, database):
     keys = [f"k{n % 20}" for n in range(300)]
     with bench.working(url=database.url, MARK_MAX=50) as host:
         running(host)
+        host.trusted = False  # no mark is under way whose reply would be held instead
+        wait_until(lambda: "mark" not in host.worker._board._pending)
         database.hold(TO_CLIENT)
         bench.insert(keys)
+        host.trusted = True
         wait_until(lambda: bench.db.execute("SELECT count(*) FROM outbox WHERE leader_id IS NOT NULL").fetchone()[0])
         assert bench.read() == []
         database.cut()
