@@ -131,6 +131,7 @@ class Scoreboard:
         self._sweep_at = now + limits.sweep_interval_s
         self._check_at = now
         self._mark_backoff_s = limits.mark_backoff_min_s
+        self._lanes = 1
         self._mark_limit = 0
         self._mark_excluded = False
         self._deadline = _NEVER  # of draining or finishing
@@ -382,8 +383,9 @@ class Scoreboard:
         self._pending.clear()
         return effects
 
-    def tick(self, now: float, *, may_send: bool = True) -> list[Effect]:
-        """What is to be done now."""
+    def tick(self, now: float, *, may_send: bool = True, lanes: int = 1) -> list[Effect]:
+        """What is to be done now. The lanes of one process share what idle marks may cost: each pauses longer."""
+        self._lanes = lanes
         if self._phase is Phase.ENDED:
             return []
         if now >= self._check_at:
@@ -549,7 +551,7 @@ class Scoreboard:
             self._mark_backoff_s = limits.mark_backoff_min_s
         self._due["mark"] = now if found >= self._mark_limit else now + self._mark_backoff_s
         if not found:
-            self._mark_backoff_s = min(2 * self._mark_backoff_s, limits.mark_backoff_max_s)
+            self._mark_backoff_s = min(2 * self._mark_backoff_s, limits.mark_backoff_max_s * self._lanes)
 
     def _key_of(self, row: Record) -> _Key:
         name: KeyName = (row.kafka_topic, row.kafka_key) if row.kafka_key or self._keep_empty_key else row.id

@@ -57,6 +57,9 @@ class Host:
     def may_send(self, lane: int) -> bool:
         return not self._detached and self._member.may_send(lane)
 
+    def lanes_owned(self) -> int:
+        return max(1, len(self._member.owned))
+
     def refresh(self, lane: int) -> None:
         if not self._detached:
             self._member.refresh(lane)

@@ -33,6 +33,9 @@ class LaneHost(Protocol):
     def may_send(self, lane: int) -> bool:
         """What is in hand may still be sent."""
 
+    def lanes_owned(self) -> int:
+        """How many lanes this process works on: they share what an idle process may cost."""
+
     def refresh(self, lane: int) -> None:
         """Ask for a new leader id; the answer is `LaneWorker.refreshed`, or the lane ends."""
 

@@ -449,6 +449,19 @@ def test_abandon_drops_and_purges_only_what_was_acknowledged() -> None:
     assert bench.board.abandon() == []
 
 
+def test_idle_lanes_of_one_process_share_the_pace_of_one():
+    bench = Bench(replace(LIMITS, mark_backoff_min_s=0.01, mark_backoff_max_s=0.05))
+    for turn in range(40):
+        marks = [e for e in bench.board.tick(bench.now, lanes=4) if isinstance(e, Mark)]
+        if turn == 20:
+            begun, asked = bench.now, 0
+        if marks:
+            bench.board.marked(marks[0].ticket, [], bench.now)
+            asked = asked + 1 if turn >= 20 else 0
+        bench.now = bench.board.wake_at()
+    assert asked / (bench.now - begun) == pytest.approx(1 / 0.2, rel=0.1)
+
+
 def test_idle_marks_back_off_and_a_hint_wakes_them() -> None:
     bench = Bench(replace(LIMITS, mark_backoff_min_s=0.01, mark_backoff_max_s=0.05))
     waits = []
