@@ -20,16 +20,15 @@ from outbox.conf import Conf
 from outbox.core import scoreboard_values as values
 from outbox.core.scoreboard import Phase, Scoreboard
 from outbox.edges import kafka, table
-from outbox.edges.marks import Marks, WrongTable
 from outbox.edges.producers import MakeProducer, Producers
-from outbox.edges.session import Connect, Session
+from outbox.edges.session import Connect
 from outbox.failpoints import failpoint
 from outbox.harvest.lanes import LaneHost
 from outbox.harvest.readings import LaneStatistics, Meter, Troubles, keys_in_flight
+from outbox.harvest.statements import Statements
 
 logger = logging.getLogger("outbox.harvest")
 
-_GRACE_S = 1.0  # for the statement under way when the lane ends
 _PAUSE_S = 0.005  # when there is something to do and it may not be done
 _REPORTS_BESIDE_STATEMENTS_S = 0.001
 _REPORTS_ALONE_S = 0.01
@@ -75,14 +74,9 @@ class AtLeastOnce:
         self._connect = connect or _connector(conf)
         self._make_producer = make_producer
         self._board = Scoreboard(leader_id, epoch, limits(conf), time.monotonic(), keep_empty_key=conf.keep_empty_key)
-        self._marks = Marks(
-            conf.table, lane, conf.lanes, bytes_max=conf.mark_bytes_max, keep_empty_key=conf.keep_empty_key
-        )
         self._inbox: SimpleQueue[Callable[[float], None]] = SimpleQueue()
         self._generation = 0
         self._producers = self._new_producers()
-        self._statements = 0  # under way
-        self._claimed_connection: Any = None
         self._abandoned = False
         self._finishing = False
         self._ended = False
@@ -90,12 +84,6 @@ class AtLeastOnce:
         self._meter = Meter(lane, conf.metrics_interval_s, time.monotonic())
         self._thread = threading.Thread(target=self._run, name=f"outbox-lane-{lane}", daemon=True)
         self._serve: dict[type, Callable[[Any], None]] = {
-            values.Claim: self._claim,
-            values.Mark: self._mark,
-            values.Fetch: self._fetch,
-            values.Sweep: self._sweep,
-            values.Purge: self._purge,
-            values.Reset: self._reset,
             values.Send: self._send,
             values.DropProducers: self._drop_producers,
             values.RefreshLeader: lambda effect: host.refresh(lane),
@@ -144,8 +132,16 @@ class AtLeastOnce:
     # ---- the loop
 
     def _run(self) -> None:
-        self._mark_session = Session(f"outbox-mark-{self._lane}", self._connect, self._post)
-        self._purge_session = Session(f"outbox-purge-{self._lane}", self._connect, self._post)
+        self._statements = Statements(
+            self._conf,
+            self._lane,
+            self._board,
+            self._connect,
+            self._troubles,
+            post=self._inbox.put,
+            fatal=self._host.fatal,
+        )
+        self._serve |= self._statements.effects()
         try:
             while self._turn():
                 pass
@@ -167,7 +163,7 @@ class AtLeastOnce:
             effects = board.abandon()
         else:
             may = self._host.may_send if board.phase is Phase.FINISHING else self._host.may_start
-            effects = board.tick(now, may_send=may(self._lane))
+            effects = board.tick(now, may_send=may(self._lane), lanes=self._host.lanes_owned())
         for effect in effects:
             self._serve[type(effect)](effect)
         if board.phase is Phase.ENDED:
@@ -211,7 +207,7 @@ class AtLeastOnce:
         timeout_s = max(timeout_s, _PAUSE_S) if idle else timeout_s
         if self._producers.outstanding:
             if self._inbox.empty():
-                bound_s = _REPORTS_BESIDE_STATEMENTS_S if self._statements else _REPORTS_ALONE_S
+                bound_s = _REPORTS_BESIDE_STATEMENTS_S if self._statements.under_way else _REPORTS_ALONE_S
                 self._producers.wait(min(timeout_s, bound_s))
             return
         try:
@@ -222,123 +218,7 @@ class AtLeastOnce:
 
     def _close(self) -> None:
         self._producers.drop()
-        sessions = (self._mark_session, self._purge_session)
-        for session in sessions:
-            session.close()
-        give_up_at = time.monotonic() + _GRACE_S
-        for session in sessions:
-            if not session.join(give_up_at - time.monotonic()):
-                session.interrupt()
-
-    # ---- statements
-
-    def _post(self, outcome: tuple[Any, Any, BaseException | None]) -> None:
-        report, result, error = outcome
-
-        def settle(now: float) -> None:
-            self._statements -= 1
-            report(result, error, now)
-
-        self._inbox.put(settle)
-
-    def _submit(
-        self,
-        session: Session,
-        name: str,
-        job: Callable[[Any], Any],
-        done: Callable[[Any, float], None],
-        failed: Callable[[float], None],
-        *,
-        renew: bool = False,
-    ) -> None:
-        def report(result: Any, error: BaseException | None, now: float) -> None:
-            if error is None:
-                self._troubles.over("database")
-                done(result, now)
-                return
-            self._troubles.seen("database", f"{name}: {error}")
-            if isinstance(error, WrongTable):
-                self._host.fatal(error)
-            failed(now)
-
-        self._statements += 1
-        session.submit(job, report, self._conf.statement_timeout_s + _GRACE_S, renew=renew)
-
-    def _claim(self, effect: values.Claim) -> None:
-        board, ticket, timeout_s = self._board, effect.ticket, self._conf.statement_timeout_s
-
-        def done(claimed: bool, now: float) -> None:
-            failpoint("after-claim")
-            (board.claimed if claimed else board.claim_refused)(ticket, now)
-
-        def job(connection: Any) -> bool:
-            claimed = self._marks.claim(connection, effect.epoch, timeout_s)
-            self._claimed_connection = connection if claimed else None
-            return claimed
-
-        self._submit(self._mark_session, "claim", job, done, partial(board.claim_failed, ticket), renew=True)
-
-    def _mark(self, effect: values.Mark) -> None:
-        board, marks = self._board, self._marks
-
-        def done(rows: list[Any], now: float) -> None:
-            if rows:
-                failpoint("after-mark")
-            board.marked(effect.ticket, rows, now)
-
-        def job(connection: Any) -> list[Any]:
-            if connection is not self._claimed_connection:
-                raise ConnectionError("The connection that held the claim of the lane is gone.")
-            return marks.mark(connection, effect.leader_id, effect.limit, effect.exclude)
-
-        self._submit(self._mark_session, "mark", job, done, partial(board.mark_failed, effect.ticket))
-
-    def _fetch(self, effect: values.Fetch) -> None:
-        board, ticket = self._board, effect.ticket
-        self._submit(
-            self._mark_session,
-            "fetch",
-            lambda connection: self._marks.fetch(connection, effect.leader_id, effect.ids),
-            lambda rows, now: board.fetched(ticket, rows, now),
-            partial(board.fetch_failed, ticket),
-        )
-
-    def _sweep(self, effect: values.Sweep) -> None:
-        board, ticket = self._board, effect.ticket
-        self._submit(
-            self._mark_session,
-            "sweep",
-            lambda connection: self._marks.sweep(connection, effect.leader_id, effect.limit),
-            lambda ids, now: board.swept(ticket, ids, now),
-            partial(board.sweep_failed, ticket),
-        )
-
-    def _purge(self, effect: values.Purge) -> None:
-        board, ticket = self._board, effect.ticket
-
-        def done(ids: list[int], now: float) -> None:
-            failpoint("after-purge")
-            board.purged(ticket, ids, now)
-
-        failpoint("before-purge")
-        self._submit(
-            self._purge_session,
-            "purge",
-            lambda connection: self._marks.purge(connection, effect.leader_id, effect.ids),
-            done,
-            partial(board.purge_failed, ticket),
-        )
-
-    def _reset(self, effect: values.Reset) -> None:
-        board, ticket = self._board, effect.ticket
-        failpoint("before-reset")
-        self._submit(
-            self._purge_session,
-            "reset",
-            lambda connection: self._marks.reset(connection, effect.leader_id, effect.ids),
-            lambda count, now: board.reset_done(ticket, now),
-            partial(board.reset_failed, ticket),
-        )
+        self._statements.close()
 
     # ---- Kafka
 

@@ -244,7 +244,7 @@ def test_an_idle_lane_asks_at_most_20_times_a_second(bench):
         wait_until(lambda: host.worker.statistics().phase == "running")
         time.sleep(0.5)  # the pauses have grown to their longest
         asked = []
-        session = host.worker._mark_session
+        session = host.worker._statements.mark_session
         submit = session.submit
         session.submit = lambda *given, **named: (asked.append(given), submit(*given, **named))
         begun = time.monotonic()
@@ -295,7 +295,7 @@ def test_no_mark_is_made_on_a_connection_that_has_not_claimed_the_lane(bench):
         def break_it(connection):
             raise OSError("the connection is dropped, as after any unknown outcome")
 
-        host.worker._mark_session.submit(break_it, lambda result, error, now: None, 5)
+        host.worker._statements.mark_session.submit(break_it, lambda result, error, now: None, 5)
         wait_until(lambda: [event.reason for event in host.of(RemarkRequested)] == ["mark-failed"])
         bench.insert(["a"])
         bench.wait_empty()

@@ -1,0 +1,174 @@
+"""The statements of one at-least-once lane: each effect of the scoreboard becomes a job, each outcome a report to it.
+
+Two sessions: marks, with what may not run beside them, on the one that holds the claim; purges and resets on another.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from outbox.conf import Conf
+from outbox.core import scoreboard_values as values
+from outbox.core.scoreboard import Scoreboard
+from outbox.edges.marks import Marks, WrongTable
+from outbox.edges.session import Connect, Session
+from outbox.failpoints import failpoint
+from outbox.harvest.readings import Troubles
+
+GRACE_S = 1.0  # for the statement under way when its time is over or the lane ends
+
+
+class Statements:
+    """`post` hands an outcome to the thread that owns the scoreboard; everything else here is called by that thread."""
+
+    def __init__(
+        self,
+        conf: Conf,
+        lane: int,
+        board: Scoreboard,
+        connect: Connect,
+        troubles: Troubles,
+        *,
+        post: Callable[[Callable[[float], None]], None],
+        fatal: Callable[[BaseException], None],
+    ) -> None:
+        self.under_way = 0
+        self._board, self._troubles, self._hand_over, self._fatal = board, troubles, post, fatal
+        self._timeout_s = conf.statement_timeout_s
+        self._marks = Marks(
+            conf.table, lane, conf.lanes, bytes_max=conf.mark_bytes_max, keep_empty_key=conf.keep_empty_key
+        )
+        self._claimed_connection: Any = None
+        self.mark_session = Session(f"outbox-mark-{lane}", connect, self._post)
+        self.purge_session = Session(f"outbox-purge-{lane}", connect, self._post)
+
+    def effects(self) -> dict[type, Callable[[Any], None]]:
+        return {
+            values.Claim: self._claim,
+            values.Mark: self._mark,
+            values.Fetch: self._fetch,
+            values.Sweep: self._sweep,
+            values.Purge: self._purge,
+            values.Reset: self._reset,
+        }
+
+    def close(self) -> None:
+        """What was submitted is carried out if that takes no longer than `GRACE_S`."""
+        sessions = (self.mark_session, self.purge_session)
+        for session in sessions:
+            session.close()
+        give_up_at = time.monotonic() + GRACE_S
+        for session in sessions:
+            if not session.join(give_up_at - time.monotonic()):
+                session.interrupt()
+
+    def _post(self, outcome: tuple[Any, Any, BaseException | None]) -> None:
+        report, result, error = outcome
+
+        def settle(now: float) -> None:
+            self.under_way -= 1
+            report(result, error, now)
+
+        self._hand_over(settle)
+
+    def _submit(
+        self,
+        session: Session,
+        name: str,
+        job: Callable[[Any], Any],
+        done: Callable[[Any, float], None],
+        failed: Callable[[float], None],
+        *,
+        renew: bool = False,
+    ) -> None:
+        def report(result: Any, error: BaseException | None, now: float) -> None:
+            if error is None:
+                self._troubles.over("database")
+                done(result, now)
+                return
+            self._troubles.seen("database", f"{name}: {error}")
+            if isinstance(error, WrongTable):
+                self._fatal(error)
+            failed(now)
+
+        self.under_way += 1
+        session.submit(job, report, self._timeout_s + GRACE_S, renew=renew)
+
+    def _claim(self, effect: values.Claim) -> None:
+        board, ticket, timeout_s = self._board, effect.ticket, self._timeout_s
+
+        def done(claimed: bool, now: float) -> None:
+            failpoint("after-claim")
+            (board.claimed if claimed else board.claim_refused)(ticket, now)
+
+        def job(connection: Any) -> bool:
+            claimed = self._marks.claim(connection, effect.epoch, timeout_s)
+            self._claimed_connection = connection if claimed else None
+            return claimed
+
+        self._submit(self.mark_session, "claim", job, done, partial(board.claim_failed, ticket), renew=True)
+
+    def _mark(self, effect: values.Mark) -> None:
+        board, marks = self._board, self._marks
+
+        def done(rows: list[Any], now: float) -> None:
+            if rows:
+                failpoint("after-mark")
+            board.marked(effect.ticket, rows, now)
+
+        def job(connection: Any) -> list[Any]:
+            if connection is not self._claimed_connection:
+                raise ConnectionError("The connection that held the claim of the lane is gone.")
+            return marks.mark(connection, effect.leader_id, effect.limit, effect.exclude)
+
+        self._submit(self.mark_session, "mark", job, done, partial(board.mark_failed, effect.ticket))
+
+    def _fetch(self, effect: values.Fetch) -> None:
+        board, ticket = self._board, effect.ticket
+        self._submit(
+            self.mark_session,
+            "fetch",
+            lambda connection: self._marks.fetch(connection, effect.leader_id, effect.ids),
+            lambda rows, now: board.fetched(ticket, rows, now),
+            partial(board.fetch_failed, ticket),
+        )
+
+    def _sweep(self, effect: values.Sweep) -> None:
+        board, ticket = self._board, effect.ticket
+        self._submit(
+            self.mark_session,
+            "sweep",
+            lambda connection: self._marks.sweep(connection, effect.leader_id, effect.limit),
+            lambda ids, now: board.swept(ticket, ids, now),
+            partial(board.sweep_failed, ticket),
+        )
+
+    def _purge(self, effect: values.Purge) -> None:
+        board, ticket = self._board, effect.ticket
+
+        def done(ids: list[int], now: float) -> None:
+            failpoint("after-purge")
+            board.purged(ticket, ids, now)
+
+        failpoint("before-purge")
+        self._submit(
+            self.purge_session,
+            "purge",
+            lambda connection: self._marks.purge(connection, effect.leader_id, effect.ids),
+            done,
+            partial(board.purge_failed, ticket),
+        )
+
+    def _reset(self, effect: values.Reset) -> None:
+        board, ticket = self._board, effect.ticket
+        failpoint("before-reset")
+        self._submit(
+            self.purge_session,
+            "reset",
+            lambda connection: self._marks.reset(connection, effect.leader_id, effect.ids),
+            lambda count, now: board.reset_done(ticket, now),
+            partial(board.reset_failed, ticket),
+        )
