@@ -39,6 +39,9 @@ class TrustingHost:
 
     may_send = may_start
 
+    def lanes_owned(self) -> int:
+        return 1
+
     def refresh(self, lane: int) -> None:
         raise AssertionError("a remark without faults")
 

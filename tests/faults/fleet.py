@@ -47,7 +47,8 @@ class Harvester:
         return self.process.wait(timeout_s)
 
     def stop(self, timeout_s: float = 30) -> int:
-        """SIGTERM, and its exit code."""
+        """SIGTERM, and its exit code. Before it has started there is nothing that a signal could drain."""
+        wait_until(lambda: "harvester_started" in self.log.read_text() or not self.is_running, timeout_s, "it starts")
         self.send(signal.SIGTERM)
         return self.wait(timeout_s)
 
