@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("outbox.kafka")
 
-HEDGE_FIRST_S = 0.06  # over a settled owner init takes 13 ms; over an open transaction steps of 500 ms begin
-_HEDGE_MAX_S = 3.0
-_UNANSWERED_PAUSE_S = 0.05
+_PATIENCE_FIRST_S, _PATIENCE_MAX_S = 0.5, 4.0
+_INIT_SLICE_S = 0.02  # over a settled owner init takes 13 ms
+_BUSY_PAUSE_S = 0.01
 _ROOM_S = 0.05
 _SLICE_S = 0.25  # of a wait: how soon the end of a lane is noticed
 # A connection that failed in one of these states carried no request yet.
@@ -73,12 +73,15 @@ class _ClientLog:
 
     def __init__(self) -> None:
         self.trouble = ""
+        self.is_told_to_wait = False
 
     def log(self, level: int, text: str, *arguments: Any) -> None:
         if len(arguments) == 3:
             facility, _, line = arguments
             if not self.trouble and is_trouble(str(facility), str(line)):
                 self.trouble = f"{facility} {line}"
+            if facility == "GETPID":
+                self.is_told_to_wait = True
         logger.debug(text, *arguments)
 
     def note_error(self, error: KafkaError) -> None:
@@ -141,6 +144,11 @@ class TransactionalProducer:
     def trouble(self) -> str:
         """The log line after which this producer must be renewed; empty: none. Up to date after `poll`."""
         return self._log.trouble
+
+    @property
+    def is_told_to_wait(self) -> bool:
+        """The broker was asked to initialise this producer and is not ready; the client repeats it much later."""
+        return self._log.is_told_to_wait
 
     def poll(self) -> None:
         """Take in what the client has to tell."""
@@ -270,27 +278,45 @@ def initialised(
 ) -> TransactionalProducer | None:
     """A producer that has fenced every older one; None when it may not go on.
 
-    Over an open transaction the client waits in steps of half a second that no setting shortens; a new client asks at
-    once. So each attempt is short at first, and dropped.
+    While the broker still ends the transaction of an older one, the client waits in steps of half a second that no
+    setting shortens; a new client asks at once. So one that was told to wait is dropped; one that has no answer at all
+    is given time, more with every attempt.
     """
     from confluent_kafka import KafkaException
 
-    wait_s, last = HEDGE_FIRST_S, ""
+    patience_s, last = _PATIENCE_FIRST_S, "no attempt was made in time"
     while may_go_on():
         if time.monotonic() > give_up_at:
             raise NoProducer(f"The transactional id {transactional_id!r} could not be initialised: {last}")
         producer = make()
-        begun = time.monotonic()
         try:
-            producer.initialise(min(wait_s, max(HEDGE_FIRST_S, give_up_at - begun)))
-            return producer
+            if _initialise(producer, min(give_up_at, time.monotonic() + patience_s), may_go_on):
+                return producer
+            last = "the broker is busy with the transaction of an older owner, or does not answer"
         except KafkaException as error:
-            producer.drop_and_wait()  # a late init of its would fence the next one
             _raise_if_refused(error.args[0], transactional_id)
             last = str(error.args[0].str())
-        time.sleep(max(0.0, min(wait_s, _UNANSWERED_PAUSE_S) - (time.monotonic() - begun)))
-        wait_s = min(2 * wait_s, _HEDGE_MAX_S)
+        if not producer.is_told_to_wait:
+            patience_s = min(2 * patience_s, _PATIENCE_MAX_S)
+        producer.drop_and_wait()  # a late init of its would fence the next one
+        time.sleep(_BUSY_PAUSE_S)
     return None
+
+
+def _initialise(producer: TransactionalProducer, give_up_at: float, may_go_on: Callable[[], bool]) -> bool:
+    from confluent_kafka import KafkaException
+
+    while True:
+        try:
+            producer.initialise(_INIT_SLICE_S)
+        except KafkaException as error:
+            if error.args[0].name() != "_TIMED_OUT" or not error.args[0].retriable():
+                raise
+        else:
+            return True
+        producer.poll()
+        if producer.is_told_to_wait or time.monotonic() > give_up_at or not may_go_on():
+            return False
 
 
 def _raise_if_refused(error: KafkaError, transactional_id: str) -> None:

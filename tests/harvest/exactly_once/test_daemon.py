@@ -1,0 +1,71 @@
+"""The exactly-once worker under the real election: several harvesters, lanes that move, a process that is killed."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from outbox.harvest.daemon import Harvester
+from outbox.harvest.exactly_once import ExactlyOnceFactory
+from tests.harvest.exactly_once.bench import wait_until
+from tests.support.databases import ROOT
+
+TIMES = {"HEARTBEAT_TIMEOUT": 2, "SESSION_TIMEOUT": 6}
+CHILD = """
+import os, sys, time, django
+django.setup()
+from django.conf import settings
+from outbox.conf import parse
+from outbox.harvest.daemon import Harvester
+from outbox.harvest.exactly_once import ExactlyOnceFactory
+given = eval(sys.argv[1])
+harvester = Harvester(parse({**settings.OUTBOX, **given}), worker_factory=ExactlyOnceFactory()).start()
+harvester.wait()
+"""
+
+
+def harvester(bench, **settings):
+    factory = ExactlyOnceFactory(source=lambda: {"conninfo": bench.url})
+    conf = bench.conf(**TIMES, **settings)
+    return Harvester(conf, worker_factory=factory, check_table=lambda alias, table: None)
+
+
+@pytest.fixture
+def child(bench):
+    given = {"DELIVERY": "exactly-once", "NAME": bench.name, "BOOTSTRAP_SERVERS": bench.servers, "LANES": 2, **TIMES}
+    process = subprocess.Popen(
+        [sys.executable, "-c", CHILD, repr(given)],
+        cwd=ROOT,
+        env={**os.environ, "DATABASE_URL": bench.url, "DJANGO_SETTINGS_MODULE": "tests.settings"},
+    )
+    yield process
+    process.kill()
+    process.wait()
+
+
+def test_one_harvester_after_another(bench):
+    with bench.writing():
+        for _ in range(3):
+            before = len(bench.read())
+            with harvester(bench):
+                wait_until(lambda before=before: len(bench.read()) > before + 100, 40)
+    with harvester(bench):
+        bench.wait_empty(40)
+    bench.check()
+
+
+def test_harvesters_share_the_lanes_and_one_is_killed(bench, child):
+    with bench.writing():
+        wait_until(lambda: len(bench.read()) > 100, 40)
+        with harvester(bench, LANES=2) as second:
+            wait_until(lambda: len(second.leader_ids) == 1, 40)
+            wait_until(lambda: second.statistics and all(s.delivered for s in second.statistics.values()), 40)
+            child.send_signal(signal.SIGKILL)
+            wait_until(lambda: len(second.leader_ids) == 2, 40)
+            wait_until(lambda: all(s.delivered for s in second.statistics.values()), 40)
+            assert second.in_flight >= 0
+    with harvester(bench, LANES=2):
+        bench.wait_empty(60)
+    bench.check()
