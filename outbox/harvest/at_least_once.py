@@ -146,7 +146,7 @@ class AtLeastOnce:
             while self._turn():
                 pass
         except BaseException as error:
-            logger.exception("lane-failed lane=%d", self._lane)
+            logger.exception("lane_failed lane=%d", self._lane)
             self._producers.silence()
             self._host.fatal(error)
         finally:

@@ -58,13 +58,13 @@ class Troubles:
     def seen(self, what: str, error: str) -> None:
         if what not in self._since:
             self._since = {**self._since, what: time.monotonic()}
-            logger.warning("%s-failed lane=%d error=%r", what, self._lane, error)
+            logger.warning("%s_failed lane=%d error=%r", what, self._lane, error)
 
     def over(self, what: str) -> None:
         if self._since and what in self._since:
             lasted_s = time.monotonic() - self._since[what]
             self._since = {key: value for key, value in self._since.items() if key != what}
-            logger.info("%s-works-again lane=%d after_s=%.3f", what, self._lane, lasted_s)
+            logger.info("%s_works_again lane=%d after_s=%.3f", what, self._lane, lasted_s)
 
 
 def keys_in_flight(board: Scoreboard) -> tuple[values.KeyName, ...]:
