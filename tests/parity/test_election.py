@@ -282,11 +282,11 @@ def test_jumps_of_the_wall_clock_change_nothing(started, heard, monkeypatch, jum
     while time.monotonic() < ends:
         assert one.is_leader
         time.sleep(0.02)
+    assert names(heard) == ["leader_acquired"]
     one.clients.log.swallowing = True
     began = time.monotonic()
     wait_until(lambda: not one.is_leader)
     assert time.monotonic() - began < 5
-    assert names(heard)[:1] == ["leader_acquired"]
 
 
 def test_nothing_that_decides_reads_the_wall_clock():
