@@ -35,6 +35,7 @@ torture: $(VENV)/.dev-installed  ## long fault runs
 
 bench: $(VENV)/.dev-installed  ## measurements, printed and never asserted
 	$(STACK) $(abspath $(BIN))/python benchmarks/stash.py $(ARGS)
+	$(STACK) $(abspath $(BIN))/python benchmarks/harvest.py $(ARGS)
 
 lint: $(VENV)/.dev-installed  ## format, style and types
 	$(BIN)/ruff format --check .
