@@ -33,13 +33,18 @@ class _Trouble:
 
 
 class LeaderTopic:
-    """The topic of the settings at these brokers. `stopping` ends every wait at once."""
+    """The topic of the settings at these brokers. `stopping` ends every wait at once; `close` lets go of the client."""
 
     def __init__(self, clients: Clients, conf: Conf, stopping: Event) -> None:
         self._trouble = _Trouble()
         self._admin: AdminClient = clients.admin(self._trouble.note)
         self._conf = conf
         self._stopping = stopping
+
+    def close(self) -> None:
+        """The errors raised here hold this object by their tracebacks. A client that only the collector finds may be
+        destroyed in its own thread, which aborts the process."""
+        del self._admin
 
     def prepare(self) -> int:
         """Check limits, create the topic if it is absent; the number of its partitions."""

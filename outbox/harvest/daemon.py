@@ -12,6 +12,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from contextlib import closing
 from enum import StrEnum
 from typing import Any
 from uuid import UUID
@@ -185,8 +186,8 @@ class Harvester:
         if not until_reachable(table, self._stopping, self._logger, **retry):
             return None
         self._clients = self._clients or Clients(conf)
-        topic = LeaderTopic(self._clients, conf, self._stopping)
-        return until_reachable(topic.prepare, self._stopping, self._logger, **retry)
+        with closing(LeaderTopic(self._clients, conf, self._stopping)) as topic:
+            return until_reachable(topic.prepare, self._stopping, self._logger, **retry)
 
     def _elect(self, partitions: int) -> None:
         assert self._clients is not None

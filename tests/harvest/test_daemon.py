@@ -1,10 +1,13 @@
 """The harvester as a part of another program, on a real Kafka; its workers only record where they are not the topic."""
 
+import gc
 import logging
 import os
+import re
 import threading
 import time
 import uuid
+import weakref
 from contextlib import ExitStack
 from urllib.parse import urlsplit
 
@@ -14,10 +17,15 @@ from django.dispatch import Signal
 
 from outbox import signals
 from outbox.conf import AT_LEAST_ONCE, EXACTLY_ONCE, parse
+from outbox.contrib import celery
+from outbox.core.neli import LeaderAcquired, LeaderFenced, LeaderRefreshed, LeaderRevoked
 from outbox.core.scoreboard_values import NotPurged, RecordHeld
 from outbox.edges.overview import DatabaseUnreachable
+from outbox.election.clients import Clients
+from outbox.election.errors import KafkaUnreachable
 from outbox.exceptions import OutboxError
 from outbox.harvest import Harvester, State
+from outbox.harvest.events import translate
 from outbox.harvest.lanes import MeterRead
 from tests.support.databases import ROOT, fresh_database
 from tests.support.proxy import TO_SERVER, Proxy
@@ -339,6 +347,42 @@ def test_every_signal_is_documented_with_its_arguments():
         assert f"| `{name}` |" in told
     ours = {name for name, value in vars(signals).items() if isinstance(value, Signal)}
     assert ours == set(SIGNALS)
+    documented = dict(re.findall(r"^\| `(\w+)` \| ([^|]*) \|", told, re.MULTILINE))
+    leader = uuid.uuid4()
+    for event in (
+        LeaderAcquired(0, leader, 1),
+        LeaderRefreshed(0, leader, 1),
+        LeaderRevoked(0, leader),
+        LeaderFenced(0, leader, "lost"),
+        MeterRead(0, leader, 10, 1.0, 10.0, 10.0, 2),
+        RecordHeld(7, ("t", "k"), 1, 0.0, "too large"),
+    ):
+        signal, arguments = translate(event)
+        [name] = [name for name in SIGNALS if getattr(signals, name) is signal]
+        assert re.findall(r"`(\w+)`", documented[name]) == list(arguments), name
+        repeated = getattr(celery, name).providing_args
+        assert repeated == {"harvester", "lane", *arguments}, name
+
+
+def test_a_client_that_a_failed_start_has_used_is_gone_without_the_collector(conf):
+    made = []
+
+    class Noting(Clients):
+        def admin(self, on_error):
+            client = super().admin(on_error)
+            made.append(weakref.ref(client))
+            return client
+
+    nowhere = parse({**raw(conf), "BOOTSTRAP_SERVERS": "127.0.0.1:1"})
+    gc.disable()  # it might run in a thread of the client, where the end of a client aborts the process
+    try:
+        one = Harvester(nowhere, clients=Noting(nowhere), check_table=lambda *_: None, fail_fast=True).start()
+        with pytest.raises(KafkaUnreachable) as caught:
+            one.wait(30)
+        assert caught.value is one._error
+        assert [reference() for reference in made] == [None]
+    finally:
+        gc.enable()
 
 
 # ---- with real faults
@@ -376,3 +420,34 @@ def test_it_stops_in_bounded_time_while_postgres_is_away(postgres, bootstrap_ser
         one.stop()
         assert one.wait(30)
         assert time.monotonic() - began < 10
+
+
+@pytest.mark.slow
+def test_a_lane_is_given_back_in_bounded_time_while_postgres_is_away(
+    harvester, postgres, bootstrap_servers, conf, monkeypatch, seen
+):
+    """A newcomer takes one of two lanes; the other one goes on without being fenced."""
+    two = parse({**raw(conf), "BOOTSTRAP_SERVERS": bootstrap_servers, "LANES": 2, "FLUSH_TIMEOUT": 3})
+    seen.hear("leader_fenced")
+    with ExitStack() as stack:
+        url = stack.enter_context(fresh_database(os.environ["DATABASE_URL"]))
+        proxy = stack.enter_context(Proxy(target=urlsplit(url).port))
+        db = stack.enter_context(psycopg.connect(url, autocommit=True))
+        create_table(db)
+        topic = create_topic(bootstrap_servers)
+        source = {"conninfo": proxy.rewrite(url), "connect_timeout": 2}
+        monkeypatch.setattr("outbox.edges.table.parameters", lambda alias: source)
+        first = harvester(two, worker_factory=None).start()
+        wait_until(lambda: set(first.leader_ids) == {0, 1})
+        insert(db, topic, [f"k{n}" for n in range(50)])
+        wait_until(lambda: db.execute("SELECT count(*) FROM outbox").fetchone()[0] == 0)
+        proxy.hold(TO_SERVER)
+        insert(db, topic, [f"k{n}" for n in range(50)])
+        second = harvester(two).start()
+        began = time.monotonic()
+        wait_until(lambda: len(first.leader_ids) == len(second.leader_ids) == 1)
+        assert time.monotonic() - began < 10
+        assert seen.names() == []
+        first.stop()
+        assert first.wait(30)
+        assert time.monotonic() - began < 20
