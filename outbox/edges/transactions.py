@@ -84,11 +84,6 @@ class _ClientLog:
                 self.is_told_to_wait = True
         logger.debug(text, *arguments)
 
-    def note_error(self, error: KafkaError) -> None:
-        """A fatal error surfaces in the next call as well; the others are repaired by the client."""
-        if error.fatal() and not self.trouble:
-            self.trouble = f"FATAL {error.name()}: {error.str()}"
-
 
 def properties_of(
     given: Mapping[str, Any], transactional_id: str, *, transaction_timeout_s: float, linger_s: float = 0.005
@@ -131,8 +126,7 @@ class TransactionalProducer:
         except ImportError as error:
             missing_extra("harvest", error)
         self._log = _ClientLog()
-        # Without a callback a fatal error would be raised in the middle of `flush` or `poll`, over other callbacks.
-        self._client: Producer | None = Producer({**properties, "error_cb": self._log.note_error}, logger=self._log)
+        self._client: Producer | None = Producer({**properties}, logger=self._log)
         self._id_header, self._keep_empty_key = id_header, keep_empty_key
 
     @property
@@ -152,7 +146,10 @@ class TransactionalProducer:
 
     def poll(self) -> None:
         """Take in what the client has to tell."""
-        self.client.poll(0)
+        try:
+            self.client.poll(0)
+        except Exception as error:
+            self._log.trouble = self._log.trouble or f"FATAL {kafka_error(error) or error}"
 
     def initialise(self, timeout_s: float) -> None:
         """Fence every older producer of the transactional id and end what it has left open."""
@@ -183,13 +180,13 @@ class TransactionalProducer:
             except Exception as error:
                 raise self._judged(error, index) from error
 
-    def _judged(self, error: Exception, index: int) -> Exception:
+    @staticmethod
+    def _judged(error: Exception, index: int) -> Exception:
         """An error of `produce` is the record's own, unless the transaction or the client is in a wrong state."""
-        code = error.args[0] if error.args else None
-        name = getattr(code, "name", None)
-        if name is not None and name() in ("_STATE", "_FATAL", "_FENCED", "_CONFLICT"):
-            return error
-        return RecordRefused(index, f"{name()}: {code.str()}" if name is not None and code is not None else str(error))
+        found = kafka_error(error)
+        if found is None:
+            return RecordRefused(index, str(error)) if isinstance(error, TypeError | ValueError) else error
+        return error if found.name() in _WRONG_STATE else RecordRefused(index, f"{found.name()}: {found.str()}")
 
     def _make_room(self, give_up_at: float, error: BufferError) -> None:
         if time.monotonic() > give_up_at:
@@ -245,11 +242,11 @@ class TransactionalProducer:
         """Throw the client away and wait until it can send nothing more: a few milliseconds."""
         client, self._client = self._client, None
         if client is not None:
-            client.purge(blocking=False)
-            client.poll(0)
+            _silence(client)
             del client
 
 
+_WRONG_STATE = frozenset({"_STATE", "_FATAL", "_FENCED", "_CONFLICT"})
 _NO_TOPIC = frozenset({
     "UNKNOWN_TOPIC_OR_PART", "_UNKNOWN_TOPIC", "TOPIC_EXCEPTION", "TOPIC_AUTHORIZATION_FAILED",
 })  # fmt: skip
@@ -266,11 +263,29 @@ def _dispose(client: Producer) -> None:
     """Destroying a client joins its threads: elsewhere."""
 
     def forget(held: list[Producer]) -> None:
-        held[0].purge(blocking=False)
-        held[0].poll(_ROOM_S)  # what is left unserved would be written to stderr
+        _silence(held[0])
         held.clear()
 
     threading.Thread(target=forget, args=([client],), name="outbox-disposal", daemon=True).start()
+
+
+def _silence(client: Producer) -> None:
+    try:
+        client.purge(blocking=False)
+        client.poll(0)  # what is left unserved would be written to stderr
+    except Exception as error:  # of a client that is thrown away
+        logger.debug("dropped_client error=%r", error)
+
+
+def kafka_error(error: BaseException | None) -> KafkaError | None:
+    """What the client has raised. A fatal error is raised in the middle of `flush`, `poll` or `commit`; when a line of
+    the log is served right after it, Python turns it into the cause of a SystemError."""
+    from confluent_kafka import KafkaException
+
+    if isinstance(error, SystemError):
+        error = error.__cause__ or error.__context__
+    found: KafkaError | None = error.args[0] if isinstance(error, KafkaException) else None
+    return found
 
 
 def initialised(
@@ -293,9 +308,11 @@ def initialised(
             if _initialise(producer, min(give_up_at, time.monotonic() + patience_s), may_go_on):
                 return producer
             last = "the broker is busy with the transaction of an older owner, or does not answer"
-        except KafkaException as error:
-            _raise_if_refused(error.args[0], transactional_id)
-            last = str(error.args[0].str())
+        except (KafkaException, SystemError) as error:
+            found = kafka_error(error)
+            last = found.str() if found is not None else str(error)
+            if found is not None:
+                _raise_if_refused(found, transactional_id)
         if not producer.is_told_to_wait:
             patience_s = min(2 * patience_s, _PATIENCE_MAX_S)
         producer.drop_and_wait()  # a late init of its would fence the next one

@@ -26,7 +26,7 @@ from outbox.core.ledger import Entry
 from outbox.core.verdict import AskElection, Closed, Idle, Stop
 from outbox.edges.ledger_topic import LedgerTopic, LedgerUnreachable
 from outbox.edges.producers import COLLECTIVE, REFUSALS
-from outbox.edges.transactions import NoProducer, RecordRefused, ReportsMissing, TransactionalProducer
+from outbox.edges.transactions import NoProducer, RecordRefused, ReportsMissing, TransactionalProducer, kafka_error
 from outbox.exceptions import OutboxError
 from outbox.failpoints import failpoint
 from outbox.harvest.exactly_once_database import Database, Source
@@ -281,8 +281,8 @@ class ExactlyOnce:
         except (BatchDropped, ReportsMissing) as error:
             self._troubles.seen("send", str(error))
             return self._backoff()
-        except KafkaException as error:
-            return self._after_error(error.args[0])
+        except (KafkaException, SystemError) as error:
+            return self._after_error(error)
         rounds.committed(self._state, batch, entry)
         failpoint("after-commit")
         self._batch = entry.batch
@@ -399,9 +399,10 @@ class ExactlyOnce:
             rounds.guarded(lambda: self._state.holds.refused_batch(len(batch.rows)))
         return 0.0
 
-    def _after_error(self, error: Any) -> float:
-        name = error.name()
-        self._troubles.seen("send", f"{name}: {error.str()}")
+    def _after_error(self, raised: BaseException) -> float:
+        error = kafka_error(raised)
+        name = error.name() if error is not None else "_UNKNOWN"
+        self._troubles.seen("send", f"{name}: {error.str() if error is not None else raised}")
         if name in _FENCED:
             # By somebody else, or because the broker ended an own transaction that took too long.
             self._host.doubt(self._lane)
