@@ -23,6 +23,7 @@ from tests.support.topics import create_topic, read_topic
 
 SLACK = 3  # how much more than promised a busy machine may take
 TAKEOVER_S = 1.0
+SESSION_S = 6.0  # kept by the brokers, however busy the machine is
 CRASH_EXTRA_S = 3.0
 
 
@@ -98,8 +99,8 @@ def test_a_killed_process_is_replaced_within_its_session_and_three_seconds(shop)
     began = time.monotonic()
     first.ends(-signal.SIGKILL, send=signal.SIGKILL)
     shop.insert(1)
-    shop.wait_count(0, SLACK * (6 + CRASH_EXTRA_S))
-    assert time.monotonic() - began < SLACK * (6 + CRASH_EXTRA_S)
+    shop.wait_count(0, 60)
+    assert time.monotonic() - began < SESSION_S + SLACK * CRASH_EXTRA_S
     second.ends(0)
 
 
