@@ -32,6 +32,7 @@ logger = logging.getLogger("outbox.harvest")
 _PAUSE_S = 0.005  # when there is something to do and it may not be done
 _REPORTS_BESIDE_STATEMENTS_S = 0.001
 _REPORTS_ALONE_S = 0.01
+_KEY_TRIES_AGAIN_S = 5.0  # before that a key of a partition that is away has failed once more
 _EVENTS = (values.RemarkRequested, values.RecordHeld, values.NotPurged, values.DeadlineExceeded)
 
 
@@ -81,6 +82,7 @@ class AtLeastOnce:
         self._finishing = False
         self._ended = False
         self._troubles = Troubles(lane)
+        self._delivers = False
         self._meter = Meter(lane, conf.metrics_interval_s, time.monotonic())
         self._thread = threading.Thread(target=self._run, name=f"outbox-lane-{lane}", daemon=True)
         self._serve: dict[type, Callable[[Any], None]] = {
@@ -185,6 +187,8 @@ class AtLeastOnce:
         producers.poll()
         if not self._abandoned:
             self._take_reports(producers, now)
+        if self._delivers:
+            self._troubles.over("kafka", quiet_s=self._conf.delivery_timeout_s + _KEY_TRIES_AGAIN_S)
 
     def _take_reports(self, producers: Producers, now: float) -> None:
         board, generation = self._board, self._generation
@@ -192,11 +196,12 @@ class AtLeastOnce:
             failpoint("after-ack")
             acknowledged, producers.acknowledged = producers.acknowledged, []
             board.acknowledged(generation, acknowledged, now)
-            self._troubles.over("kafka")
+            self._delivers = True
         if producers.undelivered:
             undelivered, producers.undelivered = producers.undelivered, []
             self._troubles.seen("kafka", f"{undelivered[0][1]}; {producers.last_error}".rstrip("; "))
             board.undelivered(generation, [id_ for id_, _ in undelivered], now)
+            self._delivers = False
         if producers.refused:
             refused, producers.refused = producers.refused, []
             board.refused(generation, refused, now)

@@ -54,14 +54,17 @@ class Troubles:
     def __init__(self, lane: int) -> None:
         self._lane = lane
         self._since: Mapping[str, float] = {}
+        self._last: dict[str, float] = {}
 
     def seen(self, what: str, error: str) -> None:
+        self._last[what] = time.monotonic()
         if what not in self._since:
             self._since = {**self._since, what: time.monotonic()}
             logger.warning("%s_failed lane=%d error=%r", what, self._lane, error)
 
-    def over(self, what: str) -> None:
-        if self._since and what in self._since:
+    def over(self, what: str, *, quiet_s: float = 0.0) -> None:
+        """It worked, and did not fail for `quiet_s`: where a part works, a part that does not is no end and no news."""
+        if self._since and what in self._since and time.monotonic() >= self._last[what] + quiet_s:
             lasted_s = time.monotonic() - self._since[what]
             self._since = {key: value for key, value in self._since.items() if key != what}
             logger.info("%s_works_again lane=%d after_s=%.3f", what, self._lane, lasted_s)
