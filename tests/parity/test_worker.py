@@ -2,8 +2,10 @@
 
 import re
 import threading
+import time
 import uuid
 from functools import partial
+from urllib.parse import urlsplit
 
 import psycopg
 import pytest
@@ -20,6 +22,8 @@ from outbox.harvest import Harvester, State
 from outbox.harvest.at_least_once import AtLeastOnce
 from tests.harvest import hosts
 from tests.harvest.hosts import finish, wait_until
+from tests.parity.loopback import Loopback
+from tests.support.proxy import TO_SERVER, Proxy
 from tests.support.topics import create_topic
 
 SESSIONS = (
@@ -64,6 +68,29 @@ def test_a_producer_that_cannot_be_made_ends_the_harvester_with_the_cause(bench,
     assert [name for name, _ in heard].count("leader_acquired") == 1
     wait_until(lambda: bench.db.execute(SESSIONS).fetchone() == (0,))
     assert bench.count == 1
+
+
+def test_a_rebalance_goes_on_while_the_database_is_silent_and_another_leads(bench, started):
+    """A coordinator that obeys, the real worker: the lane is given back in time, and the next owner harvests."""
+    conf = hosts.settings(BOOTSTRAP_SERVERS=bench.servers, HEARTBEAT_TIMEOUT=1, SESSION_TIMEOUT=4, FLUSH_TIMEOUT=2)
+    with Proxy(target=urlsplit(bench.url).port) as proxy:
+        connect = hosts.connector(proxy.rewrite(bench.url), 60)
+        first = started.standing(conf=conf, worker_factory=partial(AtLeastOnce, connect=connect))
+        first.clients.standing.assign_lanes(0)
+        bench.insert(["a"] * 10)
+        bench.wait_empty()
+        proxy.hold(TO_SERVER)
+        bench.insert(["a"] * 10)
+        began = time.monotonic()
+        first.clients.standing.revoke_lanes(0)
+        assert time.monotonic() - began < 8
+        assert not first.is_leader
+        direct = partial(AtLeastOnce, connect=hosts.connector(bench.url))
+        second = started.standing(Loopback(first.clients.log), conf=conf, worker_factory=direct)
+        second.clients.standing.assign_lanes(0)
+        bench.wait_empty()
+        proxy.heal()
+    assert [int(record.value) for record in bench.read()] == [*range(1, 11)] * 2
 
 
 @pytest.mark.parametrize("where", ["KAFKA", "PRODUCER"])
