@@ -62,7 +62,7 @@ class _Shard:
 
 
 class Producers:
-    """The clients of one generation. Made when first used, thrown away as a whole."""
+    """The clients of one generation. Made when opened or first used, thrown away as a whole."""
 
     def __init__(
         self,
@@ -93,6 +93,12 @@ class Producers:
     @property
     def outstanding(self) -> int:
         return sum(shard.outstanding for shard in self._shards.values())
+
+    def open(self, count: int) -> None:
+        """Make clients before there are records: one that is given a record within its first 10 ms, before it knows a
+        broker, asks for its producer id again only half a second later."""
+        for number in range(count):
+            self._shard(number)
 
     def send(self, number: int, rows: Sequence[Row]) -> None:
         """Hand `rows` to client `number`, in order; each is reported, also when it could not be handed over."""

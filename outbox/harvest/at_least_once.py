@@ -145,6 +145,7 @@ class AtLeastOnce:
         )
         self._serve |= self._statements.effects()
         try:
+            self._producers.open(self._conf.send_concurrency)
             while self._turn():
                 pass
         except BaseException as error:
@@ -249,6 +250,7 @@ class AtLeastOnce:
         self._producers.drop()
         self._generation = effect.generation
         self._producers = self._new_producers()
+        self._producers.open(self._conf.send_concurrency)
 
     # ---- what others learn
 

@@ -5,6 +5,7 @@ import time
 import pytest
 
 from outbox.core.scoreboard_values import DeadlineExceeded
+from outbox.edges.kafka import idempotent_producer
 from outbox.edges.marks import Marks
 from outbox.edges.session import Session
 from tests.harvest.hosts import wait_until
@@ -84,3 +85,19 @@ def test_drain_timeout(proxied, drain_timeout, gives_up):
             assert not host.refreshes
         rule.release()
         proxied.wait_empty()
+
+
+def test_send_concurrency(bench):
+    """So many clients, and all before the first record: one that is made for a record delays it by half a second."""
+    made = []
+
+    def make(properties):
+        made.append(properties)
+        return idempotent_producer(properties)
+
+    with bench.working(SEND_CONCURRENCY=3, seams={"make_producer": make}) as host:
+        running(host)
+        assert len(made) == 3
+        bench.insert([f"k{n}" for n in range(50)])
+        bench.wait_empty()
+        assert len(made) == 3
