@@ -391,7 +391,7 @@ class Conf:
     mark_backoff_s: float = _setting(
         _seconds(0.001, 3600),
         0.05,
-        "Longest pause between two mark queries when there is nothing to do; 2 ms while records arrive.",
+        "Longest pause between two mark queries when there is nothing to do, times the lanes that one process owns.",
         unit="seconds",
         key="MARK_BACKOFF",
     )
