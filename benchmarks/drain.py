@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import resource
 import sys
 import threading
 import time
@@ -174,7 +175,8 @@ def drain(connection: Any, arguments: argparse.Namespace, topic: str) -> None:
     print(
         f"drain: {arguments.records / delivered_s:,.0f} records/s until the last commit, "
         f"{arguments.records / took_s:,.0f}/s until the last purge; "
-        f"CPU of this process {now.user - used.user:.2f} + {now.system - used.system:.2f} s"
+        f"CPU of this process {now.user - used.user:.2f} + {now.system - used.system:.2f} s, "
+        f"memory {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024} MB"
     )
     for worker in workers:
         found = worker.statistics()

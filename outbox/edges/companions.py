@@ -136,6 +136,13 @@ class Companions:
                 f"once would send records twice. Stop it, wait {patience_s:g} s, and start this one again."
             )
 
+    def release(self, connection: Connection, owner: str) -> None:
+        """Another way may begin at once, unless somebody else holds the table for this one."""
+        connection.execute(
+            self._build("/* release */ UPDATE {state} SET way_time = '-infinity' WHERE way = %s AND way_owner = %s"),
+            [WAY, owner],
+        )
+
     def beat(self, connection: Connection, lanes: Sequence[int], owner: UUID, name: str) -> None:
         """Tell operators who owns the lanes."""
         connection.execute(

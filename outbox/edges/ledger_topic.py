@@ -25,6 +25,7 @@ _REQUEST_S = 5.0
 _STEP_FIRST, _STEP_GROWTH = 16, 16
 _STABLE_POLL_S = 0.01
 _VISIBLE_POLL_S = 0.05
+_QUICK_ATTEMPTS, _QUICK_S, _QUICK_PAUSE_S = 5, 0.3, 0.1
 
 
 class LedgerUnreachable(OutboxError):
@@ -139,21 +140,30 @@ class LedgerTopic:
     def last_entry(self, lane: int, give_up_at: float) -> ledger.Entry | None:
         """The lane's last committed entry. To be asked after the lane's producer was initialised: then nothing of an
         older owner can be added any more."""
+        with self._mutex:
+            for _ in range(_QUICK_ATTEMPTS):
+                begun = time.monotonic()
+                try:
+                    return self._last_entry(lane, give_up_at)
+                except LedgerUnreachable:
+                    self._forget_clients()
+                    if time.monotonic() - begun > _QUICK_S:
+                        raise
+                    time.sleep(_QUICK_PAUSE_S)  # a partition just made, or one that changes its leader
+            return self._last_entry(lane, give_up_at)
+
+    def _last_entry(self, lane: int, give_up_at: float) -> ledger.Entry | None:
         from confluent_kafka import KafkaException
 
-        with self._mutex:
-            try:
-                high = self._high_watermark(lane)
-                low = self._wait_stable(lane, high, give_up_at)
-                return self._search(lane, low, high, give_up_at)
-            except KafkaException as error:
-                self._forget_clients()
-                if error.args[0].name() in ("UNKNOWN_TOPIC_OR_PART", "_UNKNOWN_PARTITION", "_UNKNOWN_TOPIC"):
-                    raise LedgerMissing(f"The ledger topic {self.name!r} has no partition {lane}.") from error
-                raise self._unreachable(error.args[0].str()) from error
-            except LedgerUnreachable:
-                self._forget_clients()
-                raise
+        try:
+            high = self._high_watermark(lane)
+            low = self._wait_stable(lane, high, give_up_at)
+            return self._search(lane, low, high, give_up_at)
+        except KafkaException as error:
+            self._forget_clients()
+            if error.args[0].name() in ("UNKNOWN_TOPIC_OR_PART", "_UNKNOWN_PARTITION", "_UNKNOWN_TOPIC"):
+                raise LedgerMissing(f"The ledger topic {self.name!r} has no partition {lane}.") from error
+            raise self._unreachable(error.args[0].str()) from error
 
     def _high_watermark(self, lane: int) -> int:
         from confluent_kafka import IsolationLevel, TopicPartition

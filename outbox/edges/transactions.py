@@ -105,8 +105,8 @@ def properties_of(
         "transaction.timeout.ms": timeout_ms,
         # Reported before the transaction ends by itself; a report that came in time was thus no local time-out.
         "message.timeout.ms": timeout_ms,
-        # Fewer hidden retries: each is a request that may arrive late.
-        "socket.timeout.ms": max(10_000, timeout_ms),
+        # As long as the client allows: each hidden retry is a request that may arrive late.
+        "socket.timeout.ms": timeout_ms,
         # The floor of a transaction's latency while the broker still writes the markers of the one before.
         "retry.backoff.ms": 2,
         "retry.backoff.max.ms": 100,

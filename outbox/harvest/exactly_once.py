@@ -430,13 +430,21 @@ class ExactlyOnce:
         rounds = self._rounds
         if rounds is not None:
             if self._finish_by is not None:
-                rounds.failed(self._state)
-                rounds.wait_purged(self._state, self._may_wait)
+                self._leave_tidily(rounds)
             rounds.leave(self._state)
         self._phase = "ended"
         self._ended = True
         if self._finish_by is not None:
             self._host.finished(self._lane)
+
+    def _leave_tidily(self, rounds: Rounds) -> None:
+        """Nothing is lost when this cannot be done in time: the successor settles it."""
+        rounds.failed(self._state)
+        try:
+            if rounds.wait_purged(self._state, self._may_wait):
+                rounds.release_way(self._may_wait)
+        except (psycopg.Error, OutboxError) as error:
+            logger.info("left_untidily lane=%d reason=%r", self._lane, str(error))
 
     def _may_wait(self) -> bool:
         return not self._abandoned and self._finish_by is not None and time.monotonic() < self._finish_by

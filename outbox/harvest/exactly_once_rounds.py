@@ -159,6 +159,14 @@ class Rounds:
     def _claim(self, connection: Any) -> None:
         self.database.statements.claim(connection, self._owner_name, self._conf.session_timeout_s)
 
+    def release_way(self, may_go_on: Callable[[], bool]) -> None:
+        """The process ends in good order: nobody has to wait until its claim is old."""
+        with self._changed:
+            if len(self._lanes) > 1 or not self._prepared or self._closing:
+                return
+            self._prepared = False  # no heartbeat may claim again
+        self.purges.ask(lambda connection: self.database.statements.release(connection, self._owner_name), may_go_on)
+
     def ready(self, lane: LaneState, batch: int) -> None:
         """The lane owns its transactional id and has purged everything up to `batch`: it is read for from the
         beginning."""

@@ -109,6 +109,21 @@ def test_stopped_while_a_successor_goes_on_and_resumed(bench, point):
     bench.check()
 
 
+def test_paused_beyond_the_transaction_timeout_without_a_successor(bench):
+    """The broker fences it although nobody else leads: it takes the lane over again by itself."""
+    bench.stash([f"key-{n % 20}" for n in range(1000)])
+    process = bench.spawn("before-commit=stop@2", TRANSACTION_TIMEOUT=1)
+    try:
+        wait_until(lambda: _is_stopped(process.pid), 40)
+        time.sleep(2)
+        os.kill(process.pid, signal.SIGCONT)
+        bench.wait_empty(60)
+    finally:
+        process.kill()
+        process.wait()
+    bench.check()
+
+
 def _is_stopped(pid):
     with open(f"/proc/{pid}/stat") as file:
         return file.read().rpartition(")")[2].split()[0] == "T"

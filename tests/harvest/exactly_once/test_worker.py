@@ -193,6 +193,18 @@ def test_another_way_is_refused_while_it_is_alive(bench):
         bench.wait_empty()
 
 
+def test_the_way_is_released_by_a_finished_worker_and_held_by_one_that_died(bench):
+    fresh = "SELECT way, way_time > now() - interval '6 s' FROM outbox_state"
+    with bench.working() as host:
+        wait_until(lambda: host.worker.statistics().takeovers)
+        assert bench.db.execute(fresh).fetchone() == ("exactly-once", True)
+        finish(host)
+        assert bench.db.execute(fresh).fetchone() == ("exactly-once", False)
+    with bench.working() as host:
+        wait_until(lambda: host.worker.statistics().takeovers)
+    assert bench.db.execute(fresh).fetchone() == ("exactly-once", True)
+
+
 def test_the_lanes_of_the_state_row_win_over_the_setting(bench):
     bench.db.execute("INSERT INTO outbox_state (lanes) VALUES (1)")
     with bench.working(lane=3, LANES=4) as host:
