@@ -19,8 +19,6 @@ from typing import Any
 import psycopg
 from psycopg import waiting
 
-from outbox.exceptions import OutboxError
-
 _RETRY_MIN_S = 0.1
 _RETRY_MAX_S = 2.0
 _POLL = {waiting.WAIT_R: select.POLLIN, waiting.WAIT_W: select.POLLOUT, waiting.WAIT_RW: select.POLLIN | select.POLLOUT}
@@ -28,10 +26,6 @@ _POLL = {waiting.WAIT_R: select.POLLIN, waiting.WAIT_W: select.POLLOUT, waiting.
 
 class StatementOverdue(psycopg.OperationalError):
     """The server has not answered in time; whether the statement took effect is unknown."""
-
-
-class SessionClosed(OutboxError):
-    """The session was closed before the statement could be tried."""
 
 
 class BoundedConnection(psycopg.Connection[Any]):

@@ -35,7 +35,6 @@ logger = logging.getLogger("outbox.election")
 MARGIN_SHARE = 0.1  # of the heartbeat time-out: what a check and the send after it may take
 GROUP_POLL_S = 0.05  # part of the time that leaving takes
 READ_MAX = 500  # messages per turn of the reader
-_CLOSE_TIMEOUT_S = 5.0
 
 Decision = Callable[[float], list[core.Effect]]
 

@@ -269,7 +269,3 @@ class AtLeastOnce:
 def _connector(conf: Conf) -> Connect:
     source = table.parameters(conf.database)
     return partial(table.connect_bounded, source, statement_timeout_s=conf.statement_timeout_s)
-
-
-def make_worker(conf: Conf, lane: int, leader_id: UUID, epoch: int, host: LaneHost) -> AtLeastOnce:
-    return AtLeastOnce(conf, lane, leader_id, epoch, host)
