@@ -64,11 +64,14 @@ def run(arguments: argparse.Namespace, url: str) -> None:
     worker.join(10)
     taken = sorted(seen[n] - at for n, at in written.items() if n in seen)
     assert len(taken) == count, f"{len(taken)} of {count} arrived"
+    found = worker.statistics()
+    stages = " ".join(f"{name}={seconds / found.batches * 1000:.1f}" for name, seconds in found.stages.items())
     shown = f"every {arguments.silence:g} s" if arguments.silence else f"{arguments.rate:g}/s"
     print(
         f"latency {shown}: median {median(taken) * 1000:.1f} ms, p99 {taken[int(count * 0.99)] * 1000:.1f} ms, "
         f"max {taken[-1] * 1000:.1f} ms, {count} records; load {os.getloadavg()[0]:.1f}"
     )
+    print(f"  {found.batches} batches, ms each: {stages}")
 
 
 def harvest(topic: str, host: Host) -> Any:

@@ -109,7 +109,7 @@ def properties_of(
         "socket.timeout.ms": timeout_ms,
         # The floor of a transaction's latency while the broker still writes the markers of the one before.
         "retry.backoff.ms": 2,
-        "retry.backoff.max.ms": 100,
+        "retry.backoff.max.ms": 10,
         # A topic that is not there is found out before a transaction begins; this is for one that vanishes.
         "topic.metadata.propagation.max.ms": 3_000,
         "log_level": 6,
