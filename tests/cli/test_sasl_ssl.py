@@ -129,6 +129,11 @@ def warnings(process):
     return [line for line in process.lines if " warn " in line]
 
 
+def assert_kept_out(process):
+    """Not even the election's clients got in, whose properties are put together apart from the producers'."""
+    assert not any("leader_topic_created" in line or "leader_acquired" in line for line in process.lines), process
+
+
 def test_the_sample_harvests_over_tls_with_a_password(site):
     site.stash(0, 499)
     ours = site.harvester()
@@ -151,6 +156,7 @@ def test_a_wrong_password_is_told_in_a_line_and_nothing_is_harvested(site):
     assert "invalid credentials" in hasty.lines[-1]
     assert site.left() == 10
     for process in (patient, hasty):
+        assert_kept_out(process)
         assert_discreet(process, WRONG_PASSWORD, PASSWORD)
 
 
@@ -162,4 +168,5 @@ def test_a_broker_with_a_certificate_of_another_authority_is_not_trusted(site):
     assert "certificate verify failed" in warnings(ours)[0]
     assert ours.stop() == 0
     assert site.left() == 10
+    assert_kept_out(ours)
     assert_discreet(ours, PASSWORD)
