@@ -568,12 +568,17 @@ class Scoreboard:
         id_ = row.id
         if id_ in self._where:
             return  # taken by another meanwhile, and back: it is still undecided here
+        key = self._key_of(row)
+        idle = not (key.busy or key.until or key.deferred or key.waiting)
         if self._delivered and self._delivered.get(id_) == row:
+            # In Kafka already. Its successors wait for this purge all the same: were one of them sent first, the next
+            # leader could still find this row and send it behind them.
             self._acked[id_] = self._delivered.pop(id_)
-            self._where[id_] = _Key(id_, 0)  # in Kafka already: its key need not wait for this purge
+            self._where[id_] = key if idle else _Key(id_, 0)
+            key.busy = True if idle else key.busy
             return
-        key = self._where[id_] = self._key_of(row)
-        if not (key.busy or key.until or key.deferred or key.waiting):
+        self._where[id_] = key
+        if idle:
             key.busy = True
             self._ready.append(row)
         elif self._may_wait(key):

@@ -239,7 +239,10 @@ class Process:
     def _confirm(self, effect: election.ConfirmMembership) -> None:
         def ask() -> None:
             if self.kafka_ok:
-                ok = self.world.group.is_owner(self.name, effect.lane)
+                group = self.world.group
+                ok = group.is_owner(self.name, effect.lane)
+                if self.name in group.members:
+                    group.seen[self.name] = self.world.now  # a commit restarts the session, as a heartbeat does
                 answer = ("confirmed", effect.lane, effect.ticket, ok)
                 self.world.after(self.world.latency(), lambda: self.post(*answer))
 

@@ -22,6 +22,18 @@ def test_promises_hold_for_many_seeds(seeds: range) -> None:
         run(seed)
 
 
+@pytest.mark.parametrize(
+    "found",
+    [
+        pytest.param(1361, id="a delivered record marked again did not hold back its successors"),
+        pytest.param(7738, id="the same, after a takeover"),
+        pytest.param(529, id="a confirmed membership ended at once"),
+    ],
+)
+def test_a_bug_once_found_stays_mended(found: int) -> None:
+    run(found)
+
+
 @pytest.mark.parametrize("seed_again", [1, 2, 3, 8, 13])
 def test_a_seed_replays_exactly(seed_again: int) -> None:
     assert run(seed_again) == run(seed_again)
