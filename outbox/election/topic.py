@@ -146,6 +146,13 @@ class LeaderTopic:
                 if is_outage(error.args[0]):
                     self._admin.poll(0)  # tells the trouble
                     reason = self._trouble.text or error.args[0].str()
-                    raise KafkaUnreachable(f"Cannot {what}: {reason}. Are the brokers at {servers} up?") from error
+                    raise KafkaUnreachable(f"Cannot {what}: {reason}. {_remedy(reason, servers)}") from error
                 raise
         raise KafkaUnreachable(f"Cannot {what}: no answer from {servers}.")
+
+
+def _remedy(reason: str, servers: str) -> str:
+    """The client reports a refused handshake as it does a dead broker; only its words tell them apart."""
+    if any(word in reason.lower() for word in ("sasl", "ssl", "certificate", "authentication")):
+        return "Check security.protocol, sasl.* and ssl.* of the Kafka properties."
+    return f"Are the brokers at {servers} up?"

@@ -154,6 +154,7 @@ def test_a_wrong_password_is_told_in_a_line_and_nothing_is_harvested(site):
     hasty.stop()  # reads the rest of its lines
     assert hasty.lines[-1].startswith("Error: "), hasty
     assert "invalid credentials" in hasty.lines[-1]
+    assert "Check security.protocol, sasl.*" in hasty.lines[-1]
     assert site.left() == 10
     for process in (patient, hasty):
         assert_kept_out(process)
