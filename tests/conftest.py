@@ -3,9 +3,14 @@
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
+import hypothesis
 import pytest
 
 from outbox.devstack import Postgres
+
+# How long one example takes says how busy the machine is, not whether the code is right.
+hypothesis.settings.register_profile("outbox", deadline=None)
+hypothesis.settings.load_profile("outbox")
 
 LEFT_OUT = "left out: the long fault runs (make torture) and the measurements (make bench)"
 

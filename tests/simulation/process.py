@@ -242,7 +242,8 @@ class Process:
                 group = self.world.group
                 ok = group.is_owner(self.name, effect.lane)
                 if self.name in group.members:
-                    group.seen[self.name] = self.world.now  # a commit restarts the session, as a heartbeat does
+                    # A commit restarts the session, as a heartbeat does.
+                    group.seen[self.name] = self.contact = self.world.now
                 answer = ("confirmed", effect.lane, effect.ticket, ok)
                 self.world.after(self.world.latency(), lambda: self.post(*answer))
 

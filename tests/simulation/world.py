@@ -193,6 +193,7 @@ class Group:
         self._dirty = False
 
     def join(self, process: Any) -> None:
+        self.leave(process.name)  # who comes back owns nothing of what its former self had
         self.members[process.name] = process
         self.seen[process.name] = self.world.now
         self.balance()
