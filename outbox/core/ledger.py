@@ -227,7 +227,7 @@ class _Varints:
         current = _unzigzag(self.take(limit=(1 << 64) - 1))
         ids = [current]
         for _ in range(count - 1):
-            difference = self.take()
+            difference = self.take(limit=(1 << 64) - 1)  # from below zero the step may be the larger one
             current += difference
             if not difference or current > _INT64_MAX:
                 raise DamagedEntry(_damage("lists ids that do not ascend"))

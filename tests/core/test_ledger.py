@@ -330,3 +330,8 @@ def test_a_round_stops_when_the_database_went_back() -> None:
     assert "batch 3" in stop.text
     assert "batch 4" in stop.text
     assert "outbox_resolve --lane 2" in stop.text
+
+
+def test_ids_may_lie_as_far_apart_as_64_bits_allow() -> None:
+    written = entry(ids=(-(2**63) + 1, 1, 2**63 - 1))
+    assert decode(encode(written)) == written
