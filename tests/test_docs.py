@@ -47,11 +47,6 @@ def test_the_changelog_has_a_place_for_this_version():
     assert "## Unreleased" in text or f"## {__version__}" in text
 
 
-def test_documents_state_facts_of_the_project_alone():
-    for document in DOCS:
-        assert "../shared" not in document.read_text(), document.name
-
-
 def test_the_lock_of_other_languages_is_the_one_that_stash_takes():
     text = (ROOT / "docs" / "stash.md").read_text()
     assert f"pg_advisory_xact_lock({ORDER_LOCK}, {ORDER_SLOT.format(topic=repr('orders'), key=repr('42'))})" in text
