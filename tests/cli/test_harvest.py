@@ -7,18 +7,18 @@ import sys
 import threading
 import time
 import uuid
-from collections import defaultdict
 from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import psycopg
 import pytest
-from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from tests.cli import classic
 from tests.support.databases import ROOT, fresh_database
+from tests.support.topics import read_topic
 
 PROGRAM = str(Path(sys.executable).with_name("outbox-harvest"))
 WAIT_S = 60
@@ -127,18 +127,17 @@ class Site:
         return self.processes[-1]
 
     def received(self, count):
-        """All messages of the topic, at least `count`, per key in the order of arrival."""
-        consumer = Consumer(
-            {"bootstrap.servers": self.bootstrap, "group.id": uuid.uuid4().hex, "enable.auto.commit": False}
-        )
-        consumer.assign([TopicPartition(self.topic, partition, 0) for partition in range(3)])
-        found, seen, deadline = defaultdict(list), 0, time.monotonic() + WAIT_S
-        while (seen < count or consumer.poll(0) is not None) and time.monotonic() < deadline:
-            message = consumer.poll(0.5)
-            if message is not None and not message.error():
-                seen += 1
-                found[message.key().decode()].append((int(dict(message.headers())["Seq"]), message.partition()))
-        consumer.close()
+        """All messages of the topic, `count` different ones at least, per key in the order of arrival."""
+        found = {}
+
+        def arrived():
+            found.clear()
+            for message in read_topic(self.bootstrap, self.topic):
+                entry = (int(dict(message.headers)["Seq"]), message.partition)
+                found.setdefault(message.key.decode(), []).append(entry)
+            return sum(len(set(messages)) for messages in found.values()) >= count
+
+        until(arrived, f"{count} messages")
         return found
 
 

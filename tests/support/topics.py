@@ -49,7 +49,7 @@ def _until_every_end(consumer: Consumer, unfinished: set[int], deadline: float) 
     received = []
     while unfinished:
         assert time.monotonic() < deadline, f"partitions {unfinished} did not reach their end"
-        for message in consumer.consume(5000, 0.5):
+        for message in consumer.consume(5000, 0.05):  # which waits for 5000 or the time, whatever comes first
             error = message.error()
             if error is None:
                 received.append(_received(message))
