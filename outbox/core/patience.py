@@ -1,0 +1,90 @@
+"""How long to wait for something that is away, and whether it is away. Pure: time and chance are arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+
+_DOUBLINGS_MAX = 60  # beyond it a float gains nothing
+
+
+class Backoff:
+    """Growing pauses: each twice the one before, up to a longest; every one is shortened by chance, at most by half.
+
+    The jitter keeps processes that lost the same server from returning to it in step; the other half keeps a pause
+    from being none. `draw` gives numbers in [0, 1).
+    """
+
+    def __init__(self, min_s: float, max_s: float, draw: Callable[[], float]) -> None:
+        assert 0 < min_s <= max_s
+        self._min_s, self._max_s, self._draw = min_s, max_s, draw
+        self.failures = 0
+
+    def failed(self) -> float:
+        """One more failure; the pause to make before the next attempt."""
+        longest_s = min(self._max_s, self._min_s * 2.0 ** min(self.failures, _DOUBLINGS_MAX))
+        self.failures += 1
+        return longest_s * (0.5 + 0.5 * self._draw())
+
+    def worked(self) -> None:
+        self.failures = 0
+
+
+class State(StrEnum):
+    CLOSED = "closed"
+    """It works, as far as is known."""
+    OPEN = "open"
+    """It is away; nothing is tried before `retry_at`."""
+    HALF_OPEN = "half-open"
+    """One attempt is under way, which decides."""
+
+
+@dataclass(frozen=True, slots=True)
+class CircuitView:
+    """A circuit as it is shown to people."""
+
+    state: State
+    reason: str = ""
+    since: float = 0.0
+    """When the outage began; times are the monotonic ones that the circuit was given."""
+    retry_at: float = 0.0
+    failures: int = 0
+
+
+class Circuit:
+    """Whether a server can be used. An outage is told by failures that are nobody's fault; one success ends it."""
+
+    def __init__(self, backoff: Backoff) -> None:
+        self._backoff = backoff
+        self._view = CircuitView(State.CLOSED)
+
+    @property
+    def view(self) -> CircuitView:
+        """Immutable, so that any thread may look at it."""
+        return self._view
+
+    @property
+    def is_closed(self) -> bool:
+        return self._view.state is State.CLOSED
+
+    def failed(self, now: float, reason: str) -> float:
+        """An attempt did not get through; how long to wait before the next one."""
+        pause_s = self._backoff.failed()
+        since = now if self.is_closed else self._view.since
+        self._view = CircuitView(State.OPEN, reason, since, now + pause_s, self._backoff.failures)
+        return pause_s
+
+    def may_try(self, now: float) -> bool:
+        """Whether an attempt may begin; while the circuit is open, True is the leave for exactly one."""
+        view = self._view
+        if view.state is State.OPEN and now >= view.retry_at:
+            self._view = CircuitView(State.HALF_OPEN, view.reason, view.since, view.retry_at, view.failures)
+            return True
+        return view.state is State.CLOSED
+
+    def worked(self) -> None:
+        """Full speed again, at once: pauses were for a server that is away, and it is not."""
+        self._backoff.worked()
+        if not self.is_closed:
+            self._view = CircuitView(State.CLOSED)

@@ -1,0 +1,83 @@
+"""The culprits of refused batches are found in a logarithmic number of transactions, with every key in order."""
+
+from math import ceil, log2
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from outbox.core.bisection import Bisection
+
+
+def search(ids, culprits, batch_max, late=None):
+    """Send as a lane does: batches from the front, a refused single record is put aside.
+
+    `late` maps the number of a transaction to ids that become visible just before it. Returns delivered ids in order,
+    culprits in the order in which they were found, and how many transactions were refused or were made smaller.
+    """
+    waiting, delivered, found, extra = sorted(ids), [], [], 0
+    state, number = Bisection(), 0
+    while waiting:
+        waiting = sorted(waiting + (late or {}).get(number, []))
+        batch = waiting[: min(batch_max, state.size or batch_max)]
+        extra += state.is_searching
+        if culprits & set(batch):
+            state = state.refused(batch)
+            if len(batch) == 1:
+                found += batch
+                waiting = waiting[1:]
+        else:
+            state = state.cleared(batch)
+            delivered += batch
+            waiting = waiting[len(batch) :]
+        number += 1
+    assert not state.is_searching
+    return delivered, found, extra
+
+
+@given(st.integers(1, 2000), st.data())
+def test_one_culprit_is_found_in_log2_steps(count, data):
+    culprit = data.draw(st.integers(0, count - 1))
+    delivered, found, extra = search(range(count), {culprit}, batch_max=count)
+    assert found == [culprit]
+    assert delivered == [id_ for id_ in range(count) if id_ != culprit]
+    assert extra <= ceil(log2(count)) + 1
+
+
+@given(st.sets(st.integers(0, 400), min_size=1), st.data(), st.integers(1, 200))
+def test_every_culprit_is_found_and_nothing_else_is_held(ids, data, batch_max):
+    culprits = data.draw(st.sets(st.sampled_from(sorted(ids))))
+    delivered, found, extra = search(ids, culprits, batch_max)
+    assert found == sorted(culprits)
+    assert delivered == sorted(ids - culprits)
+    assert extra <= len(culprits) * (ceil(log2(batch_max)) + 1)
+
+
+@given(st.sets(st.integers(0, 400), min_size=2), st.data())
+def test_records_that_turn_up_between_the_suspects_do_not_lead_astray(ids, data):
+    ids = sorted(ids)
+    culprits = data.draw(st.sets(st.sampled_from(ids), min_size=1))
+    latecomers = data.draw(st.sets(st.sampled_from(ids)))
+    turns = data.draw(st.lists(st.integers(0, 12), min_size=len(latecomers), max_size=len(latecomers)))
+    late = {}
+    for turn, id_ in zip(turns, sorted(latecomers), strict=True):
+        late.setdefault(turn, []).append(id_)
+    early = [id_ for id_ in ids if id_ not in latecomers]
+    delivered, found, _ = search(early, culprits, 64, late)
+    seen = sorted([*delivered, *found])
+    assert seen == sorted(set(seen)), "nothing is sent twice"
+    assert set(found) <= culprits
+    assert not culprits & set(delivered)
+
+
+def test_a_batch_that_is_refused_only_once_leaves_nobody_suspected():
+    state = Bisection().refused([1, 2, 3, 4])
+    assert state.size == 2
+    state = state.cleared([1, 2])
+    assert (state.suspects, state.size) == ({3, 4}, 1)
+    assert not state.cleared([3]).cleared([4]).is_searching
+
+
+def test_a_refusal_within_the_search_narrows_it_to_what_was_refused():
+    state = Bisection().refused(range(100)).refused(range(50))
+    assert state.suspects == set(range(50))
+    assert state.size == 25
