@@ -247,8 +247,8 @@ class Conf:
     table: str = _setting(_table, DEFAULT_TABLE, "Name of the table; companion tables are named after it.")
     delivery: str = _setting(
         _one_of(EXACTLY_ONCE, AT_LEAST_ONCE),
-        AT_LEAST_ONCE,
-        "What the harvester promises; exactly-once is not part of this version.",
+        EXACTLY_ONCE,
+        "What the harvester promises; change it only as docs/delivery.md says.",
     )
     bootstrap_servers: str = _setting(_servers, "", 'Short for KAFKA["bootstrap.servers"].')
     kafka: Mapping[str, Any] = _setting(_properties, None, "librdkafka properties of every client.", shown="{}")

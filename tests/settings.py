@@ -45,4 +45,4 @@ TEMPLATES = [
 ]
 STATIC_URL = "static/"
 PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
-OUTBOX = {"BOOTSTRAP_SERVERS": "localhost:9092", "BINARY_VALUES": True, **from_env()}
+OUTBOX = {"BOOTSTRAP_SERVERS": "localhost:9092", **from_env()}

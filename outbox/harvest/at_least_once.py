@@ -128,6 +128,7 @@ class AtLeastOnce:
             in_flight=board.in_flight,
             in_flight_keys=keys_in_flight(board),
             delivered=board.statistics().acknowledged_total,
+            held=board.statistics().held,
             board=board.statistics(),
         )
 

@@ -331,10 +331,10 @@ class Harvester:
 
 def default_factory(conf: settings.Conf) -> WorkerFactory:
     """The worker of the delivery that the settings name."""
-    if conf.delivery != settings.AT_LEAST_ONCE:
-        raise OutboxError(
-            f'OUTBOX["DELIVERY"] is {conf.delivery!r}, which this version cannot do. Set it to "at-least-once".'
-        )
+    if conf.delivery == settings.EXACTLY_ONCE:
+        from outbox.harvest.exactly_once import ExactlyOnceFactory
+
+        return ExactlyOnceFactory()
     from outbox.harvest.at_least_once import AtLeastOnce
 
     return AtLeastOnce

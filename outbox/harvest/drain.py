@@ -60,7 +60,7 @@ def _wait_drained(harvester: Harvester, overview: Overview, show: Callable[[int]
             show(left)
         if harvester.wait(_POLL_S):
             break
-        held = sum(found.board.held for found in harvester.statistics.values())
+        held = sum(found.held for found in harvester.statistics.values())
         if held and time.monotonic() - moved_at > _STUCK_S:
             raise HeldBack(f"{left} records stay in the table, held back by {held} that Kafka refused; see the log.")
     return left

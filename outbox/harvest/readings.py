@@ -23,6 +23,7 @@ class LaneStatistics:
     in_flight: int
     in_flight_keys: tuple[values.KeyName, ...]
     delivered: int
+    held: int
     board: values.Statistics
 
 

@@ -36,7 +36,8 @@ class Shop:
         self.processes = []
 
     def harvest(self, *arguments, **environment):
-        self.processes.append(Harvest(self.folder, self.url, *arguments, **environment))
+        given = {"OUTBOX_DELIVERY": conf.AT_LEAST_ONCE, **environment}
+        self.processes.append(Harvest(self.folder, self.url, *arguments, **given))
         return self.processes[-1]
 
     def insert(self, count, keys=5):
@@ -211,9 +212,10 @@ def test_all_wrong_settings_are_told_at_once(shop):
     assert 'OUTBOX["METRICS_INTERVAL"]' in process.log
 
 
-def test_a_delivery_that_does_not_exist_yet_is_refused(shop):
+def test_the_flag_chooses_the_delivery(shop):
     process = shop.harvest("--delivery", conf.EXACTLY_ONCE).ends(1, send=None)
-    assert 'Set it to "at-least-once"' in process.log
+    assert "The companion tables of" in process.log
+    assert "migrate outbox" in process.log
 
 
 @pytest.mark.parametrize("name", ["assigned", "acquired", "revoking", "before-leave"])

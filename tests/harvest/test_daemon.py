@@ -9,6 +9,7 @@ import time
 import uuid
 import weakref
 from contextlib import ExitStack
+from unittest.mock import Mock
 from urllib.parse import urlsplit
 
 import psycopg
@@ -25,7 +26,10 @@ from outbox.election.clients import Clients
 from outbox.election.errors import KafkaUnreachable
 from outbox.exceptions import OutboxError
 from outbox.harvest import Harvester, State
+from outbox.harvest.at_least_once import AtLeastOnce
+from outbox.harvest.daemon import default_factory
 from outbox.harvest.events import translate
+from outbox.harvest.exactly_once import ExactlyOnce
 from outbox.harvest.lanes import MeterRead
 from tests.support.databases import ROOT, fresh_database
 from tests.support.proxy import TO_SERVER, Proxy
@@ -171,9 +175,14 @@ def test_an_error_of_the_block_is_not_hidden(harvester):
         raise KeyError("mine")
 
 
-def test_a_delivery_that_does_not_exist_yet_is_refused(conf):
-    with pytest.raises(OutboxError, match="which this version cannot do"):
-        Harvester(parse({"NAME": "x", "DELIVERY": EXACTLY_ONCE}))
+@pytest.mark.parametrize(
+    ("given", "kind"),
+    [({}, ExactlyOnce), ({"DELIVERY": EXACTLY_ONCE}, ExactlyOnce), ({"DELIVERY": AT_LEAST_ONCE}, AtLeastOnce)],
+)
+def test_the_worker_is_that_of_the_delivery(given, kind):
+    conf = parse({"NAME": "x", "BOOTSTRAP_SERVERS": "nowhere:1", **given})
+    factory = default_factory(conf)
+    assert isinstance(factory(conf, 0, uuid.uuid4(), 1, Mock()), kind)
 
 
 def test_it_waits_for_a_database_that_is_away(harvester, caplog):
