@@ -43,6 +43,10 @@ class State:
     lane_count: int
     resize_to: int | None = None
     """Set while the lanes are closed for a change of their count."""
+    wanted: int | None = None
+    """Another count that an operator wishes for; nothing has begun yet."""
+    resize_no: int = 0
+    """Tells one change of the count from any later one, whatever the counts are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +175,27 @@ def settle(entry: Entry, rows: Rows | None) -> LookUpRows | PurgeEntry | MoveOnl
     if rows is None:
         return LookUpRows(entry)
     return _SETTLED[rows](entry)
+
+
+def idle_lane(lane: int, lane_count: int, database: UUID, purged: int, entry: Entry | None) -> Stop | None:
+    """Judge a lane at or above the count: it was settled when the count was lowered, so both sides agree. If they do
+    not, the database was restored from before a change of the count, and other lanes would send its records again."""
+    if entry is None:
+        return None
+    if entry.database != database:
+        return _foreign(lane, database, entry)
+    if entry.lane != lane:
+        return _other_lane(lane, entry)
+    if entry.batch <= purged:
+        return None
+    return _stop(
+        Why.DATABASE_WENT_BACK,
+        lane,
+        f"the lane count is {lane_count}, so this lane is not in use and its last batch was purged when the count was "
+        f"lowered; but the table says batch {purged} was the last one purged, and the ledger has batch {entry.batch}: "
+        "the database went back in time, to before a change of the count (restore, failover to a lagging copy)",
+        _BOTH,
+    )
 
 
 def after_purge(entry: Entry, moved: bool, purged: int | None = None) -> Purged | LookUpRows | Stop:

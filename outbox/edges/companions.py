@@ -107,7 +107,7 @@ class Companions:
 
     def state(self, connection: Connection, lanes: int) -> tuple[UUID, State]:
         """The database's UUID and its lane count; the row is made, with `lanes`, where it is missing."""
-        statement = self._build("/* state */ SELECT database, lanes, resize_to FROM {state}")
+        statement = self._build("/* state */ SELECT database, lanes, resize_to, lanes_wanted, resize_no FROM {state}")
         row = connection.execute(statement).fetchone()
         if row is None:
             connection.execute(
@@ -116,7 +116,7 @@ class Companions:
             row = connection.execute(statement).fetchone()
         if row is None:
             raise WrongTable(f"The row of {self._parts['state'].as_string()} vanishes as soon as it is made.")
-        return row[0], State(row[1], row[2])
+        return row[0], State(*row[1:])
 
     def claim(self, connection: Connection, owner: str, patience_s: float) -> None:
         """Hold the table for exactly-once delivery; refused while the heartbeat of another way is fresh."""
@@ -154,6 +154,60 @@ class Companions:
             [owner, name, list(lanes)],
         )
 
+    # ---- the lane count
+
+    def wish(self, connection: Connection, lanes: int) -> None:
+        """The owner of lane 0 is to change the count. The present count withdraws a wish."""
+        connection.execute(
+            self._build("/* lanes */ UPDATE {state} SET lanes_wanted = %s, resize_note = ''"),
+            [lanes],
+        )
+
+    def refuse_wish(self, connection: Connection, lanes: int, note: str) -> None:
+        """Nothing has begun, and nothing will."""
+        connection.execute(
+            self._build("/* lanes */ UPDATE {state} SET lanes_wanted = NULL, resize_note = %s WHERE lanes_wanted = %s"),
+            [note, lanes],
+        )
+
+    def close_lanes(self, connection: Connection, lanes: int) -> bool:
+        """From here on every owner that is initialised finds the lanes closed; False when the wish is another now."""
+        return bool(
+            connection.execute(
+                self._build(
+                    "/* lanes */ UPDATE {state} SET resize_to = lanes_wanted, lanes_wanted = NULL, resize_note = '', "
+                    "resize_no = resize_no + 1 WHERE resize_to IS NULL AND lanes_wanted = %s"
+                ),
+                [lanes],
+            ).rowcount
+        )
+
+    def open_lanes(self, connection: Connection, change: int, lanes: int, note: str = "") -> bool:
+        """End the change of this number with so many lanes; False when somebody else has ended it."""
+        return bool(
+            connection.execute(
+                self._build(
+                    "/* lanes */ UPDATE {state} SET lanes = %s, resize_to = NULL, resize_note = %s "
+                    "WHERE resize_to IS NOT NULL AND resize_no = %s"
+                ),
+                [lanes, note, change],
+            ).rowcount
+        )
+
+    def resize_note(self, connection: Connection) -> str:
+        """Why the last wish was not carried out; empty when it was."""
+        row = connection.execute(self._build("/* lanes */ SELECT resize_note FROM {state}")).fetchone()
+        return str(row[0]) if row else ""
+
+    def owners(self, connection: Connection) -> list[tuple[int, str, float]]:
+        """(lane, name, seconds since its heartbeat) of every lane that ever had an owner."""
+        return connection.execute(
+            self._build(
+                "/* owners */ SELECT lane, owner_name, extract(epoch FROM clock_timestamp() - heartbeat)::float8 "
+                "FROM {lane} ORDER BY lane"
+            )
+        ).fetchall()
+
     # ---- m
 
     def purged(self, connection: Connection, lane: int) -> int:
@@ -167,6 +221,11 @@ class Companions:
             )
             row = connection.execute(statement, [lane]).fetchone()
         return int(row[0]) if row else 0
+
+    def purged_of_all(self, connection: Connection) -> dict[int, int]:
+        """m of every lane that has a row."""
+        rows = connection.execute(self._build("/* purged */ SELECT lane, max(batch) FROM {purged} GROUP BY lane"))
+        return {int(lane): int(batch) for lane, batch in rows}
 
     def purge(
         self,
@@ -208,7 +267,8 @@ def sequence_of(connection: Connection, table: str) -> str:
     name = identifier(table).as_string()
     row = connection.execute(
         "/* tables */ SELECT to_regclass(%(table)s) IS NOT NULL, to_regclass(%(state)s) IS NOT NULL "
-        "AND to_regclass(%(purged)s) IS NOT NULL AND to_regclass(%(lane)s) IS NOT NULL, "
+        "AND to_regclass(%(purged)s) IS NOT NULL AND to_regclass(%(lane)s) IS NOT NULL AND EXISTS (SELECT FROM "
+        "pg_attribute WHERE attrelid = to_regclass(%(state)s) AND attname = 'resize_no' AND NOT attisdropped), "
         "CASE WHEN to_regclass(%(table)s) IS NOT NULL THEN pg_get_serial_sequence(%(table)s, 'id') END",
         {
             "table": name,
@@ -220,7 +280,8 @@ def sequence_of(connection: Connection, table: str) -> str:
         raise WrongTable(f"The table {name} does not exist. Run migrate, or correct TABLE and the database.")
     if not row[1]:
         raise WrongTable(
-            f"The companion tables of {name} ({table}_state, {table}_purged, {table}_lane) are not all there. "
+            f"The companion tables of {name} ({table}_state, {table}_purged, {table}_lane) are not all there, or are "
+            "those of an older release. "
             "Run: python manage.py migrate outbox"
         )
     if row[2] is None:
