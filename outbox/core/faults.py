@@ -18,6 +18,9 @@ class Kind(StrEnum):
     """No failure: an answer that the client words as an error."""
     OUTAGE = "outage"
     """Not now. The same request may succeed later, unchanged: nobody is to blame, no attempt is spent."""
+    UNFORESEEN = "unforeseen"
+    """A broker has met something it has no name for, or a newer one has a name that this client has not. Waiting may
+    help; a record that is blamed for it might be blamed for a broker's bad hour."""
     RECORD = "record"
     """This record can never be sent as it is. The report names it."""
     BATCH = "batch"
@@ -48,11 +51,10 @@ def _codes(names: str) -> tuple[str, ...]:
 
 TABLE: Mapping[Kind, tuple[str, ...]] = {
     Kind.NONE: _codes("NO_ERROR _NOOP _PARTITION_EOF _ASSIGN_PARTITIONS _REVOKE_PARTITIONS"),
-    # UNKNOWN is whatever a broker did not foresee. A record blamed for it might be blamed for a broker's bad hour.
     # INVALID_REPLICATION_FACTOR: fewer brokers are up than copies are wanted. _QUEUE_FULL: the client's own memory.
     # *_TOPIC_ID: the topic was made anew, and the client does not know yet.
     Kind.OUTAGE: _codes("""
-        UNKNOWN _FAIL _TRANSPORT _CRIT_SYS_RESOURCE _RESOLVE _MSG_TIMED_OUT _ALL_BROKERS_DOWN _TIMED_OUT _QUEUE_FULL
+        _FAIL _TRANSPORT _CRIT_SYS_RESOURCE _RESOLVE _MSG_TIMED_OUT _ALL_BROKERS_DOWN _TIMED_OUT _QUEUE_FULL
         _ISR_INSUFF _NODE_UPDATE _WAIT_COORD _IN_PROGRESS _PREV_IN_PROGRESS _TIMED_OUT_QUEUE _WAIT_CACHE _INTR _RETRY
         _DESTROY _DESTROY_BROKER _UNKNOWN_BROKER _OUTDATED
         LEADER_NOT_AVAILABLE NOT_LEADER_FOR_PARTITION REQUEST_TIMED_OUT BROKER_NOT_AVAILABLE REPLICA_NOT_AVAILABLE
@@ -62,6 +64,7 @@ TABLE: Mapping[Kind, tuple[str, ...]] = {
         OFFSET_NOT_AVAILABLE PREFERRED_LEADER_NOT_AVAILABLE ELIGIBLE_LEADERS_NOT_AVAILABLE UNSTABLE_OFFSET_COMMIT
         THROTTLING_QUOTA_EXCEEDED UNKNOWN_TOPIC_ID INCONSISTENT_TOPIC_ID REBOOTSTRAP_REQUIRED
     """),
+    Kind.UNFORESEEN: _codes("UNKNOWN"),
     Kind.RECORD: _codes("_INVALID_ARG _KEY_SERIALIZATION _VALUE_SERIALIZATION"),
     Kind.BATCH: _codes("""
         MSG_SIZE_TOO_LARGE RECORD_LIST_TOO_LARGE INVALID_MSG_SIZE INVALID_MSG INVALID_RECORD INVALID_TIMESTAMP
@@ -114,7 +117,7 @@ KINDS: Mapping[str, Kind] = {name: kind for kind, names in TABLE.items() for nam
 
 REFUSALS = frozenset({Kind.RECORD, Kind.BATCH, Kind.TOPIC})
 """An operator, or the writer, has to do something about the record or its topic: an attempt is spent."""
-WAITING_HELPS = frozenset({Kind.OUTAGE, Kind.DENIED})
+WAITING_HELPS = frozenset({Kind.OUTAGE, Kind.UNFORESEEN, Kind.DENIED})
 """Nothing is known against any record: pause, try the same again, spend nothing."""
 
 
@@ -133,7 +136,7 @@ def is_refusal(name: str) -> bool:
 
 def may_hide_a_refusal(name: str) -> bool:
     """Whether a transaction that ended with this error may have failed for the sake of one of its records."""
-    return kind_of(name) not in (WAITING_HELPS | {Kind.FENCE, Kind.NONE})
+    return kind_of(name) not in {Kind.OUTAGE, Kind.DENIED, Kind.FENCE, Kind.NONE}
 
 
 # ---- in plain words, for people
@@ -143,6 +146,10 @@ _BY_KIND: Mapping[Kind, tuple[str, str]] = {
     Kind.OUTAGE: (
         "Kafka could not take it at that moment",
         "nothing needs to be done: it is tried again until it succeeds, and no attempt is counted",
+    ),
+    Kind.UNFORESEEN: (
+        "a broker reports an error without a name",
+        "it is tried again, and no attempt is counted; when it lasts, look into the broker's log",
     ),
     Kind.RECORD: ("Kafka's client cannot send the record as it is", "edit the record, or discard it"),
     Kind.BATCH: ("the broker does not accept the record as it is", "edit the record, or discard it"),

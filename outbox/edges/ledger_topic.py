@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from outbox.core import ledger
+from outbox.core.faults import Kind, kind_of
 from outbox.edges.kafka import require_bootstrap
 from outbox.exceptions import OutboxError
 
@@ -62,10 +63,10 @@ class LedgerTopic:
     def prepare(self, lanes: int, audit_window_s: float) -> None:
         """Create the topic if it is absent; refuse one that would forget entries, or that has too few partitions."""
         with self._mutex:
-            partitions = self._count_partitions()
+            partitions = self._count_partitions(self.name)
             if partitions == 0:
                 self._create(lanes, audit_window_s)
-                partitions = self._wait_visible()
+                partitions = self._wait_visible(self.name, 1)
             if partitions < lanes:
                 raise LedgerRefused(
                     f"The ledger topic {self.name!r} has {partitions} partitions for {lanes} lanes. Add partitions "
@@ -79,12 +80,40 @@ class LedgerTopic:
                     f"--alter --entity-type topics --entity-name {self.name} --add-config cleanup.policy=compact"
                 )
 
-    def _count_partitions(self) -> int:
+    def partitions(self) -> int:
+        """0 when there is no such topic."""
+        with self._mutex:
+            return self._count_partitions(self.name)
+
+    def grow(self, topic: str, partitions: int) -> bool:
+        """Give a topic at these brokers at least so many partitions and wait until they are seen; False when it has
+        them, or is not there. `LedgerRefused` when it may not have them."""
+        from confluent_kafka import KafkaError, KafkaException
+        from confluent_kafka.admin import NewPartitions  # type: ignore[attr-defined]
+
+        with self._mutex:
+            if not 0 < (before := self._count_partitions(topic)) < partitions:
+                return False
+            wanted = [NewPartitions(topic, partitions)]
+            try:
+                self._result(self._admin().create_partitions(wanted, request_timeout=_REQUEST_S)[topic])
+            except KafkaException as error:
+                if error.args[0].code() != KafkaError.INVALID_PARTITIONS:  # somebody else was faster
+                    raise LedgerRefused(
+                        f"The topic {topic!r} has {before} partitions and cannot be given {partitions}: "
+                        f"{error.args[0].str()}. Allow the user ALTER on it, or add them: kafka-topics.sh --alter "
+                        f"--topic {topic} --partitions {partitions}"
+                    ) from error
+            self._wait_visible(topic, partitions)
+        logger.info("partitions_added topic=%s partitions=%d before=%d", topic, partitions, before)
+        return True
+
+    def _count_partitions(self, topic: str) -> int:
         from confluent_kafka import KafkaError, KafkaException, TopicCollection
 
-        futures = self._admin().describe_topics(TopicCollection([self.name]), request_timeout=_REQUEST_S)
+        futures = self._admin().describe_topics(TopicCollection([topic]), request_timeout=_REQUEST_S)
         try:
-            return len(self._result(futures[self.name]).partitions)
+            return len(self._result(futures[topic]).partitions)
         except KafkaException as error:
             if error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
                 return 0
@@ -109,13 +138,13 @@ class LedgerTopic:
         else:
             logger.info("ledger_topic_created topic=%s partitions=%d", self.name, lanes)
 
-    def _wait_visible(self) -> int:
+    def _wait_visible(self, topic: str, partitions: int) -> int:
         give_up_at = time.monotonic() + 2 * _REQUEST_S
         while time.monotonic() < give_up_at:
-            if partitions := self._count_partitions():
-                return partitions
+            if (found := self._count_partitions(topic)) >= partitions:
+                return found
             time.sleep(_VISIBLE_POLL_S)
-        raise LedgerUnreachable(f"The ledger topic {self.name!r} was created, but is not visible yet.")
+        raise LedgerUnreachable(f"Partitions of the topic {topic!r} were made, but are not visible yet.")
 
     def _policy(self) -> str | None:
         """None where the user may not ask."""
@@ -275,20 +304,13 @@ class LedgerTopic:
         except TimeoutError as error:
             raise self._unreachable("no answer") from error
         except KafkaException as error:
-            if error.args[0].retriable() or error.args[0].name() in _OUTAGES:
+            if error.args[0].retriable() or kind_of(error.args[0].name()) is Kind.OUTAGE:
                 raise self._unreachable(error.args[0].str()) from error
             raise
 
     def _unreachable(self, reason: str) -> LedgerUnreachable:
         servers = self._properties["bootstrap.servers"]
         return LedgerUnreachable(f"The ledger topic {self.name!r} cannot be read from {servers}: {reason}")
-
-
-_OUTAGES = frozenset({
-    "_TRANSPORT", "_ALL_BROKERS_DOWN", "_TIMED_OUT", "_TIMED_OUT_QUEUE", "_RESOLVE", "_DESTROY",
-    "REQUEST_TIMED_OUT", "LEADER_NOT_AVAILABLE", "NOT_LEADER_FOR_PARTITION", "BROKER_NOT_AVAILABLE", "NOT_CONTROLLER",
-    "COORDINATOR_NOT_AVAILABLE", "INVALID_REPLICATION_FACTOR",
-})  # fmt: skip
 
 
 class _Quiet:

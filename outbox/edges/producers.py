@@ -1,7 +1,7 @@
 """The idempotent producers of one lane: records in, their fate out, nothing decided about retries.
 
 All calls come from one thread, except `silence`. Reports are gathered in lists that the owner takes; a record is
-reported once. Which errors mean "this record can never be sent" is known here, because only the client knows them.
+reported once. Which errors mean "this record can never be sent" says `core.faults`.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from outbox.core.faults import Kind, is_refusal, kind_of
 from outbox.edges import kafka
 from outbox.edges.marks import Row
 
@@ -30,19 +31,9 @@ class _ClientLog:
         logger.log(logging.DEBUG if level < logging.CRITICAL else level, message, *arguments)
 
 
-# The record is at fault, or its topic: waiting does not help, an operator does.
-REFUSALS = frozenset({
-    "MSG_SIZE_TOO_LARGE", "RECORD_LIST_TOO_LARGE", "INVALID_MSG_SIZE", "INVALID_MSG", "INVALID_RECORD",
-    "INVALID_TIMESTAMP", "UNSUPPORTED_FOR_MESSAGE_FORMAT", "POLICY_VIOLATION", "TOPIC_EXCEPTION",
-    "UNKNOWN_TOPIC_OR_PART", "TOPIC_AUTHORIZATION_FAILED", "CLUSTER_AUTHORIZATION_FAILED",
-    "_UNKNOWN_TOPIC", "_UNKNOWN_PARTITION", "_INVALID_ARG", "_BAD_MSG",
-})  # fmt: skip
-# The broker refuses a batch as a whole for the sake of one record: each is asked for alone.
-COLLECTIVE = frozenset({
-    "MSG_SIZE_TOO_LARGE", "RECORD_LIST_TOO_LARGE", "INVALID_MSG_SIZE", "INVALID_MSG", "INVALID_RECORD",
-    "INVALID_TIMESTAMP", "POLICY_VIOLATION", "_INVALID_DIFFERENT_RECORD", "_BAD_MSG",
-})  # fmt: skip
 _ALONE = -1
+# The broker refuses a batch as a whole for the sake of one record: each is asked for alone.
+_ASKED_ALONE = frozenset({Kind.BATCH, Kind.BYSTANDER})
 _DISPOSAL_S = 5.0
 
 MakeProducer = Callable[[Mapping[str, Any]], "Producer"]
@@ -183,9 +174,9 @@ class Producers:
         name, text = error.name(), f"{error.name()}: {error.str()}"
         if error.fatal() or name == "_FATAL":
             shard.broken = True
-        if name in COLLECTIVE and number != _ALONE and not self._silent:
+        if kind_of(name) in _ASKED_ALONE and number != _ALONE and not self._silent:
             self._produce(_ALONE, self._shard(_ALONE), row)
-        elif name in REFUSALS:
+        elif is_refusal(name):
             self.refused.append((row.id, text))
         else:
             self.undelivered.append((row.id, text))

@@ -4,6 +4,7 @@ import logging
 from typing import Any
 
 from outbox.conf import Conf
+from outbox.core.faults import Kind, kind_of
 from outbox.exceptions import OutboxError
 
 logger = logging.getLogger("outbox.election")
@@ -17,33 +18,9 @@ class ElectionRefused(OutboxError):
     """The brokers or the topic do not allow what the election needs: an operator must change something."""
 
 
-# What librdkafka or a broker says while it cannot serve, as opposed to will not.
-_OUTAGES = (
-    "_TRANSPORT",
-    "_ALL_BROKERS_DOWN",
-    "_TIMED_OUT",
-    "_TIMED_OUT_QUEUE",
-    "_RESOLVE",
-    "_WAIT_COORD",
-    "_DESTROY",
-    "REQUEST_TIMED_OUT",
-    "LEADER_NOT_AVAILABLE",
-    "NOT_LEADER_FOR_PARTITION",
-    "BROKER_NOT_AVAILABLE",
-    "REPLICA_NOT_AVAILABLE",
-    "NETWORK_EXCEPTION",
-    "NOT_CONTROLLER",
-    "COORDINATOR_LOAD_IN_PROGRESS",
-    "COORDINATOR_NOT_AVAILABLE",
-    "NOT_COORDINATOR",
-    "THROTTLING_QUOTA_EXCEEDED",
-    "INVALID_REPLICATION_FACTOR",  # fewer brokers are up than copies are wanted
-)
-
-
 def is_outage(error: Any) -> bool:
     """Whether a KafkaError may go away by itself."""
-    return bool(error.retriable()) or error.name() in _OUTAGES
+    return bool(error.retriable()) or kind_of(error.name()) is Kind.OUTAGE
 
 
 def group_refusal(error: Any, conf: Conf) -> ElectionRefused | None:

@@ -21,11 +21,10 @@ from uuid import UUID
 import psycopg
 
 from outbox.conf import Conf
-from outbox.core import ledger
+from outbox.core import faults, ledger
 from outbox.core.ledger import Entry
 from outbox.core.verdict import AskElection, Closed, Idle, Stop
 from outbox.edges.ledger_topic import LedgerTopic, LedgerUnreachable
-from outbox.edges.producers import COLLECTIVE, REFUSALS
 from outbox.edges.transactions import NoProducer, RecordRefused, ReportsMissing, TransactionalProducer, kafka_error
 from outbox.exceptions import OutboxError
 from outbox.failpoints import failpoint
@@ -45,15 +44,13 @@ _CLOSED_S = 0.5
 _TAKEOVER_S = 30.0
 _TOPICS_S = 5.0
 _WAKE_S = 0.5
-_FENCED = frozenset({"_FENCED", "INVALID_PRODUCER_EPOCH", "PRODUCER_FENCED"})
-_OUTAGES = frozenset({"_TIMED_OUT", "_TRANSPORT", "_ALL_BROKERS_DOWN"})
 
 
 class NotDelivered(OutboxError):
     """Reports of a batch whose records are told apart; `refused` says whether a record is at fault."""
 
     def __init__(self, failures: list[tuple[str, str]]) -> None:
-        self.refused = any(name in REFUSALS or name in COLLECTIVE for name, _ in failures)
+        self.refused = any(faults.is_refusal(name) for name, _ in failures)
         super().__init__(f"{len(failures)} records were not delivered, e.g. {failures[0][0]}: {failures[0][1]}")
 
 
@@ -401,12 +398,12 @@ class ExactlyOnce:
 
     def _after_error(self, raised: BaseException) -> float:
         error = kafka_error(raised)
-        name = error.name() if error is not None else "_UNKNOWN"
+        name = error.name() if error is not None else "_STATE"
         self._troubles.seen("send", f"{name}: {error.str() if error is not None else raised}")
-        if name in _FENCED:
+        if faults.kind_of(name) is faults.Kind.FENCE:
             # By somebody else, or because the broker ended an own transaction that took too long.
             self._host.doubt(self._lane)
-        elif name not in _OUTAGES:
+        elif faults.may_hide_a_refusal(name):
             # Perhaps for a record's sake: the next attempt tells which.
             self._probing = True
             self._known_topics.clear()

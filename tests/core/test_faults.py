@@ -38,7 +38,9 @@ def test_any_number_that_a_broker_may_answer_has_a_kind_and_words():
 
 def test_a_code_that_the_client_does_not_know_is_what_it_calls_unknown():
     assert KafkaError(999).name() == "ERR_999?"
-    assert kind_of("ERR_999?") is kind_of("UNKNOWN") is Kind.OUTAGE
+    assert kind_of("ERR_999?") is kind_of("UNKNOWN") is Kind.UNFORESEEN
+    assert not is_refusal("UNKNOWN")
+    assert may_hide_a_refusal("UNKNOWN"), "the records are told apart next time"
 
 
 def test_there_is_no_default():
