@@ -22,6 +22,7 @@ import psycopg
 
 from outbox.conf import Conf
 from outbox.core import faults, ledger
+from outbox.core.flights import has_flushed
 from outbox.core.ledger import Entry
 from outbox.core.verdict import AskElection, Closed, Idle, Stop
 from outbox.edges.ledger_topic import LedgerTopic, LedgerUnreachable
@@ -68,7 +69,7 @@ class ExactlyOnce:
         self._find_rounds = rounds
         self._rounds: Rounds | None = None
         self._mailbox: SimpleQueue[Any] = SimpleQueue()
-        self._state = LaneState(lane, self._mailbox.put)
+        self._state = LaneState(lane, post=self._mailbox.put)
         self._producer: TransactionalProducer | None = None
         self._identity: UUID | None = None
         self._batch = 0
@@ -362,7 +363,8 @@ class ExactlyOnce:
         previous = batch.previous
         if previous is not None and self._lane in previous.stops:
             raise BatchDropped("the batch before this one could not be purged")
-        if batch.flush is None and (previous is None or previous.flushed_since > batch.returned_at):
+        since = previous.flushed_since if previous is not None else None
+        if batch.flush is None and not has_flushed(since, batch.returned_at):
             raise BatchDropped("the purge of the batch before this one did not flush what was read")
 
     def _topics_exist(self, rounds: Rounds, batch: Batch) -> bool:

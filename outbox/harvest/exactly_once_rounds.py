@@ -21,9 +21,10 @@ from typing import Any
 import psycopg
 
 from outbox.conf import Conf
+from outbox.core.flights import Flights, Plan, Standing, may_flush
 from outbox.core.frontier import Frontier
 from outbox.core.ledger import Entry, digest
-from outbox.core.verdict import GoOn, Stop, round_check
+from outbox.core.verdict import GoOn, Stop
 from outbox.edges.companions import OtherWay, flush
 from outbox.edges.ledger_topic import LedgerTopic
 from outbox.edges.marks import WrongTable
@@ -39,50 +40,19 @@ logger = logging.getLogger("outbox.harvest")
 _IDLE_MIN_S = 0.002
 _IDLE_GROWTH = 1.3
 _RETRY_MIN_S, _RETRY_MAX_S = 0.1, 2.0
-_LANES_OF_A_PAGE_MAX = 4
 _FIRST_PAGE_ROWS = 500
 _SAMPLE = 16
 _SWEEP_SHARE = 1000  # a sweep may take one thousandth of the time
 _BEAT_S = 2.0
 
 
-@dataclass(eq=False)
-class LaneState:
+@dataclass(eq=False, kw_only=True)
+class LaneState(Standing):
     """What the rounds know of one lane. Guarded by their condition."""
 
-    number: int
     post: Callable[[Order], None]
-    session: int = 0
-    ready: bool = False
     busy: Batch | None = None
-    submitted: int = 0
-    """The last batch given to the purges."""
-    acknowledged: int = 0
-    """The last batch known to be purged."""
     holds: Holds = field(default_factory=Holds)
-
-    @property
-    def unpurged(self) -> bool:
-        return self.acknowledged < self.submitted
-
-
-@dataclass(frozen=True, slots=True)
-class _Plan:
-    """What one read may rely on, copied before it is sent."""
-
-    sessions: dict[int, int]
-    acknowledged: dict[int, int]
-    flights: tuple[Batch, ...]
-    limit: int
-
-    @property
-    def lanes(self) -> tuple[int, ...]:
-        return tuple(self.sessions)
-
-    def excluded_above(self, look: int) -> list[int]:
-        """Ids in flight that the read would meet, ascending."""
-        found = [b.ids if b.ids[0] > look else [i for i in b.ids if i > look] for b in self.flights if b.ids[-1] > look]
-        return found[0] if len(found) == 1 else sorted(id_ for ids in found for id_ in ids)
 
 
 class Rounds:
@@ -95,7 +65,7 @@ class Rounds:
         self._closing = False
         self._outstanding = 0  # lanes that have not ended the present round
         self._round_purges: list[Purge] = []
-        self._flights: set[Batch] = set()
+        self._flights = Flights()
         self._last_ticket: Ticket | None = None
         self._wants_reset = False
         self._prepared = False
@@ -134,7 +104,7 @@ class Rounds:
             self._unready(lane)
             if self._lanes.get(lane.number) is lane:
                 del self._lanes[lane.number]
-            self._flights = {b for b in self._flights if b.lane != lane.number}
+            self._flights.forget(lane.number)
             if not self._lanes:
                 self._end()
             self._changed.notify_all()
@@ -171,10 +141,8 @@ class Rounds:
         """The lane owns its transactional id and has purged everything up to `batch`: it is read for from the
         beginning."""
         with self._changed:
-            lane.submitted = lane.acknowledged = batch
-            lane.session += 1
-            lane.ready = True
-            self._flights = {b for b in self._flights if b.lane != lane.number}
+            lane.begin(batch)
+            self._flights.forget(lane.number)
             self._wants_reset = True
             self._idle_s = _IDLE_MIN_S
             self._changed.notify_all()
@@ -185,6 +153,7 @@ class Rounds:
             if lane.busy is not batch:
                 return  # of a worker that was replaced: its successor settles it
             lane.submitted = entry.batch
+            self._flights.committed(batch, entry.batch)
             lane.holds.delivered(batch.rows, self._conf.batch_max)
             batch.rows = []
             self._round_purges.append(Purge(entry, batch.filenode))
@@ -196,8 +165,7 @@ class Rounds:
             self._unready(lane)
 
     def _unready(self, lane: LaneState) -> None:
-        lane.ready = False
-        lane.session += 1
+        lane.end()
         if lane.busy is not None:
             self._end_share(lane)
         self._changed.notify_all()
@@ -225,7 +193,7 @@ class Rounds:
 
     def in_flight(self, lane: int) -> int:
         with self._changed:
-            return sum(len(b.ids) for b in self._flights if b.lane == lane)
+            return self._flights.count(lane)
 
     def join(self, timeout_s: float) -> bool:
         give_up_at = time.monotonic() + timeout_s
@@ -244,13 +212,11 @@ class Rounds:
                 number, batch = purge.entry.lane, purge.entry.batch
                 lane = self._lanes.get(number)
                 if lane is not None and number in ticket.stops:
-                    lane.submitted = lane.acknowledged  # nothing of it is under way any more
-                    lane.ready = False
+                    lane.stopped()
                     lane.post(ticket.stops[number])
                 elif lane is not None:
-                    lane.acknowledged = max(lane.acknowledged, batch)
-                ids = purge.entry.ids[0]
-                self._flights = {b for b in self._flights if b.lane != number or b.ids[0] != ids}
+                    lane.purged(batch)
+                self._flights.purged(number, batch)
             self._changed.notify_all()
 
     # ---- the reading thread
@@ -278,12 +244,11 @@ class Rounds:
                 lane.post(Broken(error))
             self._changed.notify_all()
 
-    def _await_work(self) -> _Plan | None:
+    def _await_work(self) -> Plan | None:
         with self._changed:
             while not self._closing:
                 self._keep_beating()
-                sessions = {lane.number: lane.session for lane in self._lanes.values() if lane.ready}
-                if sessions:
+                if any(lane.ready for lane in self._lanes.values()):
                     break
                 self._changed.wait(_BEAT_S / 2)
             else:
@@ -291,16 +256,12 @@ class Rounds:
             if self._wants_reset:
                 self._wants_reset = False
                 self._frontier.reset()
+            plan = self._flights.plan(self._lanes.values(), self._limit)
             now = time.monotonic()
-            for number in sessions:
+            for number in plan.lanes:
                 if due := self._lanes[number].holds.release_due(now):
                     self._frontier.give_back(due)
-            return _Plan(
-                sessions,
-                {number: self._lanes[number].acknowledged for number in sessions},
-                tuple(self._flights),
-                self._limit * min(len(sessions), _LANES_OF_A_PAGE_MAX),
-            )
+            return plan
 
     def _keep_beating(self) -> None:
         now = time.monotonic()
@@ -319,7 +280,7 @@ class Rounds:
 
         self._beat = self.purges.tell(beat)
 
-    def _read(self, plan: _Plan) -> Page | None:
+    def _read(self, plan: Plan) -> Page | None:
         """A complete page, or None after a failure and a pause."""
         begun = time.monotonic()
         try:
@@ -343,7 +304,7 @@ class Rounds:
         with self._changed:
             self._changed.wait_for(lambda: self._closing, pause_s)
 
-    def _read_completely(self, plan: _Plan) -> Page:
+    def _read_completely(self, plan: Plan) -> Page:
         connection = self._connected()
         reader, frontier = self._reader, self._frontier
         assert reader is not None
@@ -385,7 +346,7 @@ class Rounds:
 
     # ---- dealing out a page
 
-    def _deal(self, plan: _Plan, page: Page) -> None:
+    def _deal(self, plan: Plan, page: Page) -> None:
         returned_at = time.monotonic()
         is_full = len(page.rows) >= plan.limit
         batches = self._divide(plan, page, returned_at)
@@ -403,14 +364,14 @@ class Rounds:
                 self._changed.wait_for(lambda: self._closing or self._wants_reset, self._idle_s)
             self._idle_s = min(self._idle_s * _IDLE_GROWTH, self._conf.mark_backoff_s)
 
-    def _divide(self, plan: _Plan, page: Page, returned_at: float) -> list[Batch]:
+    def _divide(self, plan: Plan, page: Page, returned_at: float) -> list[Batch]:
         shares = self._shares(plan, page)
         self._adapt_limit(page.rows)
         batches = []
         with self._changed:
             for number, session in plan.sessions.items():
                 lane = self._lanes.get(number)
-                if lane is None or lane.session != session or not self._may_follow(lane, plan, page):
+                if lane is None or not self._may_follow(lane, plan, page):
                     continue
                 rows = self._held_back(lane, shares.get(number, []))
                 if rows:
@@ -422,7 +383,7 @@ class Rounds:
             batch.digest = digest(batch.rows)
         return batches
 
-    def _shares(self, plan: _Plan, page: Page) -> dict[int, list[Row]]:
+    def _shares(self, plan: Plan, page: Page) -> dict[int, list[Row]]:
         if self.database.state.lane_count == 1:
             return dict.fromkeys(plan.sessions, page.rows)
         shares: dict[int, list[Row]] = {number: [] for number in plan.sessions}
@@ -437,12 +398,11 @@ class Rounds:
             self._frontier.give_back([kept[len(taken)][0]])
         return taken
 
-    def _may_follow(self, lane: LaneState, plan: _Plan, page: Page) -> bool:
+    def _may_follow(self, lane: LaneState, plan: Plan, page: Page) -> bool:
         """Whether m, as the page has seen it, fits what this process has purged."""
-        purged = page.purged.get(lane.number, 0)
-        judged = round_check(lane.number, purged, plan.acknowledged[lane.number], lane.submitted or None)
-        if isinstance(judged, GoOn):
-            return True
+        judged = lane.judge(plan, page.purged.get(lane.number, 0))
+        if judged is None or isinstance(judged, GoOn):
+            return judged is not None
         self._unready(lane)
         lane.post(judged if isinstance(judged, Stop) else Doubt())
         return False
@@ -468,12 +428,12 @@ class Rounds:
         flushed = Awaited()
         with self._changed:
             ticket = self._last_ticket
-            is_flushed_by_purge = ticket is not None and ticket.submitted_at >= returned_at
+            is_flushed_by_purge = ticket is not None and may_flush(ticket.submitted_at, returned_at)
             posted = []
             for batch in batches:
                 lane = self._lanes.get(batch.lane)
                 if lane is None or lane.session != batch.session or not lane.ready:
-                    self._flights.discard(batch)
+                    self._flights.give_back(batch)
                     self._frontier.give_back(batch.ids[:1])
                     continue
                 batch.previous = ticket

@@ -50,7 +50,7 @@ class Ticket(Awaited):
         self.purges = tuple(purges)
         self.submitted_at = time.monotonic()
         self.stops: dict[int, Stop] = {}
-        self.flushed_since = float("inf")
+        self.flushed_since: float | None = None
         """Everything that the server showed since then, and before the purge was sent, is on its disk: the purge
         deleted rows at its first attempt, over a connection as old as this."""
 
