@@ -52,7 +52,7 @@ class Reader:
     """The statement, in its forms, for one table and lane count."""
 
     def __init__(self, table: str, sequence: str, lanes: int = 1, *, keep_empty_key: bool = False) -> None:
-        self._lanes = lanes
+        self.lanes, self.sequence = lanes, sequence
         self._parts = {
             "table": identifier(table),
             "purged": identifier(f"{table}_purged"),
@@ -65,7 +65,7 @@ class Reader:
     def _form(self, late: bool, some_lanes: bool) -> str:
         """Late: rows below the highest excluded id may be wanted. A form of its own because only there the array of
         excluded ids must be hashed, which takes a plan that sees it."""
-        several = self._lanes > 1
+        several = self.lanes > 1
         text = (
             "/* read */ SELECT (SELECT CASE WHEN is_called THEN last_value ELSE last_value - 1 END FROM {sequence}) "
             "AS id, pg_current_snapshot()::text, age('3'::xid)::text, "
@@ -92,7 +92,7 @@ class Reader:
         late = bool(excluded)
         if late:
             given |= {"highest": excluded[-1], "excluded": Ids(excluded)}
-        statement = self._forms[late, len(lanes) < self._lanes]
+        statement = self._forms[late, len(lanes) < self.lanes]
         with connection.cursor(binary=True) as cursor:
             rows = cursor.execute(statement, given, prepare=not late).fetchall()
         return self._page(rows, look)

@@ -24,7 +24,7 @@ from queue import Empty, SimpleQueue
 from typing import Any
 from uuid import UUID, uuid4
 
-from outbox.conf import Conf
+from outbox.conf import AT_LEAST_ONCE, Conf
 from outbox.core import neli as core
 from outbox.election.clients import Clients
 from outbox.election.errors import ElectionRefused, Troubles, group_refusal
@@ -35,6 +35,10 @@ logger = logging.getLogger("outbox.election")
 MARGIN_SHARE = 0.1  # of the heartbeat time-out: what a check and the send after it may take
 GROUP_POLL_S = 0.05  # part of the time that leaving takes
 READ_MAX = 500  # messages per turn of the reader
+# In exactly-once delivery the database says which lanes are in use, and may say something else at any moment: their
+# workers ask it. The owner of a partition above the count owns an idle lane.
+EVERY_PARTITION = 1 << 31
+METADATA_TIMEOUT_S = 5.0
 
 Decision = Callable[[float], list[core.Effect]]
 
@@ -71,7 +75,7 @@ class Member:
         self._changed = threading.Condition(self._lock)
         self._neli = core.Neli(
             new_id,
-            lanes=conf.lanes,
+            lanes=conf.lanes if conf.delivery == AT_LEAST_ONCE else EVERY_PARTITION,
             heartbeat_timeout_s=conf.heartbeat_timeout_s,
             margin_s=MARGIN_SHARE * conf.heartbeat_timeout_s,
             revoke_timeout_s=conf.revoke_timeout_s,
@@ -83,6 +87,7 @@ class Member:
         self._tickets: dict[int, deque[int]] = {}
         self._readable = set(range(partitions))
         self._owned: dict[int, Ownership] = {}
+        self._partitions_added = threading.Event()
         self._leaving = threading.Event()
         self._left = threading.Event()
         self._troubles = Troubles()
@@ -149,6 +154,10 @@ class Member:
     def release(self, lane: int) -> None:
         """Nothing of this lane is in hand any more."""
         self._commands.put(lambda now: self._neli.released(lane, now))
+
+    def partitions_added(self) -> None:
+        """The leader topic has grown: the group is to notice now, not within the minute that the client takes."""
+        self._partitions_added.set()
 
     # ---- the core and its effects
 
@@ -290,6 +299,8 @@ class Member:
             self._consumer.subscribe([self._topic], **callbacks)
             while not self._leaving.is_set():
                 self._ask()
+                if self._partitions_added.is_set():
+                    self._look_at_every_topic()
                 message = self._consumer.poll(GROUP_POLL_S)
                 if message is not None and message.error():
                     self._judge(message.error())
@@ -303,6 +314,16 @@ class Member:
             finally:  # the other threads end whatever becomes of this one
                 self._left.set()
                 self._commands.put(None)
+
+    def _look_at_every_topic(self) -> None:
+        """Only an answer about all topics makes the client compare them with its subscription, and rejoin."""
+        from confluent_kafka import KafkaException
+
+        self._partitions_added.clear()
+        try:
+            self._consumer.list_topics(timeout=METADATA_TIMEOUT_S)
+        except KafkaException as error:
+            self._troubles.note("partitions", error.args[0].str())
 
     def _on_assign(self, consumer: Any, partitions: list[Any]) -> None:
         from confluent_kafka import OFFSET_END, TopicPartition

@@ -23,7 +23,7 @@ import psycopg
 from outbox.conf import Conf
 from outbox.core import faults, ledger
 from outbox.core.flights import has_flushed
-from outbox.core.ledger import Entry
+from outbox.core.ledger import Entry, LedgerEntryError
 from outbox.core.verdict import AskElection, Closed, Idle, Stop
 from outbox.edges.ledger_topic import LedgerTopic, LedgerUnreachable
 from outbox.edges.transactions import NoProducer, RecordRefused, ReportsMissing, TransactionalProducer, kafka_error
@@ -31,17 +31,26 @@ from outbox.exceptions import OutboxError
 from outbox.failpoints import failpoint
 from outbox.harvest.exactly_once_database import Database, Source
 from outbox.harvest.exactly_once_rounds import LaneState, Rounds
-from outbox.harvest.exactly_once_takeover import Owned, Takeover, Unreadable
-from outbox.harvest.exactly_once_values import Batch, Broken, Doubt, End, ExactlyOnceStatistics, LaneStopped
+from outbox.harvest.exactly_once_takeover import Outcome, Owned, Takeover, Unreadable
+from outbox.harvest.exactly_once_values import (
+    Batch,
+    Broken,
+    Doubt,
+    End,
+    ExactlyOnceStatistics,
+    LaneStopped,
+    Retake,
+)
 from outbox.harvest.lanes import LaneHost
 from outbox.harvest.readings import Meter, Troubles
+from outbox.harvest.resize import LaneCount
 
 logger = logging.getLogger("outbox.harvest")
 
 _PATIENCE_S = 0.005  # between two looks at whether the lane may start
 _BACKOFF_MIN_S, _BACKOFF_MAX_S = 0.05, 2.0
 _PARKED_S = 10.0  # a stopped lane is examined again: an operator may have settled it
-_CLOSED_S = 0.5
+_CLOSED_S, _IDLE_S = 0.05, 0.5
 _TAKEOVER_S = 30.0
 _TOPICS_S = 5.0
 _WAKE_S = 0.5
@@ -142,9 +151,9 @@ class ExactlyOnce:
     def _run(self) -> None:
         try:
             self._rounds = self._find_rounds(self._state)
-            self._takeover = Takeover(
-                self._conf, self._lane, self._rounds.database, self._rounds.purges, self._rounds.ledger
-            )
+            parts = self._rounds.database, self._rounds.purges, self._rounds.ledger
+            self._takeover = Takeover(self._conf, self._lane, *parts)
+            self._lane_count = LaneCount(self._conf, *parts)
             while not self._is_ending:
                 self._turn(self._rounds)
         except BaseException as error:
@@ -179,7 +188,7 @@ class ExactlyOnce:
         rounds.prepare()
         if not rounds.wait_purged(self._state, self._may_go_on):
             return 0.0
-        outcome = self._takeover.run(_TAKEOVER_S, self._may_take_over)
+        outcome = self._lane_count_followed() or self._examined(rounds) or self._taken_over()
         self._stages["takeover"] += time.monotonic() - begun
         if isinstance(outcome, Owned):
             self._producer, self._batch, self._identity = outcome.producer, outcome.batch, outcome.identity
@@ -187,7 +196,7 @@ class ExactlyOnce:
             self._stopped_for = ""
             self._troubles.over("takeover")
             logger.info("lane_taken lane=%d batch=%d after_s=%.3f", self._lane, self._batch, time.monotonic() - begun)
-            rounds.ready(self._state, self._batch)
+            rounds.ready(self._state, self._batch, outcome.lane_count)
             return 0.0
         if isinstance(outcome, AskElection):
             self._host.doubt(self._lane)
@@ -196,8 +205,23 @@ class ExactlyOnce:
             return self._park(outcome.text)
         if isinstance(outcome, Closed | Idle):
             self._phase = "closed" if isinstance(outcome, Closed) else "idle"
-            return _CLOSED_S
+            return _CLOSED_S if isinstance(outcome, Closed) else _IDLE_S
         return 0.0
+
+    def _lane_count_followed(self) -> AskElection | None:
+        """The owner of lane 0 changes the count, before it takes the lane over like every other."""
+        if self._lane == 0 and not self._lane_count.follow(self._may_take_over, self._host.partitions_added):
+            return AskElection()
+        return None
+
+    def _examined(self, rounds: Rounds) -> Stop | Unreadable | None:
+        try:
+            return rounds.idle_lanes.examine(time.monotonic() + _TAKEOVER_S, self._may_take_over)
+        except LedgerEntryError as error:
+            return Unreadable(f"lane {self._lane} is stopped, nothing was sent or deleted: {error}")
+
+    def _taken_over(self) -> Outcome:
+        return self._takeover.run(_TAKEOVER_S, self._may_take_over)
 
     def _may_take_over(self) -> bool:
         """A lost election ends a takeover before it fences the rightful owner."""
@@ -239,6 +263,8 @@ class ExactlyOnce:
             elif isinstance(order, Doubt):
                 self._host.doubt(self._lane)
                 return self._backoff()
+            elif isinstance(order, Retake):
+                return 0.0
             elif isinstance(order, Stop):
                 return self._park(order.text)
         return 0.0
@@ -395,7 +421,7 @@ class ExactlyOnce:
         if len(batch.rows) == 1:
             self._hold(rounds, batch.rows[0], str(error))
         else:
-            rounds.guarded(lambda: self._state.holds.refused_batch(len(batch.rows)))
+            rounds.guarded(lambda: self._state.holds.refused_batch(batch.ids))
         return 0.0
 
     def _after_error(self, raised: BaseException) -> float:

@@ -24,7 +24,7 @@ from outbox.conf import Conf
 from outbox.core.flights import Flights, Plan, Standing, may_flush
 from outbox.core.frontier import Frontier
 from outbox.core.ledger import Entry, digest
-from outbox.core.verdict import GoOn, Stop
+from outbox.core.verdict import GoOn, State, Stop
 from outbox.edges.companions import OtherWay, flush
 from outbox.edges.ledger_topic import LedgerTopic
 from outbox.edges.marks import WrongTable
@@ -32,8 +32,9 @@ from outbox.edges.reader import Page, Reader, Row
 from outbox.edges.session import BoundedConnection
 from outbox.harvest.exactly_once_database import Database, Purges
 from outbox.harvest.exactly_once_holds import Holds
-from outbox.harvest.exactly_once_values import Awaited, Batch, Broken, Doubt, Order, Purge, Ticket
+from outbox.harvest.exactly_once_values import Awaited, Batch, Broken, Doubt, Order, Purge, Retake, Ticket
 from outbox.harvest.readings import Troubles
+from outbox.harvest.resize import IdleLanes
 
 logger = logging.getLogger("outbox.harvest")
 
@@ -51,6 +52,8 @@ class LaneState(Standing):
     """What the rounds know of one lane. Guarded by their condition."""
 
     post: Callable[[Order], None]
+    count: int = 0
+    """The lane count with which it was taken over."""
     busy: Batch | None = None
     holds: Holds = field(default_factory=Holds)
 
@@ -68,9 +71,11 @@ class Rounds:
         self._flights = Flights()
         self._last_ticket: Ticket | None = None
         self._wants_reset = False
+        self._count = self._reading_count = 0  # by which records are divided: of the lanes that are ready, of a read
         self._prepared = False
         self._preparing = threading.Lock()
         self.purges = Purges(database, self._purged, conf.statement_timeout_s)
+        self.idle_lanes = IdleLanes(database, self.purges, ledger)
         self._frontier = Frontier()
         self._reader: Reader | None = None
         self._connection: BoundedConnection | None = None
@@ -137,15 +142,23 @@ class Rounds:
             self._prepared = False  # no heartbeat may claim again
         self.purges.ask(lambda connection: self.database.statements.release(connection, self._owner_name), may_go_on)
 
-    def ready(self, lane: LaneState, batch: int) -> None:
+    def ready(self, lane: LaneState, batch: int, count: int) -> None:
         """The lane owns its transactional id and has purged everything up to `batch`: it is read for from the
-        beginning."""
+        beginning. Of so many lanes: those that were taken over with another count are fenced, or soon will be."""
         with self._changed:
             lane.begin(batch)
+            lane.count = self._count = count
+            self._retake([other for other in self._lanes.values() if other.ready and other.count != count])
             self._flights.forget(lane.number)
             self._wants_reset = True
             self._idle_s = _IDLE_MIN_S
             self._changed.notify_all()
+
+    @staticmethod
+    def _retake(lanes: Sequence[LaneState]) -> None:
+        for lane in lanes:
+            lane.ready = False  # what it has in hand it may finish
+            lane.post(Retake())
 
     def committed(self, lane: LaneState, batch: Batch, entry: Entry) -> None:
         """The batch is in Kafka; its rows are deleted when the round ends."""
@@ -154,7 +167,7 @@ class Rounds:
                 return  # of a worker that was replaced: its successor settles it
             lane.submitted = entry.batch
             self._flights.committed(batch, entry.batch)
-            lane.holds.delivered(batch.rows, self._conf.batch_max)
+            lane.holds.delivered(batch.rows)
             batch.rows = []
             self._round_purges.append(Purge(entry, batch.filenode))
             self._end_share(lane)
@@ -257,6 +270,7 @@ class Rounds:
                 self._wants_reset = False
                 self._frontier.reset()
             plan = self._flights.plan(self._lanes.values(), self._limit)
+            self._reading_count = self._count
             now = time.monotonic()
             for number in plan.lanes:
                 if due := self._lanes[number].holds.release_due(now):
@@ -274,11 +288,21 @@ class Rounds:
 
         def beat(connection: Any) -> None:
             self._claim(connection)
+            self._heed(self.database.statements.state(connection, self._conf.lanes)[1])
             identity = self.database.identity
             if numbers and identity is not None:
                 self.database.statements.beat(connection, numbers, identity, self._owner_name)
 
         self._beat = self.purges.tell(beat)
+
+    def _heed(self, state: State) -> None:
+        """Lanes that are closed, or have another count, are taken over anew; lane 0 also when a change is wished."""
+        with self._changed:
+            ready = [lane for lane in self._lanes.values() if lane.ready]
+            if state.resize_to is None:
+                is_wish = state.wanted is not None
+                ready = [r for r in ready if r.count != state.lane_count or (is_wish and r.number == 0)]
+            self._retake(ready)
 
     def _read(self, plan: Plan) -> Page | None:
         """A complete page, or None after a failure and a pause."""
@@ -306,8 +330,7 @@ class Rounds:
 
     def _read_completely(self, plan: Plan) -> Page:
         connection = self._connected()
-        reader, frontier = self._reader, self._frontier
-        assert reader is not None
+        reader, frontier = self._reader_for(self._reading_count), self._frontier
         begun = time.monotonic()
         is_sweep = begun >= self._sweep_at
         if is_sweep:
@@ -329,12 +352,15 @@ class Rounds:
         if self._connection is None:
             self._connection = self.database.connect("read")
             self._connection.interrupt = self._interrupt_r
-            count = self.database.state.lane_count
-            self._reader = Reader(
-                self._conf.table, self.database.sequence, count, keep_empty_key=self._conf.keep_empty_key
-            )
             self._frontier.reset()  # perhaps another server, which draws its own transaction ids
         return self._connection
+
+    def _reader_for(self, count: int) -> Reader:
+        reader, sequence = self._reader, self.database.sequence
+        if reader is None or (reader.lanes, reader.sequence) != (count, sequence):
+            reader = Reader(self._conf.table, sequence, count, keep_empty_key=self._conf.keep_empty_key)
+            self._reader = reader
+        return reader
 
     def _drop_connection(self) -> None:
         connection, self._connection = self._connection, None
@@ -384,7 +410,7 @@ class Rounds:
         return batches
 
     def _shares(self, plan: Plan, page: Page) -> dict[int, list[Row]]:
-        if self.database.state.lane_count == 1:
+        if self._reading_count == 1:
             return dict.fromkeys(plan.sessions, page.rows)
         shares: dict[int, list[Row]] = {number: [] for number in plan.sessions}
         for row in page.rows:

@@ -14,7 +14,7 @@ from uuid import UUID
 from outbox.conf import Conf
 from outbox.core import verdict
 from outbox.core.ledger import LedgerEntryError
-from outbox.core.verdict import AskElection, Closed, Facts, Idle, MoveOnly, NothingToDo, PurgeEntry, Stop
+from outbox.core.verdict import AskElection, Closed, Facts, Idle, MoveOnly, NothingToDo, PurgeEntry, State, Stop
 from outbox.edges.ledger_topic import LedgerMissing, LedgerTopic
 from outbox.edges.transactions import TransactionalProducer, initialised, properties_of
 from outbox.failpoints import failpoint
@@ -29,6 +29,7 @@ class Owned:
     producer: TransactionalProducer
     batch: int
     identity: UUID
+    lane_count: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +46,18 @@ Outcome = Owned | AskElection | Closed | Idle | Stop | Unreadable | None
 class Takeover:
     """Of one lane. Each attempt leaves nothing behind but what it has settled."""
 
-    def __init__(self, conf: Conf, lane: int, database: Database, purges: Purges, ledger: LedgerTopic) -> None:
-        self._conf, self._lane = conf, lane
+    def __init__(
+        self,
+        conf: Conf,
+        lane: int,
+        database: Database,
+        purges: Purges,
+        ledger: LedgerTopic,
+        *,
+        settling: State | None = None,
+    ) -> None:
+        """`settling`: the change of the lane count, as the row told it, for which the lane is settled while closed."""
+        self._conf, self._lane, self._settling = conf, lane, settling
         self._database, self._purges, self._ledger = database, purges, ledger
         self.transactional_id = f"{conf.name}-{lane}"
         self._properties = properties_of(
@@ -56,6 +67,8 @@ class Takeover:
     def run(self, timeout_s: float, may_go_on: Callable[[], bool]) -> Outcome:
         """To be called when the lane's own purges are done and its producer is dropped."""
         give_up_at = time.monotonic() + timeout_s
+        if (unusable := self._unusable(may_go_on)) is not None:
+            return unusable
         producer = initialised(self._make, self.transactional_id, give_up_at, may_go_on)
         if producer is None:
             return None
@@ -70,6 +83,20 @@ class Takeover:
             producer.drop()
         return outcome
 
+    def _unusable(self, may_go_on: Callable[[], bool]) -> Closed | Idle | None:
+        """Asked before, to spare the brokers what is only to be thrown away; what counts is read after the init."""
+        if self._settling is not None:
+            return None
+        first = self._purges.ask(self._look, may_go_on)
+        if first is None:
+            return None
+        found = verdict.takeover(Facts(self._lane, first[0], first[1], 0, None, 0))
+        return found if isinstance(found, Closed | Idle) else None
+
+    def _look(self, connection: Any) -> Any:
+        statements = self._database.statements
+        return (*statements.state(connection, self._conf.lanes), statements.purged(connection, self._lane))
+
     def _make(self) -> TransactionalProducer:
         return TransactionalProducer(
             self._properties, id_header=self._conf.id_header, keep_empty_key=self._conf.keep_empty_key
@@ -81,6 +108,7 @@ class Takeover:
         if facts is None:
             return None
         judged = verdict.takeover(facts)
+        count = facts.state.lane_count
         if isinstance(judged, verdict.LookUpRows):
             judged = self._compare(facts, judged, may_go_on)
         if judged is None:
@@ -90,24 +118,22 @@ class Takeover:
             stop = self._settle(judged, may_go_on)
             if stop is not None or not may_go_on():
                 return stop
-            return Owned(producer, judged.entry.batch, facts.database)
+            return Owned(producer, judged.entry.batch, facts.database, count)
         if isinstance(judged, NothingToDo):
-            return Owned(producer, judged.batch, facts.database)
+            return Owned(producer, judged.batch, facts.database, count)
         assert not isinstance(judged, verdict.LookUpRows)
         return judged
 
     def _read_facts(self, give_up_at: float, may_go_on: Callable[[], bool]) -> Facts | None:
         lane, database = self._lane, self._database
-
-        def look(connection: Any) -> Any:
-            statements = database.statements
-            return (*statements.state(connection, self._conf.lanes), statements.purged(connection, lane))
-
-        first = self._purges.ask(look, may_go_on)
+        first = self._purges.ask(self._look, may_go_on)
         if first is None:
             return None
         identity, state, purged = first
-        if state.resize_to is not None or lane >= state.lane_count:
+        settling = self._settling is not None
+        if self._settling is not None and self._has_ended(state):
+            return None
+        if not settling and (state.resize_to is not None or lane >= state.lane_count):
             return Facts(lane, identity, state, purged, None, purged)
         try:
             entry = self._ledger.last_entry(lane, give_up_at)
@@ -116,7 +142,13 @@ class Takeover:
             self._ledger.prepare(state.lane_count, self._conf.audit_window_s)
             entry = self._ledger.last_entry(lane, give_up_at)
         again = self._purges.ask(lambda connection: database.statements.purged(connection, lane), may_go_on)
-        return None if again is None else Facts(lane, identity, state, purged, entry, again)
+        return None if again is None else Facts(lane, identity, state, purged, entry, again, settling=settling)
+
+    def _has_ended(self, state: State) -> bool:
+        """A change that somebody else has ended is not this one's to go on with."""
+        change = self._settling
+        assert change is not None
+        return (state.resize_to, state.resize_no) != (change.resize_to, change.resize_no)
 
     def _compare(self, facts: Facts, judged: verdict.LookUpRows, may_go_on: Callable[[], bool]) -> Any:
         entry = judged.entry

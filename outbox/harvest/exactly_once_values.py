@@ -81,6 +81,11 @@ class Doubt:
 
 
 @dataclass(frozen=True, slots=True)
+class Retake:
+    """The lane count is to be changed, or was: take the lane over again."""
+
+
+@dataclass(frozen=True, slots=True)
 class End:
     """Wake up: the lane is to finish or to be abandoned."""
 
@@ -100,7 +105,7 @@ class Broken:
     error: BaseException
 
 
-Order = Batch | Doubt | Stop | End | Broken
+Order = Batch | Doubt | Retake | Stop | End | Broken
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,6 +72,10 @@ class Host:
         if not self._detached:
             self._member.step_down(lane)
 
+    def partitions_added(self) -> None:
+        if not self._detached:
+            self._member.partitions_added()
+
     def finished(self, lane: int) -> None:
         """The lane is given back when the receivers of leader_revoked have returned."""
         with self._mutex:

@@ -45,6 +45,9 @@ class LaneHost(Protocol):
     def step_down(self, lane: int) -> None:
         """The table refused the claim of this epoch."""
 
+    def partitions_added(self) -> None:
+        """The leader topic has more partitions than before: let the group deal them out at once."""
+
     def finished(self, lane: int) -> None:
         """The answer to `LaneWorker.finish`: nothing is in hand any more."""
 

@@ -46,6 +46,9 @@ class Host:
     def step_down(self, lane: int) -> None:
         self.step_downs += 1
 
+    def partitions_added(self) -> None:
+        pass
+
     def finished(self, lane: int) -> None:
         self.ended.set()
 

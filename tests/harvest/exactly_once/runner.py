@@ -23,6 +23,9 @@ class Host:
 
     refresh = step_down = doubt
 
+    def partitions_added(self):
+        pass
+
     def finished(self, lane):
         self.ended.set()
 
