@@ -33,7 +33,10 @@ class Bisection:
         be. A single record is its own culprit, and is not looked for any longer."""
         return Bisection(frozenset(ids)) if len(ids) > 1 else self.cleared(ids)
 
+    def among(self, ids: Collection[int]) -> Bisection:
+        """Only these records can be sent now. A suspect that is held or gone must not keep transactions small."""
+        return Bisection(self.suspects.intersection(ids)) if self.suspects else self
+
     def cleared(self, ids: Iterable[int]) -> Bisection:
         """These records were delivered, or are held for good: none of them is looked for."""
-        left = self.suspects.difference(ids)
-        return Bisection(left) if left else Bisection()
+        return Bisection(self.suspects.difference(ids)) if self.suspects else self

@@ -1,15 +1,15 @@
 """Which keys of a lane are held back because their head was refused, and how the culprit of a batch is found.
 
 Pure, without a clock. A hold lives in memory: after a takeover by another process the record is simply refused again.
-A batch that was refused as a whole is halved until a single record is refused; that one is known, and travels alone
-whenever it is tried again.
+A record that was refused travels alone whenever it is tried again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
+from outbox.core.bisection import Bisection
 from outbox.core.scoreboard_values import RecordHeld
 from outbox.edges.reader import Row
 
@@ -38,7 +38,7 @@ class Holds:
     def __init__(self) -> None:
         self._held: dict[Name, _Hold] = {}
         self._tried: dict[Name, _Hold] = {}  # released for another attempt whose outcome is not known
-        self._narrow: int | None = None
+        self._search = Bisection()
 
     def __len__(self) -> int:
         return len(self._held)
@@ -58,8 +58,9 @@ class Holds:
 
     def cut(self, rows: list[Row]) -> list[Row]:
         """As many rows from the front as may share a transaction."""
-        if self._narrow is not None:
-            rows = rows[: self._narrow]
+        if self._search.is_searching:
+            self._search = self._search.among([row[0] for row in rows])
+            rows = rows[: self._search.size]
         if self._tried:
             suspects = {hold.head for hold in self._tried.values()}
             for index, row in enumerate(rows):
@@ -70,13 +71,14 @@ class Holds:
     @property
     def is_narrow(self) -> bool:
         """Whether the culprit of a refused batch is being looked for."""
-        return self._narrow is not None
+        return self._search.is_searching
 
-    def refused_batch(self, count: int) -> None:
-        """A batch of so many rows was refused, and which of them is at fault is not known."""
-        self._narrow = max(1, count // 2)
+    def refused_batch(self, ids: Collection[int]) -> None:
+        """A batch of these rows was refused, and which of them is at fault is not known."""
+        self._search = self._search.refused(ids)
 
     def refused(self, row: Row, error: str, now: float, *, whole_topic: bool = False) -> RecordHeld:
+        self._search = self._search.cleared([row[0]])
         name: Name = row[1] if whole_topic else name_of(row)
         before = self._tried.pop(name, None) or self._held.get(name)
         attempts = before.attempts + 1 if before else 1
@@ -86,12 +88,11 @@ class Holds:
         assert not isinstance(shown, str)
         return RecordHeld(row[0], shown, attempts, retry_at, error)
 
-    def delivered(self, rows: Iterable[Row], batch_size_max: int) -> None:
-        """A batch was committed: its suspects are cleared, and the next one may be larger."""
-        if self._narrow is not None:
-            self._narrow = 2 * self._narrow if 2 * self._narrow < batch_size_max else None
-        if self._tried:
+    def delivered(self, rows: Iterable[Row]) -> None:
+        """A batch was committed: its records are no suspects any more."""
+        if self._search.is_searching or self._tried:
             ids = {row[0] for row in rows}
+            self._search = self._search.cleared(ids)
             self._tried = {name: hold for name, hold in self._tried.items() if hold.head not in ids}
 
     def release_due(self, now: float) -> list[int]:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from threading import Event
 from typing import TypeVar
 
+from outbox.core.patience import Backoff
 from outbox.edges.overview import DatabaseUnreachable
 from outbox.election.errors import KafkaUnreachable
 
@@ -21,7 +22,7 @@ def until_reachable(
     attempt: Callable[[], Found], stopping: Event, logger: logging.Logger, *, fail_fast: bool = False
 ) -> Found | None:
     """The result of `attempt`, repeated through outages; None when `stopping` was set before it succeeded."""
-    backoff_s, told = _BACKOFF_MIN_S, ""
+    backoff, told = Backoff(_BACKOFF_MIN_S, _BACKOFF_MAX_S, random.random), ""
     while not stopping.is_set():
         try:
             found = attempt()
@@ -35,6 +36,5 @@ def until_reachable(
             if told:
                 logger.info("waiting_over")
             return found
-        stopping.wait(backoff_s * random.uniform(0.5, 1.0))
-        backoff_s = min(2 * backoff_s, _BACKOFF_MAX_S)
+        stopping.wait(backoff.failed())
     return None

@@ -81,3 +81,9 @@ def test_a_refusal_within_the_search_narrows_it_to_what_was_refused():
     state = Bisection().refused(range(100)).refused(range(50))
     assert state.suspects == set(range(50))
     assert state.size == 25
+
+
+def test_a_suspect_that_is_held_or_gone_does_not_keep_transactions_small():
+    state = Bisection().refused(range(10)).among([8, 9, 10, 11])
+    assert state.suspects == {8, 9}
+    assert state.among([10, 11]).size is None
