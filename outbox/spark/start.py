@@ -1,0 +1,83 @@
+"""Starting a Spark session that works on any machine: Java, the Kafka connector, Python and addresses."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from outbox.exceptions import MissingExtra
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_NEEDED = {"pyspark": "spark", "pyarrow": "spark", "pandas": "spark", "google.protobuf": "spark"}
+_LOOPBACK = "127.0.0.1"
+
+
+def session(
+    name: str = "outbox",
+    master: str = "local[2]",
+    config: Mapping[str, str] | None = None,
+    *,
+    kafka: bool = True,
+    show_ui: bool = True,
+) -> SparkSession:
+    """A running session. `config` wins over everything that is set here.
+
+    `kafka`: with Spark's own Kafka connector, which `spark.read.format("kafka")` needs; source and sink of this
+    package do not. The driver listens on 127.0.0.1; where executors run on other machines, give `spark.driver.host`
+    and `spark.driver.bindAddress`.
+    """
+    check_extra()
+    from pyspark.sql import SparkSession
+
+    prepare_environment()
+    builder = SparkSession.builder.appName(name).master(master)
+    for key, value in {**_defaults(kafka and "spark.jars" not in (config or {})), **(config or {})}.items():
+        builder = builder.config(key, value)
+    spark = builder.getOrCreate()
+    if show_ui and spark.sparkContext.uiWebUrl:
+        print(f"Spark's web interface: {spark.sparkContext.uiWebUrl}", file=sys.stderr, flush=True)  # noqa: T201
+    return spark
+
+
+def check_extra() -> None:
+    """Raise `MissingExtra`, one line, when a package that Spark needs is absent."""
+    for module, extra in _NEEDED.items():
+        if not _is_installed(module):
+            raise MissingExtra(f'{module} is not installed, Spark needs it: pip install "outbox[{extra}]"')
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # of the package that it is in
+        return False
+
+
+def prepare_environment() -> None:
+    """Variables that Spark's scripts and Python workers read; also for processes that `spark-class` starts."""
+    from outbox.devstack import spark_install
+
+    os.environ["JAVA_HOME"] = str(spark_install.java().home)
+    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    os.environ.setdefault("SPARK_LOCAL_IP", _LOOPBACK)
+
+
+def _defaults(with_connector: bool) -> dict[str, str]:
+    found = {
+        "spark.driver.host": _LOOPBACK,
+        "spark.driver.bindAddress": _LOOPBACK,
+        "spark.sql.session.timeZone": "UTC",
+        "spark.ui.showConsoleProgress": "false",
+    }
+    if with_connector:
+        from pyspark import __version__ as version
+
+        from outbox.devstack import spark_install
+
+        found["spark.jars"] = ",".join(map(str, spark_install.connector(version)))
+    return found
