@@ -24,6 +24,7 @@ from outbox.conf import Conf
 from outbox.core import faults, ledger
 from outbox.core.flights import has_flushed
 from outbox.core.ledger import Entry, LedgerEntryError
+from outbox.core.patience import Backoff, Circuit
 from outbox.core.verdict import AskElection, Closed, Idle, Stop
 from outbox.edges.ledger_topic import LedgerTopic, LedgerUnreachable
 from outbox.edges.transactions import NoProducer, RecordRefused, ReportsMissing, TransactionalProducer, kafka_error
@@ -84,7 +85,7 @@ class ExactlyOnce:
         self._batch = 0
         self._known_topics: set[str] = set()
         self._probing = False  # failed records are told apart, at some cost
-        self._failures = 0
+        self._circuit = Circuit(Backoff(_BACKOFF_MIN_S, _BACKOFF_MAX_S, random.random))
         self._stopped_for = ""
         self._phase = "new"
         self._finish_by: float | None = None
@@ -136,6 +137,7 @@ class ExactlyOnce:
             takeovers=self._takeovers,
             renewals=self._renewals,
             held=len(self._state.holds),
+            circuit=self._circuit.view,
             stages=stages,
         )
 
@@ -175,7 +177,7 @@ class ExactlyOnce:
                 pause_s = self._harvest(rounds)
         except (psycopg.Error, LedgerUnreachable, NoProducer) as error:
             self._troubles.seen("takeover", str(error))
-            pause_s = self._backoff()
+            pause_s = self._backoff(str(error))
         finally:
             rounds.failed(self._state)
             self._drop_producer()
@@ -195,12 +197,13 @@ class ExactlyOnce:
             self._takeovers += 1
             self._stopped_for = ""
             self._troubles.over("takeover")
+            self._circuit.may_try(time.monotonic())  # both servers answer; whether they take records is not known
             logger.info("lane_taken lane=%d batch=%d after_s=%.3f", self._lane, self._batch, time.monotonic() - begun)
             rounds.ready(self._state, self._batch, outcome.lane_count)
             return 0.0
         if isinstance(outcome, AskElection):
             self._host.doubt(self._lane)
-            return self._backoff()
+            return self._backoff("another owner may be at work")
         if isinstance(outcome, Stop | Unreadable):
             return self._park(outcome.text)
         if isinstance(outcome, Closed | Idle):
@@ -235,10 +238,8 @@ class ExactlyOnce:
             self._host.emit(LaneStopped(self._lane, text))
         return _PARKED_S
 
-    def _backoff(self) -> float:
-        self._failures += 1
-        longest_s: float = min(_BACKOFF_MAX_S, _BACKOFF_MIN_S * 2 ** min(self._failures - 1, 10))
-        return longest_s * random.uniform(0.5, 1.0)
+    def _backoff(self, reason: str) -> float:
+        return self._circuit.failed(time.monotonic(), reason)
 
     def _pause(self, seconds: float) -> None:
         """Ends at once when the lane ends; batches and orders of an earlier readiness are stale."""
@@ -262,7 +263,7 @@ class ExactlyOnce:
                     return pause_s
             elif isinstance(order, Doubt):
                 self._host.doubt(self._lane)
-                return self._backoff()
+                return self._backoff("another owner may be at work")
             elif isinstance(order, Retake):
                 return 0.0
             elif isinstance(order, Stop):
@@ -304,7 +305,7 @@ class ExactlyOnce:
             return self._after_undelivered(rounds, batch, error)
         except (BatchDropped, ReportsMissing) as error:
             self._troubles.seen("send", str(error))
-            return self._backoff()
+            return self._backoff(str(error))
         except (KafkaException, SystemError) as error:
             return self._after_error(error)
         rounds.committed(self._state, batch, entry)
@@ -312,7 +313,7 @@ class ExactlyOnce:
         self._batch = entry.batch
         self._batches += 1
         self._delivered += entry.count
-        self._failures = 0
+        self._circuit.worked()
         self._probing = self._state.holds.is_narrow
         self._troubles.over("send")
         return self._renewal()
@@ -416,7 +417,7 @@ class ExactlyOnce:
     def _after_undelivered(self, rounds: Rounds, batch: Batch, error: NotDelivered) -> float:
         if not error.refused:
             self._troubles.seen("send", str(error))
-            return self._backoff()
+            return self._backoff(str(error))
         self._known_topics.clear()
         if len(batch.rows) == 1:
             self._hold(rounds, batch.rows[0], str(error))
@@ -427,7 +428,8 @@ class ExactlyOnce:
     def _after_error(self, raised: BaseException) -> float:
         error = kafka_error(raised)
         name = error.name() if error is not None else "_STATE"
-        self._troubles.seen("send", f"{name}: {error.str() if error is not None else raised}")
+        reason = f"{name}: {error.str() if error is not None else raised}"
+        self._troubles.seen("send", reason)
         if faults.kind_of(name) is faults.Kind.FENCE:
             # By somebody else, or because the broker ended an own transaction that took too long.
             self._host.doubt(self._lane)
@@ -435,7 +437,7 @@ class ExactlyOnce:
             # Perhaps for a record's sake: the next attempt tells which.
             self._probing = True
             self._known_topics.clear()
-        return self._backoff()
+        return self._backoff(reason)
 
     # ---- ends
 

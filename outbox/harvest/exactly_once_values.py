@@ -11,6 +11,7 @@ from typing import Any
 from uuid import UUID
 
 from outbox.core.ledger import Entry
+from outbox.core.patience import CircuitView, State
 from outbox.core.verdict import Stop
 from outbox.edges.reader import Row
 
@@ -122,4 +123,6 @@ class ExactlyOnceStatistics:
     takeovers: int
     renewals: int
     held: int
+    circuit: CircuitView = field(default_factory=lambda: CircuitView(State.CLOSED))
+    """Whether Kafka and PostgreSQL can be used, as this lane sees it, and since when not."""
     stages: dict[str, float] = field(default_factory=dict)

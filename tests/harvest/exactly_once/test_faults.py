@@ -8,6 +8,7 @@ import time
 import psycopg
 import pytest
 
+from outbox.core.scoreboard_values import RecordHeld
 from outbox.edges import transactions
 from tests.harvest.exactly_once.bench import Bench, finish, wait_until
 from tests.support.databases import fresh_database
@@ -139,10 +140,14 @@ def test_kafka_away_for_a_while(proxied):
         wait_until(lambda: host.worker.statistics().delivered > 50)
         proxied.proxy.refuse()
         proxied.proxy.cut()
+        away = wait_until(lambda: (view := host.worker.statistics().circuit).state != "closed" and view)
+        assert away.reason
         time.sleep(2)
         proxied.proxy.accept()
         before = host.worker.statistics().delivered
         wait_until(lambda: host.worker.statistics().delivered > before + 50, 40)
+        wait_until(lambda: host.worker.statistics().circuit.state == "closed")
+        assert host.of(RecordHeld) == [], "an outage costs no record an attempt"
         assert host.errors == []
     drained(proxied)
 
