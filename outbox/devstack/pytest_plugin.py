@@ -6,6 +6,9 @@ reads the settings. Addresses that already stand there are used and nothing is s
 PostgreSQL starts while tests are collected; Kafka when a collected test asks for `kafka` or `bootstrap_servers`. A part
 that cannot start skips the tests that need it, with one line in the summary; with `CI` or `OUTBOX_TEST_REQUIRE` in the
 environment it ends the run instead.
+
+With pytest-xdist the controlling process starts both before its workers and hands them the addresses; to the workers
+they came from outside.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ from outbox.exceptions import OutboxError
 
 _KAFKA_FIXTURES = {"kafka", "bootstrap_servers"}
 _DATABASE_FIXTURES = {"postgres", "db", "transactional_db", "django_db_setup"}
+_MISSING = "outbox_devstack_missing"  # what the controlling process tells its workers: reason by name of the part
 
 
 def _must_be_complete() -> bool:
@@ -67,6 +71,7 @@ class DevstackPlugin:
         self.stack = stack
         self.postgres = _Start("PostgreSQL", stack.start_postgres)
         self.kafka = _Start("Kafka", stack.start_kafka)
+        self.parts = (self.postgres, self.kafka)
         self.kept: list[Path] = []
         self._failed = False
 
@@ -80,8 +85,8 @@ class DevstackPlugin:
         return [f"devstack: {name} {part['version']} from {part['origin']}" for name, part in parts]
 
     @pytest.hookimpl(trylast=True)
-    def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
-        if any(_KAFKA_FIXTURES & _fixtures(item) for item in items) or _is_distributed(config):
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        if any(_KAFKA_FIXTURES & _fixtures(item) for item in items):
             self.kafka.begin()
         self.postgres.finish()
         if self.postgres.error is not None:
@@ -89,15 +94,27 @@ class DevstackPlugin:
             for item in filter(_needs_database, items):
                 item.add_marker(reason)
 
-    def pytest_runtestloop(self, session: pytest.Session) -> None:
-        if _is_distributed(session.config):
-            self.kafka.finish()
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_configure_node(self, node: Any) -> None:
+        """Before a worker starts: it has to know what is missing, and nobody else collects tests that would tell."""
+        for part in self.parts:
+            part.begin()
+        for part in self.parts:
+            part.finish()
+        node.workerinput[_MISSING] = {part.name: str(part.error) for part in self.parts if part.error is not None}
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionstart(self, session: pytest.Session) -> None:
+        missing = getattr(session.config, "workerinput", {}).get(_MISSING, {})
+        for part in self.parts:
+            if part.name in missing:
+                part.error = OutboxError(missing[part.name])
 
     def pytest_sessionfinish(self, exitstatus: int) -> None:
         self._failed = exitstatus == pytest.ExitCode.TESTS_FAILED
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
-        for part in (self.postgres, self.kafka):
+        for part in self.parts:
             if part.error is not None:
                 terminalreporter.line(f"devstack: left out what needs {part.name}: {str(part.error).splitlines()[0]}")
         if self._failed:
@@ -105,7 +122,7 @@ class DevstackPlugin:
                 terminalreporter.line(f"devstack: the log of this run is kept: {log}")
 
     def pytest_unconfigure(self) -> None:
-        for part in (self.postgres, self.kafka):
+        for part in self.parts:
             if part._thread is not None:
                 part._thread.join()
         self.stack.discard(keep_logs=self._failed)
@@ -120,10 +137,6 @@ def _needs_database(item: pytest.Item) -> bool:
         return True
     # Django's own test classes reach the database without naming a fixture.
     return bool(getattr(getattr(item, "cls", None), "databases", None))
-
-
-def _is_distributed(config: pytest.Config) -> bool:
-    return bool(getattr(config.option, "numprocesses", None))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

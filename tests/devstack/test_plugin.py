@@ -92,9 +92,41 @@ def test_what_cannot_start_is_left_out_with_a_line_or_ends_the_run_in_ci(project
     assert done.returncode == 0, done.stdout + done.stderr
     assert "1 passed, 1 skipped" in done.stdout
     assert "devstack: left out what needs Kafka" in done.stdout
-    required = project(tests, OUTBOX_TEST_REQUIRE="1", **broken)
-    assert required.returncode == 3, required.stdout + required.stderr
-    assert "it is required here" in required.stdout + required.stderr
+    parallel = project(tests, "-n", "1", **broken)
+    assert parallel.returncode == 0, parallel.stdout + parallel.stderr
+    assert "1 passed, 1 skipped" in parallel.stdout
+    for arguments in ((), ("-n", "1")):
+        required = project(tests, *arguments, OUTBOX_TEST_REQUIRE="1", **broken)
+        assert required.returncode == 3, required.stdout + required.stderr
+        assert "it is required here" in required.stdout + required.stderr
+
+
+def test_parallel_workers_share_the_servers_and_have_databases_of_their_own(project):
+    """Each of the two tests waits for what the other has written, so that both workers must have run."""
+    done = project(
+        "import os, time\n"
+        "import pytest\n"
+        "@pytest.mark.parametrize('number', [1, 2])\n"
+        "def test_it(db, number, bootstrap_servers, postgres, kafka, worker_id, tmp_path_factory):\n"
+        "    from django.db import connection\n"
+        "    from confluent_kafka.admin import AdminClient\n"
+        "    assert postgres is kafka is None\n"
+        "    assert AdminClient({'bootstrap.servers': bootstrap_servers}).list_topics(timeout=10).brokers\n"
+        "    with connection.cursor() as cursor:\n"
+        "        cursor.execute('SELECT current_database()')\n"
+        "        assert cursor.fetchone()[0].endswith(worker_id)\n"
+        "    folder = tmp_path_factory.getbasetemp().parent\n"
+        "    (folder / worker_id).write_text(os.environ['DATABASE_URL'] + bootstrap_servers)\n"
+        "    until = time.monotonic() + 30\n"
+        "    while not all((folder / name).exists() for name in ('gw0', 'gw1')):\n"
+        "        assert time.monotonic() < until\n"
+        "        time.sleep(0.01)\n"
+        "    assert len({(folder / name).read_text() for name in ('gw0', 'gw1')}) == 1\n",
+        "-n",
+        "2",
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (done.stdout + done.stderr).count("starting Kafka 4.1.2 ...") == 1
 
 
 def test_a_failed_run_keeps_its_logs_and_names_them(project):
