@@ -169,7 +169,7 @@ class TransactionalProducer:
         while True:
             try:
                 for id_, topic, key, value, names, texts, binary in rows[index:] if index else rows:
-                    headers: list[tuple[str, Any]] | None = [(header, str(id_))] if header else None
+                    headers: list[tuple[str, Any]] | None = [(header, b"%d" % id_)] if header else None
                     if names:
                         headers = _paired(names, texts) + (headers or [])
                     produce(topic, value if binary is None else binary, key or no_key, -1, report, None, 0, headers)

@@ -344,22 +344,14 @@ class ExactlyOnce:
         failpoint("after-send")
         sent = time.monotonic()
         stages["send"] += sent - began
+        # Beside the brokers' work: nothing of it is needed before the reports are in.
+        payload, entry = self._entry(batch)
         producer.wait_reports(lambda: self._is_over(give_up_at))
         if failures:
             raise NotDelivered(failures)
         failpoint("after-ack")
         acknowledged = time.monotonic()
         stages["reports"] += acknowledged - sent
-        entry = Entry(
-            self._lane,
-            self._batch + 1,
-            self._leader_id,
-            self._identity,
-            tuple(batch.ids),
-            batch.digest,
-            batch.read_at,
-        )
-        payload = ledger.encode(entry)
         self._await_guards(batch, give_up_at)
         guarded = time.monotonic()
         stages["guards"] += guarded - acknowledged
@@ -368,6 +360,14 @@ class ExactlyOnce:
         producer.commit(self._conf.commit_timeout_s, lambda: self._is_over(give_up_at))
         stages["commit"] += time.monotonic() - guarded
         return entry
+
+    def _entry(self, batch: Batch) -> tuple[bytes, Entry]:
+        assert self._identity is not None
+        digest = ledger.digest(batch.rows)
+        entry = Entry(
+            self._lane, self._batch + 1, self._leader_id, self._identity, tuple(batch.ids), digest, batch.read_at
+        )
+        return ledger.encode(entry), entry
 
     def _is_over(self, give_up_at: float) -> bool:
         """Whether to wait no longer for what this transaction needs."""

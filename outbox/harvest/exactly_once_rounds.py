@@ -23,7 +23,7 @@ import psycopg
 from outbox.conf import Conf
 from outbox.core.flights import Flights, Plan, Standing, may_flush
 from outbox.core.frontier import Frontier
-from outbox.core.ledger import Entry, digest
+from outbox.core.ledger import Entry
 from outbox.core.verdict import GoOn, State, Stop
 from outbox.edges.companions import OtherWay, flush
 from outbox.edges.ledger_topic import LedgerTopic
@@ -402,11 +402,9 @@ class Rounds:
                 rows = self._held_back(lane, shares.get(number, []))
                 if rows:
                     ids = [row[0] for row in rows]
-                    batch = Batch(number, session, rows, ids, 0, page.read_at, page.filenode, returned_at)
+                    batch = Batch(number, session, rows, ids, page.read_at, page.filenode, returned_at)
                     self._flights.add(batch)
                     batches.append(batch)
-        for batch in batches:
-            batch.digest = digest(batch.rows)
         return batches
 
     def _shares(self, plan: Plan, page: Page) -> dict[int, list[Row]]:

@@ -65,7 +65,6 @@ class Batch:
     """Which readiness of the lane it was read for; a lane that took over since has read again."""
     rows: list[Row]
     ids: list[int]
-    digest: int
     read_at: datetime
     filenode: int
     returned_at: float
