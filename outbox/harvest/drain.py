@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from outbox.edges.overview import DatabaseUnreachable, Overview
 from outbox.exceptions import OutboxError
 from outbox.harvest.daemon import Harvester
+from outbox.harvest.lanes import STOPPED
 
 _POLL_S = 0.05
-_STUCK_S = 3.0  # nothing moves for so long while keys are held back
+_STUCK_S = 3.0  # nothing moves for so long while keys are held back or lanes are stopped
 
 
 class NotElected(OutboxError):
@@ -20,7 +21,7 @@ class NotElected(OutboxError):
 
 
 class HeldBack(OutboxError):
-    """What is left waits behind records that Kafka refused."""
+    """What is left waits behind records that Kafka refused, or in a lane that must not go on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +61,19 @@ def _wait_drained(harvester: Harvester, overview: Overview, show: Callable[[int]
             show(left)
         if harvester.wait(_POLL_S):
             break
-        held = sum(found.held for found in harvester.statistics.values())
-        if held and time.monotonic() - moved_at > _STUCK_S:
-            raise HeldBack(f"{left} records stay in the table, held back by {held} that Kafka refused; see the log.")
+        if time.monotonic() - moved_at > _STUCK_S and (reason := _stuck(harvester)):
+            raise HeldBack(f"{left} records stay in the table, {reason}; see the log.")
     return left
+
+
+def _stuck(harvester: Harvester) -> str:
+    """What only an operator, or time, can change; empty: nothing."""
+    statistics = harvester.statistics
+    stopped = [str(lane) for lane, found in sorted(statistics.items()) if found.phase == STOPPED]
+    held = sum(found.held for found in statistics.values())
+    if stopped:
+        return f"because lane {', '.join(stopped)} is stopped and waits for an operator's decision"
+    return f"held back by {held} that Kafka refused" if held else ""
 
 
 def _ask(harvester: Harvester, question: Callable[[], int]) -> int:

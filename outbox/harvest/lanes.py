@@ -11,6 +11,10 @@ if TYPE_CHECKING:
     from outbox.conf import Conf
 
 
+STOPPED = "stopped"
+"""Phase of a lane in which neither sending nor deleting can be right until an operator has decided."""
+
+
 @dataclass(frozen=True, slots=True)
 class MeterRead:
     """How fast a lane delivers. Emitted at most once per METRICS_INTERVAL, and only after something was delivered."""
@@ -76,7 +80,8 @@ class LaneWorker(Protocol):
         """Wait until the thread has ended and its connections are closed; False when it has not."""
 
     def statistics(self) -> Any:
-        """One immutable value with at least `in_flight` and `in_flight_keys`. Thread-safe."""
+        """One immutable value with at least `phase`, `in_flight`, `in_flight_keys`, `delivered` and `held`, how many
+        keys are held back. Thread-safe."""
 
 
 WorkerFactory = Callable[["Conf", int, UUID, int, LaneHost], LaneWorker]

@@ -21,7 +21,7 @@ EXIT_CODES = {
     1: "stopped for an error, which the last line names",
     2: "the arguments are wrong",
     3: "--once: no lane was acquired within --wait",
-    4: "--once: records stay behind that Kafka refused, or the drain was stopped",
+    4: "--once: records stay behind that Kafka refused or whose lane is stopped, or the drain was stopped",
     5: "forced by a second signal: what was in flight is sent again by the next harvester",
 }
 _FLAGS = {"database": "DATABASE", "delivery": "DELIVERY", "name": "NAME", "metrics_interval": "METRICS_INTERVAL"}
