@@ -113,6 +113,7 @@ def heartbeat_properties(conf: Conf) -> dict[str, Any]:
         "linger.ms": 0,
         "delivery.timeout.ms": int(conf.heartbeat_timeout_s * 1000),  # an older heartbeat could earn no trust
         "queue.buffering.max.messages": 1000,
+        "topic.metadata.refresh.interval.ms": 10_000,  # the net beneath the question when partitions were added
         **_connections(),
     }
 

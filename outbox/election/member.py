@@ -273,13 +273,15 @@ class Member:
             self._reader.close()
 
     def _learn_leaders(self) -> None:
-        """Without knowing them the client would wait half a second before it looks for the end of a partition."""
+        """Without knowing them the reader would wait half a second before it looks for the end of a partition, and the
+        producer would not write to one that was added."""
         from confluent_kafka import KafkaException
 
-        try:
-            self._reader.list_topics(self._topic, timeout=1.0)
-        except KafkaException as error:
-            self._troubles.note("reader", error.args[0].str())
+        for client in (self._reader, self._producer):
+            try:
+                client.list_topics(self._topic, timeout=1.0)
+            except KafkaException as error:
+                self._troubles.note("reader", error.args[0].str())
 
     def _read(self, message: Any) -> None:
         if message.error():

@@ -142,7 +142,8 @@ class Bench:
             assert host.worker.join(15)
 
     def spawn(self, failpoints="", lanes=1, **settings):
-        """A worker in a process of its own, without an election."""
+        """Workers in a process of its own, without an election: of so many lanes, or of those listed."""
+        lanes = list(range(lanes)) if isinstance(lanes, int) else lanes
         given = {"url": self.url, "lanes": lanes, "settings": {**SETTINGS, "NAME": self.name, **settings}}
         given["settings"]["BOOTSTRAP_SERVERS"] = self.servers
         return subprocess.Popen(

@@ -51,7 +51,7 @@ def main():
     conf = parse({**settings.OUTBOX, **given["settings"]})
     factory, workers, over = ExactlyOnceFactory(), [], threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: over.set())
-    for lane in range(given["lanes"]):
+    for lane in given["lanes"]:
         host = Host()
         worker = factory(conf, lane, uuid.uuid4(), 1, host)
         workers.append((worker, host))

@@ -1,0 +1,193 @@
+"""``manage.py outbox_lanes``: show the lane count and its owners, or wish for another count and wait for it.
+
+The owner of lane 0 carries the change out; this command only writes the wish into the state row and looks on.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from argparse import ArgumentParser
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import psycopg
+from django.core.management.base import BaseCommand, CommandError
+
+from outbox import conf as settings
+from outbox.core.verdict import State
+from outbox.edges import companions, table
+from outbox.edges.companions import Companions
+from outbox.exceptions import OutboxError
+
+EXIT_CODES = {
+    0: "shown, or changed as wished",
+    1: "refused or failed, for the reason named: the count is as before",
+    3: "not done within --wait; the wish stays written, and the next owner of lane 0 carries it out",
+}
+LANES_MAX = 10_000  # each costs a partition of two topics
+_ALIVE_S = 10.0  # heartbeats come every two seconds
+_POLL_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    lane: int
+    name: str
+    seconds_ago: float
+
+    @property
+    def is_alive(self) -> bool:
+        return self.seconds_ago <= _ALIVE_S
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    state: State
+    note: str
+    owners: list[Owner]
+
+    def as_dict(self) -> dict[str, Any]:
+        state = self.state
+        counts = {"lanes": state.lane_count, "wanted": state.wanted, "closed_for": state.resize_to}
+        return {**counts, "note": self.note, "owners": [asdict(owner) for owner in self.owners]}
+
+    @property
+    def is_lane_0_alive(self) -> bool:
+        return any(owner.lane == 0 and owner.is_alive for owner in self.owners)
+
+
+class Command(BaseCommand):
+    help = "Show how many lanes share the records and who owns them, or change their number while harvesters work."
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.epilog = "Exit codes: " + "; ".join(f"{code}: {text}" for code, text in EXIT_CODES.items()) + "."
+        parser.add_argument("lanes", type=int, nargs="?", metavar="N", help="The new count. The present one withdraws.")
+        parser.add_argument(
+            "--wait", type=float, default=60.0, metavar="SECONDS", help="How long to wait until it is done (60)."
+        )
+        parser.add_argument("--database", metavar="ALIAS", help="Alias of the database, instead of DATABASE.")
+        parser.add_argument("--json", action="store_true", help="Print one JSON object.")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        conf = settings.current()
+        wished = options["lanes"]
+        if conf.delivery != settings.EXACTLY_ONCE:
+            raise CommandError(
+                f'OUTBOX["DELIVERY"] is {conf.delivery!r}, whose lane count is the setting LANES ({conf.lanes}): stop '
+                "every harvester, change it, add partitions to the leader topic, start them."
+            )
+        if wished is not None and not 1 <= wished <= LANES_MAX:
+            raise CommandError(f"{wished} lanes cannot be. Give a number from 1 to {LANES_MAX}.")
+        try:
+            with closing(_Row(conf, options["database"] or conf.database)) as row:
+                shown = row.show() if wished is None else self._change(row, wished, options["wait"])
+        except (OutboxError, psycopg.Error) as error:
+            raise CommandError(f"The lane count cannot be read or changed: {error}") from error
+        self._print(shown, as_json=options["json"])
+
+    def _change(self, row: _Row, wished: int, wait_s: float) -> Shown:
+        row.wish(wished)
+        give_up_at = time.monotonic() + wait_s
+        is_told = False
+        while True:
+            shown = row.show()
+            state = shown.state
+            if state.lane_count == wished and state.wanted is None and state.resize_to is None:
+                return shown
+            if state.wanted != wished and state.resize_to != wished:
+                raise CommandError(_refusal(shown, wished))
+            if time.monotonic() >= give_up_at:
+                raise CommandError(_overdue(shown, wished, wait_s), returncode=3)
+            if not is_told and not shown.is_lane_0_alive and state.resize_to is None:
+                is_told = True
+                self.stderr.write(f"waiting up to {wait_s:g} s for a harvester that owns lane 0: {_lane_0(shown)}")
+            time.sleep(_POLL_S)
+
+    def _print(self, shown: Shown, *, as_json: bool) -> None:
+        if as_json:
+            self.stdout.write(json.dumps(shown.as_dict()))
+            return
+        state = shown.state
+        self.stdout.write(f"lanes: {state.lane_count}" + _pending(state))
+        if shown.note:
+            self.stdout.write(f"the last change was refused: {shown.note}")
+        owners = {owner.lane: owner for owner in shown.owners}
+        for lane in range(state.lane_count):
+            owner = owners.get(lane)
+            self.stdout.write(f"lane {lane}: " + (_described(owner) if owner else "never owned"))
+
+
+class _Row:
+    """The state row, on a connection of its own."""
+
+    def __init__(self, conf: settings.Conf, alias: str) -> None:
+        self._lanes = conf.lanes
+        self._connection = companions.connect(
+            table.parameters(alias), statement_timeout_s=conf.statement_timeout_s, application_name="outbox lanes"
+        )
+        self._timeout_s = conf.statement_timeout_s
+        self._statements = self._ask(
+            lambda connection: Companions(conf.table, companions.sequence_of(connection, conf.table))
+        )
+
+    def _ask(self, question: Callable[[Any], Any]) -> Any:
+        self._connection.give_up_at = time.monotonic() + self._timeout_s
+        return question(self._connection)
+
+    def show(self) -> Shown:
+        return Shown(
+            self._ask(lambda connection: self._statements.state(connection, self._lanes))[1],
+            self._ask(self._statements.resize_note),
+            [Owner(*found) for found in self._ask(self._statements.owners)],
+        )
+
+    def wish(self, lanes: int) -> None:
+        state = self.show().state
+        if state.resize_to is None and state.lane_count == lanes:
+            if state.wanted is not None:
+                self._ask(lambda connection: self._statements.refuse_wish(connection, state.wanted, ""))
+        elif state.resize_to != lanes:
+            self._ask(lambda connection: self._statements.wish(connection, lanes))
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+def _pending(state: State) -> str:
+    if state.resize_to is not None:
+        return f" (closed: a change to {state.resize_to} is under way)"
+    return f" (a change to {state.wanted} is wished)" if state.wanted is not None else ""
+
+
+def _described(owner: Owner) -> str:
+    if owner.is_alive:
+        return f"{owner.name} (heartbeat {owner.seconds_ago:.1f} s ago)"
+    return f"no owner; the last one was {owner.name}, {owner.seconds_ago:.0f} s ago"
+
+
+def _lane_0(shown: Shown) -> str:
+    return next((_described(owner) for owner in shown.owners if owner.lane == 0), "lane 0 was never owned")
+
+
+def _refusal(shown: Shown, wished: int) -> str:
+    count = shown.state.lane_count
+    reason = shown.note or "somebody else has wished for another count since"
+    return f"The lane count is {count}, not {wished}: {reason}{_pending(shown.state)}"
+
+
+def _overdue(shown: Shown, wished: int, wait_s: float) -> str:
+    count = shown.state.lane_count
+    if shown.state.resize_to is not None:
+        return (
+            f"The change of the lane count from {count} to {wished} has begun and was not ended within {wait_s:g} s; "
+            f"the lanes are closed until it is. The owner of lane 0 goes on with it ({_lane_0(shown)}): see its log, "
+            "or start a harvester."
+        )
+    return (
+        f"The lane count is still {count} after {wait_s:g} s, because the owner of lane 0 has not begun to change it "
+        f"({_lane_0(shown)}). Start a harvester, or look for lane_stopped in its log. The wish for {wished} stays "
+        f"written and is carried out by the next owner of lane 0; withdraw it: manage.py outbox_lanes {count}"
+    )

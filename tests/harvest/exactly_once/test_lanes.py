@@ -1,0 +1,231 @@
+"""Changing the lane count under load: exactly once, in order, through a crash at every step."""
+
+import contextlib
+import itertools
+import json
+import os
+import signal
+
+import pytest
+
+from outbox.harvest import resize
+from outbox.harvest.exactly_once import ExactlyOnceFactory
+from tests.faults.fleet import Fleet
+from tests.harvest.exactly_once.bench import stopped, wait_until
+from tests.harvest.exactly_once.test_kills import _is_stopped as is_stopped
+from tests.harvest.exactly_once.test_kills import wait_killed
+from tests.support.databases import django
+
+TIMES = {"HEARTBEAT_TIMEOUT": 2, "SESSION_TIMEOUT": 6}
+
+
+def wish(bench, lanes):
+    bench.db.execute("UPDATE outbox_state SET lanes_wanted = %s", [lanes])
+
+
+def lanes_of(bench):
+    """The count, when nothing is under way."""
+    row = bench.db.execute("SELECT lanes, lanes_wanted, resize_to FROM outbox_state").fetchone()
+    return row[0] if row and row[1:] == (None, None) else None
+
+
+def command(bench, *arguments, **settings):
+    return django(
+        "outbox_lanes",
+        *map(str, arguments),
+        url=bench.url,
+        OUTBOX_DELIVERY="exactly-once",
+        OUTBOX_NAME=bench.name,
+        OUTBOX_BOOTSTRAP_SERVERS=bench.servers,
+        **settings,
+    )
+
+
+@contextlib.contextmanager
+def working_lanes(bench, lanes, **settings):
+    """Workers of several lanes in this process."""
+    factory = ExactlyOnceFactory(source=lambda: {"conninfo": bench.url})
+    with contextlib.ExitStack() as stack:
+        yield [stack.enter_context(bench.working(lane=lane, factory=factory, **settings)) for lane in lanes]
+
+
+def test_killed_at_every_step_of_a_change_and_its_successor_goes_on(bench):
+    bench.stash([f"key-{n % 20}" for n in range(500)])
+    with bench.writing(writers=2):
+        with working_lanes(bench, [0, 1], LANES=2):
+            wait_until(lambda: lanes_of(bench) == 2 and len(bench.read()) > 300)
+        wish(bench, 4)
+        for point in ("lanes-grown=kill", "lanes-closed=kill", "lane-settled=kill@1", "lanes-opened=kill"):
+            wait_killed(bench.spawn(point, lanes=4, LANES=2))
+        assert lanes_of(bench) == 4
+        wish(bench, 3)
+        wait_killed(bench.spawn("lane-settled=kill@3", lanes=4))
+        with working_lanes(bench, range(4)) as hosts:
+            wait_until(lambda: lanes_of(bench) == 3)
+            before = bench.stashed.count
+            wait_until(lambda: bench.stashed.count > before + 200)
+            wait_until(lambda: hosts[3].worker.statistics().phase == "idle")
+    with working_lanes(bench, range(3)):
+        bench.wait_empty()
+    bench.check()
+
+
+@pytest.mark.parametrize("is_settled", [True, False])
+def test_an_owner_that_sleeps_through_the_change_is_fenced(bench, monkeypatch, is_settled):
+    """The control leaves out to fence the old lanes: what the sleeper had in hand goes out twice."""
+    bench.stash([f"key-{n}" for n in range(40)])
+    if not is_settled:
+        monkeypatch.setattr(resize.LaneCount, "_settle", lambda *_: "")
+    with working_lanes(bench, [0], LANES=2):
+        sleeper = bench.spawn("before-commit=stop@1", lanes=[1], LANES=2)
+        try:
+            wait_until(lambda: is_stopped(sleeper.pid), 40)
+            with working_lanes(bench, [2]):
+                wish(bench, 3)
+                wait_until(lambda: lanes_of(bench) == 3)
+                wait_until(lambda: bench.db.execute("SELECT batch FROM outbox_purged WHERE lane = 2").fetchone() > (0,))
+                os.kill(sleeper.pid, signal.SIGCONT)
+                if is_settled:
+                    bench.wait_empty()
+                else:
+                    wait_until(lambda: len(bench.read()) > 40)
+        finally:
+            sleeper.kill()
+            sleeper.wait()
+    if is_settled:
+        bench.check()
+
+
+def test_a_change_that_topics_do_not_allow_is_refused_and_nothing_closes(bench, monkeypatch):
+    from outbox.edges.ledger_topic import LedgerRefused, LedgerTopic
+
+    def refuse(self, topic, partitions):
+        if partitions > 1:
+            raise LedgerRefused("no right to ALTER")
+
+    monkeypatch.setattr(LedgerTopic, "grow", refuse)
+    with working_lanes(bench, [0]):
+        wait_until(lambda: lanes_of(bench) == 1)
+        wish(bench, 2)
+        wait_until(lambda: bench.db.execute("SELECT resize_note FROM outbox_state").fetchone() != ("",))
+        bench.stash(["a"])
+        bench.wait_empty()
+    assert bench.db.execute("SELECT lanes, resize_no, resize_note FROM outbox_state").fetchone() == (
+        1,
+        0,
+        "no right to ALTER",
+    )
+
+
+def test_a_lane_that_an_operator_must_settle_leaves_the_count_as_it_was(bench):
+    with working_lanes(bench, [0, 1], LANES=2):
+        bench.stash([f"key-{n}" for n in range(40)])
+        bench.wait_empty()
+    bench.db.execute("UPDATE outbox_purged SET batch = 99 WHERE lane = 1")
+    wish(bench, 4)
+    with working_lanes(bench, [0, 2]):
+        wait_until(lambda: lanes_of(bench) == 2)
+        note = bench.db.execute("SELECT resize_note FROM outbox_state").fetchone()[0]
+        assert "outbox_resolve --lane 1 with --resend" in note
+        bench.stash([f"key-{n}" for n in range(40)])
+        wait_until(lambda: 0 < bench.count < 40)
+
+
+def test_a_restore_from_before_a_change_stops_every_lane(bench):
+    """The lanes in use agree with their ledgers; only a partition above the count tells."""
+    with working_lanes(bench, [0, 1], LANES=2):
+        bench.stash([f"key-{n}" for n in range(40)])
+        bench.wait_empty()
+    bench.db.execute("UPDATE outbox_state SET lanes = 1")
+    bench.db.execute("DELETE FROM outbox_purged WHERE lane = 1")
+    bench.stash(["key-1"])
+    with bench.working() as host:
+        text = stopped(host)
+    assert "the lane count is 1" in text
+    assert "outbox_resolve --lane 1 with either --purge-sent" in text
+    assert bench.count == 1
+
+
+def grow_and_shrink(bench, folder, counts, harvesters=3):
+    with (
+        Fleet(
+            folder,
+            url=bench.url,
+            servers=bench.servers,
+            name=bench.name,
+            DELIVERY="exactly-once",
+            LANES=counts[0],
+            **TIMES,
+        ) as fleet,
+        bench.writing(keys=40),
+    ):
+        for _ in range(harvesters):
+            fleet.start()
+        wait_until(lambda: len(bench.read()) > 100, 60)
+        for before, count in itertools.pairwise(counts):
+            done = command(bench, count, "--json")
+            assert done.returncode == 0, done.stderr
+            assert json.loads(done.stdout)["lanes"] == count, before
+            wait_until(lambda count=count: _all_lanes_deliver(bench, count), 60)
+        for member in fleet.members:
+            assert member.stop() == 0
+    with working_lanes(bench, range(counts[-1])):
+        bench.wait_empty(60)
+    bench.check()
+
+
+def _all_lanes_deliver(bench, count):
+    """Each lane moves its purged number once more."""
+    ask = "SELECT lane, max(batch) FROM outbox_purged WHERE lane < %s GROUP BY lane"
+    first = dict(bench.db.execute(ask, [count]).fetchall())
+    wait_until(
+        lambda: (
+            (now := dict(bench.db.execute(ask, [count]).fetchall())).keys() >= set(range(count))
+            and all(now[lane] > first.get(lane, 0) for lane in range(count))
+        ),
+        60,
+    )
+    return True
+
+
+def test_two_to_six_to_three_under_load(bench, tmp_path):
+    grow_and_shrink(bench, tmp_path, [2, 6, 3])
+
+
+@pytest.mark.torture
+def test_up_and_down_again_and_again(bench, tmp_path):
+    grow_and_shrink(bench, tmp_path, [2, 6, 3, 6, 1, 8, 5, 2, 7, 3], harvesters=4)
+
+
+def test_without_a_harvester_the_command_says_so_and_the_wish_stays(bench):
+    done = command(bench, 3, "--wait", 0.5)
+    assert done.returncode == 3
+    assert "lane 0 was never owned" in done.stderr
+    assert "manage.py outbox_lanes 1" in done.stderr
+    with working_lanes(bench, range(3)):
+        wait_until(lambda: lanes_of(bench) == 3)
+        wait_until(lambda: bench.db.execute("SELECT count(*) FROM outbox_lane").fetchone() == (3,))
+    shown = command(bench)
+    assert "lanes: 3" in shown.stdout
+    assert shown.stdout.count("heartbeat") == 3, shown.stdout
+
+
+def test_the_present_count_withdraws_a_wish(bench):
+    assert command(bench, 3, "--wait", 0).returncode == 3
+    assert command(bench, 1).returncode == 0
+    assert lanes_of(bench) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "settings", "text"),
+    [
+        (["0"], {}, "0 lanes cannot be"),
+        (["2"], {"OUTBOX_DELIVERY": "at-least-once"}, "whose lane count is the setting LANES (1)"),
+    ],
+)
+def test_what_cannot_be_is_refused(arguments, settings, text, postgres, bootstrap_servers):
+    done = django(
+        "outbox_lanes", *arguments, url=os.environ["DATABASE_URL"], **{"OUTBOX_DELIVERY": "exactly-once", **settings}
+    )
+    assert done.returncode == 1
+    assert text in done.stderr
