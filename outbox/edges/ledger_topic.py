@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from outbox.core import ledger
@@ -43,6 +43,10 @@ class LedgerMissing(OutboxError):
 
 class LedgerTopic:
     """The topic at its brokers. Thread-safe; one question at a time."""
+
+    # Of the subclass whose entries are others.
+    decode: Callable[[bytes], Any] = staticmethod(ledger.decode)
+    topic_config: Mapping[str, str] = {}
 
     def __init__(self, properties: Mapping[str, Any], name: str) -> None:
         require_bootstrap(properties)
@@ -128,6 +132,7 @@ class LedgerTopic:
             "min.compaction.lag.ms": str(int(audit_window_s * 1000)),
             "segment.bytes": "16777216",
             "min.cleanable.dirty.ratio": "0.1",
+            **self.topic_config,
         }
         topic = NewTopic(self.name, num_partitions=lanes, replication_factor=-1, config=config)
         try:
@@ -166,7 +171,7 @@ class LedgerTopic:
 
     # ---- the last entry
 
-    def last_entry(self, lane: int, give_up_at: float) -> ledger.Entry | None:
+    def last_entry(self, lane: int, give_up_at: float) -> Any:
         """The lane's last committed entry. To be asked after the lane's producer was initialised: then nothing of an
         older owner can be added any more."""
         with self._mutex:
@@ -181,7 +186,7 @@ class LedgerTopic:
                     time.sleep(_QUICK_PAUSE_S)  # a partition just made, or one that changes its leader
             return self._last_entry(lane, give_up_at)
 
-    def _last_entry(self, lane: int, give_up_at: float) -> ledger.Entry | None:
+    def _last_entry(self, lane: int, give_up_at: float) -> Any:
         from confluent_kafka import KafkaException
 
         try:
@@ -221,14 +226,14 @@ class LedgerTopic:
                 )
             time.sleep(_STABLE_POLL_S)
 
-    def _search(self, lane: int, low: int, high: int, give_up_at: float) -> ledger.Entry | None:
+    def _search(self, lane: int, low: int, high: int, give_up_at: float) -> Any:
         """Backwards in growing steps: markers of transactions occupy offsets too, and compaction leaves gaps."""
         start, step = high, _STEP_FIRST
         while start > low:
             start, step = max(low, high - step), step * _STEP_GROWTH
             last = self._last_between(lane, start, high, give_up_at)
             if last is not None:
-                return ledger.decode(last)
+                return self.decode(last)
         return None
 
     def _last_between(self, lane: int, start: int, high: int, give_up_at: float) -> bytes | None:
