@@ -1,0 +1,190 @@
+"""The ledger entry of one slice of one epoch, its codec, and what the entries found at a start mean. No I/O here.
+
+An epoch is one micro-batch of a streaming query, a slice is one share of it by key. The ledger topic of a sink has one
+partition per slice; an entry is the last record of the transaction that carries the slice's records, so that both
+commit or vanish together. What follows from the entries is decided by `judge`, once, when a driver starts, after every
+slice's older producers were fenced; later epochs need no verdict, for nobody else can have written in between.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import zlib
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from outbox.core.ledger import DamagedEntry, ForeignEntry, UnknownEntryVersion
+from outbox.exceptions import OutboxError
+
+FORMAT_VERSION = 1
+_MAGIC = b"OBS"
+_HEAD = struct.Struct(">3sBI")  # magic, version, length of the JSON that follows
+_SEAL_BYTES = 4
+
+
+class SinkRefused(OutboxError):
+    """Going on would lose records or send them twice; an operator must look."""
+
+
+class OtherQuery(SinkRefused):
+    """The ledger belongs to another query: the checkpoint was deleted, or two sinks have one name."""
+
+
+class LedgerLost(SinkRefused):
+    """The ledger does not hold what it must."""
+
+
+class CheckpointBehind(SinkRefused):
+    """The ledger is ahead of the checkpoint."""
+
+
+class SlicesChanged(SinkRefused):
+    """The slice count was changed while an epoch is delivered in part."""
+
+
+class ReplayDiffers(SinkRefused):
+    """An epoch was computed again with another result."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One slice of one epoch, delivered."""
+
+    name: str
+    """The sink's."""
+    query: str
+    """Spark's id of the streaming query: it lives in the checkpoint."""
+    epoch: int
+    slice: int
+    slices: int
+    slices_before: int
+    """The count of slices of the epoch before: 0 for the first."""
+    count: int
+    digest: int
+    """The sum of the records' checksums, as in `core.ledger`."""
+    ids: tuple[int, ...] = ()
+    """Ascending; of the column `id`, where there is one."""
+    origin: str = ""
+    """What the sink was told about where its records come from, for instance the UUID of their database."""
+
+
+def entry_key(slice_: int) -> bytes:
+    """The Kafka key of a slice's entries: compaction keeps the last one."""
+    return b"%d" % slice_
+
+
+def encode(entry: Entry) -> bytes:
+    fields = {name: getattr(entry, name) for name in Entry.__slots__ if name != "ids"}
+    head = json.dumps(fields, separators=(",", ":")).encode()
+    ids = sorted(entry.ids)
+    steps = array("q", [after - before for before, after in zip([0, *ids], ids, strict=False)])
+    body = _HEAD.pack(_MAGIC, FORMAT_VERSION, len(head)) + head + zlib.compress(steps.tobytes(), 1)
+    return body + zlib.crc32(body).to_bytes(_SEAL_BYTES, "big")
+
+
+def decode(payload: bytes | None) -> Entry:
+    """The entry, or an error that says which kind of wrong it is."""
+    payload = payload or b""
+    if payload[:3] != _MAGIC:
+        raise ForeignEntry(
+            f"a record of the Spark sink's ledger starts with {payload[:4]!r} instead of {_MAGIC!r}: something else "
+            "writes there. Give this sink a ledger topic of its own."
+        )
+    if len(payload) > 3 and payload[3] != FORMAT_VERSION:
+        raise UnknownEntryVersion(
+            f"an entry of the Spark sink's ledger has format version {payload[3]}, this release reads version "
+            f"{FORMAT_VERSION}. Run the release that wrote it, or a newer one."
+        )
+    body, seal = payload[:-_SEAL_BYTES], payload[-_SEAL_BYTES:]
+    if len(body) < _HEAD.size or zlib.crc32(body).to_bytes(_SEAL_BYTES, "big") != seal:
+        raise DamagedEntry(
+            f"an entry of the Spark sink's ledger has {len(payload)} bytes and its checksum does not fit them. Look at "
+            "the topic with a read_committed consumer."
+        )
+    length = _HEAD.unpack_from(body)[2]
+    steps = array("q")
+    steps.frombytes(zlib.decompress(body[_HEAD.size + length :]))
+    return Entry(**json.loads(body[_HEAD.size : _HEAD.size + length]), ids=tuple(accumulate(steps)))
+
+
+# ---- the verdict at the start of a driver
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """How the first epoch of a driver begins."""
+
+    slices_before: int
+    last: Mapping[int, int]
+    """Slice → the epoch of its last entry; absent: it has none."""
+    done: Mapping[int, tuple[int, int]]
+    """Slice → (count, digest): delivered already."""
+
+
+def judge(found: Sequence[Entry | None], name: str, query: str, epoch: int, slices: int, *, begin_at: int = 0) -> Start:
+    """`found`: the last entry of each partition of the ledger, read after every one of them was fenced."""
+    entries = [entry for entry in found if entry is not None]
+    if not entries:
+        if epoch > begin_at:
+            raise LedgerLost(
+                f"The ledger of the Spark sink {name!r} holds no entry, and the query is at epoch {epoch}: what was "
+                "delivered is unknown. Restore the ledger topic. If everything before this epoch is known to be "
+                f"delivered, or never went through this sink, give the sink begin_at={epoch}."
+            )
+        return Start(0, {}, {})
+    latest = max(entries, key=lambda entry: entry.epoch)
+    _refuse_strangers(latest, name, query, epoch)
+    before = _count_before(latest, epoch, slices)
+    last = {slice_: entry.epoch for slice_, entry in enumerate(found) if entry is not None}
+    done = {
+        slice_: (entry.count, entry.digest)
+        for slice_, entry in enumerate(found)
+        if entry is not None and entry.epoch == epoch
+    }
+    for slice_ in range(before):
+        if slice_ not in done and last.get(slice_) != epoch - 1:
+            raise LedgerLost(
+                f"The ledger of the Spark sink {name!r} has {_of(last, slice_)} for slice {slice_}, and epoch {epoch} "
+                f"begins, which must follow epoch {epoch - 1} in every slice. Restore the ledger topic."
+            )
+    return Start(before, last, done)
+
+
+def _refuse_strangers(latest: Entry, name: str, query: str, epoch: int) -> None:
+    if (latest.name, latest.query) != (name, query):
+        raise OtherQuery(
+            f"The ledger of the Spark sink {name!r} was written by the query {latest.query} (sink {latest.name!r}, up "
+            f"to epoch {latest.epoch}), and this is the query {query}. Either the checkpoint was deleted or moved: "
+            "restore it, or begin anew under another sink name, which sends again whatever the source still holds. Or "
+            "two queries use one sink name: give each its own."
+        )
+    if latest.epoch > epoch:
+        raise CheckpointBehind(
+            f"The ledger of the Spark sink {name!r} is at epoch {latest.epoch}, the checkpoint at epoch {epoch}: a "
+            "newer driver went on, or an old copy of the checkpoint was restored. Stop this one, or restore the "
+            "newest checkpoint."
+        )
+    if latest.epoch < epoch - 1:
+        raise LedgerLost(
+            f"The ledger of the Spark sink {name!r} ends with epoch {latest.epoch}, and the checkpoint is at epoch "
+            f"{epoch}: entries are missing. Restore the ledger topic."
+        )
+
+
+def _count_before(latest: Entry, epoch: int, slices: int) -> int:
+    if latest.epoch == epoch - 1:
+        return latest.slices
+    if latest.slices != slices:
+        raise SlicesChanged(
+            f"Epoch {epoch} of the Spark sink {latest.name!r} is delivered in part with {latest.slices} slices, and "
+            f"now there are {slices}: its other records would be lost or doubled. Start once with "
+            f"slices={latest.slices}, let the epoch end, then change the count."
+        )
+    return latest.slices_before
+
+
+def _of(last: Mapping[int, int], slice_: int) -> str:
+    return f"epoch {last[slice_]}" if slice_ in last else "no entry"

@@ -1,0 +1,230 @@
+"""`KafkaSink`: exactly-once delivery of any DataFrame to Kafka. This is the driver's side; records stay in executors.
+
+A DataFrame has the columns topic (string), key and value (string or binary), optionally headers
+(array<struct<key: string, value: binary>>) and id (bigint). Records of one (topic, key) keep the order of `order`,
+by default that of the column id.
+
+    sink = KafkaSink(name="orders", servers="localhost:9092", slices=4)
+    frame.writeStream.foreachBatch(sink).option("checkpointLocation", ...).start()
+    sink.write(frame, epoch=7)                       # batch: the same epoch again changes nothing
+
+Each epoch is cut into slices by key; each slice is one Kafka transaction with an entry in the ledger topic (by default
+`outbox-spark-<name>`) as its last record. When a driver starts it fences all slices, reads their entries and judges
+(`entries.judge`); an epoch that was delivered in part is first compared with what was delivered.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from outbox.edges.ledger_topic import LedgerMissing
+from outbox.exceptions import OutboxError
+from outbox.spark import entries, expressions, writing
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+logger = logging.getLogger("outbox.spark")
+
+_QUERY_PROPERTY = "sql.streaming.queryId"
+_TAKEOVER_S = 60.0
+_BATCH_QUERY = "batch"
+_NAME = re.compile(r"[A-Za-z0-9._-]{1,180}")
+SLICES_MAX = 1000
+
+
+@dataclass(frozen=True)
+class Written:
+    """What an epoch came to."""
+
+    epoch: int
+    count: int
+    skipped: int
+    """Slices that were delivered before."""
+    seconds: float
+
+
+class KafkaSink:
+    """For `foreachBatch`, or `write()` for a batch. One object serves one query."""
+
+    def __init__(
+        self,
+        name: str,
+        servers: str = "",
+        *,
+        slices: int = 4,
+        order: Sequence[str] = ("id",),
+        ledger: str = "",
+        properties: Mapping[str, Any] | None = None,
+        transaction_timeout_s: float = 60.0,
+        audit_window_s: float = 7 * 86400.0,
+        id_header: str = "",
+        keep_empty_key: bool = False,
+        begin_at: int = 0,
+        origin: str = "",
+    ) -> None:
+        """`name`: stable and unique, it names the transactional ids and the ledger. `properties`: of the Kafka
+        clients. `id_header`: the header that carries the column id. `begin_at`: the first epoch that this sink may
+        find its ledger empty at. `origin`: kept in every entry."""
+        self.name, self.slices, self.order = name, slices, tuple([order] if isinstance(order, str) else order)
+        self.ledger = ledger or f"outbox-spark-{name}"
+        self.properties = {**({"bootstrap.servers": servers} if servers else {}), **(properties or {})}
+        self.transaction_timeout_s, self.audit_window_s = float(transaction_timeout_s), float(audit_window_s)
+        self.id_header, self.keep_empty_key = id_header, keep_empty_key
+        self.begin_at, self.origin = begin_at, origin
+        self._check()
+        self._at: tuple[str, int] | None = None
+        """Query and epoch delivered last by this very object."""
+        self.last_written: Written | None = None
+
+    def _check(self) -> None:
+        wrong = []
+        if not _NAME.fullmatch(self.name):
+            wrong.append(f"name={self.name!r}: give 1 to 180 letters, digits, dots, dashes or underscores")
+        if not isinstance(self.slices, int) or not 1 <= self.slices <= SLICES_MAX:
+            wrong.append(f"slices={self.slices!r}: give a number from 1 to {SLICES_MAX}")
+        if not self.properties.get("bootstrap.servers"):
+            wrong.append('servers="": give the brokers, for instance "localhost:9092"')
+        if not self.order:
+            wrong.append('order=(): name the columns that order the records of a key, for instance ("id",)')
+        if not 1 <= self.transaction_timeout_s <= 900:
+            wrong.append(f"transaction_timeout_s={self.transaction_timeout_s:g}: give 1 to 900 seconds")
+        if wrong:
+            raise OutboxError("The Spark sink cannot be made: " + "; ".join(wrong) + ".")
+
+    def __getstate__(self) -> None:
+        raise TypeError("A KafkaSink belongs to the driver; executors get its plan.")
+
+    # ---- epochs
+
+    def __call__(self, frame: DataFrame, epoch: int) -> None:
+        """One micro-batch, for `foreachBatch`."""
+        query = frame.sparkSession.sparkContext.getLocalProperty(_QUERY_PROPERTY)
+        if not query:
+            raise OutboxError("KafkaSink is for foreachBatch() of a streaming query; in a batch call sink.write().")
+        self._deliver(frame, query, epoch)
+
+    def write(self, frame: DataFrame, epoch: int = 0) -> Written:
+        """One batch. The same epoch with the same records again is recognised and skipped; the next batch under this
+        name has the next number."""
+        return self._deliver(frame, _BATCH_QUERY, epoch)
+
+    def _deliver(self, frame: DataFrame, query: str, epoch: int) -> Written:
+        begun = time.monotonic()
+        self._check_columns(frame)
+        plan = self._plan(frame, query, epoch)
+        sliced = self._sliced(frame)
+        if plan.done:
+            self._compare(sliced, plan)
+        results = self._run(sliced, plan)
+        self._at = (query, epoch)
+        written = Written(
+            epoch,
+            sum(row["count"] for row in results),
+            sum(row["skipped"] for row in results),
+            time.monotonic() - begun,
+        )
+        self.last_written = written
+        logger.info(
+            "epoch_delivered sink=%s epoch=%d count=%d skipped=%d seconds=%.3f",
+            self.name, epoch, written.count, written.skipped, written.seconds,
+        )  # fmt: skip
+        return written
+
+    def _check_columns(self, frame: DataFrame) -> None:
+        needed = ["topic", "key", "value", *self.order]
+        missing = [name for name in dict.fromkeys(needed) if name not in frame.columns]
+        if missing:
+            raise OutboxError(
+                f"The Spark sink {self.name!r} needs the columns {', '.join(missing)}, the DataFrame has "
+                f"{', '.join(frame.columns)}. "
+                "Add them, or say with order=(...) which columns order the records of one key."
+            )
+
+    def _plan(self, frame: DataFrame, query: str, epoch: int) -> writing.Plan:
+        if self._at is not None and self._at == (query, epoch - 1):
+            start = entries.Start(self.slices, dict.fromkeys(range(self.slices), epoch - 1), {})
+        else:
+            start = self._take_over(query, epoch)
+        return self._new_plan(query, epoch, start, has_ids="id" in frame.columns)
+
+    def _new_plan(self, query: str, epoch: int, start: entries.Start, *, has_ids: bool) -> writing.Plan:
+        return writing.Plan(
+            name=self.name,
+            query=query,
+            epoch=epoch,
+            slices=self.slices,
+            slices_before=start.slices_before,
+            ledger=self.ledger,
+            properties=self.properties,
+            last=start.last,
+            done=start.done,
+            transaction_timeout_s=self.transaction_timeout_s,
+            id_header=self.id_header,
+            keep_empty_key=self.keep_empty_key,
+            has_ids=has_ids,
+            origin=self.origin,
+        )
+
+    def _take_over(self, query: str, epoch: int) -> entries.Start:
+        """Fence whatever an older driver left at work, in every slice it may have had, then read what is delivered."""
+        ledger = writing.ledger_of(self.properties, self.ledger)
+        partitions = ledger.prepare_slices(self.slices, self.audit_window_s)
+        give_up_at = time.monotonic() + _TAKEOVER_S
+        plan = self._new_plan(query, epoch, entries.Start(0, {}, {}), has_ids=False)
+        found = []
+        for slice_ in range(partitions):
+            producer = writing.initialise(plan, slice_, give_up_at)
+            try:
+                found.append(ledger.last_entry(slice_, give_up_at))
+            finally:
+                producer.drop_and_wait()
+        return entries.judge(found, self.name, query, epoch, self.slices, begin_at=self.begin_at)
+
+    # ---- the job
+
+    def _sliced(self, frame: DataFrame) -> DataFrame:
+        """The columns that executors need, and those that sort."""
+        from pyspark.sql import functions as F
+
+        columns = [name for name in ("id", "topic", "key", "value", "headers") if name in frame.columns]
+        slice_ = expressions.slice_of(columns, self.order, self.slices, keep_empty_key=self.keep_empty_key)
+        extra = [name for name in self.order if name not in columns]
+        return frame.select(
+            (slice_ * 2).alias(writing.PART), expressions.checksum(columns).alias(writing.CHECKSUM), *columns, *extra
+        ).withColumn(writing.PART, F.col(writing.PART).cast("int"))
+
+    def _run(self, sliced: DataFrame, plan: writing.Plan) -> list[Any]:
+        from pyspark.sql import functions as F
+
+        spark = sliced.sparkSession
+        sentinels = spark.range(0, self.slices, 1, 1).select((F.col("id") * 2 + 1).cast("int").alias(writing.PART))
+        whole = sliced.unionByName(sentinels, allowMissingColumns=True)
+        # One slice per task; that a task could get several, or none, costs time and nothing else.
+        home = expressions.home_of(F.expr(f"{writing.PART} div 2"), self.slices)
+        arranged = whole.repartition(self.slices, home).sortWithinPartitions(writing.PART, *self.order)
+        results = arranged.mapInArrow(plan.write, writing.RESULT).collect()
+        if sorted(row["slice"] for row in results) != list(range(self.slices)):
+            raise writing.SliceFailed(
+                f"Epoch {plan.epoch} of the Spark sink {self.name!r} ended with {len(results)} of {self.slices} slices."
+            )
+        return results
+
+    def _compare(self, sliced: DataFrame, plan: writing.Plan) -> None:
+        """Before anything else of the epoch is written: is it the one that was delivered in part?"""
+        from pyspark.sql import functions as F
+
+        counters = sliced.groupBy(writing.PART).agg(
+            F.count("*").alias("count"), F.sum(writing.CHECKSUM).alias("digest")
+        )
+        now = {row[writing.PART] // 2: (row["count"], row["digest"]) for row in counters.collect()}
+        for slice_, delivered in plan.done.items():
+            writing.compare(plan, slice_, delivered, now.get(slice_, (0, 0)))
+
+
+__all__ = ["KafkaSink", "LedgerMissing", "Written"]
