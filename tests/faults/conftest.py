@@ -18,16 +18,19 @@ from tests.support.topics import create_topic, read_topic
 
 
 class Scene:
-    def __init__(self, folder, *, url, servers, stack, fleet_url=None, fleet_servers=None):
+    def __init__(
+        self, folder, *, url, servers, stack, fleet_url=None, fleet_servers=None, tables=create_table, copies=1, **fleet
+    ):
         self.url, self.servers = url, servers
         self.name = f"scene-{uuid.uuid4().hex[:8]}"
         with psycopg.connect(url, autocommit=True) as connection:
-            create_table(connection)
-        self.topic = create_topic(servers, 3)
+            tables(connection)
+        self.topic = create_topic(servers, 3, copies=copies)
         self.writers = []
+        self.logs = []  # of what was written by others
         self._stack = stack
         self.fleet = stack.enter_context(
-            Fleet(folder, url=fleet_url or url, servers=fleet_servers or servers, name=self.name)
+            Fleet(folder, url=fleet_url or url, servers=fleet_servers or servers, name=self.name, **fleet)
         )
 
     def write(self, **options):
@@ -60,16 +63,16 @@ class Scene:
         for writer in self.writers:
             writer.stop()
         wait_until(lambda: self.backlog() == 0, timeout_s, lambda: f"the backlog drains\n{self.fleet.logs()[-6000:]}")
-        return judge([writer.log for writer in self.writers], read_topic(self.servers, self.topic))
+        return judge([*self.logs, *(writer.log for writer in self.writers)], read_topic(self.servers, self.topic))
 
 
 @contextmanager
-def open_scene(folder, *, url, servers):
+def open_scene(folder, *, url, servers, **given):
     """A scene whose harvesters reach the database by way of `scene.proxy`."""
     with ExitStack() as stack:
         fresh = stack.enter_context(fresh_database(url))
         proxy = stack.enter_context(Proxy(target=urlsplit(url).port))
-        scene = Scene(folder, url=fresh, servers=servers, stack=stack, fleet_url=proxy.rewrite(fresh))
+        scene = Scene(folder, url=fresh, servers=servers, stack=stack, fleet_url=proxy.rewrite(fresh), **given)
         scene.proxy = proxy
         yield scene
 

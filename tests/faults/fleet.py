@@ -18,7 +18,15 @@ class Harvester:
     """One process. Its log is kept in a file and shown when the test fails."""
 
     def __init__(
-        self, folder: Path, number: int, *, url: str, servers: str, failpoints: str = "", **settings: Any
+        self,
+        folder: Path,
+        number: int,
+        *,
+        url: str,
+        servers: str,
+        failpoints: str = "",
+        program: str = "django",
+        **settings: Any,
     ) -> None:
         self.log = folder / f"harvester-{number}.log"
         environment = {
@@ -32,12 +40,25 @@ class Harvester:
         }
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "django", "harvest"], cwd=ROOT, env=environment, stdout=log, stderr=log
+                [sys.executable, "-m", program, "harvest"], cwd=ROOT, env=environment, stdout=log, stderr=log
             )
 
     @property
     def is_running(self) -> bool:
         return self.process.poll() is None
+
+    @property
+    def is_paused(self) -> bool:
+        """By SIGSTOP, as a failpoint may do it."""
+        try:
+            state = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:
+            return False
+        return state == "T"
+
+    def says(self, text: str) -> int:
+        """How many lines of its log have the text."""
+        return sum(text in line for line in self.log.read_text().splitlines())
 
     def send(self, number: int) -> None:
         if self.is_running:
@@ -70,6 +91,10 @@ class Fleet:
         member = Harvester(self._folder, len(self.members), **{**self._given, **changes})
         self.members.append(member)
         return member
+
+    @property
+    def running(self) -> list[Harvester]:
+        return [member for member in self.members if member.is_running]
 
     def logs(self) -> str:
         return "\n".join(f"--- {member.log.name}\n{member.log.read_text()}" for member in self.members)

@@ -8,10 +8,10 @@ from confluent_kafka import Consumer, Message, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 
-def create_topic(servers: str, partitions: int = 1, name: str | None = None, **config: str) -> str:
+def create_topic(servers: str, partitions: int = 1, name: str | None = None, *, copies: int = 1, **config: str) -> str:
     topic = name or f"t-{uuid.uuid4().hex[:12]}"
     admin = AdminClient({"bootstrap.servers": servers})
-    admin.create_topics([NewTopic(topic, partitions, 1, config=config)])[topic].result(30)
+    admin.create_topics([NewTopic(topic, partitions, copies, config=config)])[topic].result(30)
     return topic
 
 
@@ -23,6 +23,7 @@ class Received:
     key: bytes | None
     value: bytes | None
     headers: list[tuple[str, bytes]]
+    time_s: float = 0.0  # when its producer took it
 
 
 def read_topic(servers: str, topic: str, *, committed: bool = True, timeout_s: float = 30) -> list[Received]:
@@ -68,4 +69,5 @@ def _received(message: Message) -> Received:
         message.key(),  # type: ignore[arg-type]
         message.value(),  # type: ignore[arg-type]
         message.headers() or [],  # type: ignore[arg-type]
+        message.timestamp()[1] / 1000,
     )

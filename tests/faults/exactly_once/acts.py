@@ -1,0 +1,160 @@
+"""What befalls exactly-once harvesters in the long runs and in their short forms. Each act is played on one scene and
+ends with the judge: nothing lost, nothing invented, nothing twice, every key in order."""
+
+import signal
+import time
+from contextlib import contextmanager
+
+import psycopg
+
+from tests.faults.fleet import wait_until
+from tests.support.checker import Log
+
+CROWNED = "tests.faults.exactly_once.crowned"
+WORKER = (
+    *("after-init", "before-settle", "before-send", "after-send", "after-ack"),
+    *("before-commit", "after-commit", "before-purge", "after-purge"),
+)
+MEMBER = ("assigned", "acquired", "revoking", "before-leave")
+ENDING = {"revoking", "before-leave"}  # reached by a harvester that stops
+ONCE = {"after-init", "assigned", "acquired"}  # reached once by a harvester that goes on
+
+
+def armed(point, action, nth=3):
+    return f"{point}={action}" + ("" if point in ENDING | ONCE | {"before-settle"} else f"@{nth}")
+
+
+def settle(scene, timeout_s=90):
+    """Writers stop, the backlog drains, the judge speaks."""
+    scene.settle(timeout_s).assert_kept(repeats_max=0)
+
+
+def arrange(scene, point):
+    """What must have happened before a harvester can reach the point."""
+    if point == "before-settle":
+        victim = scene.fleet.start(failpoints="after-commit=kill@2")
+        assert victim.wait(60) == -signal.SIGKILL
+
+
+def reach(scene, member, point):
+    """Bring it to a point that only an ending harvester passes."""
+    if point in ENDING:
+        scene.wait_delivered(50, timeout_s=60)
+        member.send(signal.SIGTERM)
+
+
+def kill_at(point, nth=3):
+    def act(scene):
+        scene.write(rate=300)
+        arrange(scene, point)
+        victim = scene.fleet.start(failpoints=armed(point, "kill", nth))
+        reach(scene, victim, point)
+        assert victim.wait(60) == -signal.SIGKILL, scene.fleet.logs()[-3000:]
+        scene.fleet.start()
+        settle(scene)
+
+    return act
+
+
+def stop_at(point, nth=3):
+    """Paused for longer than its session lasts; a successor takes over and goes on; then the first one wakes up."""
+
+    def act(scene):
+        scene.write(rate=300)
+        arrange(scene, point)
+        first = scene.fleet.start(failpoints=armed(point, "stop", nth))
+        reach(scene, first, point)
+        wait_until(lambda: first.is_paused, 60, lambda: f"it pauses at {point}\n{scene.fleet.logs()[-3000:]}")
+        scene.fleet.start()
+        scene.wait_delivered(300, timeout_s=60)
+        first.send(signal.SIGCONT)
+        scene.wait_delivered(500, timeout_s=60)
+        settle(scene)
+
+    return act
+
+
+def believe_they_lead(count, rate=300):
+    """No election: all of them own the lane, as far as they know. Each is killed in turn, and comes again."""
+
+    def act(scene, turns=2):
+        scene.write(rate=rate)
+        scene.write(rate=rate)
+        members = [scene.fleet.start(program=CROWNED) for _ in range(count)]
+        for turn in range(turns):
+            scene.wait_delivered(300, timeout_s=90)
+            members[turn % count].kill()
+            members[turn % count] = scene.fleet.start(program=CROWNED)
+        wait_until(lambda: all(member.says("lane_taken") for member in members), 60, "each owns the lane for a while")
+        settle(scene)
+
+    return act
+
+
+def fall_one_by_one(scene, seconds=4):
+    """Sessions of PostgreSQL end twice a second, while a transaction older than all its neighbours stays open."""
+    with late_transaction(scene):
+        scene.write(rate=300)
+        scene.fleet.start()
+        scene.wait_delivered(50, timeout_s=60)
+        give_up_at = time.monotonic() + seconds
+        while time.monotonic() < give_up_at:
+            terminate(scene.url)
+            time.sleep(0.5)
+    settle(scene)
+
+
+def terminate(url):
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+            "WHERE datname = current_database() AND application_name LIKE 'outbox %'"
+        )
+
+
+@contextmanager
+def late_transaction(scene, keys=7):
+    """Ids lower than those of its neighbours, visible only when all of those are delivered: at the end of the block."""
+    log = Log()
+    with psycopg.connect(scene.url) as connection:
+        for number in range(keys * 3):
+            entry = (f"late-{id(log)}-{number % keys}", number)
+            connection.execute(
+                "INSERT INTO outbox (kafka_topic, kafka_key, kafka_value) VALUES (%s, %s, %s)",
+                [scene.topic, entry[0], str(entry[1])],
+            )
+            log.committed.append(entry)
+        yield
+        connection.commit()
+    scene.logs.append(log)
+
+
+def join_and_leave(scene, chance, *, members, seconds, pause_s):
+    """The lanes move with every one that comes or goes."""
+    scene.write(rate=500)
+    scene.write(rate=500)
+    present = []
+    give_up_at = time.monotonic() + seconds
+    while time.monotonic() < give_up_at:
+        if len(present) < members and (len(present) < 2 or chance.random() < 0.6):
+            present.append(scene.fleet.start(LANES=6))
+        else:
+            assert present.pop(chance.randrange(len(present))).stop(60) == 0
+        time.sleep(pause_s)
+    scene.wait_delivered(timeout_s=90)
+    settle(scene, 120)
+
+
+def lose_the_servers(scene, turns=1):
+    """Each is killed while it is being used: the broker in the middle of a commit, PostgreSQL beside it."""
+    scene.write(rate=300)
+    scene.fleet.start()
+    for _ in range(turns):
+        scene.wait_delivered(timeout_s=90)
+        scene.postgres.kill()
+        scene.postgres.start()
+        scene.wait_delivered(timeout_s=90)
+        scene.kafka.kill()
+        scene.kafka.start()
+    scene.wait_delivered(timeout_s=90)
+    settle(scene, 120)

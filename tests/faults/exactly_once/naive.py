@@ -1,0 +1,174 @@
+"""The naive form of each guard, to be put in its place by `monkeypatch`: a fault must then do the harm that the guard
+prevents, else the test of the guard shows nothing."""
+
+import threading
+import time
+from contextlib import contextmanager
+
+import psycopg
+
+from outbox.core import ledger, verdict
+from outbox.edges import companions, transactions
+from outbox.edges.companions import Companions
+from outbox.edges.ledger_topic import LedgerTopic
+from outbox.edges.reader import Reader
+from outbox.harvest import exactly_once_rounds
+from outbox.harvest.exactly_once import ExactlyOnce
+from outbox.harvest.exactly_once_database import Purges
+
+
+class Gate:
+    """Where purges wait: `reached` when one has come. It goes on when the gate opens, and fails once it is barred."""
+
+    def __init__(self):
+        self.reached = threading.Event()
+        self._decided = threading.Event()
+        self._barred = False
+
+    def open(self):
+        self._decided.set()
+
+    def bar(self):
+        self._barred = True
+        self._decided.set()
+
+    def pass_through(self):
+        self.reached.set()
+        if not self._decided.wait(20) or self._barred:
+            raise psycopg.OperationalError("no purge may pass, as the test has it")
+
+
+def gate_purges(monkeypatch, first_batch=1):
+    """Purges from this batch on wait before their statement."""
+    gate, purge = Gate(), Purges._purge
+
+    def wait_and_purge(self, ticket, attempt, connection):
+        if any(p.entry.batch >= first_batch for p in ticket.purges):
+            gate.pass_through()
+        return purge(self, ticket, attempt, connection)
+
+    monkeypatch.setattr(Purges, "_purge", wait_and_purge)
+    return gate
+
+
+@contextmanager
+def never_purging(monkeypatch):
+    """What is committed inside the block is left to a successor."""
+    with monkeypatch.context() as patch:
+
+        def refuse(self, ticket, attempt, connection):
+            raise psycopg.OperationalError("not purged, as the test has it")
+
+        patch.setattr(Purges, "_purge", refuse)
+        yield
+
+
+def purge_by_id_alone(monkeypatch):
+    """Whatever stands under the ids of a batch is taken for what was sent."""
+
+    def purge(self, connection, lane, batch, ids, filenode, *, compared=False):
+        with connection.transaction():
+            connection.execute("UPDATE outbox_purged SET batch = %s WHERE lane = %s", [batch, lane])
+            return connection.execute("DELETE FROM outbox WHERE id = ANY(%s)", [list(ids)]).rowcount
+
+    monkeypatch.setattr(Companions, "purge", purge)
+
+
+def compare_nothing(monkeypatch):
+    """A takeover deletes the rows of the last entry without looking at them."""
+    monkeypatch.setitem(verdict._SETTLED, verdict.Rows.DIFFERENT, verdict.PurgeEntry)
+
+
+def never_flush(monkeypatch):
+    """What other sessions have committed without waiting for the disk is sent all the same."""
+    monkeypatch.setattr(exactly_once_rounds, "flush", lambda connection: None)
+
+
+def purge_without_waiting_for_the_disk(monkeypatch):
+    monkeypatch.setitem(companions._OPTIONS, "synchronous_commit", "off")
+    never_flush(monkeypatch)
+
+
+def keep_the_producer(monkeypatch):
+    """After a connection was lost, go on as if nothing were under way any more."""
+    monkeypatch.setattr(transactions, "is_trouble", lambda facility, text: False)
+
+
+def entry_first(monkeypatch):
+    """The ledger's entry is sent before the records that it speaks for."""
+
+    def transact(self, batch):
+        producer = self._producer
+        entry = ledger.Entry(
+            self._lane, self._batch + 1, self._leader_id, self._identity, tuple(batch.ids), batch.digest, batch.read_at
+        )
+        producer.begin()
+        producer.send_entry(self._ledger_name, self._lane, ledger.entry_key(self._lane), ledger.encode(entry))
+        producer.client.flush(5)
+        producer.send(batch.rows, time.monotonic() + 5)
+        producer.wait_reports(lambda: False)
+        self._await_guards(batch, time.monotonic() + 5)
+        producer.commit(9)
+        return entry
+
+    monkeypatch.setattr(ExactlyOnce, "_transact", transact)
+
+
+def swallow_errors_of_produce(monkeypatch):
+    def send(self, rows, give_up_at, report=None):
+        for row in rows:
+            try:
+                self.client.produce(row[1], row[3], row[2])
+            except Exception:
+                continue
+
+    monkeypatch.setattr(transactions.TransactionalProducer, "send", send)
+
+
+def exclude(monkeypatch, *, after_the_read):
+    """Leave out what is in flight here instead of in the statement: by what was in flight before, or is after it."""
+    of_rounds, read = [], Reader.read
+    init = exactly_once_rounds.Rounds.__init__
+
+    def remember(self, *arguments):
+        of_rounds.append(self)
+        init(self, *arguments)
+
+    def filtered(self, connection, look, lanes, excluded, limit):
+        page = read(self, connection, look, lanes, (), 100_000)
+        if after_the_read:
+            time.sleep(0.03)  # a purge that was under way finishes
+            excluded = {id_ for batch in list(of_rounds[-1]._flights._batches) for id_ in batch.ids}
+        page.rows[:] = [row for row in page.rows if row[0] not in set(excluded)][:limit]
+        return page
+
+    monkeypatch.setattr(exactly_once_rounds.Rounds, "__init__", remember)
+    monkeypatch.setattr(Reader, "read", filtered)
+
+
+def one_partition_for_all_lanes(monkeypatch):
+    """Every lane's entries on partition 0, the last stable one taken for the last."""
+    high, between, send = (
+        LedgerTopic._high_watermark,
+        LedgerTopic._last_between,
+        (transactions.TransactionalProducer.send_entry),
+    )
+
+    def last_stable(self, lane, high_, give_up_at):
+        from confluent_kafka import TopicPartition
+
+        low, self.stable = self._consumer().get_watermark_offsets(TopicPartition(self.name, 0), 5)
+        return low
+
+    monkeypatch.setattr(LedgerTopic, "_high_watermark", lambda self, lane: high(self, 0))
+    monkeypatch.setattr(LedgerTopic, "_wait_stable", last_stable)
+    monkeypatch.setattr(
+        LedgerTopic,
+        "_last_between",
+        lambda self, lane, start, _, until: between(self, 0, min(start, self.stable), self.stable, until),
+    )
+    monkeypatch.setattr(
+        transactions.TransactionalProducer,
+        "send_entry",
+        lambda self, topic, partition, key, value: send(self, topic, 0, key, value),
+    )

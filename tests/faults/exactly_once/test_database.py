@@ -1,0 +1,294 @@
+"""PostgreSQL's side of exactly-once delivery: crashes that forget, ids drawn again, transactions that show late.
+
+Where a guard is at stake, the same events are played with its naive form, and do the harm."""
+
+import threading
+from contextlib import ExitStack, closing, contextmanager
+
+import psycopg
+import pytest
+
+from outbox.core.frontier import Frontier
+from outbox.edges import companions
+from outbox.edges.reader import Reader
+from outbox.harvest import exactly_once_rounds
+from tests.faults.exactly_once import naive
+from tests.harvest.exactly_once.bench import stopped, wait_until
+from tests.harvest.exactly_once.test_faults import pause_writing_of_wal
+from tests.harvest.exactly_once.test_order import deliver_under_contention
+
+NO_SWEEP = {"SWEEP_INTERVAL": 3600}
+
+
+def repeats(bench):
+    values = [record.value for record in bench.read()]
+    return len(values) - len(set(values))
+
+
+# ---- crashes that forget
+
+
+@pytest.fixture(scope="module")
+def forgetful():
+    """A PostgreSQL that writes commits to its disk only when somebody waits for them."""
+    from outbox.devstack import Postgres
+
+    settings = {"wal_writer_delay": "10s", "autovacuum": "off", "max_prepared_transactions": "4"}
+    with Postgres(settings=settings) as server:
+        yield server
+
+
+@contextmanager
+def crash(server, bench, gate):
+    """What no session has waited for is gone after the block, in which there is no server."""
+    server.kill()
+    bench.db.close()
+    gate.bar()
+    yield
+    server.start()
+    bench.db = psycopg.connect(bench.url, autocommit=True)
+
+
+@pytest.mark.parametrize("flushed", [True, False])
+def test_a_crash_forgets_nothing_that_was_sent(forgetful, bench_on, monkeypatch, flushed):
+    """Writers do not wait for the disk. Without the flush before the commit, consumers know of what never was."""
+    with bench_on(url=forgetful.url) as bench, ExitStack() as down:
+        bench.db.execute("CREATE TABLE business (value text)")
+        if not flushed:
+            naive.never_flush(monkeypatch)
+        gate = naive.gate_purges(monkeypatch)
+        with bench.working():
+            wait_until(lambda: bench.db.execute("SELECT count(*) FROM outbox_lane").fetchone() == (1,))
+            pause_writing_of_wal(bench.db)
+            with closing(psycopg.connect(bench.url)) as writer:
+                writer.execute("SET synchronous_commit = off")
+                writer.execute("INSERT INTO business VALUES ('1'), ('2')")
+                bench.stash(["a", "b"], connection=writer)
+                writer.commit()
+            sent = {record.value.decode() for record in wait_until(bench.read)}
+            down.enter_context(crash(forgetful, bench, gate))
+        down.close()
+        known = {row[0] for row in bench.db.execute("SELECT value FROM business")}
+        assert sent == {"1", "2"}
+        assert known == (sent if flushed else set())
+
+
+@pytest.mark.parametrize("flushed", [True, False])
+def test_a_crash_forgets_no_purge_on_which_the_next_commit_relies(forgetful, bench_on, monkeypatch, flushed):
+    """Batch 2 is in Kafka and PostgreSQL crashes. Had it forgotten that batch 1 was purged, the lane would stop: the
+    two numbers show that its time went back."""
+    with bench_on(url=forgetful.url) as bench, ExitStack() as down, monkeypatch.context() as patch:
+        pause_writing_of_wal(bench.db)
+        if not flushed:
+            naive.purge_without_waiting_for_the_disk(patch)
+        gate = naive.gate_purges(patch, first_batch=2)
+        with bench.working() as host:
+            wait_until(lambda: host.worker.statistics().takeovers)
+            bench.stash([f"key-{n % 7}" for n in range(200)])
+            assert gate.reached.wait(20)
+            down.enter_context(crash(forgetful, bench, gate))
+        down.close()
+        patch.undo()
+        with bench.working() as host:
+            if flushed:
+                bench.wait_empty()
+                bench.check()
+            else:
+                assert "the database went back in time" in stopped(host)
+                assert bench.count == 200
+
+
+# ---- ids that are drawn a second time
+
+
+@pytest.mark.parametrize("guarded", [True, False])
+def test_new_rows_under_old_ids_outlive_a_purge_that_was_under_way(bench, monkeypatch, guarded):
+    gate = naive.gate_purges(monkeypatch)
+    if not guarded:
+        naive.purge_by_id_alone(monkeypatch)
+    bench.stash(["k"] * 50)
+    with bench.working() as host:
+        assert gate.reached.wait(20)
+        bench.db.execute("TRUNCATE outbox RESTART IDENTITY")
+        bench.stash(["k"] * 50)
+        gate.open()
+        if guarded:
+            assert "ids were drawn a second time" in stopped(host)
+            assert bench.count == 50
+        else:
+            bench.wait_empty()
+            assert len(bench.read()) == 50, "the new rows were deleted and never sent"
+
+
+@pytest.mark.parametrize("guarded", [True, False])
+def test_new_rows_under_old_ids_outlive_a_takeover(bench, monkeypatch, guarded):
+    bench.stash(["k"] * 50)
+    with naive.never_purging(monkeypatch), bench.working():
+        wait_until(bench.read)
+    bench.db.execute("TRUNCATE outbox RESTART IDENTITY")
+    bench.stash(["k"] * 50)
+    if not guarded:
+        naive.compare_nothing(monkeypatch)
+    with bench.working() as host:
+        if guarded:
+            assert "ids were drawn a second time" in stopped(host)
+            assert bench.count == 50
+        else:
+            bench.wait_empty()
+            assert len(bench.read()) == 50
+
+
+@pytest.mark.parametrize("after_the_read", [False, True])
+def test_what_is_in_flight_is_known_before_the_read(bench, monkeypatch, after_the_read):
+    """A purge may finish between the snapshot of a read and what is done with its rows. Reads begin below what is in
+    flight as long as an older transaction is open."""
+    naive.exclude(monkeypatch, after_the_read=after_the_read)
+    with psycopg.connect(bench.url) as late:
+        bench.stash(["late"], connection=late)
+        bench.stash([f"key-{n % 7}" for n in range(2000)])
+        with bench.working():
+            wait_until(lambda: repeats(bench) if after_the_read else bench.count == 0, 30)
+            late.commit()
+            bench.wait_empty()
+    if not after_the_read:
+        bench.check()
+
+
+# ---- transactions that show late
+
+
+DRAWN = "SELECT last_value FROM outbox_id_seq"
+
+
+@contextmanager
+def slow_trigger(bench):
+    """An insert that waits between the drawing of its id and whatever comes next."""
+    bench.db.execute(
+        "CREATE FUNCTION hold() RETURNS trigger LANGUAGE plpgsql AS "
+        "$$ BEGIN IF NEW.kafka_key = 'slow' THEN PERFORM pg_advisory_xact_lock(7); END IF; RETURN NEW; END $$"
+    )
+    bench.db.execute("CREATE TRIGGER hold BEFORE INSERT ON outbox FOR EACH ROW EXECUTE FUNCTION hold()")
+    drawn = bench.db.execute(DRAWN).fetchone()
+    with psycopg.connect(bench.url, autocommit=True) as writer:
+        bench.db.execute("SELECT pg_advisory_lock(7)")
+        thread = threading.Thread(target=bench.stash, args=(["slow"],), kwargs={"connection": writer})
+        thread.start()
+        wait_until(lambda: bench.db.execute(DRAWN).fetchone() != drawn)
+        yield
+        bench.db.execute("SELECT pg_advisory_unlock(7)")
+        thread.join()
+
+
+@contextmanager
+def slow_copy(bench):
+    """Rows that the server has read and not yet written into the table: it does so by the thousand."""
+    drawn = bench.db.execute(DRAWN).fetchone()
+    # More bytes than the client keeps to itself; fewer rows than bring a transaction id by the way.
+    values = [f"c{number}".ljust(2000, "x") for number in range(20)]
+    statement = "COPY outbox (kafka_topic, kafka_key, kafka_value) FROM STDIN"
+    with psycopg.connect(bench.url) as writer, writer.cursor() as cursor, cursor.copy(statement) as copy:
+        for value in values:
+            copy.write_row((bench.topic, "slow", value))
+        wait_until(lambda: bench.db.execute(DRAWN).fetchone() != drawn)
+        yield
+    bench.stashed.by_key["slow"] += values
+
+
+@pytest.mark.parametrize("slow", [slow_trigger, slow_copy])
+@pytest.mark.parametrize("guarded", [True, False])
+def test_a_transaction_is_known_from_the_moment_it_draws_an_id(bench, slow, guarded):
+    """The default takes a transaction id before the row's id. Without it nothing shows that somebody holds a low id
+    while higher ones are read, and only the sweep finds the row."""
+    if not guarded:
+        bench.db.execute("ALTER TABLE outbox ALTER id SET DEFAULT nextval('outbox_id_seq')")
+    with bench.working(**NO_SWEEP):
+        bench.stash(["first"])  # the first id of a sequence brings a transaction id with it
+        bench.wait_empty()
+        with slow(bench):
+            for _ in range(3):
+                bench.stash(["k"])
+                bench.wait_empty()
+        if guarded:
+            bench.wait_empty()
+        else:
+            for _ in range(5):
+                bench.stash(["k"])
+                wait_until(lambda: not {"k"} & set(waiting(bench)))
+            assert "slow" in waiting(bench)
+    with bench.working(SWEEP_INTERVAL=0.1):
+        bench.wait_empty()
+    if guarded:
+        bench.check()
+    else:
+        assert len(bench.read()) == bench.stashed.count, "late, and perhaps out of order"
+
+
+def waiting(bench):
+    return [row[0] for row in bench.db.execute("SELECT kafka_key FROM outbox")]
+
+
+def test_late_bulks_and_savepoints_are_read_page_by_page(bench):
+    """The first ids of the sequence commit last; parts of their transaction are rolled back."""
+    with psycopg.connect(bench.url) as late, bench.working(BATCH_MAX=7, **NO_SWEEP):
+        bench.stash(["late"] * 25, connection=late)
+        with late.transaction():
+            bench.stash(["late"] * 25, connection=late)
+        with late.transaction(force_rollback=True):
+            late.execute(
+                "INSERT INTO outbox (kafka_topic, kafka_key, kafka_value) SELECT %s, 'undone', n "
+                "FROM generate_series(1, 30) AS n",
+                [bench.topic],
+            )
+        bench.stash([f"key-{n % 5}" for n in range(60)])
+        bench.wait_empty()
+        late.commit()
+        bench.wait_empty()
+    bench.check()
+
+
+def test_a_prepared_transaction_is_read_when_it_is_committed(forgetful, bench_on):
+    with bench_on(url=forgetful.url) as bench, bench.working(**NO_SWEEP):
+        with psycopg.connect(bench.url) as writer:
+            bench.stash(["late"] * 5, connection=writer)
+            writer.execute("PREPARE TRANSACTION 'later'")
+        for _ in range(3):
+            bench.stash(["early"] * 5)
+            bench.wait_empty()
+        assert "late" not in bench.by_key()
+        bench.db.execute("COMMIT PREPARED 'later'")
+        bench.wait_empty()
+        bench.check()
+
+
+def test_keys_serialised_by_advisory_locks_keep_their_order(bench, monkeypatch):
+    """As `stash(ordered=True)` locks them; the reader looks back only when it must."""
+    monkeypatch.setattr(exactly_once_rounds, "Frontier", lambda: Frontier(look_back_ids=0))
+    deliver_under_contention(bench, 2, BATCH_MAX=7, **NO_SWEEP)
+    bench.check()
+
+
+def test_a_poll_walks_no_dead_rows_whatever_pins_them(bench):
+    """Also when a transaction of another database was open before. Blocks are counted instead of milliseconds."""
+    with (
+        psycopg.connect(bench.url, dbname="postgres") as elsewhere,
+        companions.connect({"conninfo": bench.url}, statement_timeout_s=20, application_name="test") as connection,
+    ):
+        elsewhere.execute("SELECT pg_current_xact_id()")
+        bench.db.execute(
+            "INSERT INTO outbox (kafka_topic, kafka_key) SELECT 't', 'k' FROM generate_series(1, 50000) AS n"
+        )
+        reader, frontier = Reader("outbox", "outbox_id_seq"), Frontier()
+        page = reader.read(connection, frontier.start(), (0,), (), 100_000)
+        frontier.accept(page.rows[-1][0], False, page.snapshot, page.sequence)
+        bench.db.execute("DELETE FROM outbox")
+        page = reader.read(connection, frontier.start(), (0,), (), 100_000)
+        assert frontier.missed_from(frontier.start(), page.snapshot, page.sequence) is None
+        assert blocks(connection, reader, frontier.start()) < 20
+        assert blocks(connection, reader, 0) > 400, "a mark that stands still for strangers would walk them all"
+
+
+def blocks(connection, reader, look):
+    """Those of the table and its index that one read touches."""
+    explain = "EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) " + reader._forms[False, False]
+    (plan,) = connection.execute(explain, {"look": look, "lanes": [0], "limit": 500}).fetchone()[0]
+    return plan["Plan"]["Shared Hit Blocks"] + plan["Plan"]["Shared Read Blocks"]

@@ -1,0 +1,100 @@
+"""`manage.py harvest` with exactly-once delivery: killed, paused, crowned, cut off and replaced while writers go on.
+
+The acts wait for sessions to expire, so they are played side by side, each on a table, topic and group of its own. The
+long forms are in `test_torture.py`.
+"""
+
+import re
+import time
+from concurrent.futures import ThreadPoolExecutor, wait
+from itertools import pairwise
+
+import pytest
+
+from outbox.failpoints import FAILPOINTS
+from tests.faults.exactly_once.acts import (
+    MEMBER,
+    WORKER,
+    believe_they_lead,
+    fall_one_by_one,
+    join_and_leave,
+    kill_at,
+    lose_the_servers,
+    settle,
+    stop_at,
+)
+from tests.faults.fleet import wait_until
+from tests.support.databases import ROOT
+from tests.support.topics import read_topic
+
+ACTS = {
+    "killed at before-commit": kill_at("before-commit"),
+    "killed at after-commit": kill_at("after-commit"),
+    "killed at before-settle": kill_at("before-settle"),
+    "killed at acquired": kill_at("acquired"),
+    "stopped at before-commit": stop_at("before-commit"),
+    "stopped at before-purge": stop_at("before-purge"),
+    "three that believe they lead": believe_they_lead(3),
+    "sessions that end": fall_one_by_one,
+}
+
+
+def test_every_failpoint_of_the_worker_is_an_act():
+    rooms = [*(ROOT / "outbox" / "harvest").glob("exactly_once*.py")]
+    source = "".join(path.read_text() for path in rooms)
+    assert set(re.findall(r'failpoint\("([a-z-]+)"\)', source)) == set(WORKER)
+    assert set(FAILPOINTS) >= {*WORKER, *MEMBER}
+
+
+@pytest.fixture(scope="module")
+def outcomes(exact_scenes, fragile_exact_scenes):
+    """All acts, begun together."""
+
+    def play(act, scene):
+        with scene as opened:
+            act(opened)
+
+    with ThreadPoolExecutor(len(ACTS) + 1) as pool:
+        begun = {name: pool.submit(play, act, exact_scenes()) for name, act in ACTS.items()}
+        begun["servers of 3.9"] = pool.submit(play, lose_the_servers, fragile_exact_scenes("3.9"))
+        yield begun
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("name", [*ACTS, "servers of 3.9"])
+def test_every_record_arrives_exactly_once(outcomes, name):
+    outcomes[name].result(230)
+
+
+@pytest.fixture
+def quiet(outcomes):
+    """No act is being played any more."""
+    wait(outcomes.values(), timeout=230)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.usefixtures("quiet")
+def test_a_rolling_restart_repeats_nothing_for_any_reader_and_hardly_pauses(exact):
+    """Also what was never committed would show as a repeat to a reader that does not wait for commits."""
+    exact.write(rate=1000)
+    older = exact.fleet.start()
+    exact.wait_delivered(timeout_s=60)
+    begun = time.time()
+    for _ in range(3):
+        newer = exact.fleet.start()
+        wait_until(lambda newer=newer: newer.says("partitions_assigned"), 60, "it stands by")
+        assert older.stop() == 0
+        exact.wait_delivered(timeout_s=60)
+        older = newer
+    ended = time.time()
+    settle(exact)
+    received = read_topic(exact.servers, exact.topic, committed=False)
+    assert len({(record.key, record.value) for record in received}) == len(received)
+    times = sorted(record.time_s for record in received if begun < record.time_s < ended)
+    assert max(after - before for before, after in pairwise(times)) < 3, "three times the promised second"
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.usefixtures("quiet")
+def test_six_lanes_move_with_every_harvester_that_comes_or_goes(exact, chance):
+    join_and_leave(exact, chance, members=3, seconds=5, pause_s=1)
