@@ -1,8 +1,8 @@
 """The statements of exactly-once delivery on the companion tables, and the guarded purge that ties them to the outbox.
 
-``<TABLE>_state``: one row: the UUID of this database, the lane count, which way of delivery holds the table.
+``<TABLE>_state``: one row: the UUID of this database, the lane count, which way of delivery holds the table (`ways`).
 ``<TABLE>_purged``: (lane, batch): the last batch of each lane whose rows were deleted, called m.
-``<TABLE>_lane``: who owns a lane, shown to operators and never trusted.
+``<TABLE>_lane``: who owns a lane, shown to operators and never trusted (`ways`).
 
 Each function takes a connection and decides nothing; what the numbers mean is said in `core.verdict`.
 """
@@ -27,7 +27,6 @@ from outbox.edges.table import connect_bounded, identifier
 from outbox.exceptions import OutboxError
 
 Connection = psycopg.Connection[Any]
-WAY = "exactly-once"
 
 # Over those of every connection of ours: one order of reading, no plan for many rows, and every commit flushed.
 _OPTIONS = {
@@ -42,10 +41,6 @@ _NEVER_BY_ITSELF = 1_000_000_000
 
 class OtherDatabase(OutboxError):
     """The connection reaches another database than the one that this process began with."""
-
-
-class OtherWay(OutboxError):
-    """The table is being harvested in another way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,42 +112,6 @@ class Companions:
         if row is None:
             raise WrongTable(f"The row of {self._parts['state'].as_string()} vanishes as soon as it is made.")
         return row[0], State(*row[1:])
-
-    def claim(self, connection: Connection, owner: str, patience_s: float) -> None:
-        """Hold the table for exactly-once delivery; refused while the heartbeat of another way is fresh."""
-        claimed = connection.execute(
-            self._build(
-                "/* claim */ UPDATE {state} SET way = %(way)s, way_owner = %(owner)s, way_time = clock_timestamp() "
-                "WHERE way IN ('', %(way)s) OR way_time < clock_timestamp() - make_interval(secs => %(patience)s)"
-            ),
-            {"way": WAY, "owner": owner, "patience": patience_s},
-        ).rowcount
-        if claimed:
-            return
-        row = connection.execute(self._build("/* claim */ SELECT way, way_owner, way_time FROM {state}")).fetchone()
-        if row is not None and row[0] != WAY:
-            raise OtherWay(
-                f"The table is harvested by {row[1]!r} with DELIVERY={row[0]!r} (last heartbeat {row[2]}). Two ways at "
-                f"once would send records twice. Stop it, wait {patience_s:g} s, and start this one again."
-            )
-
-    def release(self, connection: Connection, owner: str) -> None:
-        """Another way may begin at once, unless somebody else holds the table for this one."""
-        connection.execute(
-            self._build("/* release */ UPDATE {state} SET way_time = '-infinity' WHERE way = %s AND way_owner = %s"),
-            [WAY, owner],
-        )
-
-    def beat(self, connection: Connection, lanes: Sequence[int], owner: UUID, name: str) -> None:
-        """Tell operators who owns the lanes."""
-        connection.execute(
-            self._build(
-                "/* beat */ INSERT INTO {lane} (lane, owner, owner_name, heartbeat) "
-                "SELECT lane, %s, %s, clock_timestamp() FROM unnest(%s::int[]) AS t(lane) ON CONFLICT (lane) "
-                "DO UPDATE SET owner = EXCLUDED.owner, owner_name = EXCLUDED.owner_name, heartbeat = EXCLUDED.heartbeat"
-            ),
-            [owner, name, list(lanes)],
-        )
 
     # ---- the lane count
 

@@ -20,16 +20,17 @@ from typing import Any
 
 import psycopg
 
-from outbox.conf import Conf
+from outbox.conf import EXACTLY_ONCE, Conf
 from outbox.core.flights import Flights, Plan, Standing, may_flush
 from outbox.core.frontier import Frontier
 from outbox.core.ledger import Entry
 from outbox.core.verdict import GoOn, State, Stop
-from outbox.edges.companions import OtherWay, flush
+from outbox.edges.companions import flush
 from outbox.edges.ledger_topic import LedgerTopic
 from outbox.edges.marks import WrongTable
 from outbox.edges.reader import Page, Reader, Row
 from outbox.edges.session import BoundedConnection
+from outbox.edges.ways import Claim, OtherWay
 from outbox.harvest.exactly_once_database import Database, Purges
 from outbox.harvest.exactly_once_holds import Holds
 from outbox.harvest.exactly_once_values import Awaited, Batch, Broken, Doubt, Order, Purge, Retake, Ticket
@@ -62,7 +63,8 @@ class Rounds:
     """Lanes of one table in one process. Ends when its last lane has left; then it takes no more."""
 
     def __init__(self, conf: Conf, database: Database, ledger: LedgerTopic, owner_name: str) -> None:
-        self._conf, self.database, self.ledger, self._owner_name = conf, database, ledger, owner_name
+        self._conf, self.database, self.ledger = conf, database, ledger
+        self._way = Claim(conf.table, EXACTLY_ONCE, owner_name, conf.session_timeout_s)
         self._changed = threading.Condition()
         self._lanes: dict[int, LaneState] = {}
         self._closing = False
@@ -132,7 +134,7 @@ class Rounds:
             self._prepared = True
 
     def _claim(self, connection: Any) -> None:
-        self.database.statements.claim(connection, self._owner_name, self._conf.session_timeout_s)
+        self._way.take(connection, lanes=self._conf.lanes)
 
     def release_way(self, may_go_on: Callable[[], bool]) -> None:
         """The process ends in good order: nobody has to wait until its claim is old."""
@@ -140,7 +142,7 @@ class Rounds:
             if len(self._lanes) > 1 or not self._prepared or self._closing:
                 return
             self._prepared = False  # no heartbeat may claim again
-        self.purges.ask(lambda connection: self.database.statements.release(connection, self._owner_name), may_go_on)
+        self.purges.ask(self._way.release, may_go_on)
 
     def ready(self, lane: LaneState, batch: int, count: int) -> None:
         """The lane owns its transactional id and has purged everything up to `batch`: it is read for from the
@@ -243,6 +245,8 @@ class Rounds:
         except BaseException as error:
             self._break(error)
         finally:
+            spent = "".join(f" {name}_s={seconds:.3f}" for name, seconds in self.stages.items())
+            logger.info("reading_ended reads=%d%s", self.reads, spent)
             self._drop_connection()
             self.ledger.close()
             with self._changed:
@@ -283,7 +287,7 @@ class Rounds:
             return
         if self._beat is not None and isinstance(self._beat.error, OtherWay):
             raise self._beat.error
-        self._beat_at = now + _BEAT_S
+        self._beat_at = now + min(_BEAT_S, self._conf.session_timeout_s / 3)
         numbers = [lane.number for lane in self._lanes.values() if lane.ready]
 
         def beat(connection: Any) -> None:
@@ -291,7 +295,7 @@ class Rounds:
             self._heed(self.database.statements.state(connection, self._conf.lanes)[1])
             identity = self.database.identity
             if numbers and identity is not None:
-                self.database.statements.beat(connection, numbers, identity, self._owner_name)
+                self._way.show(connection, dict.fromkeys(numbers, identity))
 
         self._beat = self.purges.tell(beat)
 

@@ -1,0 +1,121 @@
+"""One way of delivery at a time: the claim on a table in its state row, kept fresh by the database's clock.
+
+Every way (exactly-once, at-least-once, Spark) claims by the same statement. A table of the classic layout has no state
+row: there nobody knows of the other, and a claim says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+from uuid import UUID
+
+import psycopg
+from psycopg import sql
+
+from outbox.edges.table import identifier
+from outbox.exceptions import OutboxError
+
+Connection = psycopg.Connection[Any]
+RIGHTS = "SELECT, INSERT, UPDATE, DELETE"
+
+
+class OtherWay(OutboxError):
+    """The table is being harvested in another way."""
+
+
+class NoRights(OutboxError):
+    """The database role may not use the companion tables."""
+
+
+class Claim:
+    """What one process, called `owner`, says of itself to all others of the table. A claim that is not repeated within
+    `patience_s` counts no longer."""
+
+    def __init__(self, table: str, way: str, owner: str, patience_s: float) -> None:
+        self.way, self.owner = way, owner
+        self._table, self._patience_s = table, patience_s
+        self._given = {"way": way, "owner": owner, "patience": patience_s}
+        self._parts = {name: identifier(f"{table}_{name}") for name in ("state", "lane")}
+        self._exists = False
+
+    def take(self, connection: Connection, *, lanes: int = 1, quietly: bool = False) -> bool:
+        """Claim the table, or repeat the claim; False where it has no state row to be claimed. Raises `OtherWay` while
+        the claim of another way is fresh. `quietly`: the fresh claim of another process for this way stands.
+
+        `lanes` is for a row that has to be made."""
+        try:
+            if not self._has_tables(connection):
+                return False
+            while not self._claimed(connection, quietly=quietly):
+                self._run(connection, "INSERT INTO {state} (lanes) VALUES (%s) ON CONFLICT DO NOTHING", [lanes])
+        except psycopg.errors.UndefinedTable:
+            self._exists = False
+            raise
+        except psycopg.errors.InsufficientPrivilege as error:
+            names = ", ".join(part.as_string() for part in self._parts.values())
+            raise NoRights(
+                f"PostgreSQL refuses the role of this connection a companion table of {self._table!r}: "
+                f"{str(error).strip()}. Which way of delivery holds the table is written there. "
+                f"Run, as the owner of the tables: GRANT {RIGHTS} ON {names} TO the role of the harvester."
+            ) from error
+        return True
+
+    def _has_tables(self, connection: Connection) -> bool:
+        if not self._exists:
+            row = connection.execute(
+                "/* way */ SELECT to_regclass(%s) IS NOT NULL AND to_regclass(%s) IS NOT NULL",
+                [part.as_string() for part in self._parts.values()],
+            ).fetchone()
+            self._exists = bool(row and row[0])
+        return self._exists
+
+    def _claimed(self, connection: Connection, *, quietly: bool) -> bool:
+        """False when there is no row."""
+        updated = self._run(
+            connection,
+            "UPDATE {state} SET way = %(way)s, way_owner = %(owner)s, way_time = clock_timestamp() WHERE way = '' "
+            "OR way_time < clock_timestamp() - make_interval(secs => %(patience)s)"
+            + ("" if quietly else " OR way = %(way)s"),
+            self._given,
+        )
+        if updated.rowcount:
+            return True
+        row = self._run(
+            connection,
+            "SELECT way, way_owner, round(extract(epoch FROM clock_timestamp() - way_time), 1) FROM {state}",
+        ).fetchone()
+        if row is not None and row[0] != self.way:
+            raise OtherWay(
+                f"The table {self._table!r} is harvested by {row[1]!r} with DELIVERY={row[0]!r}, whose last heartbeat "
+                f"is {row[2]} s old; this process is for {self.way!r}. Two ways at once would send records twice. Stop "
+                f"the other one: this one may begin at once when that has ended in good order, and "
+                f"{self._patience_s:g} s after its last heartbeat when it has not."
+            )
+        return row is not None
+
+    def show(self, connection: Connection, lanes: Mapping[int, UUID]) -> None:
+        """Tell operators, and the processes of this way, which lanes this one works on, under which ids."""
+        self._run(
+            connection,
+            "INSERT INTO {lane} (lane, owner, owner_name, heartbeat) "
+            "SELECT lane, owner, %s, clock_timestamp() FROM unnest(%s::int[], %s::uuid[]) AS t(lane, owner) "
+            "ORDER BY lane ON CONFLICT (lane) "
+            "DO UPDATE SET owner = EXCLUDED.owner, owner_name = EXCLUDED.owner_name, heartbeat = EXCLUDED.heartbeat",
+            [self.owner, list(lanes), list(lanes.values())],
+        )
+
+    def release(self, connection: Connection) -> None:
+        """Nobody has to wait until this claim is old, unless another process of this way works on a lane."""
+        if not self._has_tables(connection):
+            return
+        self._run(connection, "DELETE FROM {lane} WHERE owner_name = %(owner)s", self._given)
+        self._run(
+            connection,
+            "UPDATE {state} SET way_time = '-infinity' WHERE way = %(way)s AND NOT EXISTS (SELECT FROM {lane} "
+            "WHERE heartbeat > clock_timestamp() - make_interval(secs => %(patience)s))",
+            self._given,
+        )
+
+    def _run(self, connection: Connection, text: str, given: Any = None) -> Any:
+        return connection.execute(sql.SQL(f"/* way */ {text}").format(**self._parts), given)
