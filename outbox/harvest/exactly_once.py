@@ -461,8 +461,17 @@ class ExactlyOnce:
             rounds.leave(self._state)
         self._phase = "ended"
         self._ended = True
+        self._log_end()
         if self._finish_by is not None:
             self._host.finished(self._lane)
+
+    def _log_end(self) -> None:
+        """With the seconds of each stage: where the time of a slow lane went."""
+        spent = "".join(f" {name}_s={seconds:.3f}" for name, seconds in self._stages.items())
+        logger.info(
+            "lane_ended lane=%d delivered=%d batches=%d takeovers=%d renewals=%d%s",
+            self._lane, self._delivered, self._batches, self._takeovers, self._renewals, spent,
+        )  # fmt: skip
 
     def _leave_tidily(self, rounds: Rounds) -> None:
         """Nothing is lost when this cannot be done in time: the successor settles it."""

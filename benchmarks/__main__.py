@@ -1,0 +1,70 @@
+"""`python -m benchmarks`, as `make bench` runs it: measures part by part and prints one table.
+
+make bench                          three rounds
+make bench ARGS="--rounds 1"        the quick form
+make bench ARGS="--only latency"    one part; --list names them
+make bench ARGS="--full"            the long rows as well: 5 million records, 30,000 batches, Debezium
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from benchmarks.drains import Drains
+from benchmarks.report import Table, say
+from benchmarks.servers import database, describe, required
+
+RECORDS = 400_000
+
+
+@dataclass(frozen=True)
+class Part:
+    what: str
+    run: Callable[[Drains], None]
+    long: bool = False
+    once: bool = False
+    """Not in every round."""
+
+
+PARTS = {
+    "drain": Part("the drain, its ceilings, keys, lanes, header, cost", lambda drains: drains.main(RECORDS)),
+    "classic": Part("at-least-once, for comparison", lambda drains: drains.classic(RECORDS // 4)),
+    "payloads": Part("1 kB, 10 kB, five headers", lambda drains: drains.payloads()),
+}
+
+
+def main() -> None:
+    options = _arguments()
+    if options.list:
+        print("\n".join(f"{name:12} {part.what}" for name, part in PARTS.items()))
+        return
+    server, servers = required()
+    table, begun = Table(), time.monotonic()
+    names = options.only or [name for name, part in PARTS.items() if options.full or not part.long]
+    chosen = {name: PARTS[name] for name in names}
+    with database(server, servers) as place:
+        drains = Drains(table, place, server, servers)
+        for number in range(options.rounds):
+            for name, part in chosen.items():
+                if not (part.once and number):
+                    say(f"round {number + 1} of {options.rounds}: {name}")
+                    part.run(drains)
+    head = describe(server)
+    head.append(f"{options.rounds} rounds in {time.monotonic() - begun:.0f} s; the load is the machine's, of a minute")
+    table.show(head)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="make bench", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--full", action="store_true", help="the long rows as well")
+    parser.add_argument("--only", nargs="+", choices=PARTS, help="these parts alone")
+    parser.add_argument("--list", action="store_true", help="name the parts")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

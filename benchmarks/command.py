@@ -1,0 +1,147 @@
+"""`python manage.py harvest` of the example project as a process of its own, as it is run in production.
+
+What it says on stderr is taken in with the time it was said; nothing else of it is looked into.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks.servers import MANAGE, Costs, Database, cpu_s
+
+START_TIMEOUT_S = 60.0
+DRAIN_TIMEOUT_S = 300.0
+STOP_TIMEOUT_S = 30.0
+_TAIL = 1_000  # ids below the highest that are looked at to see whether the end is near
+
+
+@dataclass
+class Drained:
+    """What one emptying of the table took."""
+
+    records: int
+    seconds: float
+    harvester_s: float
+    postgres_s: float
+    kafka_s: float
+    wal_bytes: float
+    memory_mb: float
+    stages: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def rate(self) -> float:
+        return self.records / self.seconds
+
+    @property
+    def told(self) -> str:
+        return " ".join(f"{name}={seconds:.2f}" for name, seconds in self.stages.items())
+
+
+class Harvest:
+    """One harvester. Use `harvesting`."""
+
+    def __init__(self, database: Database, name: str, **settings: Any) -> None:
+        given = {f"OUTBOX_{key}": str(value) for key, value in {"NAME": name, **settings}.items()}
+        self._database = database
+        self._lines: list[tuple[float, str]] = []
+        self._said = threading.Condition()
+        self.process = subprocess.Popen(
+            [*MANAGE, "harvest"], env={**database.environment, **given}, stderr=subprocess.PIPE, text=True
+        )
+        self._reader = threading.Thread(target=self._listen, daemon=True)
+        self._reader.start()
+
+    def _listen(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            with self._said:
+                self._lines.append((time.monotonic(), line.rstrip()))
+                self._said.notify_all()
+
+    def said(self, pattern: str, count: int = 1, timeout_s: float = START_TIMEOUT_S) -> float:
+        """When the count-th line that holds the pattern was said; waits for it."""
+        with self._said:
+            found = self._said.wait_for(
+                lambda: len(self._found(pattern)) >= count or self.process.poll() is not None, timeout_s
+            )
+            lines = self._found(pattern)
+        if not found or len(lines) < count:
+            sys.exit(f"The harvester did not say {pattern!r} ({self.process.poll()=}):\n" + self.log)
+        return lines[count - 1][0]
+
+    def _found(self, pattern: str) -> list[tuple[float, str]]:
+        return [line for line in self._lines if re.search(pattern, line[1])]
+
+    @property
+    def log(self) -> str:
+        return "\n".join(text for _, text in self._lines[-40:])
+
+    @property
+    def memory_mb(self) -> float:
+        """The largest resident memory until now."""
+        with contextlib.suppress(OSError):
+            for line in Path(f"/proc/{self.process.pid}/status").read_text().splitlines():
+                if line.startswith("VmHWM:"):
+                    return int(line.split()[1]) / 1024
+        return float("nan")
+
+    def stop(self) -> None:
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        try:
+            self.process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self._reader.join(5)
+
+    @property
+    def stages(self) -> dict[str, float]:
+        """The seconds of each stage, as lanes and their reader tell them when they end; summed over the lanes."""
+        total: dict[str, float] = {}
+        for _, line in self._found("lane_ended|reading_ended"):
+            for name, seconds in re.findall(r"(\w+)_s=([0-9.]+)", line):
+                total[name] = total.get(name, 0.0) + float(seconds)
+        return total
+
+    def drained(self, records: int, costs: Costs, since: float) -> Drained:
+        """Wait until the table is empty; the clock stops with the last DELETE."""
+        highest = int(self._database.one("SELECT coalesce(max(id), 0) FROM outbox") or 0)
+        used_s = cpu_s(self.process.pid)
+        self._wait_empty(highest)
+        seconds = time.monotonic() - since
+        harvester_s = cpu_s(self.process.pid) - used_s
+        postgres_s, kafka_s, wal = costs.taken()
+        return Drained(records, seconds, harvester_s, postgres_s, kafka_s, wal, self.memory_mb)
+
+    def _wait_empty(self, highest: int) -> None:
+        give_up_at = time.monotonic() + DRAIN_TIMEOUT_S
+        while self._database.one("SELECT EXISTS (SELECT FROM outbox WHERE id > %s)", highest - _TAIL):
+            self._check(give_up_at)
+            time.sleep(0.005)
+        while self._database.one("SELECT EXISTS (SELECT FROM outbox)"):
+            self._check(give_up_at)
+            time.sleep(0.005)
+
+    def _check(self, give_up_at: float) -> None:
+        if time.monotonic() > give_up_at or self.process.poll() is not None:
+            sys.exit(f"The table was not emptied ({self.process.poll()=}):\n{self.log}")
+
+
+@contextlib.contextmanager
+def harvesting(database: Database, name: str, **settings: Any) -> Iterator[Harvest]:
+    harvest = Harvest(database, name, **settings)
+    try:
+        yield harvest
+    finally:
+        harvest.stop()
