@@ -111,7 +111,7 @@ class Rounds:
             self._unready(lane)
             if self._lanes.get(lane.number) is lane:
                 del self._lanes[lane.number]
-            self._flights.forget(lane.number)
+                self._flights.forget(lane.number)  # else they are those of a worker that follows in this process
             if not self._lanes:
                 self._end()
             self._changed.notify_all()
@@ -151,7 +151,7 @@ class Rounds:
             lane.begin(batch)
             lane.count = self._count = count
             self._retake([other for other in self._lanes.values() if other.ready and other.count != count])
-            self._flights.forget(lane.number)
+            self._flights.taken_over(lane.number, count)
             self._wants_reset = True
             self._idle_s = _IDLE_MIN_S
             self._changed.notify_all()

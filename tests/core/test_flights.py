@@ -1,0 +1,117 @@
+"""What a read leaves out, and when a share of it may follow."""
+
+from dataclasses import dataclass
+
+import pytest
+
+from outbox.core.flights import Flights, Standing, has_flushed, may_flush
+from outbox.core.verdict import AskElection, GoOn, Stop
+
+
+@dataclass(eq=False)
+class Share:
+    lane: int
+    ids: list[int]
+
+
+def test_a_plan_is_a_copy_made_before_the_read():
+    flights, lane = Flights(), Standing(0)
+    lane.begin(0)
+    share = Share(0, [3, 5, 9])
+    flights.add(share)
+    flights.committed(share, 1)
+    plan = flights.plan([lane], 100)
+    flights.purged(0, 1)
+    assert list(plan.excluded_above(0)) == [3, 5, 9]
+    assert list(plan.excluded_above(3)) == [5, 9]
+    assert list(plan.excluded_above(9)) == []
+    assert list(flights.plan([lane], 100).excluded_above(0)) == []
+
+
+def test_the_ids_of_several_batches_ascend():
+    flights = Flights()
+    for ids in ([4, 8], [5, 6], [1]):
+        flights.add(Share(0, ids))
+    assert list(flights.plan([], 1).excluded_above(1)) == [4, 5, 6, 8]
+
+
+def test_a_page_grows_with_the_lanes_to_a_limit():
+    lanes = [Standing(number) for number in range(6)]
+    limits = []
+    for lane in lanes:
+        lane.begin(0)
+        limits.append(Flights().plan(lanes, 10).limit)
+    assert limits == [10, 20, 30, 40, 40, 40]
+
+
+def test_a_purge_ends_the_flight_of_its_batch_and_of_no_later_one_with_the_same_ids():
+    flights, old, new = Flights(), Share(0, [1, 2]), Share(0, [1, 2, 3])
+    flights.add(old)
+    flights.committed(old, 4)
+    flights.add(new)  # ids were drawn a second time while the purge was repeated
+    flights.purged(0, 4)
+    assert flights.count(0) == 3
+    flights.committed(new, 5)
+    flights.purged(1, 5)
+    assert flights.count(0) == 3
+    flights.purged(0, 5)
+    assert flights.count(0) == 0
+
+
+def test_a_takeover_forgets_the_batches_of_its_lane():
+    flights = Flights()
+    for lane in (0, 1):
+        flights.taken_over(lane, 2)
+    flights.add(Share(0, [1]))
+    flights.add(Share(1, [2]))
+    flights.taken_over(0, 2)
+    assert (flights.count(0), flights.count(1)) == (0, 1)
+
+
+def test_a_takeover_with_another_lane_count_forgets_the_batches_of_every_lane():
+    # Else a record of a failed batch of lane 0, which is lane 1's now, would be left out of what lane 1 reads first,
+    # and its successors in the key would overtake it.
+    flights = Flights()
+    flights.taken_over(0, 1)
+    flights.add(Share(0, [7, 8]))
+    flights.taken_over(1, 2)
+    assert list(flights.plan([], 1).excluded_above(0)) == []
+
+
+def test_a_share_belongs_to_one_readiness_of_its_lane():
+    flights, lane = Flights(), Standing(3)
+    lane.begin(7)
+    plan = flights.plan([lane], 1)
+    assert isinstance(lane.judge(plan, 7), GoOn)
+    lane.end()
+    lane.begin(7)
+    assert lane.judge(plan, 7) is None
+
+
+@pytest.mark.parametrize(("purged", "verdict"), [(6, Stop), (7, GoOn), (8, GoOn), (9, AskElection)])
+def test_m_in_the_page_is_judged_by_what_was_acknowledged_before_and_submitted_since(purged, verdict):
+    flights, lane = Flights(), Standing(3)
+    lane.begin(7)
+    plan = flights.plan([lane], 1)
+    lane.submitted = 8
+    assert isinstance(lane.judge(plan, purged), verdict)
+
+
+def test_a_stopped_lane_waits_for_no_purge():
+    lane = Standing(0)
+    lane.begin(1)
+    lane.submitted = 2
+    assert lane.unpurged
+    lane.stopped()
+    assert (lane.unpurged, lane.ready) == (False, False)
+
+
+def test_only_a_purge_that_followed_the_read_can_flush_it():
+    assert may_flush(2.0, 2.0)
+    assert not may_flush(1.9, 2.0)
+
+
+def test_only_over_a_connection_that_stood_before_the_read_has_a_purge_flushed_it():
+    assert has_flushed(1.0, 2.0)
+    assert not has_flushed(2.1, 2.0)
+    assert not has_flushed(None, 2.0)
