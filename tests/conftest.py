@@ -1,5 +1,6 @@
 """Fixtures that every room of the tests may use."""
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
@@ -7,6 +8,7 @@ import hypothesis
 import pytest
 
 from outbox.devstack import Postgres
+from tests.support.databases import django, fresh_database
 
 # How long one example takes says how busy the machine is, not whether the code is right.
 hypothesis.settings.register_profile("outbox", deadline=None)
@@ -27,6 +29,15 @@ def postgres_of() -> Iterator[Callable[[str], str]]:
             return urls[major]
 
         yield url_of
+
+
+@pytest.fixture(scope="session")
+def migrated_template(postgres: Postgres | None) -> Iterator[str]:
+    """A database that the test project's migrations made, for `fresh_database` to copy in a tenth of their time."""
+    with fresh_database(os.environ["DATABASE_URL"]) as url:
+        migrated = django("migrate", "-v0", url=url)
+        assert migrated.returncode == 0, migrated.stderr
+        yield url.rpartition("/")[2]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -7,19 +7,17 @@ import outbox
 from outbox import Message
 from outbox.exceptions import StashOutsideTransaction
 from outbox.models import OutboxRecord
-from tests.support.databases import django, fresh_database
+from tests.support.databases import fresh_database
 
 AWKWARD = "back\\slash, 'quotes\", Zoë, {a,NULL}, %s"
 
 
 @pytest.fixture(params=[False, True], ids=["client binding", "server binding"])
-def second(request, django_db_setup, django_db_blocker):
+def second(request, django_db_setup, django_db_blocker, migrated_template):
     """The alias of a database of its own, with each of Django's two ways to bind parameters."""
     default = connections["default"].settings_dict
     url = "postgresql://{USER}:{PASSWORD}@{HOST}:{PORT}/{NAME}".format(**default)
-    with fresh_database(url) as fresh:
-        migrated = django("migrate", "outbox", "--skip-checks", url=fresh)
-        assert migrated.returncode == 0, migrated.stderr
+    with fresh_database(url, migrated_template) as fresh:
         options = {**default["OPTIONS"], "server_side_binding": request.param}
         connections.settings["second"] = {**default, "NAME": fresh.rpartition("/")[2], "OPTIONS": options}
         with django_db_blocker.unblock():

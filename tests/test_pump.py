@@ -142,14 +142,13 @@ def test_stop_ends_the_writers_early():
 
 
 @pytest.fixture
-def command(request):
+def command(migrated_template):
     """The pump as a process on a database of its own, with its output on a terminal."""
     url = connection.settings_dict
     server = f"postgresql://{url['USER']}:{url['PASSWORD']}@{url['HOST']}:{url['PORT']}/postgres"
-    with fresh_database(server) as fresh:
+    with fresh_database(server, migrated_template) as fresh:
         environment = {**os.environ, "DJANGO_SETTINGS_MODULE": "tests.settings", "DATABASE_URL": fresh}
         manage = [sys.executable, "-m", "django"]
-        subprocess.run([*manage, "migrate", "-v0"], cwd=ROOT, env=environment, check=True, timeout=60)
 
         def start(*arguments, **streams):
             return subprocess.Popen(

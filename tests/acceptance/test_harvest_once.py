@@ -14,10 +14,8 @@ RECORDS = 300
 
 
 @pytest.fixture
-def url():
-    with fresh_database(os.environ["DATABASE_URL"]) as url:
-        done = django("migrate", "outbox", url=url)
-        assert done.returncode == 0, done.stderr
+def url(migrated_template):
+    with fresh_database(os.environ["DATABASE_URL"], migrated_template) as url:
         yield url
 
 

@@ -10,7 +10,7 @@ import uuid
 
 import pytest
 
-from tests.support.databases import ROOT, django, fresh_database
+from tests.support.databases import ROOT, fresh_database
 
 WAIT_S = 60
 
@@ -42,11 +42,9 @@ def processes():
         process.communicate()
 
 
-def test_a_leadership_is_heard_in_the_process_and_told_to_a_worker(postgres, kafka, processes, tmp_path):
+def test_a_leadership_is_heard_in_the_process_and_told_to_a_worker(kafka, migrated_template, processes, tmp_path):
     heard, notes = tmp_path / "heard", tmp_path / "notes"
-    with fresh_database(os.environ["DATABASE_URL"]) as url:
-        migrated = django("migrate", "-v0", url=url)
-        assert migrated.returncode == 0, migrated.stderr
+    with fresh_database(os.environ["DATABASE_URL"], migrated_template) as url:
         worker = ("celery", "-A", "tests.contrib.celery_app", "worker", "--pool", "solo", "--without-mingle")
         processes(*worker, NOTES_FOLDER=str(tmp_path))
         harvester = processes(

@@ -16,11 +16,11 @@ _numbers = itertools.count(1)
 
 
 @contextmanager
-def fresh_database(server_url: str) -> Iterator[str]:
-    """The URL of a new, empty database on the server."""
+def fresh_database(server_url: str, template: str = "template1") -> Iterator[str]:
+    """The URL of a new database on the server: empty, or a copy of `template`, to which nobody may be connected."""
     name = f"fresh_{os.getpid()}_{next(_numbers)}"
     with psycopg.connect(server_url, autocommit=True) as connection:
-        connection.execute(f"CREATE DATABASE {name}")
+        connection.execute(f"CREATE DATABASE {name} TEMPLATE {template}")
     try:
         yield urlunsplit(urlsplit(server_url)._replace(path=f"/{name}"))
     finally:
