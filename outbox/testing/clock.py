@@ -1,0 +1,22 @@
+"""The time of a test: it stands still until the test moves it."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+
+class Clock:
+    """Starts at the present unless told otherwise."""
+
+    def __init__(self, start: datetime | None = None) -> None:
+        self._start = start or datetime.now(UTC)
+        self.elapsed_s = 0.0
+
+    @property
+    def now(self) -> datetime:
+        return self._start + timedelta(seconds=self.elapsed_s)
+
+    def advance(self, seconds: float) -> None:
+        if seconds < 0:
+            raise ValueError(f"advance({seconds!r}): time does not go back. Pass a number of seconds from 0.")
+        self.elapsed_s += seconds

@@ -1,0 +1,214 @@
+"""The kit of one test: reads the table through Django's connection, and harvests it into a broker in memory.
+
+A test's transaction is never committed, so no other connection could see its records. The harvesting here is for that
+alone; it follows the rules of the real one: ids in order, a refused record holds back its key (a missing topic all of
+its records), an outage spends no attempt, and what an open ``atomic()`` block has stashed is not there yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from outbox.core import faults
+from outbox.core.patience import Backoff
+from outbox.exceptions import OutboxError
+from outbox.testing.broker import Delivered, MemoryBroker, Refused, Unavailable
+from outbox.testing.clock import Clock
+from outbox.testing.messages import ANYTHING, Expected, StashedMessage, as_pairs, listing
+
+BACKOFF_MIN_S, BACKOFF_MAX_S = 0.5, 60.0
+
+Name = tuple[str, str] | int | str
+"""What a hold holds back: a (topic, key), a record without a key, or a topic."""
+
+
+class NotCommitted(OutboxError):
+    """Harvesting inside a transaction of the test: its records could still be rolled back."""
+
+
+@dataclass(slots=True)
+class Held:
+    """A record that was refused, at the head of what it holds back."""
+
+    record_id: int
+    error: str
+    attempts: int
+    retry_at_s: float
+    backoff: Backoff
+
+
+class OutboxKit:
+    """`using` is the alias of the database; without it that of the settings."""
+
+    def __init__(self, *, using: str | None = None, broker: MemoryBroker | None = None) -> None:
+        self._using = using
+        self.broker = broker or MemoryBroker()
+        self.clock = Clock()
+        self.held: dict[Name, Held] = {}
+        self._harvested: dict[int, StashedMessage] = {}
+
+    # ---- what was stashed
+
+    @property
+    def stashed(self) -> list[StashedMessage]:
+        """What this test has stashed and not rolled back, in the order of ids; also what was harvested since."""
+        found = {message.id: message for message in map(_message, self._records())}
+        return [message for _, message in sorted({**self._harvested, **found}.items())]
+
+    @property
+    def pending(self) -> list[StashedMessage]:
+        """What waits in the table."""
+        return [_message(record) for record in self._records()]
+
+    def assert_stashed(
+        self,
+        topic: str,
+        *,
+        key: Any = ANYTHING,
+        value: Any = ANYTHING,
+        headers: Mapping[str, Any] | Iterable[tuple[str, Any]] | None = None,
+        times: int | None = None,
+    ) -> StashedMessage:
+        """At least one such message was stashed, or exactly so many `times`; returns the first.
+
+        Objects are compared as the JSON that the settings' serializer makes of them. `headers` are those that must be
+        there, whichever others are. ANYTHING (or mock.ANY) fits wherever it stands.
+        """
+        expected = Expected(topic, key, value, as_pairs(headers), self._serialize)
+        messages = self.stashed
+        found = [message for message in messages if not expected.differences(message)]
+        if not found or (times is not None and len(found) != times):
+            raise AssertionError(_failure(expected, messages, len(found), times))
+        return found[0]
+
+    def assert_nothing_stashed(self, topic: str | None = None) -> None:
+        """Nothing was stashed, at all or for the topic."""
+        messages = [message for message in self.stashed if topic in (None, message.topic)]
+        if messages:
+            where = "" if topic is None else f" for the topic {topic!r}"
+            raise AssertionError(f"Nothing should be stashed{where}. {listing(messages)}")
+
+    # ---- harvesting
+
+    def harvest_all(self) -> list[Delivered]:
+        """Move to the broker what a harvester would move now; what it has taken, in order.
+
+        Held records stay in the table until `advance` has brought the time of their next attempt.
+        """
+        self._require_committed()
+        delivered: list[Delivered] = []
+        blocked: set[Name] = {name for name, held in self.held.items() if held.retry_at_s > self.clock.elapsed_s}
+        sent: list[int] = []
+        for record in self._records():
+            message = _message(record)
+            names = (_name(message), message.topic)
+            if any(name in blocked for name in names):
+                continue
+            try:
+                delivered.append(self._send(message))
+            except Unavailable:
+                break
+            except Refused as error:
+                blocked.add(self._hold(message, error))
+            else:
+                sent.append(message.id)
+                self._harvested[message.id] = message
+                for name in names:
+                    self.held.pop(name, None)
+        self._queryset().filter(pk__in=sent).delete()
+        return delivered
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass: attempts become due, and what waits in the table grows older."""
+        from django.db.models import F
+
+        self.clock.advance(seconds)
+        self._queryset().update(create_time=F("create_time") - timedelta(seconds=seconds))
+
+    def _send(self, message: StashedMessage) -> Delivered:
+        from outbox import conf
+
+        settings = conf.current()
+        headers = [(name, value.encode()) for name, value in message.headers]
+        if settings.id_header and settings.delivery == conf.EXACTLY_ONCE:
+            headers.append((settings.id_header, str(message.id).encode()))
+        key = message.key.encode() if message.key or settings.keep_empty_key else None
+        value = message.value.encode() if isinstance(message.value, str) else message.value
+        return self.broker.produce(message.topic, key, value, headers, record_id=message.id, timestamp=self.clock.now)
+
+    def _hold(self, message: StashedMessage, error: Refused) -> Name:
+        is_topics = faults.kind_of(error.name) is faults.Kind.TOPIC
+        name = message.topic if is_topics else _name(message)
+        before = self.held.get(name)
+        backoff = before.backoff if before else Backoff(BACKOFF_MIN_S, BACKOFF_MAX_S, lambda: 1.0)
+        retry_at_s = self.clock.elapsed_s + backoff.failed()
+        self.held[name] = Held(message.id, str(error), backoff.failures, retry_at_s, backoff)
+        return name
+
+    def _require_committed(self) -> None:
+        from django.db import connections
+
+        blocks = getattr(connections[self._alias], "atomic_blocks", [])
+        if any(not getattr(block, "_from_testcase", False) for block in blocks):
+            raise NotCommitted(
+                "harvest_all() inside transaction.atomic(): what was stashed there can still be rolled back, so no "
+                "harvester would see it. Call it after the block."
+            )
+
+    # ---- the table
+
+    @property
+    def _alias(self) -> str:
+        from outbox import conf
+
+        return self._using or conf.current().database
+
+    def _queryset(self) -> Any:
+        from outbox.models import OutboxRecord
+
+        return OutboxRecord.objects.using(self._alias)
+
+    def _records(self) -> Any:
+        return self._queryset().order_by("id")
+
+    @staticmethod
+    def _serialize(value: Any) -> str | bytes:
+        from outbox import conf
+        from outbox.serializers import resolve
+
+        return resolve(conf.current().serializer)(value)
+
+
+def _message(record: Any) -> StashedMessage:
+    binary = record.kafka_value_binary
+    headers = zip(record.kafka_header_keys or (), record.kafka_header_values or (), strict=True)
+    return StashedMessage(
+        record.pk,
+        record.kafka_topic,
+        record.kafka_key,
+        record.kafka_value if binary is None else bytes(binary),
+        tuple(headers),
+        record.create_time,
+    )
+
+
+def _name(message: StashedMessage) -> Name:
+    return (message.topic, message.key) if message.key else message.id
+
+
+def _failure(expected: Expected, messages: list[StashedMessage], found: int, times: int | None) -> str:
+    if not found:
+        head = "No message was stashed with"
+    else:
+        head = f"{found} messages instead of {times} were stashed with"
+    notes = {}
+    for message in messages:
+        differences = expected.differences(message)
+        if not differences:
+            notes[message.id] = "this one"
+        elif "topic" not in differences:
+            notes[message.id] = f"other {', '.join(differences)}"
+    return f"{head}\n{expected}\n{listing(messages, notes)}"
