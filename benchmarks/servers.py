@@ -118,7 +118,7 @@ def describe(server: str) -> list[str]:
     client = f"psycopg {version('psycopg')}, librdkafka {confluent_kafka.libversion()[0]}"
     harvester = "harvesters are the installed command: python manage.py harvest"
     return [
-        f"{platform.machine()}, {os.cpu_count()} cores shared by all of it; Python {platform.python_version()}, {client}",
+        f"{platform.machine()}, {os.cpu_count()} cores for all of it; Python {platform.python_version()}, {client}",
         f"PostgreSQL {settings}",
         f"Kafka {_kafka_version()}; producers acks=all, idempotent, lz4; {harvester}",
     ]

@@ -414,7 +414,7 @@ class Conf:
     )
 
     # --- the exactly-once worker ----------------------------------------------------------------------------------
-    batch_max: int = _setting(_count(1, 100_000), 10_000, "Records of one transaction, at most.", unit="records")
+    batch_max: int = _setting(_count(1, 100_000), 20_000, "Records of one transaction, at most.", unit="records")
     batch_bytes_max: int = _setting(
         _count(1, 1_000_000_000),
         8_000_000,

@@ -54,10 +54,12 @@ class Command(BaseCommand):
         )
 
     def handle(self, *args: Any, **options: Any) -> None:
+        from outbox.harvest import collector
         from outbox.harvest.daemon import Harvester
         from outbox.harvest.drain import HeldBack, NotElected
 
         _show_log(options["verbosity"])
+        collector.relax()
         try:
             harvester = Harvester(_settings(options), fail_fast=options["fail_fast"])
             with _signals(harvester):
