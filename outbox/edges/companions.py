@@ -210,6 +210,34 @@ class Companions:
             prepare=True,
         ).rowcount
 
+    def sent(self, connection: Connection, ids: Sequence[int], read_at: datetime) -> int:
+        """How many rows stand under these ids that are as old as the reading of their batch."""
+        row = connection.execute(
+            self._build("/* sent */ SELECT count(*) FROM {table} WHERE id = ANY(%s) AND create_time <= %s"),
+            [Ids(ids), read_at],
+        ).fetchone()
+        return int(row[0]) if row else 0
+
+    def delete_sent(self, connection: Connection, ids: Sequence[int], read_at: datetime) -> int:
+        """Delete those rows: an operator said that they were delivered."""
+        return connection.execute(
+            self._build("/* delete sent */ DELETE FROM {table} WHERE id = ANY(%s) AND create_time <= %s"),
+            [Ids(ids), read_at],
+        ).rowcount
+
+    def set_purged(self, connection: Connection, lane: int, before: int, after: int) -> bool:
+        """Set m by hand, inside a transaction; False when it is not `before` any more."""
+        rows = connection.execute(
+            self._build("/* resolve */ SELECT batch FROM {purged} WHERE lane = %s FOR UPDATE"), [lane]
+        ).fetchall()
+        if max((row[0] for row in rows), default=0) != before:
+            return False
+        connection.execute(self._build("/* resolve */ DELETE FROM {purged} WHERE lane = %s"), [lane])
+        connection.execute(
+            self._build("/* resolve */ INSERT INTO {purged} (lane, batch) VALUES (%s, %s)"), [lane, after]
+        )
+        return True
+
     def look_up(self, connection: Connection, ids: Sequence[int]) -> Found:
         # The file first: if it changes before the rows are read, the guard of the purge notices.
         filenode = connection.execute(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from outbox.core import ledger
@@ -237,9 +237,16 @@ class LedgerTopic:
         return None
 
     def _last_between(self, lane: int, start: int, high: int, give_up_at: float) -> bytes | None:
+        last = None
+        for last in self._between(lane, start, high, give_up_at):  # noqa: B007
+            pass
+        return last
+
+    def _between(self, lane: int, start: int, high: int, give_up_at: float) -> Iterator[bytes]:
+        """What was committed at these offsets, in order."""
         from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
-        consumer, last = self._consumer(), None
+        consumer = self._consumer()
         consumer.assign([TopicPartition(self.name, lane, start)])
         try:
             while time.monotonic() < give_up_at:
@@ -249,13 +256,13 @@ class LedgerTopic:
                 error, offset = message.error(), message.offset() or 0
                 if error is None:
                     if offset < high:
-                        last = message.value() or b""
+                        yield message.value() or b""
                     if offset >= high - 1:
-                        return last
+                        return
                 elif error.code() != KafkaError._PARTITION_EOF:
                     raise KafkaException(error)
                 elif offset >= high:
-                    return last
+                    return
         finally:
             consumer.unassign()
         raise self._unreachable(f"partition {lane} was not read in time")

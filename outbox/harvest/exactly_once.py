@@ -8,9 +8,7 @@ over again: only the ledger tells what was committed.
 from __future__ import annotations
 
 import logging
-import os
 import random
-import socket
 import threading
 import time
 from collections.abc import Callable
@@ -32,7 +30,7 @@ from outbox.exceptions import OutboxError
 from outbox.failpoints import failpoint
 from outbox.harvest.exactly_once_database import Database, Source
 from outbox.harvest.exactly_once_rounds import LaneState, Rounds
-from outbox.harvest.exactly_once_takeover import Outcome, Owned, Takeover, Unreadable
+from outbox.harvest.exactly_once_takeover import Outcome, Owned, Takeover, Unreadable, unreadable_text
 from outbox.harvest.exactly_once_values import (
     Batch,
     Broken,
@@ -42,7 +40,7 @@ from outbox.harvest.exactly_once_values import (
     LaneStopped,
     Retake,
 )
-from outbox.harvest.lanes import LaneHost
+from outbox.harvest.lanes import LaneHost, owner_name
 from outbox.harvest.readings import Meter, Troubles
 from outbox.harvest.resize import LaneCount
 
@@ -50,7 +48,7 @@ logger = logging.getLogger("outbox.harvest")
 
 _PATIENCE_S = 0.005  # between two looks at whether the lane may start
 _BACKOFF_MIN_S, _BACKOFF_MAX_S = 0.05, 2.0
-_PARKED_S = 10.0  # a stopped lane is examined again: an operator may have settled it
+_PARKED_S = 2.0  # a stopped lane is examined again: an operator may have settled it
 _CLOSED_S, _IDLE_S = 0.05, 0.5
 _TAKEOVER_S = 30.0
 _TOPICS_S = 5.0
@@ -221,7 +219,7 @@ class ExactlyOnce:
         try:
             return rounds.idle_lanes.examine(time.monotonic() + _TAKEOVER_S, self._may_take_over)
         except LedgerEntryError as error:
-            return Unreadable(f"lane {self._lane} is stopped, nothing was sent or deleted: {error}")
+            return Unreadable(unreadable_text(self._lane, error))
 
     def _taken_over(self) -> Outcome:
         return self._takeover.run(_TAKEOVER_S, self._may_take_over)
@@ -497,8 +495,8 @@ def _reporter(failures: list[tuple[str, str]]) -> Callable[[Any, Any], None]:
 class ExactlyOnceFactory:
     """A `WorkerFactory`: the workers that it makes share one reader. `source` replaces the alias' parameters."""
 
-    def __init__(self, *, source: Source | None = None) -> None:
-        self._source = source
+    def __init__(self, *, source: Source | None = None, owner: str = "") -> None:
+        self._source, self._owner = source, owner or owner_name()
         self._mutex = threading.Lock()
         self._rounds: Rounds | None = None
 
@@ -508,8 +506,7 @@ class ExactlyOnceFactory:
     def _register(self, conf: Conf, state: LaneState) -> Rounds:
         with self._mutex:
             if self._rounds is None or not self._rounds.register(state):
-                name = f"{socket.gethostname()}_{os.getpid()}"
                 topic = LedgerTopic(conf.client_properties, f"{conf.name}.ledger")
-                self._rounds = Rounds(conf, Database(conf, self._source), topic, name)
+                self._rounds = Rounds(conf, Database(conf, self._source), topic, self._owner)
                 assert self._rounds.register(state)
             return self._rounds

@@ -39,6 +39,13 @@ class Unreadable:
     text: str
 
 
+def unreadable_text(lane: int, error: LedgerEntryError) -> str:
+    return (
+        f"lane {lane} is stopped, nothing was sent or deleted: {error} What can be done about it tells "
+        f"manage.py outbox_resolve --lane {lane}"
+    )
+
+
 Outcome = Owned | AskElection | Closed | Idle | Stop | Unreadable | None
 """None: it may not go on."""
 
@@ -75,7 +82,7 @@ class Takeover:
         try:
             outcome = self._examine(producer, give_up_at, may_go_on)
         except LedgerEntryError as error:
-            outcome = Unreadable(f"lane {self._lane} is stopped, nothing was sent or deleted: {error}")
+            outcome = Unreadable(unreadable_text(self._lane, error))
         except BaseException:
             producer.drop()
             raise

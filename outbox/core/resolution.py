@@ -1,0 +1,140 @@
+"""What an operator's decision about a stopped lane may do: which rows were sent, which ways are open. Pure.
+
+The ledger's entries after m list the ids of every batch that is in Kafka and, by the table, not purged. An entry has
+one digest for its whole batch, so a single row is recognised by its id and by having existed when the batch was read;
+where all rows of an entry are there, the digest decides for all of them. The ids of another database's ledger say
+nothing about single rows here: there only whole batches match.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from datetime import datetime
+from uuid import UUID
+
+from .ledger import Entry
+from .verdict import Why
+
+ONLY_RESEND = frozenset({Why.LEDGER_WENT_BACK})
+UNREADABLE = "unreadable"
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """One entry after m beside the table: of its rows `found` are there and `sent` are those that were sent."""
+
+    entry: Entry
+    found: int
+    sent: int
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """Both sides of one lane."""
+
+    lane: int
+    database: UUID
+    purged: int
+    """m"""
+    last: Entry | None
+    """The last proper entry of the lane: of this database, or of the one whose ledger it is."""
+    reason: Why | str | None
+    """None: the sides agree, or the next owner settles them by itself."""
+    text: str
+    listed: tuple[Listed, ...] = ()
+    """Of the entries m+1…n, newest first."""
+
+    @property
+    def committed(self) -> int:
+        """n"""
+        return self.last.batch if self.last else 0
+
+    @property
+    def is_foreign(self) -> bool:
+        return self.reason is Why.FOREIGN_DATABASE
+
+    @property
+    def needs_copy(self) -> bool:
+        """The ledger's last record is not a proper entry of this lane and database: a proper one is put behind it."""
+        return self.reason in (Why.FOREIGN_DATABASE, Why.OTHER_LANE, UNREADABLE)
+
+    @property
+    def missing(self) -> int:
+        """Batches after m without an entry: compacted away, or of another database."""
+        return max(0, self.committed - (0 if self.is_foreign else self.purged) - len(self.listed))
+
+    @property
+    def sent(self) -> int:
+        return sum(listed.sent for listed in self.listed)
+
+    @property
+    def found(self) -> int:
+        return sum(listed.found for listed in self.listed)
+
+    @property
+    def records(self) -> int:
+        return sum(listed.entry.count for listed in self.listed)
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What the operator says."""
+
+    purge_sent: bool = False
+    resend: bool = False
+    adopt: bool = False
+
+    @property
+    def acts(self) -> bool:
+        return self.purge_sent or self.resend
+
+
+def is_sent_as_a_whole(entry: Entry, count: int, digest: int, newest: datetime | None) -> bool | None:
+    """Whether the rows under the entry's ids are its batch; None: each row is judged by itself."""
+    if count != entry.count or newest is None or newest > entry.read_at:
+        return None
+    return digest == entry.digest
+
+
+def entries_after(purged: int, lane: int, database: UUID, newest_first: Iterable[Entry]) -> Iterable[Entry]:
+    """The entries of this lane and database with numbers above `purged`, each number once."""
+    below = None
+    for entry in newest_first:
+        if entry.lane != lane or entry.database != database:
+            continue
+        if entry.batch <= purged:
+            return
+        if below is None or entry.batch < below:
+            below = entry.batch
+            yield entry
+
+
+def objection(case: Case, decision: Decision) -> str:
+    """Why this decision does not fit this case; empty when it does."""
+    lane = case.lane
+    if case.is_foreign and not decision.adopt:
+        return (
+            f"the ledger was written for database {case.last.database if case.last else '?'}, this one is "
+            f"{case.database}. If it is this application's own ledger all the same, add --adopt-ledger; if another "
+            "application writes there, give one of them a NAME of its own"
+        )
+    if decision.adopt and not case.is_foreign:
+        return "--adopt-ledger is for the ledger of another database, and this one was written for this database"
+    if decision.purge_sent and case.committed <= case.purged and not case.is_foreign:
+        return (
+            f"--purge-sent has nothing to go by: the ledger ends with batch {case.committed} and the table stands at "
+            f"{case.purged}, so no entry says what was sent. Only --resend applies"
+        )
+    if case.needs_copy and case.last is None:
+        return (
+            f"partition {lane} of the ledger has no entry of this lane that could be put behind what is there. Delete "
+            "the ledger topic while no harvester runs, then decide about every lane with --resend"
+        )
+    return ""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    case: Case
+    decision: Decision
+    deleted: int = 0
+    kept: int = field(default=0)

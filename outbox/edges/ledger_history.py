@@ -1,0 +1,27 @@
+"""Every record of a lane's ledger partition, newest first: what an operator's decision rests on, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from outbox.edges.ledger_topic import LedgerMissing, LedgerTopic
+
+_WINDOW = 256  # offsets read at once: entries of large batches have some 15 kB
+
+
+class LedgerHistory(LedgerTopic):
+    def newest_first(self, lane: int, give_up_at: float) -> Iterator[bytes]:
+        """Payloads as they are: some may be damaged or a stranger's."""
+        from confluent_kafka import KafkaException
+
+        try:
+            high = self._high_watermark(lane)
+            low = self._wait_stable(lane, high, give_up_at)
+            while high > low:
+                start = max(low, high - _WINDOW)
+                yield from reversed(list(self._between(lane, start, high, give_up_at)))
+                high = start
+        except KafkaException as error:
+            if error.args[0].name() in ("UNKNOWN_TOPIC_OR_PART", "_UNKNOWN_PARTITION", "_UNKNOWN_TOPIC"):
+                raise LedgerMissing(f"The ledger topic {self.name!r} has no partition {lane}.") from error
+            raise self._unreachable(error.args[0].str()) from error
