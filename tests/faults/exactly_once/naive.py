@@ -172,3 +172,22 @@ def one_partition_for_all_lanes(monkeypatch):
         "send_entry",
         lambda self, topic, partition, key, value: send(self, topic, 0, key, value),
     )
+
+
+@contextmanager
+def stalled_neighbour(bench):
+    """Lane 1's owner, paused with its transaction open and its entry on the ledger, on lane 0's partition if lanes
+    share one."""
+    topic = LedgerTopic({"bootstrap.servers": bench.servers}, f"{bench.name}.ledger")
+    topic.prepare(2, 3600)
+    topic.close()
+    properties = transactions.properties_of(
+        {"bootstrap.servers": bench.servers}, f"{bench.name}-1", transaction_timeout_s=60
+    )
+    producer = transactions.TransactionalProducer(properties)
+    producer.initialise(20)
+    producer.begin()
+    producer.send_entry(topic.name, 1, ledger.entry_key(1), b"never committed")
+    producer.wait_reports(lambda: False)
+    yield
+    producer.drop_and_wait()

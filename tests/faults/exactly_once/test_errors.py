@@ -1,0 +1,213 @@
+"""What real brokers and the client say when a transaction fails: the table in docs/faults.md, as assertions.
+
+The code of an error alone decides nothing, one of them has three meanings; so whatever is raised, the producer is
+thrown away and the ledger asked. These tests notice when a new client or broker tells something else.
+"""
+
+import time
+
+import pytest
+from confluent_kafka import KafkaException
+
+from outbox.devstack import Kafka
+from outbox.edges.transactions import TransactionalProducer, kafka_error, properties_of
+from tests.faults.exactly_once import naive
+from tests.harvest.exactly_once.bench import wait_until
+from tests.harvest.exactly_once.test_kills import _is_stopped as is_stopped
+from tests.support.proxy import END_TXN, HOLD, PRODUCE
+from tests.support.topics import create_topic
+
+NEVER = lambda: False  # noqa: E731
+
+
+@pytest.fixture(scope="module")
+def hasty():
+    """Brokers that look for transactions and transactional ids that have been idle too long every half second."""
+    properties = {
+        "transaction.abort.timed.out.transaction.cleanup.interval.ms": "500",
+        "transaction.remove.expired.transaction.cleanup.interval.ms": "500",
+        "transactional.id.expiration.ms": "3000",
+    }
+    with Kafka(properties=properties) as cluster:
+        yield cluster.bootstrap_servers
+
+
+@pytest.fixture
+def producing():
+    """Makes producers as a lane has them, and drops them."""
+    made = []
+
+    def make(servers, name, *, timeout_s=10, **properties):
+        given = properties_of({"bootstrap.servers": servers}, name, transaction_timeout_s=timeout_s)
+        producer = TransactionalProducer({**given, **{key.replace("_", "."): v for key, v in properties.items()}})
+        made.append(producer)
+        producer.initialise(20)
+        return producer
+
+    yield make
+    for producer in made:
+        producer.drop_and_wait()
+
+
+def row(topic, value="v", number=1):
+    return (number, topic, f"k{number}", value, None, None, None)
+
+
+def send(producer, topic, report=None, values=("v",)):
+    producer.begin()
+    rows = [row(topic, value, number) for number, value in enumerate(values, 1)]
+    producer.send(rows, time.monotonic() + 10, report)
+
+
+def error_of(action, *arguments):
+    with pytest.raises((KafkaException, SystemError)) as raised:
+        action(*arguments)
+    return kafka_error(raised.value)
+
+
+def test_a_commit_without_reply_times_out_and_goes_on_when_it_is_called_again(proxied, producing):
+    producer = producing(proxied.servers, proxied.name)
+    send(producer, proxied.topic)
+    producer.wait_reports(NEVER)
+    rule = proxied.proxy.on_reply(END_TXN, HOLD)
+    error = error_of(producer.commit, 0.5)
+    assert (error.name(), error.retriable(), error.txn_requires_abort()) == ("_TIMED_OUT", True, False)
+    rule.release()
+    producer.commit(10)
+    assert len(proxied.read()) == 1
+
+
+def test_a_commit_beyond_the_time_of_its_records_must_be_aborted(proxied, producing):
+    """The same name, another meaning."""
+    producer = producing(proxied.servers, proxied.name, timeout_s=1)
+    rule = proxied.proxy.on_request(PRODUCE, HOLD, times=None)
+    send(producer, proxied.topic)
+    error = error_of(producer.client.commit_transaction, 10)
+    assert error.name() in ("_TIMED_OUT", "_INCONSISTENT")
+    assert error.txn_requires_abort()
+    rule.drop()
+    assert proxied.read() == []
+
+
+def test_a_request_that_times_out_is_trouble(proxied, producing):
+    """The other line of the client's log after which a producer must be renewed."""
+    producer = producing(proxied.servers, proxied.name, timeout_s=5, socket_timeout_ms=1000)
+    send(producer, proxied.topic)
+    producer.wait_reports(NEVER)
+    rule = proxied.proxy.on_request(END_TXN, HOLD)
+    producer.commit(10)  # repeated on another connection, with success
+    producer.poll()
+    assert producer.trouble.startswith("REQTMOUT ")
+    rule.release()
+
+
+def test_whoever_is_fenced_can_do_nothing_any_more(bench, producing):
+    older = producing(bench.servers, bench.name)
+    send(older, bench.topic)
+    older.wait_reports(NEVER)
+    producing(bench.servers, bench.name)
+    error = error_of(older.commit, 10)
+    assert (error.name(), error.fatal()) == ("_FENCED", True)
+    for action in (older.client.abort_transaction, older.begin, older.client.init_transactions):
+        assert error_of(action).name() in ("_FENCED", "_STATE", "_FATAL")
+    assert bench.read() == []
+
+
+def test_whoever_takes_too_long_is_told_that_it_is_fenced(hasty, bench_on, producing):
+    with bench_on(hasty) as bench:
+        producer = producing(hasty, bench.name, timeout_s=1)
+        send(producer, bench.topic)
+        producer.wait_reports(NEVER)
+        time.sleep(2)
+        error = error_of(producer.commit, 10)
+        assert (error.name(), error.fatal()) == ("_FENCED", True)
+
+
+def test_an_expired_transactional_id_is_unknown_and_taken_anew(hasty, bench_on, producing):
+    """By a producer of the test's, and by a lane that was idle meanwhile."""
+    with bench_on(hasty) as bench, bench.working() as host:
+        producer = producing(hasty, f"{bench.name}-other")
+        other = create_topic(hasty)
+        send(producer, other)
+        producer.wait_reports(NEVER)
+        producer.commit(10)
+        bench.stash(["a", "b"])
+        bench.wait_empty()
+        before = host.worker.statistics().takeovers
+        time.sleep(4.5)
+        send(producer, other)
+        error = error_of(producer.client.commit_transaction, 10)
+        assert (error.name(), error.txn_requires_abort()) == ("INVALID_PRODUCER_ID_MAPPING", True)
+        assert len(bench.read(other)) == 1
+        bench.stash(["a", "b"])
+        bench.wait_empty()
+        assert host.worker.statistics().takeovers > before
+        bench.check()
+
+
+def test_a_lane_paused_beyond_its_transaction_goes_on_without_a_successor(hasty, bench_on):
+    """The brokers fence it although nobody else leads: it takes the lane over again by itself."""
+    import os
+    import signal
+
+    with bench_on(hasty) as bench:
+        bench.stash([f"key-{n % 20}" for n in range(1000)])
+        process = bench.spawn("before-commit=stop@2", TRANSACTION_TIMEOUT=1)
+        try:
+            wait_until(lambda: is_stopped(process.pid), 40)
+            time.sleep(2.5)
+            os.kill(process.pid, signal.SIGCONT)
+            bench.wait_empty(60)
+        finally:
+            process.kill()
+            process.wait()
+        bench.check()
+
+
+def test_one_record_that_is_too_large_takes_its_neighbours_with_it(bench, producing):
+    """So reports alone do not name the culprit; and a producer that has aborted is of no use any more."""
+    topic, failed = create_topic(bench.servers, 1, **{"max.message.bytes": "2000"}), []
+    producer = producing(bench.servers, bench.name, compression_type="none", linger_ms=200)
+
+    def report(error, message):
+        failed.append(error and error.name())
+
+    send(producer, topic, report, ["small", "x" * 5000, "small"])
+    producer.wait_reports(NEVER)
+    assert failed == ["MSG_SIZE_TOO_LARGE"] * 3
+    error = error_of(producer.client.commit_transaction, 10)
+    assert error.txn_requires_abort()
+    producer.client.abort_transaction(10)
+    send(producer, topic)
+    reused = error_of(producer.client.commit_transaction, 10)
+    assert reused.name() == "OUT_OF_ORDER_SEQUENCE_NUMBER"
+
+
+def test_an_unknown_topic_stalls_a_transaction_and_ends_it(bench, producing):
+    """For as long as the client hopes that the topic is only new: hence topics are asked for before."""
+    producer = producing(bench.servers, bench.name, topic_metadata_propagation_max_ms=500)
+    assert list(producer.unknown_topics(["not-there", bench.topic], 5)) == ["not-there"]
+    send(producer, "not-there")
+    error = error_of(producer.client.commit_transaction, 10)
+    assert (error.name(), error.txn_requires_abort()) == ("_INCONSISTENT", True)
+
+
+def test_a_full_queue_of_the_client_is_waited_for(bench):
+    bench.stash([f"key-{n % 7}" for n in range(500)])
+    with bench.working(PRODUCER={"queue.buffering.max.messages": 10}):
+        bench.wait_empty()
+    bench.check()
+
+
+@pytest.mark.parametrize("what", ["too large", "queue full"])
+def test_a_swallowed_error_of_produce_is_a_silent_loss(bench, monkeypatch, what):
+    """The control: the transaction stays committable without the record."""
+    naive.swallow_errors_of_produce(monkeypatch)
+    ids = bench.stash([f"key-{n}" for n in range(40)])
+    if what == "too large":
+        bench.db.execute("UPDATE outbox SET kafka_value = repeat('x', 2000000) WHERE id = %s", [ids[30]])
+    full = {"PRODUCER": {"queue.buffering.max.messages": 10}} if what == "queue full" else {}
+    with bench.working(**full) as host:
+        bench.wait_empty()
+        assert host.errors == []
+    assert 0 < len(bench.read()) < 40

@@ -1,0 +1,147 @@
+"""Frames that arrive late, replies that are lost, connections that are cut, and entries that hide: Kafka's side."""
+
+import time
+
+import pytest
+
+from tests.faults.exactly_once import naive
+from tests.faults.exactly_once.acts import terminate
+from tests.harvest.exactly_once.bench import wait_until
+from tests.harvest.exactly_once.test_faults import drained, late_commits
+from tests.support.proxy import ADD_PARTITIONS_TO_TXN, CLIENT, END_TXN, HOLD, INIT_PRODUCER_ID, PRODUCE, TO_SERVER
+
+APIS = (PRODUCE, ADD_PARTITIONS_TO_TXN, END_TXN, INIT_PRODUCER_ID)
+
+
+def repeats(bench):
+    values = [record.value for record in bench.read()]
+    return len(values) - len(set(values))
+
+
+def lost(bench):
+    return bench.stashed.count - len({record.value for record in bench.read()})
+
+
+@pytest.mark.parametrize("lane_of_its_own", [True, False])
+def test_a_neighbour_that_stands_still_hides_no_entry(bench, monkeypatch, lane_of_its_own):
+    """Its open transaction would, on a partition that lanes share: above it nothing counts as committed yet."""
+    if not lane_of_its_own:
+        naive.one_partition_for_all_lanes(monkeypatch)
+    bench.stash([f"key-{n % 10}" for n in range(100)])
+    with naive.stalled_neighbour(bench):
+        with naive.never_purging(monkeypatch), bench.working(LANES=2):
+            wait_until(bench.read)
+        sent = len(bench.read())
+        with bench.working(LANES=2) as host:
+            wait_until(lambda: host.worker.statistics().takeovers)
+            wait_until(lambda: bench.count == 100 - sent)
+        assert repeats(bench) == (0 if lane_of_its_own else sent)
+
+
+@pytest.mark.torture
+@pytest.mark.timeout(300)
+def test_an_entry_that_comes_first_lets_a_late_commit_lose_records(proxied, monkeypatch):
+    """The control of the entry's place: as the last record of its transaction a torn one can only repeat."""
+    naive.keep_the_producer(monkeypatch)
+    naive.entry_first(monkeypatch)
+    late_commits(proxied)
+    assert lost(proxied) > 0
+
+
+@pytest.mark.torture
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("api", APIS)
+def test_a_request_that_is_delayed_by_half_a_minute(proxied, api):
+    proxied.stash([f"key-{n % 20}" for n in range(3000)])
+    with proxied.working() as host, proxied.writing():
+        wait_until(lambda: host.worker.statistics().delivered > 200)
+        rule = proxied.proxy.on_request(api, HOLD)
+        if api == INIT_PRODUCER_ID:
+            proxied.proxy.cut()
+        rule.wait()
+        time.sleep(30)
+        rule.release()
+        before = host.worker.statistics().delivered
+        wait_until(lambda: host.worker.statistics().delivered > before + 100, 60)
+    drained(proxied, 120)
+
+
+@pytest.mark.torture
+@pytest.mark.timeout(300)
+def test_every_connection_is_delayed_by_half_a_minute(proxied):
+    with proxied.working() as host, proxied.writing():
+        wait_until(lambda: host.worker.statistics().delivered > 200)
+        proxied.proxy.hold(TO_SERVER)
+        time.sleep(30)
+        proxied.proxy.release(TO_SERVER)
+        before = host.worker.statistics().delivered
+        wait_until(lambda: host.worker.statistics().delivered > before + 100, 60)
+    drained(proxied, 120)
+
+
+# ---- a soak of everything at once
+
+
+def strike(bench, chance, kinds):
+    """One fault of one kind, and its end."""
+    kind, proxy = chance.choice(kinds), bench.proxy
+    if kind in APIS:
+        rule = (proxy.on_request if chance.random() < 0.7 else proxy.on_reply)(kind, HOLD)
+        try:
+            rule.wait(timeout_s=chance.uniform(0.05, 1))
+        except AssertionError:
+            pass  # that request did not come meanwhile
+        if chance.random() < 0.8:
+            proxy.cut(CLIENT)
+        time.sleep(chance.uniform(0, 1))
+        rule.release()
+    elif kind == "cut":
+        proxy.cut()
+    elif kind == "sessions":
+        terminate(bench.url)
+    else:
+        with bench.working():
+            time.sleep(chance.uniform(0.1, 1))
+
+
+def soak(bench, chance, faults, kinds, *, until=lambda: False):
+    """So many faults under load, the lane going on after each."""
+    struck = 0
+    with bench.writing(writers=4, pause_s=0.005), bench.working(COMMIT_TIMEOUT=3) as host:
+        while struck < faults and not until():
+            before = host.worker.statistics().delivered
+            wait_until(lambda before=before: host.worker.statistics().delivered > before, 60)
+            strike(bench, chance, kinds)
+            struck += 1
+        assert host.errors == []
+    print(f"{struck} faults, {bench.stashed.count} records, {host.worker.statistics()}")
+
+
+MIXED = (*APIS, END_TXN, "cut", "sessions", "second owner")
+
+
+@pytest.mark.timeout(90)
+def test_a_few_mixed_faults(proxied, chance):
+    soak(proxied, chance, 6, MIXED)
+    drained(proxied)
+
+
+@pytest.mark.torture
+@pytest.mark.timeout(1800)
+def test_a_hundred_mixed_faults(proxied, chance):
+    soak(proxied, chance, 120, MIXED)
+    drained(proxied, 180)
+
+
+@pytest.mark.torture
+@pytest.mark.timeout(1800)
+def test_mixed_faults_without_renewal_repeat_records(proxied, chance, monkeypatch):
+    """The comparison: the same soak finds the harm when a producer is kept after trouble."""
+    naive.keep_the_producer(monkeypatch)
+    for _ in range(5):
+        if not repeats(proxied):
+            late_commits(proxied, rounds=3)
+            soak(proxied, chance, 20, (*MIXED, END_TXN, END_TXN, END_TXN))
+    with proxied.working():
+        proxied.wait_empty(180)
+    assert repeats(proxied) > 0
