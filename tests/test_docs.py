@@ -50,17 +50,3 @@ def test_the_changelog_has_a_place_for_this_version():
 def test_the_lock_of_other_languages_is_the_one_that_stash_takes():
     text = (ROOT / "docs" / "stash.md").read_text()
     assert f"pg_advisory_xact_lock({ORDER_LOCK}, {ORDER_SLOT.format(topic=repr('orders'), key=repr('42'))})" in text
-
-
-def test_every_line_of_the_log_begins_with_an_event_that_the_documents_explain():
-    told = set(re.findall(r"`([a-z_]+)`", (ROOT / "docs" / "operations.md").read_text()))
-    for path in [path for room in ("harvest", "election") for path in (ROOT / "outbox" / room).glob("*.py")]:
-        if path.name.startswith("exactly_once"):
-            continue
-        source = path.read_text()
-        said = re.findall(r'(?:log|logger)\.(?:info|warning|error|exception)\(\s*"([^" ]*)', source)
-        said += re.findall(r'\._log\(\s*"([^" ]*)', source)
-        names = {name for name in said if not name.startswith("%s")}
-        names |= {f"{what}_failed" for what in re.findall(r'_troubles\.seen\("(\w+)"', source)}
-        names |= {f"{what}_works_again" for what in re.findall(r'_troubles\.over\("(\w+)"', source)}
-        assert names <= told | {"lane_event"}, (path.name, names - told)

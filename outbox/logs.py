@@ -1,0 +1,169 @@
+"""The log's vocabulary: every event by its name, lines taken apart into fields, JSON, and a filter that redacts.
+
+Lines are ``event key=value …``, below the logger ``outbox``. Names and fields are kept stable, because people search
+for them and alerts count them; docs/logs.md is compared with this table and with the source. A message's value and
+headers are never logged. Its key may be, and the words of servers are: `Redact` lets a project decide about those.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import logging
+import re
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+EVENTS: Mapping[str, str] = {
+    "harvester_started": "the process begins",
+    "harvester_stopping": "it was asked to stop",
+    "harvester_stopped": "it is done",
+    "harvester_failed": "the error that stopped it",
+    "starting": "`outbox-harvest` with its file and its place",
+    "configuration_note": "`outbox-harvest` takes something in its file for granted, or leaves it out",
+    "waiting": "a server is away at the start; nothing needs to be done",
+    "waiting_over": "the server is back",
+    "leader_topic_created": "the leader topic did not exist",
+    "ledger_topic_created": "the ledger topic did not exist",
+    "ledger_policy_unknown": "the user may not read the ledger topic's configuration, so it was not compared",
+    "partitions_added": "a topic of this application got more partitions",
+    "session_limits_unknown": "the user may not read the brokers' limits, so `SESSION_TIMEOUT` was not compared",
+    "partitions_assigned": "what the group gave",
+    "partitions_revoked": "what the group took back",
+    "partitions_lost": "what the group took without waiting",
+    "leader_acquired": "this process owns the lane, see [events](events.md)",
+    "leader_refreshed": "it goes on under another id, because an outcome was in doubt",
+    "leader_revoked": "the lane is given back, nothing of it is in hand",
+    "leader_fenced": "somebody else may own the lane already; everything in hand was dropped",
+    "batch_abandoned": "what was in hand did not finish in time; the next owner sends it again",
+    "election_trouble": "Kafka does not serve the election",
+    "election_trouble_over": "and does again",
+    "group_not_left": "a stop did not wait any longer for the brokers",
+    "workers_left_behind": "a stop did not wait any longer for threads",
+    "receivers_left_behind": "a stop did not wait any longer for receivers of signals",
+    "lane_taken": "exactly-once: the lane sends from the batch named on",
+    "lane_stopped": "exactly-once: neither sending nor deleting can be right until an operator has decided",
+    "lane_failed": "the error that ended a lane, and the harvester with it",
+    "lane_ended": "exactly-once: what a lane did while this process owned it",
+    "lane_event": "something else about a lane",
+    "left_untidily": "exactly-once: the end of a lane was not waited for; its successor settles it",
+    "producer_renewed": "exactly-once: a request may still be under way, so another producer goes on",
+    "reading_ended": "exactly-once: what the reader of this process did",
+    "lanes_closed": "the lane count is being changed",
+    "lanes_opened": "the lane count was changed",
+    "lanes_not_changed": "the lane count cannot be changed now, and why",
+    "lane_resolved": "an operator has settled a stopped lane",
+    "ledger_not_adopted": "an operator's settlement left an entry of the ledger out",
+    "kafka_failed": "at-least-once: records could not be delivered for now",
+    "kafka_works_again": "and are again",
+    "database_failed": "at-least-once: a statement failed, and is repeated",
+    "database_works_again": "and does not fail any more",
+    "send_failed": "exactly-once: a transaction failed; the lane is taken over again",
+    "send_works_again": "and one was committed",
+    "takeover_failed": "exactly-once: a server does not answer a takeover",
+    "takeover_works_again": "and does again",
+    "read_failed": "exactly-once: PostgreSQL could not be read",
+    "read_works_again": "and can be again",
+    "purge_failed": "exactly-once: what was delivered could not be deleted; it is tried until it can be",
+    "purge_works_again": "and was",
+    "purged_fewer": "rows that were sent had vanished before they were deleted: something else deletes from the table",
+    "not_purged": "at-least-once: rows had vanished, or belong to another leader, before they were deleted",
+    "remark_requested": "at-least-once: an outcome was in doubt; what follows repairs it",
+    "deadline_exceeded": "at-least-once: something took too long; what follows repairs it",
+    "record_held": "Kafka refused a record; its key waits",
+    "meter_read": "how fast a lane delivers",
+    "receiver_failed": "a receiver of a signal raised",
+    "event_failed": "a signal could not be sent",
+    "events_dropped": "receivers of signals cannot follow",
+    "celery_event_dropped": "an event did not become a task, see [Celery](celery.md)",
+    "celery_events_resumed": "the next one did",
+    "redactor_failed": "`REDACTOR` raised; the admin showed a note instead of the value",
+    "epoch_delivered": "Spark: an epoch is in Kafka",
+    "dropped_client": "a client that is thrown away had something to say",
+}
+
+_PAIR = re.compile(r"""(\w+)=('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|\[[^\]]*\]|\([^)]*\)|\S*)""")
+
+
+def take_apart(line: str) -> tuple[str, dict[str, Any]]:
+    """The event of a line and its fields: numbers as numbers, quoted text without its quotes."""
+    event, _, rest = line.partition(" ")
+    return event.rstrip(":"), {name: _value(text) for name, text in _PAIR.findall(rest)}
+
+
+def _value(text: str) -> Any:
+    text = text.rstrip(":")
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object per line: time, level, logger, event and its fields; ``message`` is the line as it stands."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        message = record.getMessage()
+        event, fields = take_apart(message)
+        line: dict[str, Any] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname,
+            "logger": record.name,
+            "message": message,
+        }
+        if event in EVENTS:
+            line |= {"event": event, **{name: value for name, value in fields.items() if name not in line}}
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line, default=str, ensure_ascii=False)
+
+
+SENSITIVE = frozenset({"key", "error", "reason", "event", "trouble"})
+"""Fields that may hold a message's key or the words of a server."""
+HIDDEN = "(hidden)"
+
+RedactField = Callable[[str, str, str], str]
+
+
+class Redact(logging.Filter):
+    """A filter for handlers of the logger ``outbox``: what a project does not want in its log.
+
+    ``{"()": "outbox.logs.Redact", "function": "shop.logs.redact"}``, where the function gets the event, the name of
+    the field and its text, and returns the text to be shown. It is asked about the fields in `SENSITIVE`, and about
+    tracebacks as the field ``exception``. Without a function they are all hidden, as when it raises.
+    """
+
+    def __init__(self, function: str | RedactField | None = None) -> None:
+        super().__init__()
+        self._given = function
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if not record.name.startswith("outbox"):
+            return True
+        message = record.getMessage()
+        event, _, _ = message.partition(" ")
+
+        def replace(found: re.Match[str]) -> str:
+            name, text = found[1], found[2]
+            return f"{name}={self._redacted(event, name, text)}" if name in SENSITIVE else found[0]
+
+        record.msg, record.args = _PAIR.sub(replace, message), ()
+        if record.exc_info:
+            text = record.exc_text or logging.Formatter().formatException(record.exc_info)
+            record.exc_info, record.exc_text = None, self._redacted(event, "exception", text)
+        return True
+
+    def _redacted(self, event: str, name: str, text: str) -> str:
+        try:
+            function = self._function()
+            return str(function(event, name, text)) if function is not None else HIDDEN
+        except Exception as error:
+            return f"(hidden: {type(error).__name__})"
+
+    def _function(self) -> RedactField | None:
+        if isinstance(self._given, str):
+            from django.utils.module_loading import import_string
+
+            self._given = import_string(self._given)
+        return self._given  # type: ignore[return-value]
