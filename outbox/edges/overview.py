@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import closing
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from typing import Any
 
 import psycopg
@@ -12,6 +13,7 @@ from outbox.edges import table
 from outbox.edges.marks import COLUMNS, WrongTable
 from outbox.exceptions import OutboxError
 
+BINARY = "kafka_value_binary"
 STATEMENT_TIMEOUT_S = 10.0
 BACKLOG_MAX = 100_000  # counted no further: a status line must stay cheap
 
@@ -20,11 +22,12 @@ class DatabaseUnreachable(OutboxError):
     """PostgreSQL does not answer: worth another attempt."""
 
 
-def check(alias: str, name: str) -> None:
-    """Connect once and look at the table; the connection is closed again."""
+@contextmanager
+def connected(alias: str) -> Iterator[psycopg.Connection[Any]]:
+    """A connection for a few questions; an outage surfaces as `DatabaseUnreachable`."""
     try:
         with closing(_connect(alias)) as connection:
-            _check_columns(connection, alias, name)
+            yield connection
     except psycopg.OperationalError as error:
         reason = " ".join(str(error).split())
         raise DatabaseUnreachable(f"PostgreSQL of the alias {alias!r} cannot be reached: {reason}") from error
@@ -34,7 +37,7 @@ def _connect(alias: str) -> psycopg.Connection[Any]:
     return table.connect_bounded(table.parameters(alias), statement_timeout_s=STATEMENT_TIMEOUT_S)
 
 
-def _check_columns(connection: psycopg.Connection[Any], alias: str, name: str) -> None:
+def check_columns(connection: psycopg.Connection[Any], alias: str, name: str, columns: Sequence[str] = COLUMNS) -> None:
     rows = connection.execute(
         "/* columns */ SELECT attname FROM pg_attribute WHERE attrelid = to_regclass(%s) AND attnum > 0 "
         "AND NOT attisdropped",
@@ -46,7 +49,7 @@ def _check_columns(connection: psycopg.Connection[Any], alias: str, name: str) -
             f"The table {name!r} does not exist on the alias {alias!r}. "
             f"Run: python manage.py migrate outbox --database {alias}"
         )
-    if missing := [column for column in COLUMNS if column not in found]:
+    if missing := [column for column in columns if column not in found]:
         raise WrongTable(
             f"The table {name!r} on the alias {alias!r} lacks the columns {', '.join(missing)}. Is TABLE the right "
             "name? Compare it with docs/table.md."

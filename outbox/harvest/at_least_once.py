@@ -23,9 +23,10 @@ from outbox.edges import kafka, table
 from outbox.edges.producers import MakeProducer, Producers
 from outbox.edges.session import Connect
 from outbox.failpoints import failpoint
-from outbox.harvest.lanes import LaneHost
+from outbox.harvest.lanes import LaneHost, owner_name
 from outbox.harvest.readings import LaneStatistics, Meter, Troubles, keys_in_flight
 from outbox.harvest.statements import Statements
+from outbox.harvest.way import WayKeeper
 
 logger = logging.getLogger("outbox.harvest")
 
@@ -70,10 +71,13 @@ class AtLeastOnce:
         *,
         connect: Connect | None = None,
         make_producer: MakeProducer = kafka.idempotent_producer,
+        way: WayKeeper | None = None,
     ) -> None:
         self._conf, self._lane, self._host = conf, lane, host
         self._connect = connect or _connector(conf)
         self._make_producer = make_producer
+        self._way = way or WayKeeper(conf, owner_name())
+        self._way.enter(lane, leader_id)
         self._board = Scoreboard(leader_id, epoch, limits(conf), time.monotonic(), keep_empty_key=conf.keep_empty_key)
         self._inbox: SimpleQueue[Callable[[float], None]] = SimpleQueue()
         self._generation = 0
@@ -100,7 +104,7 @@ class AtLeastOnce:
         self._thread.start()
 
     def refreshed(self, leader_id: UUID) -> None:
-        self._inbox.put(partial(self._board.refreshed, leader_id))
+        self._inbox.put(partial(self._refreshed, leader_id))
 
     def finish(self, deadline: float) -> None:
         self._finishing = True
@@ -141,6 +145,7 @@ class AtLeastOnce:
             self._board,
             self._connect,
             self._troubles,
+            self._way,
             post=self._inbox.put,
             fatal=self._host.fatal,
         )
@@ -163,11 +168,11 @@ class AtLeastOnce:
         """Whether there is another one."""
         self._take_in()
         now, board = time.monotonic(), self._board
+        self._statements.beat(now)
         if self._abandoned:
             effects = board.abandon()
         else:
-            may = self._host.may_send if board.phase is Phase.FINISHING else self._host.may_start
-            effects = board.tick(now, may_send=may(self._lane), lanes=self._host.lanes_owned())
+            effects = board.tick(now, may_send=self._may_go_on(now), lanes=self._host.lanes_owned())
         for effect in effects:
             self._serve[type(effect)](effect)
         if board.phase is Phase.ENDED:
@@ -176,6 +181,11 @@ class AtLeastOnce:
             self._read_meter(now)
         self._wait(board.wake_at() - now, idle=not effects)
         return True
+
+    def _may_go_on(self, now: float) -> bool:
+        if self._board.phase is Phase.FINISHING:
+            return self._host.may_send(self._lane)
+        return self._way.is_trusted(now) and self._host.may_start(self._lane)
 
     def _take_in(self) -> None:
         """Outcomes and orders that have arrived."""
@@ -208,6 +218,10 @@ class AtLeastOnce:
             refused, producers.refused = producers.refused, []
             board.refused(generation, refused, now)
 
+    def _refreshed(self, leader_id: UUID, now: float) -> None:
+        self._way.enter(self._lane, leader_id)
+        self._board.refreshed(leader_id, now)
+
     def _wait(self, timeout_s: float, *, idle: bool) -> None:
         if timeout_s <= 0 and not idle:
             return
@@ -225,6 +239,8 @@ class AtLeastOnce:
 
     def _close(self) -> None:
         self._producers.drop()
+        if self._way.leave(self._lane, self._board.leader_id) and self._finishing and not self._abandoned:
+            self._statements.release_way()
         self._statements.close()
 
     # ---- Kafka
@@ -265,6 +281,20 @@ class AtLeastOnce:
         delivered = board.statistics().acknowledged_total
         if reading := self._meter.read(delivered, board.leader_id, board.in_flight, now):
             self._host.emit(reading)
+
+
+class AtLeastOnceFactory:
+    """A `WorkerFactory`: the workers that it makes share one claim on the table."""
+
+    def __init__(self, *, owner: str = "") -> None:
+        self._owner = owner
+        self._mutex = threading.Lock()
+        self._way: WayKeeper | None = None
+
+    def __call__(self, conf: Conf, lane: int, leader_id: UUID, epoch: int, host: LaneHost) -> AtLeastOnce:
+        with self._mutex:
+            self._way = self._way or WayKeeper(conf, self._owner or owner_name())
+        return AtLeastOnce(conf, lane, leader_id, epoch, host, way=self._way)
 
 
 def _connector(conf: Conf) -> Connect:

@@ -20,12 +20,12 @@ from uuid import UUID
 from outbox import conf as settings
 from outbox.core import neli
 from outbox.core.neli import AbandonBatch, FinishBatch, LeaderAcquired, LeaderFenced, LeaderRefreshed, LeaderRevoked
-from outbox.edges import overview
 from outbox.election.clients import Clients
 from outbox.election.member import Member
 from outbox.election.topic import LeaderTopic
 from outbox.exceptions import OutboxError
 from outbox.failpoints import failpoint
+from outbox.harvest import starting
 from outbox.harvest.events import Events
 from outbox.harvest.host import Host
 from outbox.harvest.lanes import LaneWorker, WorkerFactory
@@ -52,7 +52,7 @@ class Harvester:
         *,
         worker_factory: WorkerFactory | None = None,
         clients: Clients | None = None,
-        check_table: Callable[[str, str], None] = overview.check,
+        check_table: Callable[[str, str], None] | None = None,
         member_name: str = "",
         fail_fast: bool = False,
         logger: logging.Logger | None = None,
@@ -61,9 +61,9 @@ class Harvester:
         self.conf = conf or settings.current()
         self.member_name = member_name or f"{socket.gethostname()}_{os.getpid()}_{int(time.time())}"
         self._logger = logger or logging.getLogger("outbox.harvest")
-        self._factory = worker_factory or default_factory(self.conf)
+        self._factory = worker_factory or default_factory(self.conf, self.member_name)
         self._clients = clients
-        self._check_table = check_table
+        self._check_table = check_table or (lambda alias, table: starting.look(self.conf, self.member_name))
         self._fail_fast = fail_fast
         self._mutex = threading.RLock()  # `stop` is called from handlers of system signals too
         self._state = State.CREATED
@@ -329,12 +329,12 @@ class Harvester:
         self._logger.info("%s member=%s", text % arguments, self.member_name)
 
 
-def default_factory(conf: settings.Conf) -> WorkerFactory:
-    """The worker of the delivery that the settings name."""
+def default_factory(conf: settings.Conf, owner: str = "") -> WorkerFactory:
+    """The worker of the delivery that the settings name; others see the process as `owner`."""
     if conf.delivery == settings.EXACTLY_ONCE:
         from outbox.harvest.exactly_once import ExactlyOnceFactory
 
-        return ExactlyOnceFactory()
-    from outbox.harvest.at_least_once import AtLeastOnce
+        return ExactlyOnceFactory(owner=owner)
+    from outbox.harvest.at_least_once import AtLeastOnceFactory
 
-    return AtLeastOnce
+    return AtLeastOnceFactory(owner=owner)

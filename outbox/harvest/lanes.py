@@ -1,7 +1,9 @@
-"""What the daemon and the worker of a lane promise each other. Protocols and plain values, no behaviour."""
+"""What the daemon and the worker of a lane promise each other. Protocols, plain values and names."""
 
 from __future__ import annotations
 
+import os
+import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
@@ -9,6 +11,11 @@ from uuid import UUID
 
 if TYPE_CHECKING:
     from outbox.conf import Conf
+
+
+def owner_name() -> str:
+    """What this process is called where processes tell of each other."""
+    return f"{socket.gethostname()}_{os.getpid()}"
 
 
 STOPPED = "stopped"

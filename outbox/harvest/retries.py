@@ -1,4 +1,5 @@
-"""Waiting for a server that is not there yet: one line when it begins, one when it is over, jitter between."""
+"""Waiting for a server that is not there yet, or for another way of delivery to end: one line when it begins, one when
+it is over, jitter between."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ from typing import TypeVar
 
 from outbox.core.patience import Backoff
 from outbox.edges.overview import DatabaseUnreachable
+from outbox.edges.ways import OtherWay
 from outbox.election.errors import KafkaUnreachable
 
 Found = TypeVar("Found")
@@ -21,12 +23,13 @@ _BACKOFF_MAX_S = 5.0
 def until_reachable(
     attempt: Callable[[], Found], stopping: Event, logger: logging.Logger, *, fail_fast: bool = False
 ) -> Found | None:
-    """The result of `attempt`, repeated through outages; None when `stopping` was set before it succeeded."""
+    """The result of `attempt`, repeated through outages and while the table is harvested in another way; None when
+    `stopping` was set before it succeeded."""
     backoff, told = Backoff(_BACKOFF_MIN_S, _BACKOFF_MAX_S, random.random), ""
     while not stopping.is_set():
         try:
             found = attempt()
-        except (KafkaUnreachable, DatabaseUnreachable) as error:
+        except (KafkaUnreachable, DatabaseUnreachable, OtherWay) as error:
             if fail_fast:
                 raise
             if type(error).__name__ != told and not stopping.is_set():

@@ -15,8 +15,10 @@ from outbox.core import scoreboard_values as values
 from outbox.core.scoreboard import Scoreboard
 from outbox.edges.marks import Marks, WrongTable
 from outbox.edges.session import Connect, Session
+from outbox.edges.ways import NoRights, OtherWay
 from outbox.failpoints import failpoint
 from outbox.harvest.readings import Troubles
+from outbox.harvest.way import WayKeeper
 
 GRACE_S = 1.0  # for the statement under way when its time is over or the lane ends
 
@@ -31,12 +33,13 @@ class Statements:
         board: Scoreboard,
         connect: Connect,
         troubles: Troubles,
+        way: WayKeeper,
         *,
         post: Callable[[Callable[[float], None]], None],
         fatal: Callable[[BaseException], None],
     ) -> None:
         self.under_way = 0
-        self._board, self._troubles, self._hand_over, self._fatal = board, troubles, post, fatal
+        self._board, self._troubles, self._way, self._hand_over, self._fatal = board, troubles, way, post, fatal
         self._timeout_s = conf.statement_timeout_s
         self._marks = Marks(
             conf.table, lane, conf.lanes, bytes_max=conf.mark_bytes_max, keep_empty_key=conf.keep_empty_key
@@ -90,12 +93,21 @@ class Statements:
                 done(result, now)
                 return
             self._troubles.seen("database", f"{name}: {error}")
-            if isinstance(error, WrongTable):
+            if isinstance(error, WrongTable | OtherWay | NoRights):
                 self._fatal(error)
             failed(now)
 
         self.under_way += 1
         session.submit(job, report, self._timeout_s + GRACE_S, renew=renew)
+
+    def beat(self, now: float) -> None:
+        """Repeat the claim on the table when it is time."""
+        if self._way.is_due(now):
+            self._submit(self.purge_session, "beat", self._way.take, lambda _, now: None, lambda now: None)
+
+    def release_way(self) -> None:
+        """The last lane of the process ends in good order: nobody has to wait until its claim is old."""
+        self._submit(self.purge_session, "release", self._way.release, lambda _, now: None, lambda now: None)
 
     def _claim(self, effect: values.Claim) -> None:
         board, ticket, timeout_s = self._board, effect.ticket, self._timeout_s
@@ -105,6 +117,7 @@ class Statements:
             (board.claimed if claimed else board.claim_refused)(ticket, now)
 
         def job(connection: Any) -> bool:
+            self._way.take(connection)
             claimed = self._marks.claim(connection, effect.epoch, timeout_s)
             self._claimed_connection = connection if claimed else None
             return claimed

@@ -1,0 +1,144 @@
+"""The claim of a way of delivery on a table, on a real PostgreSQL."""
+
+import os
+import uuid
+
+import psycopg
+import pytest
+
+from outbox.conf import AT_LEAST_ONCE, EXACTLY_ONCE
+from outbox.edges.ways import Claim, NoRights, OtherWay
+from tests.harvest.exactly_once.bench import create_tables
+from tests.support.databases import fresh_database
+from tests.support.tables import create_table
+
+WAYS = (EXACTLY_ONCE, AT_LEAST_ONCE, "spark")
+PAIRS = [(one, other) for one in WAYS for other in WAYS if one != other]
+
+
+@pytest.fixture(scope="module")
+def url(postgres):
+    with fresh_database(os.environ["DATABASE_URL"]) as url:
+        yield url
+
+
+@pytest.fixture
+def db(url):
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute("DROP SCHEMA public CASCADE")
+        connection.execute("CREATE SCHEMA public")
+        create_tables(connection)
+        yield connection
+
+
+def claim(way, owner, patience_s=60.0):
+    return Claim("outbox", way, owner, patience_s)
+
+
+def row(db):
+    return db.execute("SELECT way, way_owner, lanes FROM outbox_state").fetchone()
+
+
+@pytest.mark.parametrize(("one", "other"), PAIRS)
+def test_another_way_is_refused_while_a_claim_is_fresh_and_may_begin_when_it_is_old(db, one, other):
+    assert claim(one, "host_1").take(db, lanes=3)
+    assert row(db) == (one, "host_1", 3)
+    for quietly in (False, True):
+        with pytest.raises(
+            OtherWay, match=f"harvested by 'host_1' with DELIVERY='{one}'.*this process is for '{other}'"
+        ):
+            claim(other, "host_2").take(db, quietly=quietly)
+    assert row(db) == (one, "host_1", 3)
+    db.execute("UPDATE outbox_state SET way_time = clock_timestamp() - interval '59 s'")
+    with pytest.raises(OtherWay, match=r"heartbeat is 59\.\d s old"):
+        claim(other, "host_2").take(db)
+    db.execute("UPDATE outbox_state SET way_time = clock_timestamp() - interval '61 s'")
+    assert claim(other, "host_2").take(db)
+    assert row(db) == (other, "host_2", 3)
+    with pytest.raises(OtherWay):
+        claim(one, "host_1").take(db)
+
+
+@pytest.mark.parametrize(("one", "other"), PAIRS)
+def test_a_released_table_can_be_had_at_once(db, one, other):
+    first = claim(one, "host_1")
+    first.take(db)
+    first.show(db, {0: uuid.uuid4()})
+    first.release(db)
+    assert claim(other, "host_2").take(db)
+
+
+def test_processes_of_one_way_share_it_and_the_last_one_releases_it(db):
+    first, second = claim(EXACTLY_ONCE, "host_1"), claim(EXACTLY_ONCE, "host_2")
+    for number, each in enumerate((first, second)):
+        assert each.take(db)
+        each.show(db, {number: uuid.uuid4()})
+    assert row(db)[:2] == (EXACTLY_ONCE, "host_2")
+    second.release(db)
+    with pytest.raises(OtherWay):
+        claim(AT_LEAST_ONCE, "host_3").take(db)
+    first.release(db)
+    assert claim(AT_LEAST_ONCE, "host_3").take(db)
+
+
+def test_a_lane_of_a_process_that_died_holds_up_a_release_no_longer_than_its_claim(db):
+    dead, living = claim(EXACTLY_ONCE, "host_1", 6), claim(EXACTLY_ONCE, "host_2", 6)
+    dead.take(db)
+    dead.show(db, {1: uuid.uuid4()})
+    living.take(db)
+    db.execute("UPDATE outbox_lane SET heartbeat = clock_timestamp() - interval '7 s'")
+    living.release(db)
+    assert claim(AT_LEAST_ONCE, "host_3").take(db)
+
+
+def test_a_standby_leaves_the_owner_in_place_but_renews_an_old_claim(db):
+    claim(EXACTLY_ONCE, "host_1").take(db)
+    claim(EXACTLY_ONCE, "host_2").take(db, quietly=True)
+    assert row(db)[1] == "host_1"
+    db.execute("UPDATE outbox_state SET way_time = clock_timestamp() - interval '61 s'")
+    claim(EXACTLY_ONCE, "host_2").take(db, quietly=True)
+    assert row(db)[1] == "host_2"
+
+
+def test_of_two_ways_at_the_same_moment_one_has_the_table(url, db):
+    """The second one waits for the row and then sees what the first one wrote."""
+    claim(EXACTLY_ONCE, "host_1").take(db)
+    db.execute("UPDATE outbox_state SET way_time = '-infinity'")
+    with psycopg.connect(url) as first, psycopg.connect(url, autocommit=True) as second:
+        claim(AT_LEAST_ONCE, "host_2").take(first)
+        second.execute("SET lock_timeout = '100ms'")
+        with pytest.raises(psycopg.errors.LockNotAvailable):
+            claim(EXACTLY_ONCE, "host_3").take(second)
+        first.commit()
+        with pytest.raises(OtherWay):
+            claim(EXACTLY_ONCE, "host_3").take(second)
+
+
+def test_a_classic_table_has_nothing_to_claim_until_it_is_migrated(db):
+    db.execute("DROP SCHEMA public CASCADE; CREATE SCHEMA public")
+    create_table(db)
+    one = claim(AT_LEAST_ONCE, "host_1")
+    assert not one.take(db)
+    one.release(db)
+    db.execute("DROP TABLE outbox")
+    create_tables(db)
+    assert one.take(db)
+    assert row(db)[0] == AT_LEAST_ONCE
+    db.execute("DROP TABLE outbox_state")
+    with pytest.raises(psycopg.errors.UndefinedTable):
+        one.take(db)
+    assert not one.take(db)
+
+
+def test_missing_rights_are_named_with_the_statement_that_gives_them(db):
+    db.execute("DROP ROLE IF EXISTS nobody_much")
+    db.execute("CREATE ROLE nobody_much")
+    db.execute("GRANT USAGE ON SCHEMA public TO nobody_much")
+    try:
+        db.execute("SET ROLE nobody_much")
+        with pytest.raises(NoRights, match='GRANT SELECT, INSERT, UPDATE, DELETE ON "outbox_state", "outbox_lane" TO'):
+            claim(AT_LEAST_ONCE, "host_1").take(db)
+    finally:
+        db.execute("RESET ROLE")
+        db.execute("DROP OWNED BY nobody_much")
+        db.execute("DROP ROLE nobody_much")

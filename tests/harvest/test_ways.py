@@ -1,0 +1,240 @@
+"""One way at a time: whoever holds the table is not disturbed, and a switch loses nothing.
+
+The same bench for both ways: a migrated table, a topic, workers without an election where that is not asked about.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from contextlib import ExitStack, contextmanager
+
+import pytest
+
+from outbox.conf import AT_LEAST_ONCE, EXACTLY_ONCE
+from outbox.edges.ways import OtherWay
+from outbox.harvest import Harvester
+from outbox.harvest.at_least_once import AtLeastOnceFactory
+from tests.cli import classic
+from tests.harvest import hosts
+from tests.harvest.exactly_once.bench import Bench
+from tests.harvest.hosts import finish, wait_until
+from tests.support.checker import Writer, judge
+from tests.support.databases import fresh_database
+from tests.support.topics import create_topic
+
+WAYS = (EXACTLY_ONCE, AT_LEAST_ONCE)
+PAIRS = [(one, other) for one in WAYS for other in WAYS if one != other]
+WINDOW = 100
+LIMITS = {"IN_FLIGHT_MAX": WINDOW, "MARK_MAX": 50, "BATCH_MAX": WINDOW}
+
+
+@pytest.fixture
+def bench(postgres, bootstrap_servers):
+    with fresh_database(os.environ["DATABASE_URL"]) as url:
+        made = Bench(url, bootstrap_servers)
+        yield made
+        made.db.close()
+
+
+@contextmanager
+def working(bench, way, session_s=6, **given):
+    """A trusted worker of the way, ended at once when the test has not finished it."""
+    given = {**LIMITS, "DELIVERY": way, "SESSION_TIMEOUT": session_s, **given}
+    if way == EXACTLY_ONCE:
+        with bench.working(**given) as host:
+            yield host
+    else:
+        conf = bench.conf(**given)
+        with hosts.working(conf, connect=hosts.connector(bench.url, conf.statement_timeout_s)) as host:
+            yield host
+
+
+def delivers(host, count=1):
+    wait_until(lambda: host.worker.statistics().delivered >= count)
+
+
+def owner(bench):
+    return bench.db.execute("SELECT way, way_time > clock_timestamp() - interval '6 s' FROM outbox_state").fetchone()
+
+
+@pytest.mark.parametrize(("one", "other"), PAIRS)
+def test_a_living_way_refuses_another_and_gives_way_when_it_has_finished(bench, one, other):
+    bench.stash(["a"])
+    with working(bench, one) as first:
+        delivers(first)
+        bench.db.execute("UPDATE outbox_state SET way_time = clock_timestamp() - interval '4 s'")
+        wait_until(lambda: owner(bench)[1])  # the heartbeat goes on
+        with working(bench, other) as second:
+            assert f"DELIVERY='{one}'" in str(wait_until(lambda: second.errors)[0])
+        bench.stash(["b"])
+        delivers(first, 2)
+        assert not first.errors
+        finish(first)
+    bench.stash(["c"])
+    with working(bench, other) as second:
+        delivers(second)
+    bench.check()
+
+
+@pytest.mark.parametrize(("one", "other"), PAIRS)
+def test_a_way_that_was_taken_meanwhile_ends_with_the_name_of_the_other(bench, one, other):
+    """As after a pause that outlasted the claim."""
+    bench.stash(["a"])
+    with working(bench, one) as host:
+        delivers(host)
+        bench.db.execute("UPDATE outbox_state SET way = %s, way_owner = 'else', way_time = now()", [other])
+        assert f"harvested by 'else' with DELIVERY='{other}'" in str(wait_until(lambda: host.errors)[0])
+
+
+def test_nothing_is_marked_when_the_claim_could_not_be_repeated_in_time(bench):
+    with working(bench, AT_LEAST_ONCE, session_s=3, HEARTBEAT_TIMEOUT=1) as host:
+        bench.stash(["a"])
+        delivers(host)
+        # The table has no such column for a while: every heartbeat fails, every mark would work.
+        bench.db.execute("ALTER TABLE outbox_state RENAME way_time TO hidden")
+        time.sleep(3.5)
+        bench.stash(["b"])
+        time.sleep(0.5)
+        assert bench.count == 1
+        bench.db.execute("ALTER TABLE outbox_state RENAME hidden TO way_time")
+        bench.wait_empty()
+
+
+def test_lanes_of_one_process_repeat_one_claim(bench):
+    factory, count = AtLeastOnceFactory(owner="me"), 3
+    conf = bench.conf(**LIMITS, DELIVERY=AT_LEAST_ONCE, LANES=count)
+    with ExitStack() as stack:
+        stack.enter_context(pytest.MonkeyPatch.context()).setattr(
+            "outbox.edges.table.parameters", lambda alias: {"conninfo": bench.url}
+        )
+        made = []
+        for lane in range(count):
+            host = hosts.Host()
+            host.worker = factory(conf, lane, uuid.uuid4(), 1, host)
+            host.worker.start()
+            stack.callback(host.worker.join, 10)
+            stack.callback(host.worker.abandon)
+            made.append(host)
+        bench.stash([f"k{n}" for n in range(30)])
+        bench.wait_empty()
+        wait_until(
+            lambda: (
+                bench.db.execute("SELECT lane FROM outbox_lane WHERE owner_name = 'me'").fetchall()
+                == [(0,), (1,), (2,)]
+            )
+        )
+        for host in made:
+            assert owner(bench) == (AT_LEAST_ONCE, True)
+            finish(host)
+        assert owner(bench) == (AT_LEAST_ONCE, False)
+
+
+# ---- harvesters
+
+
+@contextmanager
+def harvester(bench, way, **given):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("outbox.edges.table.parameters", lambda alias: {"conninfo": bench.url})
+        made = Harvester(bench.conf(**LIMITS, DELIVERY=way, **given), fail_fast=given.pop("fail_fast", False))
+        try:
+            yield made.start()
+        finally:
+            made.stop()
+            made._stopped.wait(30)
+
+
+@pytest.mark.parametrize(("one", "other"), PAIRS)
+def test_a_harvester_waits_for_another_way_to_end(bench, caplog, one, other):
+    caplog.set_level("INFO", "outbox")
+    bench.stash(["a"])
+    with working(bench, one) as host:
+        delivers(host)
+        with harvester(bench, other) as waiting:
+            wait_until(lambda: "waiting reason=" in caplog.text)
+            assert f"with DELIVERY='{one}'" in caplog.text
+            bench.stash(["b"])
+            delivers(host, 2)
+            assert not waiting.leader_ids
+            finish(host)
+            bench.stash(["c"])
+            bench.wait_empty()
+            assert "waiting_over" in caplog.text
+    bench.check()
+
+
+# ---- switching
+
+
+def repeated(received):
+    return len(received) - len({(message.key, message.value) for message in received})
+
+
+def test_switching_to_and_fro_in_good_order_doubles_nothing(bench):
+    with Writer(bench.url, bench.topic, keys=50, rate=1000) as writer:
+        for way in (*WAYS, *WAYS):
+            with working(bench, way) as host:
+                delivers(host, 300)
+                finish(host)
+    with working(bench, EXACTLY_ONCE):
+        bench.wait_empty()
+    judge([writer.log], bench.read()).assert_kept(repeats_max=0)
+
+
+def test_what_a_killed_at_least_once_owner_had_in_flight_goes_out_once_more(bench):
+    """Its marks mean nothing to exactly-once delivery."""
+    log = Writer(bench.url, bench.topic, keys=50).write(100)
+    with working(bench, AT_LEAST_ONCE) as host:
+        delivers(host, 200)
+    assert bench.db.execute("SELECT count(*) FROM outbox WHERE leader_id IS NOT NULL").fetchone() != (0,)
+    with working(bench, EXACTLY_ONCE) as host:
+        assert isinstance(wait_until(lambda: host.errors)[0], OtherWay)
+    bench.db.execute("UPDATE outbox_state SET way_time = way_time - interval '6 s'")
+    with working(bench, EXACTLY_ONCE):
+        bench.wait_empty()
+    received = bench.read()
+    judge([log], received).assert_kept()
+    assert repeated(received) <= WINDOW
+
+
+def test_a_batch_committed_by_a_killed_exactly_once_owner_goes_out_once_more_at_least_once(bench):
+    log = Writer(bench.url, bench.topic, keys=50).write(100)
+    process = bench.spawn("after-commit=kill@3", BATCH_MAX=WINDOW)
+    assert process.wait(60) == -signal.SIGKILL
+    bench.db.execute("UPDATE outbox_state SET way_time = way_time - interval '6 s'")
+    with working(bench, AT_LEAST_ONCE) as host:
+        bench.wait_empty()
+        finish(host)
+    received = bench.read()
+    judge([log], received).assert_kept(regressions_max=WINDOW)
+    assert repeated(received) == WINDOW
+    log = Writer(bench.url, bench.topic, keys=50).write(10)
+    with working(bench, EXACTLY_ONCE):  # whose last batch was purged by somebody else: only the number moves
+        bench.wait_empty()
+    assert repeated(bench.read()) == WINDOW
+
+
+def test_exactly_once_goes_on_where_a_fleet_of_classic_harvesters_was_stopped(bench):
+    """They know nothing of the state row: that all of them have ended is the operator's to see."""
+    group = f"fleet-{uuid.uuid4().hex[:8]}"
+    create_topic(bench.servers, 1, f"{group}.neli")
+    topic = create_topic(bench.servers, 1)  # theirs is another partitioner
+    with Writer(bench.url, topic, keys=20, rate=500) as writer:
+        fleet = [
+            subprocess.Popen([sys.executable, classic.__file__, bench.servers, bench.url, group, f"classic-{number}"])
+            for number in range(2)
+        ]
+        try:
+            wait_until(lambda: bench.db.execute("SELECT min(id) > 100 FROM outbox").fetchone()[0], 60)
+        finally:
+            for process in fleet:
+                process.kill()
+                process.wait()
+        with working(bench, EXACTLY_ONCE) as host:
+            delivers(host, 100)
+    with working(bench, EXACTLY_ONCE):
+        bench.wait_empty()
+    judge([writer.log], bench.read(topic)).assert_kept(repeats_max=1)  # which was sent and not yet deleted
