@@ -18,6 +18,7 @@ import psycopg
 
 from outbox.conf import Conf
 from outbox.core import verdict
+from outbox.core.flights import may_purge_at_once
 from outbox.core.verdict import LookUpRows, MoveOnly, PurgeEntry, State, Stop
 from outbox.edges import companions, table
 from outbox.edges.companions import Companions, OtherDatabase
@@ -157,12 +158,12 @@ class Purges:
     def _purge(self, ticket: Ticket, attempt: int, connection: Any) -> None:
         failpoint("before-purge")
         statements = self._database.statements
-        moved: list[Purge] = []
-        if len(ticket.purges) == 1:  # a statement is a transaction by itself
-            moved = self._delete(statements, connection, ticket.purges)
+        known = [p for p in ticket.purges if may_purge_at_once(connection.opened_at, p.returned_at)]
+        if len(known) == 1:  # a statement is a transaction by itself
+            moved = self._delete(statements, connection, known)
         else:
             with connection.transaction():
-                moved = self._delete(statements, connection, ticket.purges)
+                moved = self._delete(statements, connection, known)
         if moved and not attempt:
             ticket.flushed_since = connection.opened_at
         for purge in ticket.purges:

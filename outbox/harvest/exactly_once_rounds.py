@@ -152,6 +152,8 @@ class Rounds:
             lane.count = self._count = count
             self._retake([other for other in self._lanes.values() if other.ready and other.count != count])
             self._flights.taken_over(lane.number, count)
+            if self._last_ticket is not None:
+                self._last_ticket.stops.pop(lane.number, None)  # what could not be purged is settled now
             self._wants_reset = True
             self._idle_s = _IDLE_MIN_S
             self._changed.notify_all()
@@ -171,7 +173,7 @@ class Rounds:
             self._flights.committed(batch, entry.batch)
             lane.holds.delivered(batch.rows)
             batch.rows = []
-            self._round_purges.append(Purge(entry, batch.filenode))
+            self._round_purges.append(Purge(entry, batch.filenode, batch.returned_at))
             self._end_share(lane)
 
     def failed(self, lane: LaneState) -> None:

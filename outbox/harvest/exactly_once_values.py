@@ -41,6 +41,8 @@ class Purge:
 
     entry: Entry
     filenode: int
+    returned_at: float = float("-inf")
+    """When the read of its rows had returned, on the monotonic clock."""
 
 
 class Ticket(Awaited):
