@@ -1,5 +1,5 @@
-"""Three brokers of which each may be missing: leaders change, two copies must acknowledge, nothing is taken over without
-need."""
+"""Three brokers of which each may be missing: leaders change, two copies must acknowledge, and nothing is taken over
+without need."""
 
 import pytest
 
