@@ -1,4 +1,4 @@
-"""One row that says which batch of records the Spark source has marked last, and who may mark the next."""
+"""One row that says which batches of records the Spark source has marked, and who may mark the next."""
 
 from importlib import import_module
 
@@ -13,6 +13,7 @@ FORWARDS = f"""
 CREATE TABLE IF NOT EXISTS {SPARK} (
     id smallint PRIMARY KEY DEFAULT 1 CHECK (id = 1),
     owner text NOT NULL DEFAULT '',
+    paused boolean NOT NULL DEFAULT false,
     batch bigint NOT NULL DEFAULT 0,
     leader_id uuid NULL,
     lowest bigint NOT NULL DEFAULT 0,
@@ -20,6 +21,10 @@ CREATE TABLE IF NOT EXISTS {SPARK} (
     count bigint NOT NULL DEFAULT 0,
     planned boolean NOT NULL DEFAULT false,
     purged boolean NOT NULL DEFAULT true,
+    prior_leader_id uuid NULL,
+    prior_lowest bigint NOT NULL DEFAULT 0,
+    prior_highest bigint NOT NULL DEFAULT 0,
+    prior_count bigint NOT NULL DEFAULT 0,
     marked_at timestamptz NOT NULL DEFAULT '-infinity'
 );
 """

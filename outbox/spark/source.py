@@ -1,0 +1,434 @@
+"""The DataSource `outbox`: the records of the table as a DataFrame, streaming or batch. Made known by `register()`.
+
+    spark.readStream.format("outbox").option("url", "postgresql://...").load()
+
+Columns: id (bigint), create_time (timestamp), topic, key (string), value (binary; null is a tombstone), headers
+(array<struct<key: string, value: binary>>). Options, all of them strings:
+
+    url               of the database (required)
+    table             "outbox"; its companion tables <table>_state and <table>_spark must be there (migrate)
+    slices            partitions of a batch: 4
+    maxRecords        of a micro-batch: 50000
+    statementTimeout  seconds: 30
+    resend            "true": begin anew although a lost checkpoint may have delivered records; they are sent again
+
+**Streaming** harvests: a micro-batch marks its records, the offset names the mark, the same offset gives the same rows
+again. They are deleted when Spark has finished the batch; a query that then idles deletes them too. One query per
+table; the last one started wins. Spark gives this object life in two places: in a process beside the driver, one per
+query, where it marks, plans and purges; and in executors, where it reads. How the driver's side knows what Spark has
+finished is told at `OutboxStreamReader`. To stop without a record left behind, call `stream.finish` before
+`query.stop()`.
+
+**Batch** only looks: the records that are in the table, as they are, marked or not; nothing is changed.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import psycopg
+from pyspark.sql import SparkSession
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.types import StructType
+
+from outbox.edges.session import BoundedConnection
+from outbox.exceptions import OutboxError
+from outbox.failpoints import failpoint
+from outbox.spark import stream
+from outbox.spark.stream import Batch, CheckpointLost, Connection, RecordsMissing, State, Stream
+
+logger = logging.getLogger("outbox.spark")
+
+SCHEMA = (
+    "id bigint, create_time timestamp, topic string, key string, value binary, "
+    "headers array<struct<key: string, value: binary>>"
+)
+_BEAT_S = 1.0
+_OUTAGE_MAX_S = 120.0
+_OUTAGE_PAUSE_S = 0.5
+_OUTAGES = (psycopg.OperationalError, psycopg.InterfaceError)
+_GRACE_S = 5.0
+_ROWS_AT_ONCE = 5_000
+_MICROSECONDS_1970_TO_2000 = 946_684_800_000_000
+
+
+def register(spark: SparkSession) -> None:
+    """Make the format `outbox` known to the session."""
+    from outbox.spark.start import check_extra
+
+    check_extra()
+    spark.dataSource.register(OutboxSource)
+
+
+class WrongOptions(OutboxError):
+    """Options of the source, all mistakes at once."""
+
+
+@dataclass(frozen=True)
+class Options:
+    url: str
+    table: str = "outbox"
+    slices: int = 4
+    max_records: int = 50_000
+    statement_timeout: float = 30.0
+    resend: bool = False
+
+    @classmethod
+    def parse(cls, given: Mapping[str, str]) -> Options:
+        names = {field.name.replace("_", ""): field for field in fields(cls)}
+        lowered = {name.lower(): value for name, value in given.items()}
+        wrong = [f"{name}: unknown" for name in lowered if name not in names]
+        found: dict[str, Any] = {}
+        for name, field in names.items():
+            if name in lowered:
+                try:
+                    found[field.name] = _PARSERS[str(field.type)](lowered[name])
+                except ValueError as error:
+                    wrong.append(f"{name}={lowered[name]!r}: {error}")
+        if not found.get("url"):
+            wrong.append('url: missing, give for instance "postgresql://user@host/database"')
+        if wrong:
+            known = "url, table, slices, maxRecords, statementTimeout, resend"
+            raise WrongOptions(f"Options of the source outbox: {'; '.join(wrong)}. The options are: {known}.")
+        return cls(**found)
+
+
+def _positive(text: str) -> int:
+    number = int(text) if text.isdigit() else 0
+    if not number:
+        raise ValueError("give a whole number above 0")
+    return number
+
+
+def _seconds(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < float("inf"):
+        raise ValueError("give seconds above 0")
+    return number
+
+
+def _truth(text: str) -> bool:
+    if text.lower() not in ("true", "false"):
+        raise ValueError('give "true" or "false"')
+    return text.lower() == "true"
+
+
+_PARSERS: dict[str, Callable[[str], Any]] = {"str": str, "int": _positive, "float": _seconds, "bool": _truth}
+
+
+class OutboxSource(DataSource):
+    """What Spark makes of `format("outbox")`."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "outbox"
+
+    def schema(self) -> str:
+        Options.parse(self.options)
+        return SCHEMA
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        return OutboxReader(Options.parse(self.options))
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        return OutboxStreamReader(Options.parse(self.options))
+
+
+@dataclass
+class Range(InputPartition):
+    """Ids that one task reads. `count`: how many records must be there; negative: any number."""
+
+    lowest: int
+    highest: int
+    count: int = -1
+    leader: str = ""
+
+
+class OutboxReader(DataSourceReader):
+    """Batch: looks and changes nothing."""
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+
+    def partitions(self) -> list[InputPartition]:
+        with stream.connect(self.options.url, self.options.statement_timeout) as connection:
+            return [Range(*range_) for range_ in stream.ranges(connection, self.options.table, self.options.slices)]
+
+    def read(self, partition: InputPartition | None) -> Iterator[Any]:
+        return _read(self.options, partition) if isinstance(partition, Range) else iter(())
+
+
+class OutboxStreamReader(DataSourceStreamReader):
+    """Streaming. Marked batches are numbered; at most two are not purged. That Spark has finished a batch is known
+
+    - when it says so by `commit()`, which it does only when it plans the next batch;
+    - when it has asked this process for a batch's partitions and now asks for the latest offset: batches come one
+      after the other, so that one has ended well;
+    - when its checkpoint holds a later one;
+    - when this process began with it in the checkpoint, was not asked for its partitions, and is asked for the latest
+      offset a second time. Once proves nothing: with the trigger `availableNow` Spark asks once before it repeats an
+      unfinished batch, and never again.
+    """
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+        self.owner = f"spark {socket.gethostname()} {os.getpid()} {uuid.uuid4().hex[:12]}"
+        self._stream = Stream(options.table)
+        self._connection: BoundedConnection | None = None
+        self._is_claimed = False
+        self._must_look = False
+        """The outcome of a statement is unknown."""
+        self._last = Batch(0)
+        """The newest batch marked, which is what Spark is told."""
+        self._is_offered = False
+        """Spark was told of it and has not asked for its partitions."""
+        self._unpurged: list[Batch] = []
+        self._finished = -1
+        """The number up to which Spark has finished."""
+        self._running: Batch | None = None
+        self._seen: Batch | None = None
+        """The newest batch of the checkpoint that this process began with."""
+        self._asked = 0
+        self._first: Batch | None = None
+        self._beaten_at = self._up_at = float("-inf")
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_connection": None}
+
+    # ---- Spark's questions
+
+    def initialOffset(self) -> dict[str, Any]:
+        """The place before the first batch of a new checkpoint; also asked for when the first batch is repeated."""
+        if self._first is None:
+            self._persistently(self._begin_anew if self._seen is None else self._look)
+            is_before = self._is_offered or self._seen is not None
+            self._first = Batch(self._last.number - 1) if is_before else self._last
+        return self._first.offset()
+
+    def latestOffset(self) -> dict[str, Any]:
+        if self._running is not None:
+            self._finished, self._running = self._running.number, None
+        elif self._seen is not None:
+            self._asked += 1
+            if self._asked > 1:
+                self._finished = max(self._finished, self._seen.number)
+        if not self._is_claimed:
+            self._persistently(self._advance)
+        else:
+            self._once(self._advance)
+        return self._last.offset()
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        if start == end:  # at a start: the newest batch of the checkpoint
+            if self._seen is None and self._first is None:
+                self._persistently(lambda connection: self._resume(connection, Batch.of(end)))
+            return []
+        batch = Batch.of(end)
+        found: list[InputPartition] = self._persistently(lambda connection: self._plan(connection, batch))
+        self._running = batch
+        return found
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        assert isinstance(partition, Range)
+        return _read(self.options, partition)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        self._finished = max(self._finished, Batch.of(end).number)
+        self._once(self._purge)
+
+    def stop(self) -> None:
+        if self._is_claimed:
+            self._once(lambda connection: self._stream.release(connection, self.owner))
+        self._drop()
+
+    # ---- what follows
+
+    def _look(self, connection: Connection) -> State:
+        """Claim the table once; learn what is marked."""
+        table = self._stream
+        state = table.state(connection) if self._is_claimed else table.claim(connection, self.owner)
+        if state.owner != self.owner:
+            raise self._stream.fenced(self.owner)
+        last = state.last
+        self._last, self._is_claimed, self._must_look = last, True, False
+        # A mark that Spark never asked the partitions of is offered (again): nobody has read its records.
+        self._is_offered = not state.is_purged and not state.is_planned
+        self._unpurged = [batch for batch in (state.prior, None if state.is_purged else last) if batch is not None]
+        return state
+
+    def _begin_anew(self, connection: Connection) -> None:
+        """The checkpoint is new."""
+        state = self._look(connection)
+        unknown = state.prior or (None if state.is_purged or not state.is_planned else state.last)
+        if unknown is None:
+            return
+        if not self.options.resend:
+            raise CheckpointLost(
+                f"The checkpoint is new, and {unknown.count} records of batch {unknown.number} (leader_id "
+                f"{unknown.leader}) may be in Kafka already: another checkpoint had planned them. Start with that "
+                'checkpoint again. If it is lost, the option resend="true" sends those records again.'
+            )
+        logger.warning("resent batch=%d leader_id=%s count=%d", unknown.number, unknown.leader, unknown.count)
+        self._unpurged = [self._last] if self._is_offered else []
+
+    def _resume(self, connection: Connection, seen: Batch) -> None:
+        state = self._look(connection)
+        is_before_the_offered = self._is_offered and seen.number == state.last.number - 1
+        if seen not in (state.last, state.prior) and not (is_before_the_offered and state.prior is None):
+            raise CheckpointLost(
+                f"The checkpoint is at batch {seen.number} (leader_id {seen.leader}), the table at batch "
+                f"{state.last.number} (leader_id {state.last.leader}): one of them is not the newest copy, or belongs "
+                "to something else. Restore the newest checkpoint and the database that belongs to it."
+            )
+        if seen == state.last:
+            self._is_offered = False
+        self._seen, self._finished = seen, seen.number - 1
+
+    def _advance(self, connection: Connection) -> None:
+        if self._must_look or not self._is_claimed:
+            seen = self._seen
+            self._look(connection)
+            self._is_offered = self._is_offered and self._last != seen
+        self._purge(connection)
+        if self._is_offered or len(self._unpurged) > 1:
+            return
+        prior = self._unpurged[0] if self._unpurged else None
+        limit = self.options.max_records
+        found = self._stream.mark(connection, self.owner, self._last.number, uuid.uuid4(), limit, prior)
+        if found is not None:
+            failpoint("after-mark")
+            self._last, self._is_offered = found, True
+            self._unpurged.append(found)
+        elif time.monotonic() - self._beaten_at > _BEAT_S:
+            self._stream.beat(connection, self.owner)
+            self._beaten_at = time.monotonic()
+
+    def _plan(self, connection: Connection, batch: Batch) -> list[InputPartition]:
+        if not self._is_claimed:
+            self._look(connection)
+        self._stream.plan(connection, self.owner, batch)
+        if batch == self._last:
+            self._is_offered = False
+        starts = self._stream.starts(connection, batch, self.options.slices)
+        return [Range(*found, batch.leader) for found in starts]
+
+    def _purge(self, connection: Connection) -> None:
+        for batch in [batch for batch in self._unpurged if batch.number <= self._finished]:
+            failpoint("before-purge")
+            gone = self._stream.purge(connection, self.owner, batch)
+            self._unpurged.remove(batch)
+            if gone is None and self._stream.state(connection).owner != self.owner:
+                raise self._stream.fenced(self.owner)
+            if gone is not None and gone != batch.count:
+                logger.warning("not_purged batch=%d count=%d purged=%d", batch.number, batch.count, gone)
+            failpoint("after-purge")
+
+    # ---- the connection
+
+    def _connected(self) -> BoundedConnection:
+        if self._connection is None or self._connection.closed:
+            self._connection = stream.connect(self.options.url, self.options.statement_timeout)
+        self._connection.give_up_at = time.monotonic() + self.options.statement_timeout + _GRACE_S
+        return self._connection
+
+    def _drop(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            try:
+                connection.close()
+            except psycopg.Error:
+                pass
+
+    def _once(self, job: Callable[[Connection], Any]) -> None:
+        """What fails now is tried again at Spark's next question; for so long and no longer."""
+        try:
+            job(self._connected())
+        except _OUTAGES as error:
+            self._give_way(error)
+        else:
+            self._up_at = time.monotonic()
+
+    def _persistently(self, job: Callable[[Connection], Any]) -> Any:
+        """Spark has to have an answer."""
+        self._up_at = max(self._up_at, time.monotonic())
+        while True:
+            try:
+                return job(self._connected())
+            except _OUTAGES as error:
+                self._give_way(error)
+
+    def _give_way(self, error: psycopg.Error) -> None:
+        self._drop()
+        self._must_look = True
+        down_s = time.monotonic() - self._up_at
+        if down_s > _OUTAGE_MAX_S:
+            raise error
+        logger.warning("database_away seconds=%.0f error=%r", down_s, str(error))
+        time.sleep(_OUTAGE_PAUSE_S)
+
+
+# ---- rows to Arrow, in executors
+
+
+def _read(options: Options, wanted: Range) -> Iterator[Any]:
+    """The records as Arrow batches; raises unless all that were marked are there."""
+    count = 0
+    with stream.connect(options.url, options.statement_timeout) as connection:
+        statement = stream.select(options.table, wanted.leader, binary=stream.has_binary(connection, options.table))
+        given = {"lowest": wanted.lowest, "highest": wanted.highest, "leader": wanted.leader}
+        # In pieces: how large values are is not known.
+        with connection.transaction(), connection.cursor("outbox_read", binary=True) as cursor:
+            cursor.execute(statement, given)
+            while rows := cursor.fetchmany(_ROWS_AT_ONCE):
+                count += len(rows)
+                yield _arrow(rows)
+    if wanted.count not in (-1, count):
+        raise RecordsMissing(
+            f"{wanted.count} records from id {wanted.lowest} to {wanted.highest} were marked with leader_id "
+            f"{wanted.leader}, and {count} are there: somebody deleted, changed or marked the others. Did another "
+            "harvester run on the table?"
+        )
+
+
+def _arrow(rows: list[tuple[Any, ...]]) -> Any:
+    import pyarrow as pa
+
+    ids, times, topics, keys, values, names, texts = zip(*rows, strict=True)
+    columns = [
+        pa.array(ids, pa.int64()),
+        _timestamps(times),
+        pa.array(topics, pa.string()),
+        pa.array(keys, pa.string()),
+        pa.array(values, pa.binary()),
+        pa.array(map(_paired, names, texts), _headers_type()) if any(names) else pa.nulls(len(rows), _headers_type()),
+    ]
+    return pa.RecordBatch.from_arrays(columns, ["id", "create_time", "topic", "key", "value", "headers"])
+
+
+def _headers_type() -> Any:
+    import pyarrow as pa
+
+    return pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+
+
+def _paired(names: list[str] | None, texts: list[str] | None) -> list[tuple[str, bytes]] | None:
+    return [(name, text.encode()) for name, text in zip(names, texts or (), strict=True)] if names else None
+
+
+def _timestamps(wire: Sequence[bytes]) -> Any:
+    """From PostgreSQL's binary form, microseconds since 2000, without a Python step per value."""
+    import numpy as np
+    import pyarrow as pa
+
+    microseconds = np.frombuffer(b"".join(wire), ">i8").astype("i8") + _MICROSECONDS_1970_TO_2000
+    return pa.array(microseconds).cast(pa.timestamp("us", tz="UTC"))

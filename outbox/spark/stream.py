@@ -1,0 +1,341 @@
+"""The statements of the Spark source on the outbox table and on `<TABLE>_spark`, its one row of state.
+
+A batch is the records of one micro-batch, marked with a `leader_id` of its own. The row names the last batch marked
+and, while its records are there, the one before; `owner` is the driver that may mark. Every statement of a driver
+compares the owner: one that was paused and resumed marks nothing, plans nothing and purges nothing after another has claimed.
+
+`planned` becomes true when Spark has logged the batch and asks for its partitions: only then may records of it be on
+their way. A mark without it belongs to nobody and is made again.
+
+While records are marked that may be in Kafka already, the table's way is held without end (`way_time` in the year
+9999): another way of harvesting would send them again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+import psycopg
+from psycopg import sql
+
+from outbox.edges.marks import WrongTable
+from outbox.edges.session import BoundedConnection
+from outbox.edges.table import connect_bounded, identifier
+from outbox.edges.ways import Claim
+from outbox.exceptions import OutboxError
+
+WAY = "spark"
+_HELD = "9999-01-01 00:00:00+00"
+_PATIENCE_S = 15.0
+_POLL_S = 0.1
+Connection = psycopg.Connection[Any]
+
+
+class Fenced(OutboxError):
+    """Another driver has taken the table over; this one must stop."""
+
+
+class CheckpointLost(OutboxError):
+    """The checkpoint does not know of records that may be in Kafka."""
+
+
+class RecordsMissing(OutboxError):
+    """Records of a batch are no longer there, or are marked by somebody else."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Marked records: what an offset in the checkpoint names."""
+
+    number: int
+    leader: str = ""
+    """Empty: the place before the first batch of a checkpoint."""
+    lowest: int = 0
+    highest: int = 0
+    count: int = 0
+
+    def offset(self) -> dict[str, Any]:
+        return {
+            "batch": self.number,
+            "leader": self.leader,
+            "lowest": self.lowest,
+            "highest": self.highest,
+            "count": self.count,
+        }
+
+    @classmethod
+    def of(cls, offset: Mapping[str, Any]) -> Batch:
+        return cls(offset["batch"], offset["leader"], offset["lowest"], offset["highest"], offset["count"])
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """The row."""
+
+    owner: str
+    last: Batch
+    is_planned: bool
+    is_purged: bool
+    prior: Batch | None
+    """The batch before the last, while it is not purged."""
+
+
+def connect(url: str, statement_timeout_s: float) -> BoundedConnection:
+    return connect_bounded(
+        {"conninfo": url, "options": "-c synchronous_commit=on"},
+        statement_timeout_s=statement_timeout_s,
+        application_name="outbox spark",
+    )
+
+
+class Stream:
+    """Statements for one table."""
+
+    def __init__(self, table: str) -> None:
+        self.table = table
+        self._parts = {
+            "table": identifier(table),
+            "state": identifier(f"{table}_state"),
+            "spark": identifier(f"{table}_spark"),
+            "held": sql.Literal(_HELD),
+        }
+        self._mark = self._build(
+            "/* mark */ WITH held AS MATERIALIZED "
+            "(SELECT 1 FROM {spark} WHERE owner = %(owner)s AND batch = %(before)s AND NOT paused FOR UPDATE), "
+            "marked AS (UPDATE {table} SET leader_id = %(leader)s WHERE EXISTS (SELECT FROM held) AND id = ANY(ARRAY("
+            "SELECT id FROM {table} WHERE leader_id IS NULL OR leader_id <> ALL(%(kept)s::uuid[]) "
+            "ORDER BY id LIMIT %(limit)s)) RETURNING id), "
+            "found AS MATERIALIZED (SELECT min(id) AS lowest, max(id) AS highest, count(*) AS count FROM marked), "
+            "noted AS (UPDATE {spark} AS s SET batch = s.batch + 1, leader_id = %(leader)s, lowest = found.lowest, "
+            "highest = found.highest, count = found.count, planned = false, purged = false, "
+            "prior_leader_id = %(prior)s, prior_lowest = %(prior_lowest)s, prior_highest = %(prior_highest)s, "
+            "prior_count = %(prior_count)s, marked_at = clock_timestamp() "
+            "FROM found WHERE found.count > 0 AND s.owner = %(owner)s RETURNING 1), "
+            "kept AS (UPDATE {state} SET way_time = {held} WHERE way_owner = %(owner)s AND EXISTS "
+            "(SELECT FROM noted) RETURNING 1) "
+            "SELECT lowest, highest, count, (SELECT count(*) FROM noted) FROM found"
+        )
+
+    def _build(self, text: str, **parts: sql.Composable) -> str:
+        return sql.SQL(text).format(**self._parts, **parts).as_string()
+
+    # ---- who may mark
+
+    def claim(self, connection: Connection, owner: str) -> State:
+        """From here on `owner` alone marks; refused while another way of harvesting is at work."""
+        self._inspect(connection)
+        with connection.transaction():
+            Claim(self.table, WAY, owner, _PATIENCE_S).take(connection)
+            connection.execute(self._build("/* claim */ INSERT INTO {spark} DEFAULT VALUES ON CONFLICT DO NOTHING"))
+            connection.execute(self._build("/* claim */ UPDATE {spark} SET owner = %s, paused = false"), [owner])
+            connection.execute(
+                self._build(
+                    "/* claim */ UPDATE {state} SET way_time = {held} WHERE EXISTS "
+                    "(SELECT FROM {spark} WHERE NOT purged OR prior_leader_id IS NOT NULL)"
+                )
+            )
+        return self.state(connection)
+
+    def _inspect(self, connection: Connection) -> None:
+        names = [self._parts[part].as_string() for part in ("table", "state", "spark")]
+        row = connection.execute(
+            "/* tables */ SELECT array(SELECT name FROM unnest(%s::text[]) AS t(name) WHERE to_regclass(name) IS NULL)",
+            [names],
+        ).fetchone()
+        if row and row[0]:
+            raise WrongTable(
+                f"The Spark source needs the tables {', '.join(row[0])}, which do not exist. Run: python manage.py "
+                "migrate outbox, or correct the options table and url."
+            )
+
+    def state(self, connection: Connection) -> State:
+        row = connection.execute(
+            self._build(
+                "/* state */ SELECT owner, batch, leader_id, lowest, highest, count, planned, purged, "
+                "prior_leader_id, prior_lowest, prior_highest, prior_count FROM {spark}"
+            )
+        ).fetchone()
+        if row is None:
+            raise WrongTable(f"The row of {self._parts['spark'].as_string()} was deleted while the query ran.")
+        prior = Batch(row[1] - 1, str(row[8]), *row[9:]) if row[8] else None
+        return State(row[0], Batch(row[1], str(row[2] or ""), *row[3:6]), row[6], row[7], prior)
+
+    def beat(self, connection: Connection, owner: str) -> None:
+        """Tell other ways that this one is at work; raises when another driver is."""
+        done = connection.execute(
+            self._build(
+                "/* beat */ UPDATE {state} SET way_time = greatest(way_time, clock_timestamp()) WHERE way_owner = %s"
+            ),
+            [owner],
+        ).rowcount
+        if not done:
+            raise self.fenced(owner)
+
+    def release(self, connection: Connection, owner: str) -> None:
+        """Another way may begin at once, unless marked records may be in Kafka."""
+        connection.execute(
+            self._build(
+                "/* release */ UPDATE {state} SET way_time = '-infinity' "
+                "WHERE way = %s AND way_owner = %s AND way_time <> {held}"
+            ),
+            [WAY, owner],
+        )
+
+    def fenced(self, owner: str) -> Fenced:
+        return Fenced(
+            f"Another driver has taken over the outbox table {self._parts['table'].as_string()} from {owner!r}: one "
+            "Spark query harvests a table. This query must stop; nothing is lost."
+        )
+
+    # ---- mark, plan, purge
+
+    def mark(
+        self, connection: Connection, owner: str, before: int, leader: UUID, limit: int, prior: Batch | None
+    ) -> Batch | None:
+        """Mark the next batch, in id order; None: there is nothing, or this driver may not (see `beat`). Marks of
+        anybody but `prior` are taken over: their owners are gone."""
+        row = connection.execute(
+            self._mark,
+            {
+                "owner": owner,
+                "before": before,
+                "leader": leader,
+                "limit": limit,
+                "kept": [prior.leader] if prior else [],
+                "prior": prior.leader if prior else None,
+                "prior_lowest": prior.lowest if prior else 0,
+                "prior_highest": prior.highest if prior else 0,
+                "prior_count": prior.count if prior else 0,
+            },
+        ).fetchone()
+        assert row is not None
+        return Batch(before + 1, str(leader), *row[:3]) if row[3] else None
+
+    def plan(self, connection: Connection, owner: str, batch: Batch) -> None:
+        """Spark has logged this batch and will read it."""
+        done = connection.execute(
+            self._build(
+                "/* plan */ UPDATE {spark} SET planned = planned OR leader_id = %(leader)s "
+                "WHERE owner = %(owner)s AND (leader_id = %(leader)s AND NOT purged OR prior_leader_id = %(leader)s)"
+            ),
+            {"leader": batch.leader, "owner": owner},
+        ).rowcount
+        if done:
+            return
+        if self.state(connection).owner != owner:
+            raise self.fenced(owner)
+        raise RecordsMissing(
+            f"The checkpoint asks for batch {batch.number} (leader_id {batch.leader}), which is purged or was never "
+            "marked in this database. Is this the database, and the newest copy of the checkpoint?"
+        )
+
+    def starts(self, connection: Connection, batch: Batch, slices: int) -> list[tuple[int, int, int]]:
+        """(lowest, highest, count) of ranges of ids that hold about equally many records of the batch."""
+        width = max(1, -(-batch.count // slices))
+        rows = connection.execute(
+            self._build(
+                "/* split */ SELECT min(id), max(id), count(*) FROM (SELECT id, (row_number() OVER (ORDER BY id) - 1) "
+                "/ %(width)s AS part FROM {table} WHERE id BETWEEN %(lowest)s AND %(highest)s "
+                "AND leader_id = %(leader)s) AS numbered GROUP BY part ORDER BY part"
+            ),
+            {"width": width, "lowest": batch.lowest, "highest": batch.highest, "leader": batch.leader},
+        ).fetchall()
+        found = sum(row[2] for row in rows)
+        if found != batch.count:
+            raise RecordsMissing(
+                f"Batch {batch.number} was marked with {batch.count} records, and {found} are still there with its "
+                f"leader_id {batch.leader}: somebody deleted, changed or marked the others. Did another harvester run "
+                "on the table?"
+            )
+        return [(row[0], row[1], row[2]) for row in rows]
+
+    def purge(self, connection: Connection, owner: str, batch: Batch) -> int | None:
+        """Delete a batch that Spark has finished; None: it was purged before, or another driver has taken over."""
+        row = connection.execute(
+            self._build(
+                "/* purge */ WITH held AS (UPDATE {spark} SET purged = purged OR leader_id = %(leader)s, "
+                "prior_leader_id = NULLIF(prior_leader_id, %(leader)s) WHERE owner = %(owner)s "
+                "AND (leader_id = %(leader)s AND NOT purged OR prior_leader_id = %(leader)s) "
+                "RETURNING purged AND prior_leader_id IS NULL AS idle), "
+                "freed AS (UPDATE {state} SET way_time = clock_timestamp() WHERE way_owner = %(owner)s "
+                "AND EXISTS (SELECT FROM held WHERE idle)), "
+                "gone AS (DELETE FROM {table} WHERE id BETWEEN %(lowest)s AND %(highest)s AND leader_id = %(leader)s "
+                "AND EXISTS (SELECT FROM held) RETURNING 1) "
+                "SELECT (SELECT count(*) FROM held), (SELECT count(*) FROM gone)"
+            ),
+            {"leader": batch.leader, "owner": owner, "lowest": batch.lowest, "highest": batch.highest},
+        ).fetchone()
+        assert row is not None
+        return int(row[1]) if row[0] else None
+
+    # ---- an orderly end
+
+    def pause(self, connection: Connection) -> None:
+        """The source marks nothing more; what is under way is finished and purged."""
+        connection.execute(self._build("/* pause */ UPDATE {spark} SET paused = true"))
+
+    def is_idle(self, connection: Connection) -> bool:
+        found = self.state(connection)
+        return found.prior is None and (found.is_purged or not found.is_planned)
+
+
+def finish(url: str, table: str = "outbox", timeout_s: float = 60.0) -> bool:
+    """Let the running query end its batch and purge it, and mark nothing more; whether that happened in time. To be
+    called before `query.stop()`: then no record stays behind that is in Kafka already. The next start marks again."""
+    stream, give_up_at = Stream(table), time.monotonic() + timeout_s
+    connection = connect(url, timeout_s)
+    try:
+        stream.pause(connection)
+        while not (idle := stream.is_idle(connection)) and time.monotonic() < give_up_at:
+            time.sleep(_POLL_S)
+        return idle
+    finally:
+        connection.close()
+
+
+# ---- what executors read
+
+_TEXT = "kafka_value::text"
+
+
+def select(table: str, leader: str, *, binary: bool = True) -> str:
+    """Rows of a range of ids, in order; of one batch, or of all when `leader` is empty."""
+    value = f"coalesce(kafka_value_binary, textsend({_TEXT}))" if binary else f"textsend({_TEXT})"
+    return (
+        sql.SQL(
+            "/* read */ SELECT id, timestamptz_send(create_time), kafka_topic, kafka_key, "
+            + value
+            + ", NULLIF(kafka_header_keys, '{{}}'), NULLIF(kafka_header_values, '{{}}') FROM {table} "
+            "WHERE id BETWEEN %(lowest)s AND %(highest)s"
+            + (" AND leader_id = %(leader)s" if leader else "")
+            + " ORDER BY id"
+        )
+        .format(table=identifier(table))
+        .as_string()
+    )
+
+
+def has_binary(connection: Connection, table: str) -> bool:
+    """Whether the table has the column for binary values; the classic layout has not."""
+    row = connection.execute(
+        "/* columns */ SELECT EXISTS (SELECT FROM pg_attribute WHERE attrelid = to_regclass(%s) "
+        "AND attname = 'kafka_value_binary' AND NOT attisdropped)",
+        [identifier(table).as_string()],
+    ).fetchone()
+    return bool(row and row[0])
+
+
+def ranges(connection: Connection, table: str, slices: int) -> Sequence[tuple[int, int]]:
+    """The whole table, cut into ranges of ids."""
+    row = connection.execute(
+        sql.SQL("/* range */ SELECT min(id), max(id) FROM {}").format(identifier(table))
+    ).fetchone()
+    if row is None or row[0] is None:
+        return []
+    lowest, highest = row
+    width = max(1, -(-(highest - lowest + 1) // slices))
+    return [(start, min(start + width - 1, highest)) for start in range(lowest, highest + 1, width)]

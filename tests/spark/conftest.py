@@ -1,0 +1,62 @@
+"""One Spark session for all tests of this room: a JVM takes seconds to start."""
+
+import gc
+import importlib.util
+import os
+import warnings
+from pathlib import Path
+
+import pytest
+
+from tests.spark.tables import make_outbox
+from tests.support.databases import django, fresh_database
+
+MISSING = [name for name in ("pyspark", "pyarrow", "pandas") if importlib.util.find_spec(name) is None]
+if MISSING:
+    if os.environ.get("CI", "").lower() not in ("", "0", "false"):
+        raise pytest.UsageError(f"{', '.join(MISSING)} must be installed in CI: pip install -e '.[dev]'")
+    collect_ignore_glob = ["*"]
+
+CONFIG = {
+    "spark.ui.enabled": "false",
+    "spark.driver.memory": "512m",
+    "spark.driver.maxResultSize": "1m",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    "spark.sql.streaming.metricsEnabled": "false",
+}
+
+
+def pytest_collection_modifyitems(items):
+    """PySpark leaves the sockets between Python and its JVM to the garbage collector."""
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"))
+
+
+@pytest.fixture(scope="session")
+def spark():
+    import outbox.spark
+
+    session = outbox.spark.session("tests", "local[2]", CONFIG)
+    session.sparkContext.setLogLevel("OFF")
+    outbox.spark.register(session)
+    yield session
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        session.stop()
+        gc.collect()
+
+
+@pytest.fixture(scope="module")
+def migrated(postgres):
+    """The URL of a database with the tables, for all tests of a module; each takes a table of its own."""
+    with fresh_database(os.environ["DATABASE_URL"]) as url:
+        done = django("migrate", "outbox", url=url)
+        assert done.returncode == 0, done.stderr
+        yield url
+
+
+@pytest.fixture
+def outbox_table(migrated):
+    return make_outbox(migrated)
