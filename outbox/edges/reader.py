@@ -19,6 +19,8 @@ from outbox.edges.int8_arrays import Ids
 from outbox.edges.table import identifier
 from outbox.exceptions import OutboxError
 
+SMALL_BYTES = 1000
+_SMALL_PAGES = 20  # of small records only, before the cheaper form is used again
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 Row = tuple[Any, ...]
 
@@ -35,8 +37,31 @@ class Page:
     """m of each lane asked for."""
     read_at: datetime
     filenode: int
+    is_full: bool
+    """There may be more."""
     rows: list[Row]
     """id, topic, key, value, header keys, header values, binary value, and the lane where there are several."""
+
+
+_SIZE = (
+    "coalesce(octet_length(kafka_value), 0) + coalesce(octet_length(kafka_value_binary), 0) + "
+    "coalesce(pg_column_size(kafka_header_values), 0)"
+)
+_NAMES, _TEXTS = (f"NULLIF(kafka_header_{part}, '{{{{}}}}')" for part in ("keys", "values"))
+# None of the sizes needs the value itself; a value that the CASE leaves out is not even fetched from its side table.
+_SMALL = (
+    f"SELECT id, CASE WHEN {_SIZE} <= {SMALL_BYTES} THEN kafka_topic END, kafka_key, "
+    f"CASE WHEN octet_length(kafka_value) <= {SMALL_BYTES} THEN kafka_value END, "
+    f"{_NAMES}, CASE WHEN pg_column_size(kafka_header_values) <= {SMALL_BYTES} THEN {_TEXTS} END, "
+    f"CASE WHEN octet_length(kafka_value_binary) <= {SMALL_BYTES} THEN kafka_value_binary END"
+    "<lane> FROM {table} WHERE <where> ORDER BY id LIMIT %(limit)s"
+)
+_SIZED = (
+    f"SELECT id, kafka_topic, kafka_key, kafka_value, {_NAMES}, {_TEXTS}, kafka_value_binary<lane> "
+    "FROM (SELECT *, sum(size) OVER (ORDER BY id ROWS UNBOUNDED PRECEDING) - size AS before FROM "
+    f"(SELECT *, {_SIZE} AS size FROM {{table}} WHERE <where> ORDER BY id LIMIT %(limit)s) AS page) AS sized "
+    "WHERE before < %(bytes)s ORDER BY id"
+)
 
 
 def lane_of_row(lanes: int, *, keep_empty_key: bool) -> sql.Composed:
@@ -49,7 +74,12 @@ def lane_of_row(lanes: int, *, keep_empty_key: bool) -> sql.Composed:
 
 
 class Reader:
-    """The statement, in its forms, for one table and lane count."""
+    """The statement, in its forms, for one table and lane count.
+
+    A page must not outgrow the memory, whatever the records before it were like. Adding up the sizes of a page costs
+    the server more than the page of small records itself, so the first form only leaves out what is larger than
+    `SMALL_BYTES`; a page in which that happened is read again in the form that adds up, and so are the next ones.
+    """
 
     def __init__(self, table: str, sequence: str, lanes: int = 1, *, keep_empty_key: bool = False) -> None:
         self.lanes, self.sequence = lanes, sequence
@@ -60,11 +90,17 @@ class Reader:
             "relation": sql.Literal(identifier(table).as_string()),
             "lane": lane_of_row(lanes, keep_empty_key=keep_empty_key),
         }
-        self._forms = {(late, some): self._form(late, some) for late in (False, True) for some in (False, True)}
+        either = (False, True)
+        self._created = sql.SQL("/* sample */ SELECT id, create_time FROM {table} WHERE id = ANY(%s)").format(
+            **self._parts
+        )
+        self._forms = {(a, b, c): self._form(a, b, c) for a in either for b in either for c in either}
+        self._sized_pages = 0  # that are still to be read by size
 
-    def _form(self, late: bool, some_lanes: bool) -> str:
+    def _form(self, late: bool, some_lanes: bool, sized: bool) -> str:
         """Late: rows below the highest excluded id may be wanted. A form of its own because only there the array of
-        excluded ids must be hashed, which takes a plan that sees it."""
+        excluded ids must be hashed, which takes a plan that sees it. Sized: the page ends before it exceeds so many
+        bytes, but has one row; else records that are not small come without topic and value."""
         several = self.lanes > 1
         text = (
             "/* read */ SELECT (SELECT CASE WHEN is_called THEN last_value ELSE last_value - 1 END FROM {sequence}) "
@@ -73,32 +109,57 @@ class Reader:
             "ARRAY(SELECT lane || ' ' || coalesce((SELECT batch FROM {purged} AS p WHERE p.lane = l.lane "
             "ORDER BY batch DESC LIMIT 1), 0) FROM unnest(%(lanes)s::int[]) AS l(lane)), NULL::text[], NULL::bytea"
             + (", NULL::int" if several else "")
-            + " UNION ALL (SELECT id, kafka_topic, kafka_key, kafka_value, NULLIF(kafka_header_keys, '{{}}'), "
-            "NULLIF(kafka_header_values, '{{}}'), kafka_value_binary"
-            + (", {lane}" if several else "")
-            + " FROM {table} WHERE id > %(look)s"
-            + (" AND (id > %(highest)s OR id <> ALL(%(excluded)s))" if late else "")
-            + (" AND {lane} = ANY(%(lanes)s::int[])" if some_lanes else "")
-            + " ORDER BY id LIMIT %(limit)s)"
+            + " UNION ALL ("
+            + (_SIZED if sized else _SMALL)
+            .replace("<lane>", ", {lane}" if several else "")
+            .replace(
+                "<where>",
+                "id > %(look)s"
+                + (" AND (id > %(highest)s OR id <> ALL(%(excluded)s))" if late else "")
+                + (" AND {lane} = ANY(%(lanes)s::int[])" if some_lanes else ""),
+            )
+            + ")"
         )
         return sql.SQL(text).format(**self._parts).as_string()
 
     def read(
-        self, connection: psycopg.Connection[Any], look: int, lanes: Sequence[int], excluded: Sequence[int], limit: int
+        self,
+        connection: psycopg.Connection[Any],
+        look: int,
+        lanes: Sequence[int],
+        excluded: Sequence[int],
+        limit: int,
+        bytes_max: int = 8_000_000,
     ) -> Page:
-        """The first `limit` records above `look` of these lanes, without the `excluded` ones: ascending ids, all of
-        them above `look`."""
+        """The first records above `look` of these lanes, without the `excluded` ones: ascending ids, all of them above
+        `look`; `limit` of them, or fewer where they would exceed `bytes_max`."""
         given: dict[str, Any] = {"look": look, "lanes": list(lanes), "limit": limit}
         late = bool(excluded)
         if late:
             given |= {"highest": excluded[-1], "excluded": Ids(excluded)}
-        statement = self._forms[late, len(lanes) < self.lanes]
-        with connection.cursor(binary=True) as cursor:
-            rows = cursor.execute(statement, given, prepare=not late).fetchall()
-        return self._page(rows, look)
+        form = late, len(lanes) < self.lanes
+        if not self._sized_pages:
+            rows = self._fetch(connection, self._forms[*form, False], given, prepare=not late)
+            if all(row[1] is not None for row in rows):
+                return self._page(rows, look, len(rows) > limit)  # the header is one of them
+        rows = self._fetch(connection, self._forms[*form, True], {**given, "bytes": bytes_max}, prepare=not late)
+        is_large = any(len(row[3] or row[6] or "") + sum(map(len, row[5] or ())) > SMALL_BYTES for row in rows[1:])
+        self._sized_pages = _SMALL_PAGES if is_large else max(0, self._sized_pages - 1)
+        return self._page(rows, look, len(rows) > 1)
 
     @staticmethod
-    def _page(rows: list[Row], look: int) -> Page:
+    def _fetch(connection: Any, statement: str, given: dict[str, Any], *, prepare: bool) -> list[Row]:
+        with connection.cursor(binary=True) as cursor:
+            rows: list[Row] = cursor.execute(statement, given, prepare=prepare).fetchall()
+        return rows
+
+    def created(self, connection: psycopg.Connection[Any], ids: Sequence[int]) -> dict[int, datetime]:
+        """When these few records were stashed: for the measurement of delays, not for any decision."""
+        rows = connection.execute(self._created, [Ids(ids)]).fetchall()
+        return {id_: created for id_, created in rows if created is not None}
+
+    @staticmethod
+    def _page(rows: list[Row], look: int, is_full: bool) -> Page:
         sequence, snapshot, age, seen, purged, *_ = rows[0]
         del rows[0]
         if snapshot is None or ":" not in snapshot or (rows and not look < rows[0][0] <= rows[-1][0]):
@@ -113,5 +174,6 @@ class Reader:
             purged={int(lane): int(batch) for lane, batch in (text.split(" ") for text in purged)},
             read_at=_EPOCH + timedelta(microseconds=int(microseconds)),
             filenode=int(filenode),
+            is_full=is_full,
             rows=rows,
         )

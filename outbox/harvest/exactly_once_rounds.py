@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 
 import psycopg
@@ -43,7 +44,8 @@ _IDLE_MIN_S = 0.002
 _IDLE_GROWTH = 1.3
 _RETRY_MIN_S, _RETRY_MAX_S = 0.1, 2.0
 _FIRST_PAGE_ROWS = 500
-_SAMPLE = 16
+_LANES_OF_BYTES_MAX = 2
+_SAMPLE, _SAMPLE_S = 16, 1.0
 _SWEEP_SHARE = 1000  # a sweep may take one thousandth of the time
 _BEAT_S = 2.0
 
@@ -86,6 +88,8 @@ class Rounds:
         self._read_failures = 0
         self._troubles = Troubles(-1)
         self._sweep_at = time.monotonic() + conf.sweep_interval_s
+        self._sample_at = 0.0
+        self._created: dict[int, datetime] = {}
         self._beat: Awaited | None = None
         self._beat_at = 0.0
         self._interrupt_r, self._interrupt_w = os.pipe()
@@ -148,6 +152,8 @@ class Rounds:
         """The lane owns its transactional id and has purged everything up to `batch`: it is read for from the
         beginning. Of so many lanes: those that were taken over with another count are fenced, or soon will be."""
         with self._changed:
+            if self._lanes.get(lane.number) is not lane:
+                return  # replaced while it took over: what is in flight is its successor's
             lane.begin(batch)
             lane.count = self._count = count
             self._retake([other for other in self._lanes.values() if other.ready and other.count != count])
@@ -315,6 +321,7 @@ class Rounds:
         begun = time.monotonic()
         try:
             page = self._read_completely(plan)
+            self._created = self._sample(page)
         except (WrongTable, AssertionError):
             raise
         except psycopg.Error as error:
@@ -345,14 +352,29 @@ class Rounds:
         look: int | None = frontier.start()
         while look is not None:
             connection.give_up_at = time.monotonic() + self._conf.statement_timeout_s
-            page = reader.read(connection, look, plan.lanes, plan.excluded_above(look), plan.limit)
+            page = reader.read(
+                connection, look, plan.lanes, plan.excluded_above(look), plan.limit, self._page_bytes(plan)
+            )
             look = frontier.missed_from(look, page.snapshot, page.sequence)
         rows = page.rows
-        frontier.accept(rows[-1][0] if rows else None, len(rows) >= plan.limit, page.snapshot, page.sequence)
+        frontier.accept(rows[-1][0] if rows else None, page.is_full, page.snapshot, page.sequence)
         if is_sweep:
             now = time.monotonic()
             self._sweep_at = now + max(self._conf.sweep_interval_s, _SWEEP_SHARE * (now - begun))
         return page
+
+    def _sample(self, page: Page) -> dict[int, datetime]:
+        """Once a second, when some of the page's records were stashed: on average it costs next to nothing."""
+        now = time.monotonic()
+        if not page.rows or now < self._sample_at or self._connection is None or self._reader is None:
+            return {}
+        self._sample_at = now + _SAMPLE_S
+        ids = [row[0] for row in page.rows[:: max(1, len(page.rows) // _SAMPLE)]]
+        return self._reader.created(self._connection, ids)
+
+    def _page_bytes(self, plan: Plan) -> int:
+        """Two pages are in memory at once, so several lanes do not multiply them."""
+        return self._conf.batch_bytes_max * min(len(plan.lanes), _LANES_OF_BYTES_MAX)
 
     def _connected(self) -> BoundedConnection:
         if self._connection is None:
@@ -380,7 +402,7 @@ class Rounds:
 
     def _deal(self, plan: Plan, page: Page) -> None:
         returned_at = time.monotonic()
-        is_full = len(page.rows) >= plan.limit
+        is_full = page.is_full
         batches = self._divide(plan, page, returned_at)
         self.stages["divide"] += time.monotonic() - returned_at
         if batches:
@@ -409,6 +431,7 @@ class Rounds:
                 if rows:
                     ids = [row[0] for row in rows]
                     batch = Batch(number, session, rows, ids, page.read_at, page.filenode, returned_at)
+                    batch.created = self._created
                     self._flights.add(batch)
                     batches.append(batch)
         return batches

@@ -204,3 +204,52 @@ def test_looking_up_tells_count_digest_and_youngest(db, statements, reader):
     assert (found.count, found.digest, found.filenode) == (2, digest(page.rows), filenode(db))
     assert found.newest <= page.read_at
     assert statements.look_up(db, [10**9]).count == 0
+
+
+def _sizes(page):
+    return [len(row[3] or row[6]) for row in page.rows]
+
+
+def test_a_page_of_large_records_ends_before_it_outgrows_its_bytes(db, reader):
+    """The first page, whatever the limit says; of both columns; one record however large."""
+    db.execute("INSERT INTO outbox (kafka_topic, kafka_key, kafka_value) SELECT 't', 'k', repeat('x', 300000) "
+               "FROM generate_series(1, 20)")  # fmt: skip
+    db.execute("INSERT INTO outbox (kafka_topic, kafka_key, kafka_value_binary) SELECT 't', 'k', "
+               "convert_to(repeat('x', 300000), 'UTF8') FROM generate_series(1, 20)")  # fmt: skip
+    page = reader.read(db, 0, (0,), (), 5000, 1_000_000)
+    assert (_sizes(page), page.is_full) == ([300_000] * 4, True)
+    page = reader.read(db, 30, (0,), (), 5000, 1_000_000)
+    assert (_sizes(page), page.is_full) == ([300_000] * 4, True)
+    page = reader.read(db, 30, (0,), (), 5000, 1)
+    assert (_sizes(page), page.is_full) == ([300_000], True)
+    assert reader.read(db, 40, (0,), (), 5000, 1).is_full is False
+
+
+def test_large_records_behind_small_ones_are_neither_lost_nor_reordered(db, reader):
+    insert(db, "t", ["k"] * 300)
+    db.execute("INSERT INTO outbox (kafka_topic, kafka_key, kafka_value) SELECT 't', 'k', repeat('x', 300000) "
+               "FROM generate_series(1, 5)")  # fmt: skip
+    insert(db, "t", ["k"] * 300)
+    ids, look, largest = [], 0, 0
+    while rows := reader.read(db, look, (0,), ids[-1:], 200, 700_000).rows:
+        assert all(row[1] == "t" and row[3] for row in rows)
+        largest = max(largest, sum(len(row[3]) for row in rows))
+        ids += [row[0] for row in rows]
+        look = ids[-1]
+    assert ids == list(range(1, 606))
+    assert largest < 1_000_000
+
+
+@pytest.mark.parametrize("values", ["ARRAY[repeat('x', 100000)]", "NULL"])
+def test_headers_count_and_a_table_of_others_may_have_none(db, reader, values):
+    db.execute("ALTER TABLE outbox ALTER kafka_header_values DROP NOT NULL, ALTER kafka_header_keys DROP NOT NULL, "
+               "ALTER kafka_header_values SET STORAGE EXTERNAL")  # fmt: skip
+    names = "NULL" if values == "NULL" else "ARRAY['h']"
+    db.execute("INSERT INTO outbox (kafka_topic, kafka_key, kafka_header_keys, kafka_header_values) "
+               f"SELECT 't', 'k', {names}, {values} FROM generate_series(1, 20)")  # fmt: skip
+    page = reader.read(db, 0, (0,), (), 5000, 250_000)
+    assert len(page.rows) == (20 if values == "NULL" else 3)
+    db.execute("UPDATE outbox SET kafka_value = repeat('x', 2000)")
+    page = reader.read(db, 0, (0,), (), 5000, 250_000)
+    assert len(page.rows) == (20 if values == "NULL" else 3)
+    assert [row[1] for row in page.rows] == ["t"] * len(page.rows)
