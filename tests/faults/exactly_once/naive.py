@@ -4,6 +4,7 @@ prevents, else the test of the guard shows nothing."""
 import threading
 import time
 from contextlib import contextmanager
+from uuid import uuid4
 
 import psycopg
 
@@ -12,7 +13,7 @@ from outbox.edges import companions, transactions
 from outbox.edges.companions import Companions
 from outbox.edges.ledger_topic import LedgerTopic
 from outbox.edges.reader import Reader
-from outbox.harvest import exactly_once_rounds
+from outbox.harvest import exactly_once_rounds, exactly_once_takeover
 from outbox.harvest.exactly_once import ExactlyOnce
 from outbox.harvest.exactly_once_database import Purges
 
@@ -92,6 +93,21 @@ def purge_without_waiting_for_the_disk(monkeypatch):
 def keep_the_producer(monkeypatch):
     """After a connection was lost, go on as if nothing were under way any more."""
     monkeypatch.setattr(transactions, "is_trouble", lambda facility, text: False)
+
+
+def fence_nobody(monkeypatch):
+    """Every owner has a transactional id of its own."""
+    of_lane = exactly_once_takeover.properties_of
+
+    def of_owner(given, transactional_id, **times):
+        return of_lane(given, f"{transactional_id}-{uuid4()}", **times)
+
+    monkeypatch.setattr(exactly_once_takeover, "properties_of", of_owner)
+
+
+def take_every_failure_for_trouble(monkeypatch):
+    """Also that of a connection that never was."""
+    monkeypatch.setattr(transactions, "is_trouble", lambda facility, text: facility in ("FAIL", "REQTMOUT"))
 
 
 def entry_first(monkeypatch):

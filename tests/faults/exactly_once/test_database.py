@@ -2,7 +2,9 @@
 
 Where a guard is at stake, the same events are played with its naive form, and do the harm."""
 
+import random
 import threading
+import uuid
 from contextlib import ExitStack, closing, contextmanager
 
 import psycopg
@@ -15,7 +17,6 @@ from outbox.harvest import exactly_once_rounds
 from tests.faults.exactly_once import naive
 from tests.harvest.exactly_once.bench import stopped, wait_until
 from tests.harvest.exactly_once.test_faults import pause_writing_of_wal
-from tests.harvest.exactly_once.test_order import deliver_under_contention
 
 NO_SWEEP = {"SWEEP_INTERVAL": 3600}
 
@@ -260,10 +261,39 @@ def test_a_prepared_transaction_is_read_when_it_is_committed(forgetful, bench_on
         bench.check()
 
 
+def write_ordered(bench, stop, number, keys):
+    """As `stash(ordered=True)`: the key's lock is taken before the id is drawn, and lasts until the commit."""
+    chance = random.Random(number)
+    with psycopg.connect(bench.url) as connection:
+        while not stop.is_set():
+            key, value = chance.choice(keys), uuid.uuid4().hex
+            connection.execute("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", [key])
+            connection.execute(
+                "INSERT INTO outbox (kafka_topic, kafka_key, kafka_value) VALUES (%s, %s, %s)",
+                [bench.topic, key, value],
+            )
+            stop.wait(chance.choice((0, 0, 0.01, 0.3)))
+            if chance.random() < 0.1:
+                connection.rollback()
+                continue
+            with bench.stashed.mutex:
+                connection.commit()
+                bench.stashed.by_key[key].append(value)
+
+
 def test_keys_serialised_by_advisory_locks_keep_their_order(bench, monkeypatch):
-    """As `stash(ordered=True)` locks them; the reader looks back only when it must."""
+    """The reader looks back only when it must, and its pages are small."""
     monkeypatch.setattr(exactly_once_rounds, "Frontier", lambda: Frontier(look_back_ids=0))
-    deliver_under_contention(bench, 2, BATCH_MAX=7, **NO_SWEEP)
+    keys, stop = [f"key-{n}" for n in range(8)], threading.Event()
+    writers = [threading.Thread(target=write_ordered, args=(bench, stop, n, keys), daemon=True) for n in range(6)]
+    with bench.working(BATCH_MAX=7, **NO_SWEEP):
+        for writer in writers:
+            writer.start()
+        wait_until(lambda: bench.stashed.count > 120, 60)
+        stop.set()
+        for writer in writers:
+            writer.join()
+        bench.wait_empty()
     bench.check()
 
 

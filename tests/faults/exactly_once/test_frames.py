@@ -38,6 +38,13 @@ def test_a_neighbour_that_stands_still_hides_no_entry(bench, monkeypatch, lane_o
         assert repeats(bench) == (0 if lane_of_its_own else sent)
 
 
+def test_owners_that_do_not_fence_each_other_repeat_records(bench, monkeypatch):
+    """The control: both are told that they lead, and each has a transactional id of its own."""
+    naive.fence_nobody(monkeypatch)
+    with bench.working(), bench.working():
+        wait_until(lambda: bench.stash([f"key-{n}" for n in range(300)]) and repeats(bench), 40)
+
+
 @pytest.mark.torture
 @pytest.mark.timeout(300)
 def test_an_entry_that_comes_first_lets_a_late_commit_lose_records(proxied, monkeypatch):
