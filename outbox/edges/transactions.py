@@ -107,6 +107,9 @@ def properties_of(
         "message.timeout.ms": timeout_ms,
         # As long as the client allows: each hidden retry is a request that may arrive late.
         "socket.timeout.ms": timeout_ms,
+        # The client takes the interpreter's lock for every report, also where nobody listens. What is left unreported
+        # is still waited for, and a failure is reported.
+        "delivery.report.only.error": True,
         # The floor of a transaction's latency while the broker still writes the markers of the one before.
         "retry.backoff.ms": 2,
         "retry.backoff.max.ms": 10,

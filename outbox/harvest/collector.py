@@ -2,7 +2,7 @@
 
 import gc
 
-_YOUNG_MAX = 50_000
+_YOUNG_MAX = 500_000  # more than the records in memory at a time: only a leak of cycles gets there
 
 
 def relax() -> None:
