@@ -17,3 +17,4 @@ class OutboxAppConfig(AppConfig):
         checks.register_all()
         setting_changed.connect(conf.forget, dispatch_uid="outbox.conf")
         contrib.connect_task_events()
+        contrib.connect_tracing()

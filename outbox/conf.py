@@ -278,6 +278,12 @@ class Conf:
     correlation_id_header: str = _setting(
         _header_name, "correlation-id", "Header that carries outbox.correlation(); None for none."
     )
+    tracing: bool = _setting(
+        _flag,
+        True,
+        "Store the W3C trace context of the caller with each message and tell traces of its delivery, in processes "
+        "that use OpenTelemetry.",
+    )
     redactor: str = _setting(
         _dotted_path,
         "outbox.redaction.keep",
@@ -438,6 +444,11 @@ class Conf:
     )
     id_header: str = _setting(
         _header_name, "outbox-id", "Header that carries a record's id in exactly-once delivery; None for none."
+    )
+    notify: bool = _setting(
+        _flag,
+        False,
+        "Listen for the trigger of outbox.wakeups, so that no record waits for a poll; see docs/delivery.md.",
     )
     audit_window_s: float = _setting(
         _seconds(0, 10_000_000_000),

@@ -1,10 +1,12 @@
-"""The correlation id of the work in hand, kept in a context variable; `outbox.correlation` sets it.
+"""What a message inherits from the work in hand: the correlation id that `outbox.correlation` sets, the trace.
 
 The module is not called ``correlation``: a submodule of that name would hide the public class in the package.
 """
 
 import functools
 import inspect
+import sys
+import time
 from collections.abc import Callable
 from contextvars import ContextVar, Token
 from types import TracebackType
@@ -68,3 +70,28 @@ def _checked(correlation_id: object) -> str | None:
 
 
 current_correlation_id = _correlation_id.get
+
+TRACE_PARENT, TRACE_STATE, STASHED_AT = "traceparent", "tracestate", "outbox-stashed-at"
+
+
+def is_tracing() -> bool:
+    """Whether this process uses OpenTelemetry. It is not imported for the question: where nobody else has imported
+    it, there is no span either."""
+    return "opentelemetry.trace" in sys.modules
+
+
+def trace_headers() -> tuple[tuple[str, str], ...]:
+    """The W3C trace context of the current span, and the time in milliseconds, from which the harvester knows how
+    long the record waited. Empty without a span; nothing that tracing does may keep a message from being stashed."""
+    if not is_tracing():
+        return ()
+    try:
+        context = sys.modules["opentelemetry.trace"].get_current_span().get_span_context()
+        if not context.is_valid:
+            return ()
+        parent = f"00-{context.trace_id:032x}-{context.span_id:016x}-{int(context.trace_flags):02x}"
+        state = context.trace_state.to_header() if context.trace_state else ""
+    except Exception:
+        return ()
+    stashed_at = ((STASHED_AT, str(time.time_ns() // 1_000_000)),) if int(context.trace_flags) & 1 else ()
+    return ((TRACE_PARENT, parent), *(((TRACE_STATE, state),) if state else ()), *stashed_at)

@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from outbox.conf import Conf
-from outbox.context import current_correlation_id
+from outbox.context import TRACE_PARENT, current_correlation_id, trace_headers
 from outbox.exceptions import InvalidMessage, OutboxError
 from outbox.message import Pair, shown
 from outbox.serializers import Serializer, resolve
@@ -57,6 +57,7 @@ class Validator:
         self.message_id_header = conf.message_id_header
         self.correlation_id_header = conf.correlation_id_header
         self.correlation_id = current_correlation_id() if conf.correlation_id_header else None
+        self.trace = trace_headers() if conf.tracing else ()
         self.short_key = conf.key_max_bytes // UTF8_MAX
         self.max_bytes = conf.max_message_bytes - RESERVE_BYTES
 
@@ -96,7 +97,7 @@ class Validator:
     def _headers(
         self, pairs: tuple[Pair, ...], message_id: str | None, correlation_id: str | None
     ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """The names and values of the given headers, then those of the message id and the correlation id."""
+        """The names and values of the given headers, then those of the message id, the correlation id and the trace."""
         names, values = zip(*pairs) if pairs else ((), ())  # noqa: B905  (all are pairs; strict= costs)
         header = self.message_id_header
         if message_id is not None:
@@ -110,6 +111,9 @@ class Validator:
                 names, values = (*names, header), (*values, correlation_id)
         elif self.correlation_id is not None and header not in names:
             names, values = (*names, header), (*values, self.correlation_id)
+        if self.trace and TRACE_PARENT not in names:
+            more_names, more_values = zip(*self.trace, strict=True)
+            names, values = names + more_names, values + more_values
         return names, values
 
     def serialized(self, value: Any) -> str | bytes:

@@ -1,7 +1,7 @@
 """One module per optional dependency; each imports the app, and nothing of the app imports them.
 
-The exception is `connect_task_events`, called when Django is ready: it costs nothing until an event happens for which
-the settings name a Celery task.
+The exceptions are `connect_task_events` and `connect_tracing`, called when Django is ready: they cost nothing until an
+event happens for which the settings name a Celery task, or a batch is committed in a process that uses OpenTelemetry.
 """
 
 import logging
@@ -20,6 +20,19 @@ def connect_task_events() -> None:
     for event in EVENTS:
         signal = getattr(signals, event)
         signal.connect(partial(_to_task, event), weak=False, dispatch_uid=f"outbox.contrib.{event}")
+
+
+def connect_tracing() -> None:
+    """Let committed batches become spans, in a process that uses OpenTelemetry; in others the signal is not sent."""
+    from outbox import signals
+
+    signals.batch_delivered.connect(_to_spans, weak=False, dispatch_uid="outbox.contrib.opentelemetry")
+
+
+def _to_spans(**named: Any) -> None:
+    from outbox.contrib import opentelemetry
+
+    opentelemetry.tell(**named)
 
 
 @cache

@@ -29,6 +29,7 @@ from outbox.harvest import starting
 from outbox.harvest.events import Events
 from outbox.harvest.host import Host
 from outbox.harvest.lanes import LaneWorker, WorkerFactory
+from outbox.harvest.measurements import Measured, Measurements
 from outbox.harvest.retries import until_reachable
 
 RECEIVERS_SHARE = 0.1  # of the time to give back a lane: what receivers of leader_revoked have at the least
@@ -71,6 +72,7 @@ class Harvester:
         self._error: BaseException | None = None
         self._events = Events(Harvester, self, self._logger)
         self._member: Member | None = None
+        self._measurements = Measurements()
         self._hosts: dict[int, Host] = {}  # of the lanes in work
         self._ending: list[LaneWorker] = []
 
@@ -157,6 +159,11 @@ class Harvester:
     def in_flight_keys(self) -> tuple[Any, ...]:
         """The (topic, key) pairs of the records in flight."""
         return tuple(key for found in self.statistics.values() for key in getattr(found, "in_flight_keys", ()))
+
+    @property
+    def measured(self) -> Measured:
+        """What this harvester has counted since it began, for metrics."""
+        return self._measurements.read(self.leader_ids)
 
     @property
     def events_dropped(self) -> int:
@@ -267,8 +274,9 @@ class Harvester:
     def _acquire(self, event: LeaderAcquired) -> None:
         assert self._member is not None
         self._log("leader_acquired lane=%d leader_id=%s epoch=%d", event.lane, event.leader_id, event.epoch)
-        host = Host(event, self._member, self._events, self.fail, self._logger)
+        host = Host(event, self._member, self._events, self.fail, self._logger, self._measurements)
         host.worker = self._factory(self.conf, event.lane, event.leader_id, event.epoch, host)
+        self._measurements.acquired(event.lane, host.worker)
         self._hosts[event.lane] = host
         self._events.put(event.lane, event)
         failpoint("acquired")
@@ -294,6 +302,7 @@ class Harvester:
         self._drop(event.lane)
         if host is not None and host.is_announced:
             return  # it had finished: its receivers know
+        self._measurements.fenced(event)
         lane, leader_id, reason = event.lane, event.leader_id, event.reason
         self._logger.warning("leader_fenced lane=%d leader_id=%s reason=%s", lane, leader_id, reason)
         self._events.put(event.lane, event)

@@ -18,7 +18,7 @@ from django.dispatch import Signal
 from outbox import signals
 from outbox.core.neli import LeaderAcquired, LeaderFenced, LeaderRefreshed, LeaderRevoked
 from outbox.core.scoreboard_values import RecordHeld
-from outbox.harvest.lanes import MeterRead
+from outbox.harvest.lanes import BatchDelivered, MeterRead
 
 logger = logging.getLogger("outbox.harvest")
 
@@ -135,6 +135,9 @@ def translate(event: object) -> tuple[Signal | None, Mapping[str, Any]]:
     if isinstance(event, MeterRead):
         names = ("leader_id", "delivered", "interval_s", "rate", "average_rate", "in_flight")
         return signals.meter_read, {name: getattr(event, name) for name in names}
+    if isinstance(event, BatchDelivered):
+        names = ("leader_id", "batch", "count", "began_ns", "committed_ns", "traced")
+        return signals.batch_delivered, {name: getattr(event, name) for name in names}
     if isinstance(event, RecordHeld):
         topic, key = event.name if isinstance(event.name, tuple) else (None, None)
         return signals.record_held, {

@@ -19,6 +19,7 @@ from uuid import UUID
 import psycopg
 
 from outbox.conf import Conf
+from outbox.context import is_tracing
 from outbox.core import faults, ledger
 from outbox.core.flights import has_flushed
 from outbox.core.ledger import Entry, LedgerEntryError
@@ -28,6 +29,7 @@ from outbox.edges.ledger_topic import LedgerTopic, LedgerUnreachable
 from outbox.edges.transactions import NoProducer, RecordRefused, ReportsMissing, TransactionalProducer, kafka_error
 from outbox.exceptions import OutboxError
 from outbox.failpoints import failpoint
+from outbox.harvest import telling
 from outbox.harvest.exactly_once_database import Database, Source
 from outbox.harvest.exactly_once_rounds import LaneState, Rounds
 from outbox.harvest.exactly_once_takeover import Outcome, Owned, Takeover, Unreadable, unreadable_text
@@ -43,6 +45,7 @@ from outbox.harvest.exactly_once_values import (
 from outbox.harvest.lanes import LaneHost, owner_name
 from outbox.harvest.readings import Meter, Troubles
 from outbox.harvest.resize import LaneCount
+from outbox.harvest.telling import Stopwatch
 
 logger = logging.getLogger("outbox.harvest")
 
@@ -84,6 +87,7 @@ class ExactlyOnce:
         self._known_topics: set[str] = set()
         self._probing = False  # failed records are told apart, at some cost
         self._circuit = Circuit(Backoff(_BACKOFF_MIN_S, _BACKOFF_MAX_S, random.random))
+        self._stopwatch = Stopwatch()
         self._stopped_for = ""
         self._phase = "new"
         self._finish_by: float | None = None
@@ -135,6 +139,7 @@ class ExactlyOnce:
             takeovers=self._takeovers,
             renewals=self._renewals,
             held=len(self._state.holds),
+            unpurged=self._state.submitted - self._state.acknowledged,
             circuit=self._circuit.view,
             stages=stages,
         )
@@ -306,7 +311,9 @@ class ExactlyOnce:
             return self._backoff(str(error))
         except (KafkaException, SystemError) as error:
             return self._after_error(error)
+        told = telling.delivered(batch, entry, self._stopwatch, tracing=self._conf.tracing and is_tracing())
         rounds.committed(self._state, batch, entry)
+        self._host.emit(told)
         failpoint("after-commit")
         self._batch = entry.batch
         self._batches += 1
@@ -335,7 +342,7 @@ class ExactlyOnce:
             raise BatchDropped(f"the producer must be renewed: {producer.trouble}")
         give_up_at = time.monotonic() + 0.6 * self._conf.transaction_timeout_s
         failures: list[tuple[str, str]] = []
-        stages, began = self._stages, time.monotonic()
+        stages, began, self._stopwatch = self._stages, time.monotonic(), Stopwatch()
         failpoint("before-send")
         producer.begin()
         producer.send(batch.rows, give_up_at, _reporter(failures) if self._probing else None)
@@ -356,7 +363,8 @@ class ExactlyOnce:
         producer.send_entry(self._ledger_name, self._lane, ledger.entry_key(self._lane), payload)
         failpoint("before-commit")
         producer.commit(self._conf.commit_timeout_s, lambda: self._is_over(give_up_at))
-        stages["commit"] += time.monotonic() - guarded
+        self._stopwatch.commit_s = time.monotonic() - guarded
+        stages["commit"] += self._stopwatch.commit_s
         return entry
 
     def _entry(self, batch: Batch) -> tuple[bytes, Entry]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -75,6 +75,8 @@ class Batch:
     """None: the purge of the batch before flushes what was read."""
     previous: Ticket | None = None
     """Must be settled before this batch commits."""
+    created: Mapping[int, datetime] = field(default_factory=dict)
+    """When some of the page's records were stashed, by id."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +126,8 @@ class ExactlyOnceStatistics:
     takeovers: int
     renewals: int
     held: int
+    unpurged: int = 0
+    """Batches that are in Kafka and whose rows are not deleted yet."""
     circuit: CircuitView = field(default_factory=lambda: CircuitView(State.CLOSED))
     """Whether Kafka and PostgreSQL can be used, as this lane sees it, and since when not."""
     stages: dict[str, float] = field(default_factory=dict)

@@ -11,7 +11,8 @@ from uuid import UUID
 from outbox.core.neli import LeaderAcquired, LeaderRevoked
 from outbox.core.scoreboard_values import DeadlineExceeded, NotPurged, RecordHeld, RemarkRequested
 from outbox.harvest.events import Events
-from outbox.harvest.lanes import LaneWorker, MeterRead
+from outbox.harvest.lanes import BatchDelivered, LaneWorker, MeterRead
+from outbox.harvest.measurements import Measurements
 
 if TYPE_CHECKING:
     from outbox.election.member import Member
@@ -31,7 +32,9 @@ class Host:
         events: Events,
         fail: Callable[[BaseException], None],
         logger: logging.Logger,
+        measurements: Measurements | None = None,
     ) -> None:
+        self._measurements = measurements or Measurements()
         self.lane = acquired.lane
         self.leader_id: UUID = acquired.leader_id
         self.is_announced = False  # the end was, to the receivers
@@ -90,9 +93,16 @@ class Host:
             self._member.release(self.lane)
 
     def emit(self, event: object) -> None:
+        if isinstance(event, BatchDelivered):
+            self._measurements.delivered(event)
+            if event.traced:
+                self._events.put(self.lane, event)
+            return
         if self.is_done:
             return
         self._log(event)
+        if isinstance(event, RecordHeld):
+            self._measurements.refused()
         if isinstance(event, (MeterRead, RecordHeld)):
             self._events.put(self.lane, event)
 

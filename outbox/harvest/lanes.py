@@ -35,6 +35,36 @@ class MeterRead:
     in_flight: int
 
 
+@dataclass(frozen=True, slots=True)
+class Traced:
+    """A delivered record that carries a trace context."""
+
+    record_id: int
+    topic: str
+    traceparent: str
+    tracestate: str
+    stashed_at: str
+    """Milliseconds since the epoch, as the writer has put it into a header; empty: unknown."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchDelivered:
+    """A transaction was committed in Kafka. For metrics and traces; at-least-once delivery has no batches."""
+
+    lane: int
+    leader_id: UUID
+    batch: int
+    count: int
+    commit_s: float
+    """How long the commit took."""
+    began_ns: int
+    committed_ns: int
+    """Both on the wall clock, since the epoch."""
+    delays_s: tuple[float, ...] = ()
+    """From stash to commit by the database's clock, of some of the records."""
+    traced: tuple[Traced, ...] = ()
+
+
 class LaneHost(Protocol):
     """What the daemon gives a worker. Thread-safe; never blocks."""
 

@@ -1,0 +1,57 @@
+"""What a lane tells of a committed batch, for metrics and traces. Nothing here may fail a batch or cost much."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from itertools import islice
+from typing import Any
+
+from outbox.context import STASHED_AT, TRACE_PARENT, TRACE_STATE
+from outbox.core.ledger import Entry
+from outbox.harvest.exactly_once_values import Batch
+from outbox.harvest.lanes import BatchDelivered, Traced
+
+TRACED_MAX = 100
+
+
+class Stopwatch:
+    """Of one transaction: when it began by the wall clock, and how long its commit took."""
+
+    def __init__(self) -> None:
+        self.began_ns, self.commit_s = time.time_ns(), 0.0
+
+
+def delivered(batch: Batch, entry: Entry, stopwatch: Stopwatch, *, tracing: bool) -> BatchDelivered:
+    """`tracing`: look for records that carry a trace context."""
+    now = batch.read_at + timedelta(seconds=time.monotonic() - batch.returned_at)  # by the database's clock
+    return BatchDelivered(
+        lane=entry.lane,
+        leader_id=entry.owner,
+        batch=entry.batch,
+        count=entry.count,
+        commit_s=stopwatch.commit_s,
+        began_ns=stopwatch.began_ns,
+        committed_ns=time.time_ns(),
+        delays_s=_delays(batch.created, batch.ids, now),
+        traced=tuple(islice(_traced(batch.rows), TRACED_MAX)) if tracing else (),
+    )
+
+
+def _delays(created: Mapping[int, datetime], ids: Sequence[int], now: datetime) -> tuple[float, ...]:
+    """A page's samples may belong to other lanes, or to records under a hold."""
+    if not created:
+        return ()
+    mine = created.keys() & set(ids)
+    return tuple(max(0.0, (now - created[id_]).total_seconds()) for id_ in mine)
+
+
+def _traced(rows: Sequence[tuple[Any, ...]]) -> Any:
+    for row in rows:
+        names = row[4]
+        if names and TRACE_PARENT in names:
+            headers = dict(zip(names, row[5], strict=True))
+            yield Traced(
+                row[0], row[1], headers[TRACE_PARENT], headers.get(TRACE_STATE, ""), headers.get(STASHED_AT, "")
+            )
