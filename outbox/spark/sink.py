@@ -46,6 +46,8 @@ class Written:
     count: int
     skipped: int
     """Slices that were delivered before."""
+    renewed: int
+    """Slices whose producer had to be made anew."""
     seconds: float
 
 
@@ -123,16 +125,13 @@ class KafkaSink:
             self._compare(sliced, plan)
         results = self._run(sliced, plan)
         self._at = (query, epoch)
-        written = Written(
-            epoch,
-            sum(row["count"] for row in results),
-            sum(row["skipped"] for row in results),
-            time.monotonic() - begun,
-        )
+        skipped, renewed = (sum(row[name] for row in results) for name in ("skipped", "renewed"))
+        count = sum(row["count"] for row in results)
+        written = Written(epoch, count, skipped, renewed, time.monotonic() - begun)
         self.last_written = written
         logger.info(
-            "epoch_delivered sink=%s epoch=%d count=%d skipped=%d seconds=%.3f",
-            self.name, epoch, written.count, written.skipped, written.seconds,
+            "epoch_delivered sink=%s epoch=%d count=%d skipped=%d renewed=%d seconds=%.3f",
+            self.name, epoch, count, skipped, renewed, written.seconds,
         )  # fmt: skip
         return written
 

@@ -2,7 +2,8 @@
 
 A batch is the records of one micro-batch, marked with a `leader_id` of its own. The row names the last batch marked
 and, while its records are there, the one before; `owner` is the driver that may mark. Every statement of a driver
-compares the owner: one that was paused and resumed marks nothing, plans nothing and purges nothing after another has claimed.
+compares the owner: one that was paused and resumed marks nothing, plans nothing and purges nothing once another has
+claimed.
 
 `planned` becomes true when Spark has logged the batch and asks for its partitions: only then may records of it be on
 their way. A mark without it belongs to nobody and is made again.

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 PART, CHECKSUM = "_part", "_checksum"
 """Columns that the sink adds: 2 × slice, plus 1 on the slice's sentinel; the record's checksum."""
-RESULT = "slice int, count bigint, digest bigint, skipped boolean"
+RESULT = "slice int, count bigint, digest bigint, skipped boolean, renewed boolean"
 _ENTRY_BYTES_MAX = 16_000_000
 _TOPICS_S = 10.0
 
@@ -113,7 +113,7 @@ def _result_schema() -> Any:
     import pyarrow as pa
 
     return pa.schema([
-        ("slice", pa.int32()), ("count", pa.int64()), ("digest", pa.int64()), ("skipped", pa.bool_()),
+        ("slice", pa.int32()), ("count", pa.int64()), ("digest", pa.int64()), ("skipped", pa.bool_()), ("renewed", pa.bool_()),
     ])  # fmt: skip
 
 
@@ -185,7 +185,7 @@ class _Slice:
         self._ids = array("q")
         self._give_up_at = time.monotonic() + plan.transaction_timeout_s
         self._entry: entries.Entry | None = None
-        self._has_begun = False
+        self._has_begun = self._is_renewed = False
         self._held = self._open()
 
     def _open(self) -> _Held:
@@ -196,6 +196,7 @@ class _Slice:
                 return held
             held.producer.drop_and_wait()
         producer = initialise(self.plan, self.number, self._give_up_at)
+        self._is_renewed = True
         failpoint("after-init")
         try:
             self._entry = self._look_up()
@@ -258,7 +259,13 @@ class _Slice:
             self._commit()
         skipped = self._entry is not None
         self._keep()
-        return {"slice": [self.number], "count": [self.count], "digest": [self.digest], "skipped": [skipped]}
+        return {
+            "slice": [self.number],
+            "count": [self.count],
+            "digest": [self.digest],
+            "skipped": [skipped],
+            "renewed": [self._is_renewed],
+        }
 
     def _commit(self) -> None:
         plan, producer = self.plan, self._held.producer
