@@ -14,7 +14,6 @@ from outbox.edges.companions import Companions
 from outbox.edges.ledger_topic import LedgerTopic
 from outbox.edges.reader import Reader
 from outbox.harvest import exactly_once_rounds, exactly_once_takeover
-from outbox.harvest.exactly_once import ExactlyOnce
 from outbox.harvest.exactly_once_database import Purges
 
 
@@ -112,22 +111,20 @@ def take_every_failure_for_trouble(monkeypatch):
 
 def entry_first(monkeypatch):
     """The ledger's entry is sent before the records that it speaks for."""
+    producer = transactions.TransactionalProducer
+    send, send_entry, later = producer.send, producer.send_entry, {}
 
-    def transact(self, batch):
-        producer = self._producer
-        entry = ledger.Entry(
-            self._lane, self._batch + 1, self._leader_id, self._identity, tuple(batch.ids), batch.digest, batch.read_at
-        )
-        producer.begin()
-        producer.send_entry(self._ledger_name, self._lane, ledger.entry_key(self._lane), ledger.encode(entry))
-        producer.client.flush(5)
-        producer.send(batch.rows, time.monotonic() + 5)
-        producer.wait_reports(lambda: False)
-        self._await_guards(batch, time.monotonic() + 5)
-        producer.commit(9)
-        return entry
+    def keep(self, rows, give_up_at, report=None):
+        later[self] = rows, give_up_at, report
 
-    monkeypatch.setattr(ExactlyOnce, "_transact", transact)
+    def entry_then_rows(self, topic, partition, key, value):
+        send_entry(self, topic, partition, key, value)
+        self.client.flush(2)
+        send(self, *later.pop(self))
+        self.client.flush(2)
+
+    monkeypatch.setattr(producer, "send", keep)
+    monkeypatch.setattr(producer, "send_entry", entry_then_rows)
 
 
 def swallow_errors_of_produce(monkeypatch):
