@@ -44,8 +44,8 @@ receivers cannot follow.
 batch_delivered = Signal()
 """Exactly-once: a batch was committed that has records with a trace context; not sent for others.
 
-Arguments: ``leader_id``, ``batch`` (its number), ``count``, ``began_ns`` and ``committed_ns`` (wall clock), ``traced``: for
-each such record, up to a hundred, an object with ``record_id``, ``topic``, ``traceparent``, ``tracestate`` and
+Arguments: ``leader_id``, ``batch`` (its number), ``count``, ``began_ns`` and ``committed_ns`` (wall clock), ``traced``:
+for each such record, up to a hundred, an object with ``record_id``, ``topic``, ``traceparent``, ``tracestate`` and
 ``stashed_at`` (milliseconds, as text). Dropped when receivers cannot follow.
 """
 
