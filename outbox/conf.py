@@ -448,7 +448,7 @@ class Conf:
     notify: bool = _setting(
         _flag,
         False,
-        "Listen for the trigger of outbox.wakeups, so that no record waits for a poll; see docs/delivery.md.",
+        "Listen for the trigger of outbox.wakeups, so that no record waits for a poll.",
     )
     audit_window_s: float = _setting(
         _seconds(0, 10_000_000_000),

@@ -21,6 +21,7 @@ from typing import Any
 
 import psycopg
 
+from outbox import wakeups
 from outbox.conf import EXACTLY_ONCE, Conf
 from outbox.core.flights import Flights, Plan, Standing, may_flush
 from outbox.core.frontier import Frontier
@@ -35,12 +36,13 @@ from outbox.edges.ways import Claim, OtherWay
 from outbox.harvest.exactly_once_database import Database, Purges
 from outbox.harvest.exactly_once_holds import Holds
 from outbox.harvest.exactly_once_values import Awaited, Batch, Broken, Doubt, Order, Purge, Retake, Ticket
+from outbox.harvest.exactly_once_wake import Ear
 from outbox.harvest.readings import Troubles
 from outbox.harvest.resize import IdleLanes
 
 logger = logging.getLogger("outbox.harvest")
 
-_IDLE_MIN_S = 0.002
+_IDLE_MIN_S = 0.001
 _IDLE_GROWTH = 1.3
 _RETRY_MIN_S, _RETRY_MAX_S = 0.1, 2.0
 _FIRST_PAGE_ROWS = 500
@@ -85,6 +87,8 @@ class Rounds:
         self._connection: BoundedConnection | None = None
         self._limit = min(_FIRST_PAGE_ROWS, conf.batch_max)
         self._idle_s = _IDLE_MIN_S
+        self._woken = False
+        self._ear: Ear | None = None
         self._read_failures = 0
         self._troubles = Troubles(-1)
         self._sweep_at = time.monotonic() + conf.sweep_interval_s
@@ -135,7 +139,16 @@ class Rounds:
                 return
             self.purges.ask(self._claim)
             self.ledger.prepare(self.database.state.lane_count, self._conf.audit_window_s)
+            if self._conf.notify and not self._closing:
+                self._ear = Ear(self.database, wakeups.channel(self._conf.table), self.wake)
             self._prepared = True
+
+    def wake(self) -> None:
+        """There is something new to read."""
+        with self._changed:
+            self._woken = True
+            self._idle_s = _IDLE_MIN_S
+            self._changed.notify_all()
 
     def _claim(self, connection: Any) -> None:
         self._way.take(connection, lanes=self._conf.lanes)
@@ -256,6 +269,8 @@ class Rounds:
             spent = "".join(f" {name}_s={seconds:.3f}" for name, seconds in self.stages.items())
             logger.info("reading_ended reads=%d%s", self.reads, spent)
             self._drop_connection()
+            if self._ear is not None:
+                self._ear.close()
             self.ledger.close()
             with self._changed:
                 os.close(self._interrupt_r)
@@ -278,6 +293,7 @@ class Rounds:
                 self._changed.wait(_BEAT_S / 2)
             else:
                 return None
+            self._woken = False  # before the read: what is told during it is read by the next one
             if self._wants_reset:
                 self._wants_reset = False
                 self._frontier.reset()
@@ -415,7 +431,7 @@ class Rounds:
             self._await_round_end()
         else:
             with self._changed:
-                self._changed.wait_for(lambda: self._closing or self._wants_reset, self._idle_s)
+                self._changed.wait_for(lambda: self._closing or self._wants_reset or self._woken, self._idle_s)
             self._idle_s = min(self._idle_s * _IDLE_GROWTH, self._conf.mark_backoff_s)
 
     def _divide(self, plan: Plan, page: Page, returned_at: float) -> list[Batch]:
