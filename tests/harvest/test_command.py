@@ -243,7 +243,12 @@ def test_standbys_hold_no_connection(shop):
 
 def test_a_terminal_shows_a_status_line(shop):
     ours, theirs = pty.openpty()
-    environment = {**os.environ, "DJANGO_SETTINGS_MODULE": "tests.settings", "DATABASE_URL": shop.url}
+    given = {
+        "DJANGO_SETTINGS_MODULE": "tests.settings",
+        "DATABASE_URL": shop.url,
+        "OUTBOX_DELIVERY": conf.AT_LEAST_ONCE,
+    }
+    environment = {**os.environ, **given}
     process = subprocess.Popen(
         [sys.executable, "-m", "django", "harvest"], cwd=ROOT, env=environment, stdout=theirs, stderr=subprocess.DEVNULL
     )
