@@ -65,7 +65,7 @@ def test_a_living_way_refuses_another_and_gives_way_when_it_has_finished(bench, 
     bench.stash(["a"])
     with working(bench, one) as first:
         delivers(first)
-        bench.db.execute("UPDATE outbox_state SET way_time = clock_timestamp() - interval '4 s'")
+        bench.db.execute("UPDATE outbox_state SET way_time = clock_timestamp() - interval '9 s'")
         wait_until(lambda: owner(bench)[1])  # the heartbeat goes on
         with working(bench, other) as second:
             assert f"DELIVERY='{one}'" in str(wait_until(lambda: second.errors)[0])
