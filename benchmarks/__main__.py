@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from benchmarks import latency
 from benchmarks.drains import Drains
 from benchmarks.report import Table, say
 from benchmarks.servers import database, describe, required
@@ -32,6 +33,11 @@ class Part:
 PARTS = {
     "drain": Part("the drain, its ceilings, keys, lanes, header, cost", lambda drains: drains.main(RECORDS)),
     "classic": Part("at-least-once, for comparison", lambda drains: drains.classic(RECORDS // 4)),
+    "latency": Part("commit to consumer, at 200 and 1,000 records/s", lambda drains: latency.rates(drains, 10)),
+    "silence": Part(
+        "the first record after a silence, polled and woken", lambda drains: latency.silences(drains, 1, 15)
+    ),
+    "minute": Part("the same after a minute", lambda drains: latency.silences(drains, 60, 10), long=True, once=True),
     "payloads": Part("1 kB, 10 kB, five headers", lambda drains: drains.payloads()),
 }
 

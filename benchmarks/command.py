@@ -114,6 +114,13 @@ class Harvest:
                 total[name] = total.get(name, 0.0) + float(seconds)
         return total
 
+    @property
+    def stages_per_batch(self) -> str:
+        """Milliseconds of each stage, divided by the batches."""
+        batches = sum(int(text) for _, line in self._found("lane_ended") for text in re.findall(r"batches=(\d+)", line))
+        shown = " ".join(f"{name}={seconds / batches * 1000:.1f}" for name, seconds in self.stages.items() if batches)
+        return f"{batches:,} batches, ms each: {shown}"
+
     def drained(self, records: int, costs: Costs, since: float) -> Drained:
         """Wait until the table is empty; the clock stops with the last DELETE."""
         highest = int(self._database.one("SELECT coalesce(max(id), 0) FROM outbox") or 0)

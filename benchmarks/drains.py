@@ -20,6 +20,7 @@ class Drains:
     def __init__(self, table: Table, database: Database, server: str, servers: str) -> None:
         self.table, self.database, self.server, self.servers = table, database, server, servers
         self._checked: set[str] = set()
+        self.last_stages = ""
 
     def drain(self, fill: Fill, *, lanes: int = 1, check: str = "", **settings: Any) -> Drained:
         """Fill and empty the table once. What `check` names is verified record by record, once per name."""

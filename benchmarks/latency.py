@@ -1,133 +1,83 @@
-"""How long after its commit a record reaches a read_committed consumer, at a steady rate of one-record transactions.
+"""Rows about time: from the return of a record's commit until a read_committed consumer has it.
 
-    python benchmarks/latency.py [--rate 200] [--seconds 15] [--silence 0]
-
-Needs what `drain.py` needs. Writer, harvester and consumer share the machine, so figures of a busy one mean little.
-With --silence S, single records S seconds apart: what the first one after a pause costs.
+Writer, harvester, both servers and the consumer share the machine; each record is a transaction of its own. The
+consumer is a process of its own; the clock is the machine's monotonic one.
 """
 
 from __future__ import annotations
 
-import argparse
-import os
-import threading
+import statistics
 import time
-import uuid
-from statistics import median
 from typing import Any
-from urllib.parse import urlsplit, urlunsplit
 
-from drain import SERVER, Host, new_topic
+from benchmarks.command import harvesting
+from benchmarks.consumers import Watch
+from benchmarks.drains import EXACTLY, Drains
+from benchmarks.report import say
+from benchmarks.servers import new_topic
+from outbox import wakeups
 
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--rate", type=float, default=200)
-    parser.add_argument("--seconds", type=float, default=15)
-    parser.add_argument("--silence", type=float, default=0)
-    arguments = parser.parse_args()
-    name = f"latency_{os.getpid()}"
-    url = urlunsplit(urlsplit(SERVER)._replace(path=f"/{name}"))
-    os.environ["DATABASE_URL"] = url
-    os.environ["DJANGO_SETTINGS_MODULE"] = "tests.settings"
-    import psycopg
-
-    with psycopg.connect(SERVER, autocommit=True) as server:
-        server.execute(f"CREATE DATABASE {name}")
-        try:
-            run(arguments, url)
-        finally:
-            server.execute(f"DROP DATABASE {name} WITH (FORCE)")
+SETTLE_S = 1.0
 
 
-def run(arguments: argparse.Namespace, url: str) -> None:
-    import django
-    from django.core.management import call_command
-
-    django.setup()
-    call_command("migrate", "outbox", verbosity=0)
-    topic = new_topic()
-    seen: dict[int, float] = {}
-    over = threading.Event()
-    consumer = threading.Thread(target=consume, args=(topic, seen, over), daemon=True)
-    consumer.start()
-    host = Host()
-    worker = harvest(topic, host)
-    pause_s = arguments.silence or 1 / arguments.rate
-    count = int(arguments.seconds / pause_s)
-    written = write(url, topic, count, pause_s)
-    give_up_at = time.monotonic() + 10
-    while len(seen) < count and time.monotonic() < give_up_at:
-        time.sleep(0.05)
-    over.set()
-    worker.finish(time.monotonic() + 5)
-    worker.join(10)
-    taken = sorted(seen[n] - at for n, at in written.items() if n in seen)
-    assert len(taken) == count, f"{len(taken)} of {count} arrived"
-    found = worker.statistics()
-    stages = " ".join(f"{name}={seconds / found.batches * 1000:.1f}" for name, seconds in found.stages.items())
-    shown = f"every {arguments.silence:g} s" if arguments.silence else f"{arguments.rate:g}/s"
-    print(
-        f"latency {shown}: median {median(taken) * 1000:.1f} ms, p99 {taken[int(count * 0.99)] * 1000:.1f} ms, "
-        f"max {taken[-1] * 1000:.1f} ms, {count} records; load {os.getloadavg()[0]:.1f}"
-    )
-    print(f"  {found.batches} batches, ms each: {stages}")
+def rates(drains: Drains, seconds: float) -> None:
+    for rate in (200, 1000):
+        found = _measure(drains, [1 / rate] * int(rate * seconds))
+        _show(drains, f"latency at {rate:,} records/s", found, "<= 8", "<= 40")
 
 
-def harvest(topic: str, host: Host) -> Any:
-    from django.conf import settings
+def silences(drains: Drains, silence_s: float, count: int) -> None:
+    """A record after a silence: with polling, and woken."""
+    label = f"first record after {silence_s:g} s of silence"
+    polled = _measure(drains, [silence_s] * count)
+    _show(drains, f"{label}, polling", polled, "<= 40", "")
+    drains.database.connection.execute(wakeups.install("outbox").encode())
+    try:
+        woken = _measure(drains, [silence_s] * count, NOTIFY="true")
+        _show(drains, f"{label}, NOTIFY", woken, "", "")
+        busy = _measure(drains, [1 / 200] * 1000, NOTIFY="true")
+        _show(drains, "latency at 200 records/s, NOTIFY", busy, "", "")
+    finally:
+        drains.database.connection.execute(wakeups.remove("outbox").encode())
 
-    from outbox.conf import parse
-    from outbox.harvest.exactly_once import ExactlyOnceFactory
 
-    servers = os.environ["OUTBOX_BOOTSTRAP_SERVERS"]
-    conf = parse({**settings.OUTBOX, "NAME": topic, "DELIVERY": "exactly-once", "BOOTSTRAP_SERVERS": servers})
-    worker = ExactlyOnceFactory()(conf, 0, uuid.uuid4(), 1, host)
-    worker.start()
-    while worker.statistics().phase != "ready":
-        time.sleep(0.05)
-    return worker
+def _show(drains: Drains, label: str, taken_s: list[float], median: str, p99: str) -> None:
+    millis = sorted(seconds * 1000 for seconds in taken_s)
+    table, shape = drains.table, "{:.1f}".format
+    place = min(len(millis) - 1, int(len(millis) * 0.99))
+    table.row(f"{label}, median", "ms", median, shape).add(statistics.median(millis), drains.last_stages)
+    if p99:
+        table.row(f"{label}, p99", "ms", p99, shape).add(millis[place], f"largest {millis[-1]:.0f}")
 
 
-def write(url: str, topic: str, count: int, pause_s: float) -> dict[int, float]:
-    import psycopg
+def _measure(drains: Drains, pauses_s: list[float], **settings: Any) -> list[float]:
+    topic = new_topic(drains.servers)
+    drains.database.empty()
+    with harvesting(drains.database, topic, DELIVERY=EXACTLY, **settings) as harvest:
+        harvest.said("lane_taken")
+        watch = Watch(drains.servers, topic)
+        written = _write(drains, topic, pauses_s)
+        seen = watch.seen(len(written))
+    missing = written.keys() - seen.keys()
+    assert not missing, f"{len(missing)} of {len(written)} did not arrive"
+    taken_s = [seen[number] - at for number, at in written.items()]
+    drains.last_stages = harvest.stages_per_batch
+    late = max(taken_s)
+    say(f"{len(written)} records, median {statistics.median(taken_s) * 1000:.1f} ms, largest {late * 1000:.0f} ms")
+    return taken_s
 
-    written, due = {}, time.monotonic() + 1
-    with psycopg.connect(url) as connection:
-        for number in range(count):
+
+def _write(drains: Drains, topic: str, pauses_s: list[float]) -> dict[int, float]:
+    written: dict[int, float] = {}
+    with drains.database.connect() as connection:
+        due = time.monotonic() + SETTLE_S
+        for number, pause_s in enumerate(pauses_s):
             time.sleep(max(0.0, due - time.monotonic()))
             connection.execute(
                 "INSERT INTO outbox (kafka_topic, kafka_key, kafka_value) VALUES (%s, %s, %s)",
                 [topic, f"key-{number % 100}", str(number)],
+                prepare=True,
             )
-            connection.commit()
             written[number] = time.monotonic()
             due += pause_s
     return written
-
-
-def consume(topic: str, seen: dict[int, float], over: threading.Event) -> None:
-    from confluent_kafka import Consumer, TopicPartition
-
-    consumer = Consumer(
-        {
-            "bootstrap.servers": os.environ["OUTBOX_BOOTSTRAP_SERVERS"],
-            "group.id": uuid.uuid4().hex,
-            "isolation.level": "read_committed",
-            "auto.offset.reset": "earliest",
-            "enable.auto.commit": False,
-            "fetch.wait.max.ms": 500,
-        }
-    )
-    consumer.assign([TopicPartition(topic, number, 0) for number in range(8)])
-    while not over.is_set():
-        message = consumer.poll(0.2)
-        if message is not None and message.error() is None:
-            value = message.value()
-            assert value is not None
-            seen[int(value)] = time.monotonic()
-    consumer.close()
-
-
-if __name__ == "__main__":
-    main()
