@@ -18,6 +18,7 @@ from zlib import crc32
 import psycopg
 from psycopg import sql
 
+from outbox.edges.reader import lane_of_row
 from outbox.edges.table import identifier
 from outbox.exceptions import OutboxError
 
@@ -223,10 +224,7 @@ def _array(ids: Sequence[int]) -> str:
 
 
 def _lane_filter(lane: int, lanes: int, *, keep_empty_key: bool) -> sql.Composable:
-    """Which rows belong to the lane. Records of one topic and key always share one; a record without key is alone."""
+    """Which rows belong to the lane: as in every way of delivery, so that a switch moves no key."""
     if lanes == 1:
         return sql.SQL("")
-    number = "(hashtextextended(kafka_topic || '/' || kafka_key, 0) & 2147483647)"
-    if not keep_empty_key:
-        number = f"(CASE WHEN kafka_key = '' THEN id ELSE {number} END)"
-    return sql.SQL(f" AND {number} %% {lanes} = {lane}")
+    return sql.SQL(" AND {} = {}").format(lane_of_row(lanes, keep_empty_key=keep_empty_key), sql.Literal(lane))

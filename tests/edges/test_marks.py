@@ -178,6 +178,22 @@ def test_a_session_that_does_not_end_blocks_the_claim(connect, postgres):
     assert Marks("outbox").claim(newer, 2, 5)
 
 
+@pytest.mark.parametrize("keep_empty_key", [False, True])
+def test_a_record_is_in_the_same_lane_in_every_way_of_delivery(db, keep_empty_key):
+    lanes, formula = 7, "(hashtextextended(kafka_key, 0) & 9223372036854775807) % 7"
+    if not keep_empty_key:
+        formula = f"CASE WHEN kafka_key = '' THEN id % 7 ELSE {formula} END"
+    for topic in ("one", "other"):
+        insert(db, topic, [f"k{n}" for n in range(100)] + [""] * 20)
+    expected = dict(db.execute(f"SELECT id, {formula} FROM outbox").fetchall())
+    marked = {
+        row.id: lane
+        for lane in range(lanes)
+        for row in claimed(db, lane=lane, lanes=lanes, keep_empty_key=keep_empty_key).mark(db, uuid.uuid4(), 1000)
+    }
+    assert marked == expected
+
+
 def test_other_lanes_and_tables_are_left_alone(connect):
     first, second, third = connect(), connect(), connect()
     create_table(first, "another")
