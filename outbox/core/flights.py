@@ -98,15 +98,17 @@ class Flights:
 
     def __init__(self) -> None:
         self._batches: dict[Share, int | None] = {}  # with their numbers, once committed
-        self._lane_count = 0
 
     def plan(self, lanes: Iterable[Standing], limit: int) -> Plan:
         """`limit`: the rows that one lane may have of a page."""
         ready = [lane for lane in lanes if lane.ready]
+        sessions = {lane.number: lane.session for lane in ready}
         return Plan(
-            {lane.number: lane.session for lane in ready},
+            sessions,
             {lane.number: lane.acknowledged for lane in ready},
-            tuple(share.ids for share in self._batches),
+            # Of the others nothing is read, and what they had in hand may be another lane's by now: the lane count
+            # has changed, or a lagging copy draws ids a second time. Left out, it would be overtaken.
+            tuple(share.ids for share in self._batches if share.lane in sessions),
             limit * min(len(ready), LANES_OF_A_PAGE_MAX),
         )
 
@@ -125,16 +127,8 @@ class Flights:
         """By number, not by ids: ids may be drawn a second time while a purge is repeated."""
         self._drop([s for s, number in self._batches.items() if s.lane == lane and number and number <= batch])
 
-    def taken_over(self, lane: int, lane_count: int) -> None:
-        """The lane's batches are settled. With another lane count those of every lane are: the change has settled
-        them, and their records may belong to this lane now, in front of what it is about to read."""
-        if lane_count != self._lane_count:
-            self._lane_count = lane_count
-            self._batches.clear()
-        self.forget(lane)
-
     def forget(self, lane: int) -> None:
-        """The lane is left, and nobody here reads for it."""
+        """The lane was taken over, which has settled its batches; or it is left, and nobody here reads for it."""
         self._drop([share for share in self._batches if share.lane == lane])
 
     def _drop(self, shares: Iterable[Share]) -> None:

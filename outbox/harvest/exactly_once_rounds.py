@@ -170,7 +170,7 @@ class Rounds:
             lane.begin(batch)
             lane.count = self._count = count
             self._retake([other for other in self._lanes.values() if other.ready and other.count != count])
-            self._flights.taken_over(lane.number, count)
+            self._flights.forget(lane.number)
             if self._last_ticket is not None:
                 self._last_ticket.stops.pop(lane.number, None)  # what could not be purged is settled now
             self._wants_reset = True

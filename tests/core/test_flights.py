@@ -29,10 +29,11 @@ def test_a_plan_is_a_copy_made_before_the_read():
 
 
 def test_the_ids_of_several_batches_ascend():
-    flights = Flights()
+    flights, lane = Flights(), Standing(0)
+    lane.begin(0)
     for ids in ([4, 8], [5, 6], [1]):
         flights.add(Share(0, ids))
-    assert list(flights.plan([], 1).excluded_above(1)) == [4, 5, 6, 8]
+    assert list(flights.plan([lane], 1).excluded_above(1)) == [4, 5, 6, 8]
 
 
 def test_a_page_grows_with_the_lanes_to_a_limit():
@@ -60,22 +61,21 @@ def test_a_purge_ends_the_flight_of_its_batch_and_of_no_later_one_with_the_same_
 
 def test_a_takeover_forgets_the_batches_of_its_lane():
     flights = Flights()
-    for lane in (0, 1):
-        flights.taken_over(lane, 2)
     flights.add(Share(0, [1]))
     flights.add(Share(1, [2]))
-    flights.taken_over(0, 2)
+    flights.forget(0)
     assert (flights.count(0), flights.count(1)) == (0, 1)
 
 
-def test_a_takeover_with_another_lane_count_forgets_the_batches_of_every_lane():
-    # Else a record of a failed batch of lane 0, which is lane 1's now, would be left out of what lane 1 reads first,
-    # and its successors in the key would overtake it.
-    flights = Flights()
-    flights.taken_over(0, 1)
+def test_only_batches_of_lanes_that_are_read_for_are_left_out():
+    # A record of a failed batch of lane 0 may be lane 1's now, after a change of the count; left out of what lane 1
+    # reads first, its successors in the key would overtake it.
+    flights, lanes = Flights(), [Standing(0), Standing(1)]
     flights.add(Share(0, [7, 8]))
-    flights.taken_over(1, 2)
-    assert list(flights.plan([], 1).excluded_above(0)) == []
+    lanes[1].begin(0)
+    assert list(flights.plan(lanes, 1).excluded_above(0)) == []
+    lanes[0].begin(0)
+    assert list(flights.plan(lanes, 1).excluded_above(0)) == [7, 8]
 
 
 def test_a_share_belongs_to_one_readiness_of_its_lane():
