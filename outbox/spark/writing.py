@@ -112,9 +112,8 @@ def _runs(batches: Iterable[Any]) -> Iterator[tuple[int, Any]]:
 def _result_schema() -> Any:
     import pyarrow as pa
 
-    return pa.schema([
-        ("slice", pa.int32()), ("count", pa.int64()), ("digest", pa.int64()), ("skipped", pa.bool_()), ("renewed", pa.bool_()),
-    ])  # fmt: skip
+    numbers = [("slice", pa.int32()), ("count", pa.int64()), ("digest", pa.int64())]
+    return pa.schema([*numbers, ("skipped", pa.bool_()), ("renewed", pa.bool_())])
 
 
 # ---- producers that live as long as the Python worker

@@ -4,7 +4,6 @@ import uuid
 
 import pytest
 
-from outbox.core import ledger
 from outbox.spark import KafkaSink
 from tests.support.topics import create_topic, read_topic
 

@@ -2,8 +2,6 @@
 
 import uuid
 
-import pytest
-
 from outbox.spark import KafkaSink
 from tests.support.topics import create_topic, read_topic
 

@@ -1,0 +1,184 @@
+"""One slice in an executor, without Spark around it: the functions that tasks run, on a real Kafka."""
+
+import dataclasses
+import time
+import uuid
+import zlib
+
+import pyarrow as pa
+import pytest
+
+from outbox.core import ledger
+from outbox.spark import entries, writing
+from outbox.spark.writing import Plan
+from tests.support.topics import create_topic, read_topic
+
+
+@pytest.fixture
+def topic(bootstrap_servers):
+    return create_topic(bootstrap_servers, 1)
+
+
+@pytest.fixture
+def plan(bootstrap_servers):
+    name = f"w-{uuid.uuid4().hex[:8]}"
+    properties = {"bootstrap.servers": bootstrap_servers}
+    found = Plan(name, "query", 0, 2, 0, f"outbox-spark-{name}", properties, {}, has_ids=True, id_header="id")
+    writing.ledger_of(properties, found.ledger).prepare_slices(2, 3600)
+    yield found
+    forget(found)
+
+
+def forget(plan):
+    """As if the Python worker had ended."""
+    for slice_ in range(plan.slices):
+        if held := writing._held.pop(plan.transactional_id(slice_), None):
+            held.producer.drop_and_wait()
+
+
+def after(plan, **changes):
+    """The plan of the next epoch."""
+    last = dict.fromkeys(range(plan.slices), plan.epoch)
+    return dataclasses.replace(plan, epoch=plan.epoch + 1, slices_before=plan.slices, last=last, **changes)
+
+
+def batch(topic, slice_, ids, *, sentinel=True, value="value"):
+    rows = [
+        {
+            writing.PART: 2 * slice_,
+            writing.CHECKSUM: zlib.crc32(ledger.record_bytes((id_, topic, "k", f"{value} {id_}", None, None, None))),
+            "id": id_,
+            "topic": topic,
+            "key": "k",
+            "value": f"{value} {id_}".encode(),
+            "headers": None,
+        }
+        for id_ in ids
+    ]
+    if sentinel:
+        rows.append({writing.PART: 2 * slice_ + 1})
+    fields = [(writing.PART, pa.int32()), (writing.CHECKSUM, pa.int64()), ("id", pa.int64()), ("topic", pa.string())]
+    headers = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+    fields += [("key", pa.string()), ("value", pa.binary()), ("headers", headers)]
+    return pa.RecordBatch.from_pylist(rows, pa.schema(fields))
+
+
+def write(plan, *batches):
+    return [row for found in plan.write(iter(batches)) for row in found.to_pylist()]
+
+
+def ids_on(servers, topic):
+    return [int(dict(message.headers)["id"]) for message in read_topic(servers, topic)]
+
+
+def last_entry(plan, slice_):
+    return writing.ledger_of(plan.properties, plan.ledger).last_entry(slice_, time.monotonic() + 30)
+
+
+def test_slices_of_one_task_are_told_apart(plan, topic, bootstrap_servers):
+    whole = pa.Table.from_batches([batch(topic, 0, [1, 2]), batch(topic, 1, [3])]).combine_chunks().to_batches()
+    results = write(plan, *whole)
+    assert [(row["slice"], row["count"]) for row in results] == [(0, 2), (1, 1)]
+    assert ids_on(bootstrap_servers, topic) == [1, 2, 3]
+    found = last_entry(plan, 0)
+    assert (found.epoch, found.count, found.ids, found.digest) == (0, 2, (1, 2), results[0]["digest"])
+
+
+def test_a_slice_spread_over_batches_is_one_transaction(plan, topic, bootstrap_servers):
+    parts = [batch(topic, 1, [1], sentinel=False), batch(topic, 1, [2], sentinel=False), batch(topic, 1, [3])]
+    assert [row["count"] for row in write(plan, *parts)] == [3]
+    assert ids_on(bootstrap_servers, topic) == [1, 2, 3]
+
+
+def test_an_empty_slice_has_an_entry_too(plan, topic):
+    assert [row["count"] for row in write(plan, batch(topic, 0, []))] == [0]
+    assert last_entry(plan, 0).count == 0
+
+
+def test_an_input_that_ends_early_is_not_committed(plan, topic, bootstrap_servers):
+    with pytest.raises(writing.SliceFailed, match="without its sentinel"):
+        write(plan, batch(topic, 0, [1, 2], sentinel=False))
+    assert last_entry(plan, 0) is None
+    assert [row["count"] for row in write(plan, batch(topic, 0, [1, 2, 3]))] == [3]
+    assert ids_on(bootstrap_servers, topic) == [1, 2, 3]
+
+
+def test_without_the_sentinel_a_truncated_input_would_be_lost(plan, topic, bootstrap_servers):
+    """The naive form, for comparison: what the input's end commits is recognised as the whole slice later."""
+    naive = writing._Slice(plan, 0)
+    naive.take(batch(topic, 0, [1, 2], sentinel=False))
+    naive.finish()
+    forget(plan)
+    with pytest.raises(entries.ReplayDiffers):
+        write(plan, batch(topic, 0, [1, 2, 3]))
+    assert ids_on(bootstrap_servers, topic) == [1, 2]
+
+
+def test_a_task_run_twice_delivers_once(plan, topic, bootstrap_servers):
+    write(plan, batch(topic, 0, [1, 2]))
+    forget(plan)
+    assert [row["skipped"] for row in write(plan, batch(topic, 0, [1, 2]))] == [True]
+    assert ids_on(bootstrap_servers, topic) == [1, 2]
+
+
+def test_a_replay_with_other_records_is_refused(plan, topic, bootstrap_servers):
+    write(plan, batch(topic, 0, [1, 2]))
+    forget(plan)
+    with pytest.raises(entries.ReplayDiffers, match="no rand"):
+        write(plan, batch(topic, 0, [1, 2], value="other"))
+    assert ids_on(bootstrap_servers, topic) == [1, 2]
+
+
+def test_the_producer_lives_on(plan, topic, bootstrap_servers):
+    assert [row["renewed"] for row in write(plan, batch(topic, 0, [1]))] == [True]
+    following = after(plan)
+    assert [row["renewed"] for row in write(following, batch(topic, 0, [2]))] == [False]
+    assert ids_on(bootstrap_servers, topic) == [1, 2]
+
+
+def test_a_producer_that_missed_an_epoch_is_renewed(plan, topic, bootstrap_servers):
+    write(plan, batch(topic, 0, [1]))
+    elsewhere, writing._held = writing._held, {}
+    write(following := after(plan), batch(topic, 0, [2]))
+    forget(following)
+    writing._held = elsewhere
+    assert [row["renewed"] for row in write(after(following), batch(topic, 0, [3]))] == [True]
+    assert ids_on(bootstrap_servers, topic) == [1, 2, 3]
+
+
+def test_a_producer_after_trouble_is_renewed(plan, topic, bootstrap_servers):
+    write(plan, batch(topic, 0, [1]))
+    writing._held[plan.transactional_id(0)].producer._log.trouble = "FAIL a connection that was up"
+    assert [row["renewed"] for row in write(after(plan), batch(topic, 0, [2]))] == [True]
+    assert ids_on(bootstrap_servers, topic) == [1, 2]
+
+
+def test_a_straggler_is_fenced_and_commits_nothing(plan, topic, bootstrap_servers):
+    """Two copies of a task: whichever comes last fences the other, and only one of them commits."""
+    straggler = writing._Slice(plan, 0)
+    straggler.take(batch(topic, 0, [1, 2], sentinel=False))
+    assert [row["skipped"] for row in write(plan, batch(topic, 0, [1, 2]))] == [False]
+    with pytest.raises(Exception, match=r"(?i)fenced|newer producer|epoch"):
+        straggler.finish()
+    straggler.abandon()
+    assert ids_on(bootstrap_servers, topic) == [1, 2]
+
+
+def test_a_resumed_driver_finds_that_another_has_gone_on(plan, topic, bootstrap_servers):
+    write(plan, batch(topic, 0, [1]))
+    write(after(plan), batch(topic, 0, [2]))
+    forget(plan)
+    with pytest.raises(writing.Superseded, match="Another driver has gone on"):
+        write(plan, batch(topic, 0, [1]))
+    assert ids_on(bootstrap_servers, topic) == [1, 2]
+
+
+def test_a_topic_that_does_not_exist_is_named_before_anything_is_sent(plan, topic, bootstrap_servers):
+    with pytest.raises(writing.SliceFailed, match="'nowhere'.*Create them"):
+        write(plan, batch("nowhere", 0, [1]))
+
+
+def test_a_plan_pickles(plan):
+    import pickle
+
+    assert pickle.loads(pickle.dumps(plan)) == plan
