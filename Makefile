@@ -2,9 +2,10 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+WORKERS ?= 2
 STACK := $(BIN)/python -m outbox.devstack run --
 
-.PHONY: help demo test torture bench lint format clean
+.PHONY: help demo test coverage torture bench lint format clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -28,7 +29,10 @@ demo: $(VENV)/.demo-installed  ## from a Django transaction to a Kafka topic, co
 	$(STACK) $(abspath $(BIN))/python example_project/demo.py $(if $(SERVE),--serve)
 
 test: $(VENV)/.dev-installed  ## the tests, on a real PostgreSQL and a real Kafka
-	$(BIN)/python -m pytest --cov --cov-report=term:skip-covered $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations=15 $(ARGS)
+
+coverage: $(VENV)/.dev-installed  ## the tests, and which branches they leave out
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --cov --cov-report=term:skip-covered $(ARGS)
 
 torture: $(VENV)/.dev-installed  ## long fault runs
 	$(BIN)/python -m pytest -m torture $(ARGS)

@@ -7,8 +7,9 @@ PostgreSQL starts while tests are collected; Kafka when a collected test asks fo
 that cannot start skips the tests that need it, with one line in the summary; with `CI` or `OUTBOX_TEST_REQUIRE` in the
 environment it ends the run instead.
 
-With pytest-xdist the controlling process starts both before its workers and hands them the addresses; to the workers
-they came from outside.
+With pytest-xdist the workers share a Kafka, which the controlling process starts before them and which to them came
+from outside. Each has a PostgreSQL of its own: locks and snapshots are the server's, so that a transaction of one
+worker's test could be seen in another's, or hold it up.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import Any
 
 import pytest
 
+from outbox.devstack import origins
 from outbox.devstack.kafka import Kafka
 from outbox.devstack.postgres import Postgres
 from outbox.devstack.stack import DATABASE, SERVERS, Options, Stack
@@ -29,7 +31,9 @@ from outbox.exceptions import OutboxError
 
 _KAFKA_FIXTURES = {"kafka", "bootstrap_servers"}
 _DATABASE_FIXTURES = {"postgres", "db", "transactional_db", "django_db_setup"}
-_MISSING = "outbox_devstack_missing"  # what the controlling process tells its workers: reason by name of the part
+_MISSING = "outbox_devstack_missing"  # of a worker's input: why Kafka did not start
+_LOGS = "outbox_devstack_logs"  # of a worker's output
+_OWN = "OUTBOX_DEVSTACK_OWN_POSTGRES"  # in the environment of workers: the address is of a server that nobody starts
 
 
 def _must_be_complete() -> bool:
@@ -72,7 +76,7 @@ class DevstackPlugin:
         self.postgres = _Start("PostgreSQL", stack.start_postgres)
         self.kafka = _Start("Kafka", stack.start_kafka)
         self.parts = (self.postgres, self.kafka)
-        self.kept: list[Path] = []
+        self.logs: list[Path] = []
         self._failed = False
 
     def require(self, part: _Start) -> None:
@@ -97,28 +101,31 @@ class DevstackPlugin:
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
         """Before a worker starts: it has to know what is missing, and nobody else collects tests that would tell."""
-        for part in self.parts:
-            part.begin()
-        for part in self.parts:
-            part.finish()
-        node.workerinput[_MISSING] = {part.name: str(part.error) for part in self.parts if part.error is not None}
+        self.kafka.finish()
+        node.workerinput[_MISSING] = self.kafka.error and str(self.kafka.error)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        self.logs += [Path(log) for log in getattr(node, "workeroutput", {}).get(_LOGS, ())]
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionstart(self, session: pytest.Session) -> None:
-        missing = getattr(session.config, "workerinput", {}).get(_MISSING, {})
-        for part in self.parts:
-            if part.name in missing:
-                part.error = OutboxError(missing[part.name])
+        missing = getattr(session.config, "workerinput", {}).get(_MISSING)
+        if missing:
+            self.kafka.error = OutboxError(missing)
 
-    def pytest_sessionfinish(self, exitstatus: int) -> None:
+    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
         self._failed = exitstatus == pytest.ExitCode.TESTS_FAILED
+        self.logs += self.stack.logs
+        if self._failed and hasattr(session.config, "workeroutput"):
+            session.config.workeroutput[_LOGS] = [str(log) for log in self.logs]
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         for part in self.parts:
             if part.error is not None:
                 terminalreporter.line(f"devstack: left out what needs {part.name}: {str(part.error).splitlines()[0]}")
         if self._failed:
-            for log in self.stack.logs:
+            for log in self.logs:
                 terminalreporter.line(f"devstack: the log of this run is kept: {log}")
 
     def pytest_unconfigure(self) -> None:
@@ -160,10 +167,19 @@ def _only_looks(options: Any) -> bool:
 
 
 def _begin(config: pytest.Config, options: Options) -> None:
+    controls = _is_distributed(config.known_args_namespace)
+    given = dict(os.environ)
+    told = {}
+    if "PYTEST_XDIST_WORKER" in given and given.get(_OWN):
+        del given[DATABASE]
+        told = {_OWN: "", origins.VARIABLE: given[origins.VARIABLE]}
     try:
-        plugin = DevstackPlugin(Stack(options))
-        before = {name: os.environ.get(name) for name in plugin.stack.environment}
-        os.environ.update(plugin.stack.environment)
+        plugin = DevstackPlugin(Stack(options, environment=given))
+        if controls and plugin.stack.postgres is not None:
+            told = {_OWN: "1"}
+        wanted = {**plugin.stack.environment, **told}
+        before = {name: os.environ.get(name) for name in wanted}
+        os.environ.update(wanted)
     except OutboxError as error:
         if _must_be_complete():
             raise pytest.UsageError(str(error)) from error
@@ -171,7 +187,12 @@ def _begin(config: pytest.Config, options: Options) -> None:
         return
     config.add_cleanup(lambda: _restore(before))
     config.pluginmanager.register(plugin, "outbox-devstack-run")
-    plugin.postgres.begin()
+    (plugin.kafka if controls else plugin.postgres).begin()
+
+
+def _is_distributed(options: Any) -> bool:
+    """Whether this process hands the tests to workers."""
+    return bool(getattr(options, "numprocesses", None) or getattr(options, "tx", None))
 
 
 def _restore(before: dict[str, str | None]) -> None:

@@ -83,45 +83,43 @@ def test_given_addresses_are_used(project):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_what_cannot_start_is_left_out_with_a_line_or_ends_the_run_in_ci(project, tmp_path):
+@pytest.mark.parametrize("workers", [(), ("-n", "1")])
+def test_what_cannot_start_is_left_out_with_a_line_or_ends_the_run_in_ci(project, tmp_path, workers):
     """A cache that cannot be filled: where its lock should be there is a folder."""
     (tmp_path / "cache" / ".lock").mkdir(parents=True)
     broken = {"OUTBOX_DEVSTACK_CACHE": str(tmp_path / "cache")}
     tests = "def test_it(kafka): pass\ndef test_other(): pass\n"
-    done = project(tests, **broken)
+    done = project(tests, *workers, **broken)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "1 passed, 1 skipped" in done.stdout
     assert "devstack: left out what needs Kafka" in done.stdout
-    parallel = project(tests, "-n", "1", **broken)
-    assert parallel.returncode == 0, parallel.stdout + parallel.stderr
-    assert "1 passed, 1 skipped" in parallel.stdout
-    for arguments in ((), ("-n", "1")):
-        required = project(tests, *arguments, OUTBOX_TEST_REQUIRE="1", **broken)
-        assert required.returncode == 3, required.stdout + required.stderr
-        assert "it is required here" in required.stdout + required.stderr
+    required = project(tests, *workers, OUTBOX_TEST_REQUIRE="1", **broken)
+    assert required.returncode == 3, required.stdout + required.stderr
+    assert "it is required here" in required.stdout + required.stderr
 
 
-def test_parallel_workers_share_the_servers_and_have_databases_of_their_own(project):
+def test_parallel_workers_share_kafka_and_have_a_postgresql_each(project):
     """Each of the two tests waits for what the other has written, so that both workers must have run."""
     done = project(
-        "import os, time\n"
+        "import time\n"
         "import pytest\n"
         "@pytest.mark.parametrize('number', [1, 2])\n"
         "def test_it(db, number, bootstrap_servers, postgres, kafka, worker_id, tmp_path_factory):\n"
         "    from django.db import connection\n"
         "    from confluent_kafka.admin import AdminClient\n"
-        "    assert postgres is kafka is None\n"
+        "    assert postgres.is_running\n"
+        "    assert kafka is None\n"
         "    assert AdminClient({'bootstrap.servers': bootstrap_servers}).list_topics(timeout=10).brokers\n"
         "    with connection.cursor() as cursor:\n"
-        "        cursor.execute('SELECT current_database()')\n"
-        "        assert cursor.fetchone()[0].endswith(worker_id)\n"
+        "        cursor.execute('SELECT inet_server_port()')\n"
+        "        assert cursor.fetchone()[0] == int(postgres.port)\n"
         "    folder = tmp_path_factory.getbasetemp().parent\n"
-        "    (folder / worker_id).write_text(os.environ['DATABASE_URL'] + bootstrap_servers)\n"
+        "    (folder / worker_id).write_text(bootstrap_servers + str(number))\n"
         "    until = time.monotonic() + 30\n"
         "    while not all((folder / name).exists() for name in ('gw0', 'gw1')):\n"
         "        assert time.monotonic() < until\n"
         "        time.sleep(0.01)\n"
-        "    assert len({(folder / name).read_text() for name in ('gw0', 'gw1')}) == 1\n",
+        "    assert [(folder / name).read_text()[:-1] for name in ('gw0', 'gw1')] == [bootstrap_servers] * 2\n",
         "-n",
         "2",
     )
@@ -129,10 +127,12 @@ def test_parallel_workers_share_the_servers_and_have_databases_of_their_own(proj
     assert (done.stdout + done.stderr).count("starting Kafka 4.1.2 ...") == 1
 
 
-def test_a_failed_run_keeps_its_logs_and_names_them(project):
-    done = project("def test_it(postgres): assert False\n")
+@pytest.mark.parametrize("workers", [(), ("-n", "1")])
+def test_a_failed_run_keeps_its_logs_and_names_them(project, workers):
+    done = project("def test_it(postgres): assert False\n", *workers)
     assert done.returncode == 1
-    (line,) = [line for line in done.stdout.splitlines() if "the log of this run is kept" in line]
-    log = line.rpartition(" ")[2]
+    kept = [line for line in done.stdout.splitlines() if "the log of this run is kept" in line]
+    (log,) = [line.rpartition(" ")[2] for line in kept if "postgres" in line]
     assert "database system is ready" in Path(log).read_text()
-    shutil.rmtree(Path(log).parent)
+    for line in kept:
+        shutil.rmtree(Path(line.rpartition(" ")[2]).parent)

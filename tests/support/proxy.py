@@ -287,7 +287,7 @@ class Proxy:
 
     def __enter__(self) -> Proxy:
         self._thread.start()
-        self.do(lambda: self._keep(self._accept()))
+        self.do(lambda: self._loop.add_reader(self._listener, self._accept))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -386,16 +386,16 @@ class Proxy:
 
     # Serving.
 
-    def _keep(self, work: Any) -> None:
-        task = self._loop.create_task(work)
+    def _accept(self) -> None:
+        try:
+            client, _ = self._listener.accept()
+        except OSError:
+            return  # it has gone already
+        self.accepted += 1
+        task = self._loop.create_task(self._connect(client))
         self._serving.add(task)
         task.add_done_callback(self._serving.discard)
-
-    async def _accept(self) -> None:
-        while True:
-            client, _ = await self._loop.sock_accept(self._listener)
-            self.accepted += 1
-            self._keep(self._connect(client))
+        task.add_done_callback(lambda _: client.close())  # also when it is cancelled before its first step
 
     async def _connect(self, client: socket.socket) -> None:
         with client, socket.socket() as server:
@@ -418,6 +418,7 @@ class Proxy:
                 self.links.discard(link)
 
     async def _end(self) -> None:
+        self._loop.remove_reader(self._listener)
         tasks = list(self._serving)
         for task in tasks:
             task.cancel()
