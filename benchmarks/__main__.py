@@ -13,12 +13,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from benchmarks import latency
-from benchmarks.drains import Drains
+from benchmarks import contention, latency
+from benchmarks.drains import RECORDS, Drains
 from benchmarks.report import Table, say
 from benchmarks.servers import database, describe, required
-
-RECORDS = 400_000
 
 
 @dataclass(frozen=True)
@@ -32,6 +30,8 @@ class Part:
 
 PARTS = {
     "drain": Part("the drain, its ceilings, keys, lanes, header, cost", lambda drains: drains.main(RECORDS)),
+    "lanes": Part("6 lanes in one process beside 1", lambda drains: drains.lanes(RECORDS)),
+    "baseline": Part("one DELETE per record, the older way", lambda drains: drains.baseline()),
     "classic": Part("at-least-once, for comparison", lambda drains: drains.classic(RECORDS // 4)),
     "latency": Part("commit to consumer, at 200 and 1,000 records/s", lambda drains: latency.rates(drains, 10)),
     "silence": Part(
@@ -39,6 +39,12 @@ PARTS = {
     ),
     "minute": Part("the same after a minute", lambda drains: latency.silences(drains, 60, 10), long=True, once=True),
     "payloads": Part("1 kB, 10 kB, five headers", lambda drains: drains.payloads()),
+    "pinned": Part("a pinned xmin horizon, no autovacuum", lambda drains: drains.pinned(200_000)),
+    "ordered": Part("stash(ordered=True) under contention", contention.rows),
+    "debezium": Part(
+        "Debezium's outbox router on Kafka Connect", lambda drains: drains.debezium(200_000), long=True, once=True
+    ),
+    "backlog": Part("5 million records", lambda drains: drains.backlog(5_000_000), long=True, once=True),
 }
 
 

@@ -121,9 +121,10 @@ class Harvest:
         shown = " ".join(f"{name}={seconds / batches * 1000:.1f}" for name, seconds in self.stages.items() if batches)
         return f"{batches:,} batches, ms each: {shown}"
 
-    def drained(self, records: int, costs: Costs, since: float) -> Drained:
+    def drained(self, records: int, costs: Costs, since: float, highest: int | None = None) -> Drained:
         """Wait until the table is empty; the clock stops with the last DELETE."""
-        highest = int(self._database.one("SELECT coalesce(max(id), 0) FROM outbox") or 0)
+        if highest is None:
+            highest = int(self._database.one("SELECT coalesce(max(id), 0) FROM outbox") or 0)
         used_s = cpu_s(self.process.pid)
         self._wait_empty(highest)
         seconds = time.monotonic() - since

@@ -72,6 +72,11 @@ class Database:
     def fill(self, topic: str, fill: Fill) -> None:
         """Rows as they stand some time after their transactions: vacuumed, and no checkpoint outstanding."""
         self.empty()
+        self.insert(topic, fill)
+        self.connection.execute("VACUUM ANALYZE outbox")
+        self.connection.execute("CHECKPOINT")
+
+    def insert(self, topic: str, fill: Fill) -> None:
         self.connection.execute(
             "INSERT INTO outbox (kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values) "
             "SELECT %s, 'key-' || n %% %s, rpad(n::text, %s, 'x'), "
@@ -79,8 +84,6 @@ class Database:
             "ARRAY(SELECT 'value of the header ' || h FROM generate_series(1, %s) h) FROM generate_series(1, %s) n",
             [topic, fill.keys, fill.value_bytes, fill.headers, fill.headers, fill.records],
         )
-        self.connection.execute("VACUUM ANALYZE outbox")
-        self.connection.execute("CHECKPOINT")
 
     def empty(self) -> None:
         self.connection.execute("TRUNCATE outbox, outbox_state, outbox_purged, outbox_lane")

@@ -1,0 +1,93 @@
+"""Rows about `stash(ordered=True)` when writers want the same key: what it costs them, and what it costs others.
+
+Writers are threads with connections of their own, which run the statement that `stash()` runs; each transaction stays
+open for a while after its stash, as one that does something else does.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass, field
+
+from benchmarks.drains import Drains
+from benchmarks.servers import Database
+from outbox.inserts import Statements
+
+WRITERS, OTHERS = 6, 2
+HOLD_S = 0.005
+SECONDS = 4.0
+
+
+@dataclass
+class Counted:
+    transactions: int = 0
+    statement_s: list[float] = field(default_factory=list)
+
+
+def rows(drains: Drains) -> None:
+    database = drains.database
+    free = _run(database, keys=1, ordered=False)
+    for keys in (1, 1_000):
+        held = _run(database, keys=keys, ordered=True)
+        name = f"ordered stash, {WRITERS} writers on {keys:,} key{'s' * (keys > 1)}"
+        _show(drains, name, held[0], free[0], f"a transaction lasts {HOLD_S * 1000:g} ms and more")
+        _show(
+            drains, f"  other keys beside them ({OTHERS} writers)", held[1], free[1], "their neighbours ordered or not"
+        )
+    drains.database.empty()
+
+
+def _show(drains: Drains, name: str, found: Counted, free: Counted, note: str) -> None:
+    row = drains.table.row(name, "transactions/s")
+    median_ms = sorted(found.statement_s)[len(found.statement_s) // 2] * 1000
+    share = found.transactions / max(1, free.transactions)
+    row.add(found.transactions / SECONDS, f"{share:.2f} of unordered; stash {median_ms:.2f} ms; {note}")
+
+
+def _run(database: Database, *, keys: int, ordered: bool) -> tuple[Counted, Counted]:
+    """The writers in question, and those of other keys, which are ordered as well."""
+    stop, mutex = threading.Event(), threading.Lock()
+    counted = Counted(), Counted()
+    threads = [
+        threading.Thread(
+            target=_write,
+            args=(database, stop, mutex, counted[kind], number, 0 if kind else keys, ordered or bool(kind)),
+        )
+        for kind, count in enumerate((WRITERS, OTHERS))
+        for number in range(count)
+    ]
+    for thread in threads:
+        thread.start()
+    time.sleep(SECONDS)
+    stop.set()
+    for thread in threads:
+        thread.join()
+    return counted
+
+
+def _write(
+    database: Database,
+    stop: threading.Event,
+    mutex: threading.Lock,
+    counted: Counted,
+    number: int,
+    keys: int,
+    ordered: bool,
+) -> None:
+    statements = Statements("outbox")
+    statement = (statements.insert_ordered if ordered else statements.insert).encode()
+    with database.connect() as connection:
+        turn = number
+        while not stop.is_set():
+            turn += WRITERS
+            key = f"key-{turn % keys}" if keys else f"other-{number}"
+            before = ("ordered", key) if ordered else ()
+            begun = time.monotonic()
+            with connection.transaction():
+                connection.execute(statement, (*before, "ordered", key, "x", None, "{}", "{}"), prepare=True).fetchone()
+                took = time.monotonic() - begun
+                time.sleep(HOLD_S)
+            with mutex:
+                counted.transactions += 1
+                counted.statement_s.append(took)
