@@ -22,6 +22,7 @@ from outbox.core.ledger import digest
 from outbox.core.verdict import State
 from outbox.edges.int8_arrays import Ids, register
 from outbox.edges.marks import WrongTable
+from outbox.edges.plans import Example
 from outbox.edges.session import BoundedConnection
 from outbox.edges.table import connect_bounded, identifier
 from outbox.exceptions import OutboxError
@@ -97,6 +98,12 @@ class Companions:
 
     def _build(self, text: str) -> str:
         return sql.SQL(text).format(**self._parts).as_string()
+
+    def examples(self) -> list[Example]:
+        """What is run with the ids of a batch, for a look at its plan."""
+        ids = Ids(range(1, 1001))
+        given = {"lane": 0, "batch": 1, "ids": ids, "filenode": 1, "highest": 1000}
+        return [Example("purge", self._purge, given), Example("look up", self._look_up, [ids])]
 
     # ---- state
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from typing import Any
 
@@ -23,18 +23,21 @@ class DatabaseUnreachable(OutboxError):
 
 
 @contextmanager
-def connected(alias: str) -> Iterator[psycopg.Connection[Any]]:
+def connected(alias: str, connect: Callable[..., Any] = table.connect_bounded) -> Iterator[psycopg.Connection[Any]]:
     """A connection for a few questions; an outage surfaces as `DatabaseUnreachable`."""
     try:
-        with closing(_connect(alias)) as connection:
+        with closing(_connect(alias, connect)) as connection:
             yield connection
     except psycopg.OperationalError as error:
         reason = " ".join(str(error).split())
         raise DatabaseUnreachable(f"PostgreSQL of the alias {alias!r} cannot be reached: {reason}") from error
 
 
-def _connect(alias: str) -> psycopg.Connection[Any]:
-    return table.connect_bounded(table.parameters(alias), statement_timeout_s=STATEMENT_TIMEOUT_S)
+def _connect(alias: str, connect: Callable[..., Any] = table.connect_bounded) -> psycopg.Connection[Any]:
+    found: psycopg.Connection[Any] = connect(
+        table.parameters(alias), statement_timeout_s=STATEMENT_TIMEOUT_S, application_name="outbox look"
+    )
+    return found
 
 
 def check_columns(connection: psycopg.Connection[Any], alias: str, name: str, columns: Sequence[str] = COLUMNS) -> None:

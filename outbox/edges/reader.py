@@ -16,6 +16,7 @@ from psycopg import sql
 
 from outbox.core.frontier import Snapshot, parse_snapshot
 from outbox.edges.int8_arrays import Ids
+from outbox.edges.plans import Example
 from outbox.edges.table import identifier
 from outbox.exceptions import OutboxError
 
@@ -96,6 +97,11 @@ class Reader:
         )
         self._forms = {(a, b, c): self._form(a, b, c) for a in either for b in either for c in either}
         self._sized_pages = 0  # that are still to be read by size
+
+    def examples(self) -> list[Example]:
+        """Every form, for a look at its plan."""
+        given = {"look": 0, "lanes": [0], "limit": 1000, "bytes": 1_000_000, "highest": 1, "excluded": Ids([1])}
+        return [Example("read", form, given) for form in self._forms.values()]
 
     def _form(self, late: bool, some_lanes: bool, sized: bool) -> str:
         """Late: rows below the highest excluded id may be wanted. A form of its own because only there the array of

@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from outbox.conf import EXACTLY_ONCE, Conf
-from outbox.edges import companions, overview
+from outbox.edges import companions, overview, plans, table
+from outbox.edges.companions import Companions
 from outbox.edges.marks import COLUMNS
+from outbox.edges.reader import Reader
 from outbox.edges.ways import Claim
 
 
 def look(conf: Conf, owner: str) -> None:
     """Raises what is wrong. The claim on the table is made here already: of two ways that wait for the end of a third
     one has it, and a standby need not repeat it."""
-    with overview.connected(conf.database) as connection:
-        binary = [overview.BINARY] if conf.delivery == EXACTLY_ONCE else []
-        overview.check_columns(connection, conf.database, conf.table, [*COLUMNS, *binary])
-        if conf.delivery == EXACTLY_ONCE:
-            companions.sequence_of(connection, conf.table)
+    is_exact = conf.delivery == EXACTLY_ONCE
+    with overview.connected(conf.database, companions.connect if is_exact else table.connect_bounded) as connection:
+        columns = [*COLUMNS, overview.BINARY] if is_exact else COLUMNS
+        overview.check_columns(connection, conf.database, conf.table, columns)
+        if is_exact:
+            _look_at_plans(conf, connection)
         Claim(conf.table, conf.delivery, owner, conf.session_timeout_s).take(connection, lanes=conf.lanes, quietly=True)
+
+
+def _look_at_plans(conf: Conf, connection: Any) -> None:
+    sequence = companions.sequence_of(connection, conf.table)
+    reader = Reader(conf.table, sequence, max(2, conf.lanes), keep_empty_key=conf.keep_empty_key)
+    plans.check(connection, conf.table, [*reader.examples(), *Companions(conf.table, sequence).examples()])
