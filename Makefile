@@ -38,8 +38,7 @@ torture: $(VENV)/.dev-installed  ## long fault runs
 	$(BIN)/python -m pytest -m torture $(ARGS)
 
 bench: $(VENV)/.dev-installed  ## measurements, printed and never asserted
-	$(STACK) $(abspath $(BIN))/python benchmarks/stash.py $(ARGS)
-	$(STACK) $(abspath $(BIN))/python benchmarks/harvest.py $(ARGS)
+	$(STACK) $(abspath $(BIN))/python -m benchmarks $(ARGS)
 
 lint: $(VENV)/.dev-installed  ## format, style and types
 	$(BIN)/ruff format --check .

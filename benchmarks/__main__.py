@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from benchmarks import contention, latency
+from benchmarks import contention, latency, stash
 from benchmarks.drains import RECORDS, Drains
 from benchmarks.report import Table, say
 from benchmarks.servers import database, describe, required
@@ -40,6 +40,7 @@ PARTS = {
     "minute": Part("the same after a minute", lambda drains: latency.silences(drains, 60, 10), long=True, once=True),
     "payloads": Part("1 kB, 10 kB, five headers", lambda drains: drains.payloads()),
     "pinned": Part("a pinned xmin horizon, no autovacuum", lambda drains: drains.pinned(200_000)),
+    "stash": Part("stash() and stash_many() beside bare statements", stash.rows),
     "ordered": Part("stash(ordered=True) under contention", contention.rows),
     "debezium": Part(
         "Debezium's outbox router on Kafka Connect", lambda drains: drains.debezium(200_000), long=True, once=True

@@ -17,6 +17,7 @@ from benchmarks.servers import Costs, Database, Fill, new_topic
 
 EXACTLY, CLASSIC = "exactly-once", "at-least-once"
 RECORDS = 400_000
+BASELINE_TIMEOUT_S = 120.0
 _SCANS = "SELECT seq_scan FROM pg_stat_user_tables WHERE relname = 'outbox'"
 
 
@@ -135,18 +136,20 @@ class Drains:
 
     def baseline(self) -> None:
         """The older way: one DELETE per record."""
-        from benchmarks.baseline_one_by_one import OneByOne
-
-        records = 10_000
-        topic = new_topic(self.servers)
-        self.database.fill(topic, Fill(records))
-        begun = time.monotonic()
-        with OneByOne(self.database.url, self.servers) as older:
-            while older.purged < records and time.monotonic() - begun < 120:
-                time.sleep(0.005)
-            rate = older.purged / (time.monotonic() - begun)
+        rate = self._one_by_one(Fill(5_000))
         self.table.row("one DELETE per record, 1,000 keys", "records/s").add(rate)
         self._times("one DELETE per record", rate, ">= 40")
+        self.table.row("one DELETE per record, one key", "records/s").add(self._one_by_one(Fill(500, keys=1)))
+
+    def _one_by_one(self, fill: Fill) -> float:
+        from benchmarks.baseline_one_by_one import OneByOne
+
+        self.database.fill(new_topic(self.servers), fill)
+        begun = time.monotonic()
+        with OneByOne(self.database.url, self.servers) as older:
+            while older.purged < fill.records and time.monotonic() - begun < BASELINE_TIMEOUT_S:
+                time.sleep(0.005)
+            return older.purged / (time.monotonic() - begun)
 
     def debezium(self, records: int) -> None:
         from benchmarks import debezium
@@ -164,6 +167,8 @@ class Drains:
         found = self.drain(Fill(records), DELIVERY=CLASSIC)
         self.table.row("at-least-once drain, 1,000 keys", "records/s").add(found.rate)
         self._costs("at-least-once", found)
+        hot = self.drain(Fill(1_000, keys=1), DELIVERY=CLASSIC)
+        self.table.row("at-least-once drain, one key", "records/s").add(hot.rate)
 
     def _costs(self, name: str, found: Drained) -> None:
         millions = found.records / 1e6

@@ -1,37 +1,31 @@
-"""What stashing costs beside the bare statements it is made of.
-
-    python -m outbox.devstack run -- python benchmarks/stash.py
+"""Rows about stashing, beside the bare statements it is made of.
 
 `stash()` is compared with an INSERT of the same row through ``connection.cursor()``, `stash_many` with a COPY of the
 same rows (headers and message id included) in two forms: rows whose arrays are PostgreSQL literals already, the least a
-client can do, and rows as Python tuples and lists, which psycopg turns into text. The variants of a round run one after
-the other, so that a slow moment of the machine hits all of them; the median counts, with the spread of the rounds.
-Creates a database of its own on the server of DATABASE_URL, and drops it.
+client can do, and rows as Python tuples and lists, which psycopg turns into text. The variants of a turn run one after
+the other, so that a slow moment of the machine hits all of them. In this process, with a connection of Django's.
 """
 
 import os
-import platform
 import statistics
-import sys
 import time
 import uuid
 from collections.abc import Callable
-from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from benchmarks.drains import Drains
+from benchmarks.report import Table
 
 SINGLES = 1_000
 MANY = 100_000
-ROUNDS = 5
-ROUNDS_MAX_S = 30.0
+TURNS = 3
+TURNS_MAX_S = 10.0
 DATABASE = f"outbox_benchmark_{os.getpid()}"
 
-Row = tuple[str, str, str, list[str], list[str]]
+Record = tuple[str, str, str, list[str], list[str]]
 
 
-def main() -> None:
+def rows(drains: Drains) -> None:
     setup_django()
     from django.core.management import call_command
     from django.db import connection
@@ -39,27 +33,25 @@ def main() -> None:
     created = create_database(connection)
     try:
         call_command("migrate", "outbox", verbosity=0, skip_checks=True)
-        describe_machine(connection)
-        measure_singles(connection)
-        measure_many(connection)
+        measure_singles(connection, drains.table)
+        measure_many(connection, drains.table)
     finally:
         drop_database(connection, created)
 
 
 def setup_django() -> None:
-    if "DATABASE_URL" not in os.environ:
-        sys.exit("DATABASE_URL is not set. Run: python -m outbox.devstack run -- python benchmarks/stash.py")
     import django
     import environ
     from django.conf import settings
 
-    settings.configure(
-        DATABASES={"default": environ.Env().db("DATABASE_URL")},
-        INSTALLED_APPS=["outbox"],
-        USE_TZ=True,
-        OUTBOX={"BINARY_VALUES": True},
-    )
-    django.setup()
+    if not settings.configured:
+        settings.configure(
+            DATABASES={"default": environ.Env().db("DATABASE_URL")},
+            INSTALLED_APPS=["outbox"],
+            USE_TZ=True,
+            OUTBOX={"BINARY_VALUES": True},
+        )
+        django.setup()
 
 
 def create_database(connection: Any) -> str:
@@ -78,28 +70,12 @@ def drop_database(connection: Any, origin: str) -> None:
         cursor.execute(f'DROP DATABASE "{DATABASE}" WITH (FORCE)')
 
 
-def describe_machine(connection: Any) -> None:
-    with connection.cursor() as cursor:
-        cursor.execute("SHOW server_version")
-        server = cursor.fetchone()[0]
-        cursor.execute("SELECT string_agg(name || '=' || setting, ' ') FROM pg_settings WHERE name = ANY(%s)", [SHOWN])
-        options = cursor.fetchone()[0]
-    print(f"{os.cpu_count()} cores, {platform.machine()}, {platform.system()} {platform.release()}, load {load()}")
-    print(f"Python {platform.python_version()}, Django {version('django')}, psycopg {version('psycopg')}")
-    print(f"PostgreSQL {server}: {options}")
-
-
-SHOWN = ["fsync", "full_page_writes", "synchronous_commit", "shared_buffers", "max_wal_size"]
-
-
-def load() -> str:
-    return f"{os.getloadavg()[0]:.1f}"
-
-
-def measure_singles(connection: Any) -> None:
-    print(f"\nOne record per call, {SINGLES:,} calls in a transaction")
-    timed = in_rounds(connection, {"raw INSERT": insert_singles, "stash()": stash_singles})
-    show(timed, "raw INSERT", SINGLES, "us per record", lambda seconds: seconds / SINGLES * 1e6, slower_is=True)
+def measure_singles(connection: Any, table: Table) -> None:
+    timed = in_turns(connection, {"raw INSERT": insert_singles, "stash()": stash_singles})
+    for name, seconds in timed.items():
+        row = table.row(f"{name}, one record per call", "us per record", shape="{:.0f}".format)
+        row.add(statistics.median(seconds) / SINGLES * 1e6)
+    _show_ratio(table, "  stash() takes so many times a raw INSERT", timed["stash()"], timed["raw INSERT"])
 
 
 def insert_singles(connection: Any) -> None:
@@ -121,10 +97,9 @@ def stash_singles(connection: Any) -> None:
         outbox.stash("heroes", VALUE, key=f"key-{at % 1000}", headers={"source": "benchmark"})
 
 
-def measure_many(connection: Any) -> None:
-    print(f"\n{MANY:,} records per call")
+def measure_many(connection: Any, table: Table) -> None:
     ids = [str(uuid.uuid4()) for _ in range(MANY)]
-    lists: list[Row] = [
+    lists: list[Record] = [
         ("heroes", f"key-{at % 1000}", VALUE, ["source", "message-id"], ["benchmark", ids[at]]) for at in range(MANY)
     ]
     literals = [
@@ -138,14 +113,18 @@ def measure_many(connection: Any) -> None:
         "stash_many bytes": stasher(VALUE.encode()),
         "stash_many JSON": stasher(OBJECT),
     }
-    show(
-        in_rounds(connection, variants),
-        "raw COPY, literals",
-        MANY,
-        "records/s",
-        lambda seconds: MANY / seconds,
-        slower_is=False,
+    timed = in_turns(connection, variants)
+    for name, seconds in timed.items():
+        table.row(f"{name}, {MANY:,} records", "records/s").add(MANY / statistics.median(seconds))
+    _show_ratio(
+        table, "  stash_many str, of raw COPY of literals", timed["raw COPY, literals"], timed["stash_many str"]
     )
+
+
+def _show_ratio(table: Table, name: str, upper: list[float], lower: list[float]) -> None:
+    # Of each turn by itself: what slows the machine down slows both.
+    found = statistics.median(own / other for own, other in zip(upper, lower, strict=True))
+    table.row(name, shape="{:.2f}".format).add(found)
 
 
 VALUE = '{"event": "hero_created", "name": "Ada", "power": "analysis", "level": 12, "note": "' + "x" * 30 + '"}'
@@ -172,13 +151,13 @@ def stasher(value: Any) -> Callable[[Any], None]:
     return stash_all
 
 
-def in_rounds(connection: Any, variants: dict[str, Callable[[Any], None]]) -> dict[str, list[float]]:
-    """Seconds of each variant in each round, after one round to warm up; the commit is not counted."""
+def in_turns(connection: Any, variants: dict[str, Callable[[Any], None]]) -> dict[str, list[float]]:
+    """Seconds of each variant in each turn, after one to warm up; the commit is not counted."""
     from django.db import transaction
 
     timed: dict[str, list[float]] = {name: [] for name in variants}
-    deadline = time.monotonic() + ROUNDS_MAX_S / 2
-    for turn in range(ROUNDS + 1):
+    deadline = time.monotonic() + TURNS_MAX_S
+    for turn in range(TURNS + 1):
         for name, run in variants.items():
             with transaction.atomic():
                 began = time.perf_counter()
@@ -188,31 +167,6 @@ def in_rounds(connection: Any, variants: dict[str, Callable[[Any], None]]) -> di
                 timed[name].append(took)
             with connection.cursor() as cursor:
                 cursor.execute("TRUNCATE outbox")
-        if turn >= 2 and time.monotonic() > deadline:
+        if turn and time.monotonic() > deadline:
             break
     return timed
-
-
-def show(
-    timed: dict[str, list[float]],
-    base: str,
-    count: int,
-    unit: str,
-    figure: Callable[[float], float],
-    *,
-    slower_is: bool,
-) -> None:
-    for name, seconds in timed.items():
-        middle = statistics.median(seconds)
-        # Of each round by itself: what slows the machine down slows both.
-        quotients = [own / other if slower_is else other / own for own, other in zip(seconds, timed[base], strict=True)]
-        ratio = statistics.median(quotients)
-        low, high = sorted((figure(min(seconds)), figure(max(seconds))))
-        print(
-            f"  {name:<20}{figure(middle):>12,.0f} {unit}  (median of {len(seconds)}, {low:,.0f} to {high:,.0f})"
-            f"  {ratio:.2f} of {base} ({min(quotients):.2f} to {max(quotients):.2f})"
-        )
-
-
-if __name__ == "__main__":
-    main()
