@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 WORKERS ?= 2
 STACK := $(BIN)/python -m outbox.devstack run --
 
-.PHONY: help demo test coverage torture bench lint format clean
+.PHONY: help install demo test coverage torture bench lint format clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -24,6 +24,8 @@ $(VENV)/.demo-installed: $(VENV)/.venv-made pyproject.toml
 $(VENV)/.dev-installed: $(VENV)/.venv-made pyproject.toml
 	$(BIN)/python -m pip install --disable-pip-version-check -e ".[dev]"
 	@touch $@
+
+install: $(VENV)/.dev-installed  ## everything that the other targets need
 
 demo: $(VENV)/.demo-installed  ## from a Django transaction to a Kafka topic, counted by a consumer (SERVE=1 stays up)
 	$(STACK) $(abspath $(BIN))/python example_project/demo.py $(if $(SERVE),--serve)
