@@ -80,6 +80,13 @@ EVENTS: Mapping[str, str] = {
     "celery_events_resumed": "the next one did",
     "redactor_failed": "`REDACTOR` raised; the admin showed a note instead of the value",
     "epoch_delivered": "Spark: an epoch is in Kafka",
+    "database_away": "Spark: PostgreSQL does not answer the source; it is asked again",
+    "resent": "Spark: a batch that was not known to be delivered is read again",
+    "not_listening": "notifications of writers cannot be heard, so the table is polled as without them",
+    "metrics_served": "the address of `/metrics`, `/livez` and `/readyz`",
+    "metrics_failed": "the metrics could not be put together; the harvesting goes on",
+    "sampling_failed": "backlog, age or lag could not be looked up for the metrics; the harvesting goes on",
+    "sampling_works_again": "and can be again",
     "dropped_client": "a client that is thrown away had something to say",
 }
 

@@ -41,9 +41,9 @@ def test_every_event_in_the_source_is_in_the_catalogue():
 
 
 def test_the_document_lists_what_the_source_says():
-    """When this fails: OUTBOX_WRITE_DOCS=1 pytest tests/test_logs.py"""
+    """When this fails: WRITE_DOCS=1 pytest tests/test_logs.py"""
     text = DOCUMENT.read_text()
-    if os.environ.get("OUTBOX_WRITE_DOCS"):
+    if os.environ.get("WRITE_DOCS"):
         start, end = ROW.search(text).start(), [found.end() for found in ROW.finditer(text)][-1]
         text = text[:start] + table() + text[end:]
         DOCUMENT.write_text(text)

@@ -161,6 +161,11 @@ class Harvester:
         return tuple(key for found in self.statistics.values() for key in getattr(found, "in_flight_keys", ()))
 
     @property
+    def is_ready(self) -> bool:
+        """Whether both servers have answered and this harvester takes part in the election, as owner or standby."""
+        return self._state is State.RUNNING and self._member is not None
+
+    @property
     def measured(self) -> Measured:
         """What this harvester has counted since it began, for metrics."""
         return self._measurements.read(self.leader_ids)

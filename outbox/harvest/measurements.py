@@ -102,8 +102,8 @@ class Measurements:
 
     def read(self, owned: Iterable[int]) -> Measured:
         """`owned`: the lanes of this moment."""
+        live = self._forget_ended()
         with self._mutex:
-            live = self._forget_ended()
             totals = {
                 name: self._ended[name] + sum(getattr(found, name, 0) for found in live.values()) for name in TOTALS
             }
@@ -128,12 +128,13 @@ class Measurements:
         for worker in list(self._workers):
             has_ended = worker.join(0.0)  # before its numbers are taken: then they are its last
             found = worker.statistics()
-            if has_ended:
-                del self._workers[worker]
-                for name in TOTALS:
-                    self._ended[name] += getattr(found, name, 0)
-            else:
+            if not has_ended:
                 live[worker] = found
+                continue
+            with self._mutex:
+                if self._workers.pop(worker, None) is not None:  # else somebody else has asked at the same time
+                    for name in TOTALS:
+                        self._ended[name] += getattr(found, name, 0)
         return live
 
 

@@ -8,7 +8,7 @@ import signal
 import sys
 from argparse import ArgumentParser
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
@@ -53,6 +53,10 @@ class Command(BaseCommand):
             "--fail-fast", action="store_true", help="Exit with an error when PostgreSQL or Kafka is away at the start."
         )
 
+        parser.add_argument(
+            "--metrics-port", metavar="[ADDRESS:]PORT", help="Serve /metrics, /livez and /readyz there."
+        )
+
     def handle(self, *args: Any, **options: Any) -> None:
         from outbox.harvest import collector
         from outbox.harvest.daemon import Harvester
@@ -63,7 +67,7 @@ class Command(BaseCommand):
         try:
             harvester = Harvester(_settings(options), fail_fast=options["fail_fast"])
             with _signals(harvester):
-                code = self._drain(harvester, options["wait"]) if options["once"] else self._run(harvester)
+                code = self._drain(harvester, options["wait"]) if options["once"] else self._run(harvester, options)
         except (NotElected, HeldBack) as error:
             raise CommandError(str(error), returncode=3 if isinstance(error, NotElected) else 4) from error
         except (OutboxError, ValueError, conf.ConfErrors) as error:
@@ -71,10 +75,10 @@ class Command(BaseCommand):
         if code:
             sys.exit(code)
 
-    def _run(self, harvester: Any) -> int:
+    def _run(self, harvester: Any, options: dict[str, Any]) -> int:
         status = self._status(harvester)
         try:
-            with harvester:
+            with _metrics(harvester, options["metrics_port"]), harvester:
                 while not harvester.wait(1.0):
                     if status:
                         status.show()
@@ -114,6 +118,14 @@ def _settings(options: dict[str, Any]) -> conf.Conf:
     if not given:
         return conf.current()
     return conf.parse({**(getattr(settings, "OUTBOX", None) or {}), **given})
+
+
+def _metrics(harvester: Any, spec: str | None) -> Any:
+    if not spec:
+        return nullcontext()
+    from outbox.contrib.metrics_server import serving
+
+    return serving(harvester, spec)
 
 
 @contextmanager

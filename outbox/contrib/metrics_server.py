@@ -1,0 +1,102 @@
+"""``/metrics``, ``/livez`` and ``/readyz`` of a harvest process, on a port of their own.
+
+Livez: the harvester runs; an outage does not make it fail, because a restart would not end one. Readyz: both servers
+have answered and the process takes part in the election, as owner or standby.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from outbox.contrib.prometheus import Sampler, exposition, registry_of
+from outbox.exceptions import OutboxError
+
+logger = logging.getLogger("outbox.metrics")
+
+_TEXT = "text/plain; charset=utf-8"
+_METRICS = "text/plain; version=0.0.4; charset=utf-8"
+_REQUEST_S = 10
+
+
+def address_of(spec: str) -> tuple[str, int]:
+    """``9090`` or ``127.0.0.1:9090``; without an address it listens on all of them, as monitoring expects."""
+    host, _, port = spec.rpartition(":")
+    if not port.isdecimal() or int(port) > 65_535:
+        raise OutboxError(f"--metrics-port {spec!r} is no port. Pass a number up to 65535, or ADDRESS:PORT.")
+    return host.strip("[]"), int(port)
+
+
+@contextmanager
+def serving(harvester: Any, spec: str) -> Iterator[tuple[str, int]]:
+    """Serve while the block runs; the address with the real port, which matters where 0 was asked for."""
+    sampler = Sampler(harvester)
+    registry = registry_of(harvester, sampler)
+    host, port = address_of(spec)
+    try:
+        server = _Server((host, port), _handler(harvester, registry))
+    except OSError as error:
+        raise OutboxError(
+            f"--metrics-port {spec}: cannot listen there: {error.strerror or error}. Choose another port or address."
+        ) from error
+    address = server.server_address[0], server.server_address[1]
+    thread = threading.Thread(target=server.serve_forever, args=(0.2,), name="outbox-metrics", daemon=True)
+    thread.start()
+    sampler.start()
+    logger.info("metrics_served address=%s port=%d", *address)
+    try:
+        yield str(address[0]), int(address[1])
+    finally:
+        sampler.stop()
+        server.shutdown()
+        server.server_close()
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    block_on_close = False  # a slow reader must not hold up the end
+
+
+def _handler(harvester: Any, registry: Any) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        timeout = _REQUEST_S
+
+        def do_GET(self) -> None:
+            path = self.path.partition("?")[0]
+            if path == "/metrics":
+                self._expose()
+            elif path == "/livez":
+                is_live = harvester.state in ("running", "stopping")
+                self._answer(200 if is_live else 503, f"{harvester.state}\n".encode())
+            elif path == "/readyz":
+                self._answer(200 if harvester.is_ready else 503, b"ready\n" if harvester.is_ready else b"not ready\n")
+            else:
+                self._answer(404, b"/metrics, /livez, /readyz\n")
+
+        do_HEAD = do_GET
+
+        def _expose(self) -> None:
+            try:
+                body = exposition(registry)
+            except Exception as error:
+                self._answer(500, f"{type(error).__name__}: see the log\n".encode())
+                logger.exception("metrics_failed")
+            else:
+                self._answer(200, body, _METRICS)
+
+        def _answer(self, status: int, body: bytes, kind: str = _TEXT) -> None:
+            self.send_response(status)
+            self.send_header("Content-Type", kind)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            if self.command != "HEAD":
+                self.wfile.write(body)
+
+        def log_message(self, format: str, *arguments: Any) -> None:
+            """Requests of a monitoring system are no news."""
+
+    return Handler

@@ -1,0 +1,93 @@
+"""What waits in the table and how far readers of the ledger are behind: for metrics and commands, never for decisions.
+
+Cheap on a table of any size: rows are counted up to a limit, and estimated beyond it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+from psycopg import sql
+
+from outbox.edges import table
+
+COUNT_MAX = 100_000
+# Ids are drawn before create_time's order is settled: the oldest record is among the first few.
+OLDEST_ROWS = 100
+_REQUEST_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Backlog:
+    records: int
+    is_estimate: bool
+    oldest_age_s: float
+    """By the database's clock; 0 when nothing waits."""
+    stashed_total: int
+    """Inserted since the server's statistics began, as PostgreSQL counts: also what was rolled back."""
+
+
+def backlog(connection: psycopg.Connection[Any], name: str) -> Backlog:
+    identifier = table.identifier(name)
+    relation = sql.Literal(identifier.as_string(connection))
+    row = connection.execute(
+        sql.SQL(
+            "/* backlog */ SELECT (SELECT count(*) FROM (SELECT 1 FROM {table} LIMIT %s) AS waiting), "
+            "(SELECT extract(epoch FROM clock_timestamp() - min(create_time))::float8 FROM "
+            "(SELECT create_time FROM {table} ORDER BY id LIMIT %s) AS oldest), "
+            "pg_stat_get_tuples_inserted(to_regclass({relation})), pg_stat_get_live_tuples(to_regclass({relation}))"
+        ).format(table=identifier, relation=relation),
+        [COUNT_MAX + 1, OLDEST_ROWS],
+    ).fetchone()
+    assert row is not None
+    counted, age_s, stashed, live = row
+    is_estimate = counted > COUNT_MAX
+    records = max(COUNT_MAX, live or 0) if is_estimate else counted
+    return Backlog(records, is_estimate, max(0.0, age_s or 0.0), int(stashed or 0))
+
+
+def count_rows(connection: psycopg.Connection[Any], name: str) -> int | None:
+    """Of a small companion table; None where it does not exist."""
+    identifier = table.identifier(name)
+    found = connection.execute("SELECT to_regclass(%s)", [identifier.as_string(connection)]).fetchone()
+    if found is None or found[0] is None:
+        return None
+    row = connection.execute(
+        sql.SQL("/* count */ SELECT count(*) FROM (SELECT 1 FROM {} LIMIT {}) AS r").format(identifier, COUNT_MAX)
+    ).fetchone()
+    return int(row[0]) if row else 0
+
+
+def stable_lag(properties: Mapping[str, Any], topic: str) -> dict[int, int]:
+    """Per partition: how many offsets lie between the last stable one and the end. What stands still above 0 is a
+    transaction that nobody ends, behind which `read_committed` consumers wait."""
+    from confluent_kafka import IsolationLevel, TopicPartition
+    from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]
+
+    settings: dict[str, Any] = {**properties, "logger": _Quiet}
+    admin = AdminClient(settings)
+    found = admin.list_topics(topic, _REQUEST_S).topics.get(topic)
+    if found is None or found.error is not None:
+        return {}
+    latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
+    asked = dict.fromkeys((TopicPartition(topic, number) for number in found.partitions), latest)
+    ends = [
+        {
+            partition.partition: future.result(_REQUEST_S).offset
+            for partition, future in admin.list_offsets(
+                asked, isolation_level=level, request_timeout=_REQUEST_S
+            ).items()
+        }
+        for level in (IsolationLevel.READ_COMMITTED, IsolationLevel.READ_UNCOMMITTED)
+    ]
+    stable, end = ends
+    return {number: max(0, end[number] - stable[number]) for number in stable}
+
+
+class _Quiet:
+    @staticmethod
+    def log(level: int, text: str, *arguments: Any) -> None:
+        """What fails is told by the answers."""

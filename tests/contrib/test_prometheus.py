@@ -1,0 +1,380 @@
+"""Metrics over HTTP from a real harvest process, compared with the truth; dashboard and alerts on a real Prometheus."""
+
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from types import SimpleNamespace
+
+import psycopg
+import pytest
+import yaml
+from prometheus_client.parser import text_string_to_metric_families
+
+from outbox.contrib import metrics_server, prometheus
+from outbox.contrib.metrics_server import address_of, serving
+from outbox.contrib.prometheus import CATALOGUE
+from outbox.exceptions import OutboxError
+from outbox.harvest.measurements import Measurements
+from tests.harvest.processes import Harvest
+from tests.support.databases import ROOT, django, fresh_database
+from tests.support.topics import create_topic
+
+DOCUMENT = ROOT / "docs" / "metrics.md"
+MONITORING = ROOT / "outbox" / "contrib" / "monitoring"
+ROW = re.compile(r"^\| `(?:outbox_\w+|x)` \|.*\|\n", re.MULTILINE)
+NAME = re.compile(r"\boutbox_\w+")
+INSERT = "INSERT INTO outbox (kafka_topic, kafka_key, kafka_value) SELECT %s, %s, v FROM unnest(%s::text[]) AS v"
+CANARY = "canary-4111-1111"
+
+
+def test_the_document_lists_the_catalogue():
+    """When this fails: WRITE_DOCS=1 pytest tests/contrib/test_prometheus.py"""
+    rows = "".join(f"| `{name}` | {kind} | {meaning} |\n" for name, (kind, meaning) in CATALOGUE.items())
+    text = DOCUMENT.read_text()
+    if os.environ.get("WRITE_DOCS"):
+        found = list(ROW.finditer(text))
+        text = text[: found[0].start()] + rows + text[found[-1].end() :]
+        DOCUMENT.write_text(text)
+    assert "".join(found[0] for found in ROW.finditer(text)) == rows
+
+
+def expressions():
+    """Every query of the dashboard and of the alerts."""
+    dashboard = json.loads((MONITORING / "grafana.json").read_text())
+    found = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+    rules = yaml.safe_load((MONITORING / "alerts.yml").read_text())
+    return found, [rule["expr"] for group in rules["groups"] for rule in group["rules"]]
+
+
+def base_name(name):
+    return re.sub(r"_(bucket|sum|count)$", "", name) if name not in CATALOGUE else name
+
+
+def test_dashboard_and_alerts_use_names_that_exist_and_the_dashboard_shows_them_all():
+    shown, alerted = ({base_name(name) for text in texts for name in NAME.findall(text)} for texts in expressions())
+    assert shown <= CATALOGUE.keys()
+    assert alerted <= CATALOGUE.keys()
+    assert CATALOGUE.keys() - shown == {"outbox_info"}  # the variable `job` asks for it
+
+
+def test_every_alert_is_explained_and_says_what_to_do():
+    rules = yaml.safe_load((MONITORING / "alerts.yml").read_text())["groups"][0]["rules"]
+    told = re.findall(r"^\| `(Outbox\w+)` \|", DOCUMENT.read_text(), re.MULTILINE)
+    assert told == [rule["alert"] for rule in rules]
+    assert all(rule["annotations"]["summary"] and rule["annotations"]["action"] for rule in rules)
+
+
+# ---- the server by itself
+
+
+def fake(**more):
+    values = {"state": "running", "is_ready": True, "is_leader": False, "events_dropped": 0, **more}
+    return SimpleNamespace(conf=SimpleNamespace(name="n", delivery="d"), measured=Measurements().read([]), **values)
+
+
+def get(address, path):
+    try:
+        with urllib.request.urlopen(f"http://{address[0]}:{address[1]}{path}", timeout=10) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+def test_probes_follow_the_harvester():
+    harvester = fake(is_ready=False)
+    with serving(harvester, "127.0.0.1:0") as address:
+        assert get(address, "/livez") == (200, "running\n")
+        assert get(address, "/readyz?verbose")[0] == 503
+        harvester.is_ready = True
+        assert get(address, "/readyz") == (200, "ready\n")
+        harvester.state = "stopped"
+        assert get(address, "/livez") == (503, "stopped\n")
+        assert get(address, "/")[0] == 404
+
+
+def test_metrics_that_cannot_be_read_are_an_answer_and_no_end():
+    with serving(SimpleNamespace(state="running", is_leader=False), "127.0.0.1:0") as address:
+        assert get(address, "/metrics") == (500, "AttributeError: see the log\n")
+        assert get(address, "/livez")[0] == 200
+
+
+def test_an_address_that_cannot_be_had_is_named():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(OutboxError, match=f"--metrics-port 127.0.0.1:{port}: cannot listen there: "):
+            serving(fake(), f"127.0.0.1:{port}").__enter__()
+    for spec in ("", "http", "1:2:x", "70000", "-1"):
+        with pytest.raises(OutboxError, match="is no port"):
+            address_of(spec)
+    assert address_of("[::1]:80") == ("::1", 80)
+
+
+def test_a_sample_that_fails_leaves_the_last_one_and_is_told_once(monkeypatch, caplog):
+    def broken(conf):
+        raise psycopg.OperationalError("no connection")
+
+    harvester = SimpleNamespace(is_leader=True, conf=None)
+    sampler = prometheus.Sampler(harvester, 0.001)
+    sampler.sample = before = object()
+    monkeypatch.setattr(prometheus, "take_sample", broken)
+    caplog.set_level("INFO", "outbox")
+    for _ in range(3):
+        sampler._take()
+    assert sampler.sample is before
+    monkeypatch.setattr(prometheus, "take_sample", lambda conf: "new")
+    sampler._take()
+    assert sampler.sample == "new"
+    assert [line.split()[0] for line in caplog.messages] == ["sampling_failed", "sampling_works_again"]
+
+
+def test_who_does_not_own_lane_0_asks_nothing(monkeypatch):
+    monkeypatch.setattr(prometheus, "take_sample", lambda conf: pytest.fail("asked"))
+    sampler = prometheus.Sampler(SimpleNamespace(is_leader=False), 0.001)
+    sampler.sample = "of a former time"
+    sampler.start()
+    deadline = time.monotonic() + 10
+    while sampler.sample is not None:
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    sampler.stop()
+
+
+# ---- a harvest process
+
+
+class Shop:
+    def __init__(self, url, servers, folder):
+        assert django("migrate", "outbox", url=url).returncode == 0
+        self.topic = create_topic(servers, 2, **{"max.message.bytes": "5000"})
+        self.db = psycopg.connect(url, autocommit=True)
+        self.process = Harvest(folder, url, "--metrics-port", "127.0.0.1:0", "--verbosity", "2", OUTBOX_NAME="shop")
+        said = self.process.says(r"metrics_served address=(\S+) port=(\d+)")
+        self.address = said[1], int(said[2])
+
+    def insert(self, key, values):
+        self.db.execute(INSERT, [self.topic, key, values])
+
+    def samples(self):
+        status, text = get(self.address, "/metrics")
+        assert status == 200
+        families = list(text_string_to_metric_families(text))
+        return [sample for family in families for sample in family.samples if sample.name.startswith("outbox_")]
+
+    def wait(self, condition, timeout_s=40):
+        deadline = time.monotonic() + timeout_s
+        while True:
+            found = {(sample.name, *sample.labels.values()): sample.value for sample in self.samples()}
+            if condition({name[0]: value for name, value in found.items() if len(name) == 1}):
+                return found
+            assert time.monotonic() < deadline, (found, self.process.log)
+            time.sleep(0.1)
+
+
+@pytest.fixture(scope="module")
+def shop(postgres, bootstrap_servers, tmp_path_factory):
+    with fresh_database(os.environ["DATABASE_URL"]) as url:
+        made = Shop(url, bootstrap_servers, tmp_path_factory.mktemp("shop"))
+        try:
+            yield made
+        finally:
+            made.process.discard()
+            made.db.close()
+
+
+def test_the_numbers_are_those_of_the_table_and_of_kafka(shop):
+    shop.insert("good", [str(number) for number in range(50)])
+    shop.insert("poison", [CANARY + os.urandom(6000).hex(), "waits"])
+    found = shop.wait(
+        lambda now: (
+            now["outbox_delivered_records_total"] == 50
+            and now.get("outbox_backlog_records") == 2
+            and now["outbox_parked_keys"] == 1
+            and now["outbox_refused_records_total"] >= 1
+        )
+    )
+    assert found["outbox_lane_owned", "0"] == 1
+    assert found["outbox_ready",] == found["outbox_elections_total",] == 1
+    assert found["outbox_batches_total",] == found["outbox_batch_size_records_count",] >= 1
+    assert found["outbox_batch_size_records_sum",] == 50
+    assert found["outbox_commit_duration_seconds_count",] == found["outbox_batches_total",]
+    assert 0 < found["outbox_oldest_record_age_seconds",] < 120
+    assert found["outbox_stashed_records_total",] >= 50
+    assert found["outbox_fences_total",] == found["outbox_ledger_lag_batches",] == 0
+    names = {base_name(sample.name) for sample in shop.samples() if not sample.name.endswith("_created")}
+    assert names == CATALOGUE.keys() - {"outbox_dead_letters"}  # whose table is not there
+    labels = {label for sample in shop.samples() for label in sample.labels}
+    assert labels == {"lane", "le", "version", "name", "delivery"}, "cardinality stays low"
+    assert get(shop.address, "/readyz") == (200, "ready\n")
+    assert "record_held" in shop.process.log
+    for number in range(100):  # one page a second is sampled
+        shop.insert("good", ["later"])
+        now = shop.wait(lambda now, number=number: now["outbox_delivered_records_total"] == 51 + number)
+        if now["outbox_delivery_delay_seconds_count",]:
+            break
+    assert 0 < now["outbox_delivery_delay_seconds_sum",] < 60
+    assert CANARY not in shop.process.log, "no payload in the log"
+
+
+@pytest.fixture(scope="session")
+def binaries(tmp_path_factory):
+    """Folder with prometheus and promtool: of the machine, or unpacked from the distribution's package."""
+    if found := shutil.which("promtool"):
+        return os.path.dirname(found)
+    if os.geteuid() != 0 or not shutil.which("apt-get"):
+        pytest.skip("promtool is not installed, and only root can fetch it with apt-get")
+    folder = tmp_path_factory.mktemp("prometheus")
+    for command in (["apt-get", "download", "prometheus"], ["sh", "-c", "dpkg -x prometheus_*.deb ."]):
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=90, check=False)
+        if done.returncode:
+            pytest.skip(f"promtool cannot be fetched: {done.stderr[-300:]}")
+    return str(folder / "usr" / "bin")
+
+
+SITUATIONS = {
+    "OutboxNobodyHarvests": {'outbox_lane_owned{lane="1"}': "1x30"},
+    "OutboxRecordsWaitLong": {"outbox_oldest_record_age_seconds": "300x30"},
+    "OutboxBacklogGrows": {"outbox_backlog_records": "20000+500x30"},
+    "OutboxServerAway": {"outbox_circuits_open": "1x30"},
+    "OutboxKeysParked": {"outbox_parked_keys": "2x30"},
+    "OutboxDeadLetters": {"outbox_dead_letters": "1x30"},
+    "OutboxLedgerLags": {"outbox_ledger_lag_batches": "50x30"},
+    "OutboxTransactionHangs": {"outbox_lso_lag_offsets": "3x30", "outbox_batches_total": "7x30"},
+    "OutboxFencedOften": {"outbox_fences_total": "0+1x30"},
+    "OutboxNotReady": {"outbox_ready": "0x30"},
+    "OutboxSamplesStale": {"outbox_sample_age_seconds": "100x30"},
+    "OutboxEventsDropped": {"outbox_events_dropped_total": "0+1x30"},
+}
+ALL_IS_WELL = {
+    'outbox_lane_owned{lane="0"}': "1x30",
+    "outbox_oldest_record_age_seconds": "0.1x30",
+    "outbox_backlog_records": "50000-100x30",
+    "outbox_circuits_open": "0x30",
+    "outbox_parked_keys": "0x30",
+    "outbox_dead_letters": "0x30",
+    "outbox_ledger_lag_batches": "1x30",
+    "outbox_lso_lag_offsets": "3x30",
+    "outbox_batches_total": "0+7x30",
+    "outbox_fences_total": "1x30",
+    "outbox_ready": "1x30",
+    "outbox_sample_age_seconds": "4x30",
+    "outbox_events_dropped_total": "5x30",
+}
+
+
+def series(given):
+    """Over those of a healthy application."""
+    merged = {**ALL_IS_WELL, **given}
+    if 'outbox_lane_owned{lane="1"}' in given:
+        del merged['outbox_lane_owned{lane="0"}']
+    for name, values in merged.items():
+        metric, _, labels = name.partition("{")
+        labels = f'job="shop", instance="a"{", " + labels.rstrip("}") if labels else ""}'
+        first = values.partition("x")[0]
+        shown = values if "+" in first or "-" in first[1:] else values.replace("x", "+0x")
+        yield {"series": f"{metric}{{{labels}}}", "values": shown}
+
+
+def test_every_alert_fires_in_its_situation_and_none_when_all_is_well(binaries, tmp_path):
+    shutil.copy(MONITORING / "alerts.yml", tmp_path)
+    assert list(SITUATIONS) == [
+        rule["alert"] for rule in yaml.safe_load((tmp_path / "alerts.yml").read_text())["groups"][0]["rules"]
+    ]
+    # Annotations are compared as well, so each query is asked for its own: firing is ALERTS{alertstate="firing"}.
+    tests = [
+        {
+            "interval": "1m",
+            "input_series": list(series(given)),
+            "promql_expr_test": [
+                {
+                    "expr": 'count by (alertname) (ALERTS{alertstate="firing"})',
+                    "eval_time": "25m",
+                    "exp_samples": [{"labels": f'{{alertname="{name}"}}', "value": 1}] if name else [],
+                }
+            ],
+        }
+        for name, given in [*SITUATIONS.items(), ("", {})]
+    ]
+    (tmp_path / "test.yml").write_text(yaml.safe_dump({"rule_files": ["alerts.yml"], "tests": tests}))
+    for arguments in (["check", "rules", "alerts.yml"], ["test", "rules", "test.yml"]):
+        done = subprocess.run(
+            [f"{binaries}/promtool", *arguments], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_real_prometheus_scrapes_and_answers_every_query(binaries, shop, tmp_path):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    target = f"{shop.address[0]}:{shop.address[1]}"
+    scrape = {"job_name": "shop", "scrape_interval": "1s", "static_configs": [{"targets": [target]}]}
+    config = {"scrape_configs": [scrape], "rule_files": [str(MONITORING / "alerts.yml")]}
+    (tmp_path / "prometheus.yml").write_text(yaml.safe_dump(config))
+    with (tmp_path / "log").open("w") as log:
+        process = subprocess.Popen(
+            [f"{binaries}/prometheus", "--config.file=prometheus.yml", "--storage.tsdb.path=data",
+             f"--web.listen-address=127.0.0.1:{port}"],
+            cwd=tmp_path, stdout=log, stderr=log,
+        )  # fmt: skip
+    try:
+        query(port, 'outbox_lane_owned{job="shop"}', at_least=1)
+        query(port, "count_over_time(outbox_ready[1m]) > 2", at_least=1)
+        dashboard, alerts = expressions()
+        for text in dashboard:
+            text = text.replace("$__rate_interval", "1m").replace("$job", "shop")
+            found = query(port, text)
+            is_always_there = not re.search("dead_letters|stashed|delay|lso_lag|histogram", text)
+            assert found or not is_always_there, text
+        for text in alerts:
+            query(port, text)
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+def query(port, text, at_least=0):
+    deadline = time.monotonic() + 30
+    while True:
+        url = f"http://127.0.0.1:{port}/api/v1/query?{urllib.parse.urlencode({'query': text})}"
+        try:
+            with urllib.request.urlopen(url, timeout=10) as answer:
+                found = json.load(answer)["data"]["result"]
+            if len(found) >= at_least:
+                return found
+        except urllib.error.HTTPError as error:
+            if error.code != 503:  # starting
+                raise AssertionError(f"{text}: {error.read().decode()}") from error
+        except urllib.error.URLError:
+            pass
+        assert time.monotonic() < deadline, text
+        time.sleep(0.2)
+
+
+def test_the_command_names_the_missing_extra(monkeypatch):
+    import builtins
+
+    real = builtins.__import__
+
+    def without(name, *arguments, **named):
+        if name.startswith("prometheus_client"):
+            raise ImportError("no", name="prometheus_client")
+        return real(name, *arguments, **named)
+
+    import importlib
+    import sys
+
+    for module in ("outbox.contrib.prometheus", "outbox.contrib.metrics_server"):
+        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(ImportError, match=r'prometheus_client is not installed.*pip install "outbox\[metrics\]"'):
+        importlib.import_module("outbox.contrib.metrics_server")
+    assert metrics_server is not None
