@@ -173,9 +173,11 @@ def test_without_brokers_a_leader_is_fenced_in_time_and_stops_in_bounded_time(gr
     alone = group(kafka.bootstrap_servers)
     only = alone.join().leads(0)
     kafka.pause()
-    began = time.monotonic()
-    wait_until(lambda: not only.member.may_send(0), 10)
-    assert time.monotonic() - began <= alone.conf.heartbeat_timeout_s + 0.2
+    began = asked = time.monotonic()
+    while only.member.may_send(0):  # the time before asking counts, so that a busy machine shortens what is seen
+        assert asked - began <= alone.conf.heartbeat_timeout_s + 0.2
+        time.sleep(0.01)
+        asked = time.monotonic()
     wait_until(lambda: only.of(neli.LeaderFenced), 5)
     kafka.resume()
     only.leads(0)
