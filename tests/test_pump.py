@@ -158,7 +158,7 @@ def command(migrated_template):
         yield start
 
 
-def read_until(file, text, limit_s=30):
+def read_until(file, text, limit_s=60):
     seen, deadline = "", time.monotonic() + limit_s
     while text not in seen and time.monotonic() < deadline:
         if select.select([file], [], [], 0.1)[0]:

@@ -27,7 +27,7 @@ def producers_to(servers, delivery_timeout_s=20.0, properties=None, **options):
         made.drop()
 
 
-def settle(producers, count, timeout_s=30):
+def settle(producers, count, timeout_s=60):
     def settled():
         producers.wait(0.01)
         producers.poll()

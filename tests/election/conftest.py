@@ -15,7 +15,7 @@ from outbox.election.member import Member
 from outbox.election.topic import LeaderTopic
 
 
-def wait_until(condition, timeout_s=30.0, what="the condition"):
+def wait_until(condition, timeout_s=60.0, what="the condition"):
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, f"{what} was not met within {timeout_s:g} s"

@@ -46,7 +46,7 @@ class Scene:
     def backlog(self):
         return self.query("SELECT count(*) FROM outbox")
 
-    def wait_delivered(self, more=200, timeout_s=30):
+    def wait_delivered(self, more=200, timeout_s=60):
         """Until records have left the table that were not delivered when this was called."""
         begun = self.query("SELECT coalesce(max(id), 0) FROM outbox") + more
         wait_until(

@@ -64,10 +64,10 @@ class Harvester:
         if self.is_running:
             self.process.send_signal(number)
 
-    def wait(self, timeout_s: float = 30) -> int:
+    def wait(self, timeout_s: float = 60) -> int:
         return self.process.wait(timeout_s)
 
-    def stop(self, timeout_s: float = 30) -> int:
+    def stop(self, timeout_s: float = 60) -> int:
         """SIGTERM, and its exit code. Before it has started there is nothing that a signal could drain."""
         wait_until(lambda: "harvester_started" in self.log.read_text() or not self.is_running, timeout_s, "it starts")
         self.send(signal.SIGTERM)

@@ -38,7 +38,7 @@ class Bench:
     def count(self):
         return self.db.execute("SELECT count(*) FROM outbox").fetchone()[0]
 
-    def wait_empty(self, timeout_s=30):
+    def wait_empty(self, timeout_s=60):
         hosts.wait_until(lambda: self.count == 0, timeout_s)
 
     def read(self, topic=None):
@@ -81,4 +81,4 @@ def proxied(postgres, proxied_kafka):
 
 @pytest.fixture
 def wait():
-    return partial(hosts.wait_until, timeout_s=20)
+    return partial(hosts.wait_until, timeout_s=60)

@@ -95,7 +95,7 @@ def finish(host: Host, within_s: float = 10.0) -> None:
     assert host.worker.join(within_s)
 
 
-def wait_until(condition: Callable[[], Any], timeout_s: float = 20.0) -> Any:
+def wait_until(condition: Callable[[], Any], timeout_s: float = 60.0) -> Any:
     give_up_at = time.monotonic() + timeout_s
     while not (found := condition()):
         assert time.monotonic() < give_up_at, "the awaited condition did not come true in time"

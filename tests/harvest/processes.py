@@ -30,7 +30,7 @@ class Harvest:
     def log(self):
         return self.path.read_text()
 
-    def says(self, pattern, timeout_s=30):
+    def says(self, pattern, timeout_s=60):
         """Wait until a line matches; the match."""
         deadline = time.monotonic() + timeout_s
         while True:
@@ -48,7 +48,7 @@ class Harvest:
         self.says("partitions_assigned .*partitions=\\[\\]")
         return self
 
-    def ends(self, code=0, timeout_s=30, send=signal.SIGTERM):
+    def ends(self, code=0, timeout_s=60, send=signal.SIGTERM):
         if send:
             self.process.send_signal(send)
         assert self.process.wait(timeout_s) == code, self.log

@@ -47,7 +47,7 @@ class Shop:
     def count(self):
         return self.db.execute("SELECT count(*) FROM outbox").fetchone()[0]
 
-    def wait_count(self, count, timeout_s=30):
+    def wait_count(self, count, timeout_s=60):
         deadline = time.monotonic() + timeout_s
         while self.count != count:
             assert time.monotonic() < deadline, [p.log for p in self.processes]
@@ -253,7 +253,7 @@ def test_a_terminal_shows_a_status_line(shop):
         [sys.executable, "-m", "django", "harvest"], cwd=ROOT, env=environment, stdout=theirs, stderr=subprocess.DEVNULL
     )
     try:
-        seen, deadline = "", time.monotonic() + 30
+        seen, deadline = "", time.monotonic() + 60
         while not re.search(r"running, lanes 0, delivered [\d,]+, \d+/s, in flight \d+, backlog 0", seen):
             assert time.monotonic() < deadline, seen
             if select.select([ours], [], [], 0.2)[0]:

@@ -39,7 +39,7 @@ from tests.support.topics import create_topic
 SIGNALS = ("leader_acquired", "leader_refreshed", "leader_revoked", "leader_fenced", "meter_read", "record_held")
 
 
-def wait_until(condition, timeout_s=30.0):
+def wait_until(condition, timeout_s=60.0):
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline

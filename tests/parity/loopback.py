@@ -22,7 +22,7 @@ def settings(**changes):
     return parse({**named, **short, **changes})
 
 
-def wait_until(condition, timeout_s=20.0):
+def wait_until(condition, timeout_s=60.0):
     deadline = time.monotonic() + timeout_s
     while not (found := condition()):
         assert time.monotonic() < deadline, "the awaited condition did not come true in time"

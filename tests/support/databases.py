@@ -36,6 +36,6 @@ def django(*arguments: str, url: str, **environment: str) -> "subprocess.Complet
         env={**os.environ, "DJANGO_SETTINGS_MODULE": "tests.settings", "DATABASE_URL": url, **environment},
         capture_output=True,
         text=True,
-        timeout=90,
+        timeout=120,
         check=False,
     )

@@ -26,7 +26,7 @@ class Received:
     time_s: float = 0.0  # when its producer took it
 
 
-def read_topic(servers: str, topic: str, *, committed: bool = True, timeout_s: float = 30) -> list[Received]:
+def read_topic(servers: str, topic: str, *, committed: bool = True, timeout_s: float = 60) -> list[Received]:
     """Everything on the topic up to its present end, per partition in order."""
     consumer = Consumer(
         {

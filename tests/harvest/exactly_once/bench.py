@@ -163,7 +163,7 @@ class Bench:
         row = self.db.execute("SELECT batch FROM outbox_purged WHERE lane = 0").fetchone()
         return row[0] if row else 0
 
-    def wait_empty(self, timeout_s=30):
+    def wait_empty(self, timeout_s=60):
         wait_until(lambda: self.count == 0, timeout_s)
 
     def read(self, topic=None):
