@@ -299,6 +299,9 @@ class OutboxStreamReader(DataSourceStreamReader):
             seen = self._seen
             self._look(connection)
             self._is_offered = self._is_offered and self._last != seen
+        if time.monotonic() - self._beaten_at > _BEAT_S:
+            self._stream.beat(connection, self.owner)
+            self._beaten_at = time.monotonic()
         self._purge(connection)
         if self._is_offered or len(self._unpurged) > 1:
             return
@@ -309,9 +312,6 @@ class OutboxStreamReader(DataSourceStreamReader):
             failpoint("after-mark")
             self._last, self._is_offered = found, True
             self._unpurged.append(found)
-        elif time.monotonic() - self._beaten_at > _BEAT_S:
-            self._stream.beat(connection, self.owner)
-            self._beaten_at = time.monotonic()
 
     def _plan(self, connection: Connection, batch: Batch) -> list[InputPartition]:
         if not self._is_claimed:

@@ -281,7 +281,7 @@ class Stream:
 
     def is_idle(self, connection: Connection) -> bool:
         found = self.state(connection)
-        return found.prior is None and (found.is_purged or not found.is_planned)
+        return found.prior is None and found.is_purged
 
 
 def finish(url: str, table: str = "outbox", timeout_s: float = 60.0) -> bool:

@@ -42,4 +42,11 @@ def make_outbox(url):
                     sql.Identifier(name + suffix), sql.Identifier("outbox" + suffix)
                 )
             )
+        sequence = sql.Identifier(f"{name}_id_seq")
+        connection.execute(sql.SQL("CREATE SEQUENCE {} OWNED BY {}.id").format(sequence, sql.Identifier(name)))
+        connection.execute(
+            sql.SQL("ALTER TABLE {} ALTER id SET DEFAULT nextval({})").format(
+                sql.Identifier(name), sql.Literal(f"{name}_id_seq")
+            )
+        )
     return Outbox(url, name)

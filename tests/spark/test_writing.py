@@ -174,7 +174,7 @@ def test_a_resumed_driver_finds_that_another_has_gone_on(plan, topic, bootstrap_
 
 
 def test_a_topic_that_does_not_exist_is_named_before_anything_is_sent(plan, topic, bootstrap_servers):
-    with pytest.raises(writing.SliceFailed, match="'nowhere'.*Create them"):
+    with pytest.raises(writing.SliceFailed, match=r"'nowhere'.*Create them"):
         write(plan, batch("nowhere", 0, [1]))
 
 

@@ -1,0 +1,380 @@
+"""The streaming side of the source, asked as Spark asks it, on a real PostgreSQL; no JVM."""
+
+import pickle
+from concurrent.futures import ThreadPoolExecutor
+
+import psycopg
+import pytest
+
+from outbox.edges.ways import Claim, OtherWay
+from outbox.spark import stream
+from outbox.spark.source import Options, OutboxSource, OutboxStreamReader, WrongOptions
+from outbox.spark.stream import CheckpointLost, Fenced, RecordsMissing
+
+
+class Query:
+    """What Spark does with a stream, its checkpoint included; `reader` is the process beside the driver."""
+
+    def __init__(self, outbox, **options):
+        self.options = {"url": outbox.url, "table": outbox.table, "maxRecords": "10", "slices": "3", **options}
+        self.offsets, self.committed, self.reader = [], 0, None
+
+    def start(self):
+        """A new driver with the same checkpoint. As Spark does: what was logged and not finished is repeated first."""
+        if self.reader is not None:
+            self.reader._drop()
+        self.reader = pickle.loads(pickle.dumps(OutboxStreamReader(Options.parse(self.options))))
+        self.start_offset = None
+        if self.offsets:
+            self.reader.partitions(self.offsets[-1], self.offsets[-1])
+            if self.committed < len(self.offsets):
+                return self.run()
+        return None
+
+    def plan(self):
+        """Log the next batch; False when there is nothing new."""
+        if not self.offsets and self.start_offset is None:
+            self.start_offset = self.reader.initialOffset()
+        end = self.reader.latestOffset()
+        if end == (self.offsets[-1] if self.offsets else self.start_offset):
+            return False
+        self.offsets.append(end)
+        if len(self.offsets) > 1:
+            self.reader.commit(self.offsets[-2])
+        return True
+
+    def run(self):
+        """Process the batch logged last; its ids."""
+        ids = self.read()
+        self.committed = len(self.offsets)
+        return ids
+
+    def read(self):
+        if len(self.offsets) == 1 and self.start_offset is None:
+            self.start_offset = self.reader.initialOffset()
+        start = self.offsets[-2] if len(self.offsets) > 1 else self.start_offset
+        executor = pickle.loads(pickle.dumps(self.reader))
+        ranges = self.reader.partitions(start, self.offsets[-1])
+        return [id_ for range_ in ranges for found in executor.read(range_) for id_ in found.column("id").to_pylist()]
+
+    def step(self):
+        return self.run() if self.plan() else []
+
+    def drain(self):
+        found = []
+        for _ in range(100):
+            ids = self.step()
+            if not ids:
+                return found
+            found += ids
+        raise AssertionError("never ends")
+
+
+@pytest.fixture
+def query(outbox_table):
+    queries = []
+
+    def make(**options):
+        queries.append(Query(outbox_table, **options))
+        queries[-1].start()
+        return queries[-1]
+
+    yield make
+    for made in queries:
+        made.reader._drop()
+
+
+def test_batches_come_in_order_of_ids_and_are_purged(query, outbox_table):
+    outbox_table.insert("t", 25)
+    running = query()
+    assert running.step() == list(range(1, 11))
+    assert outbox_table.count() == 25
+    assert running.step() == list(range(11, 21))
+    assert outbox_table.count() == 15
+    assert running.step() == list(range(21, 26))
+
+
+def test_an_idle_query_purges_its_last_batch(query, outbox_table):
+    outbox_table.insert("t", 5)
+    running = query()
+    running.step()
+    assert outbox_table.count() == 5
+    assert running.plan() is False
+    assert outbox_table.count() == 0
+
+
+def test_a_batch_is_cut_into_slices(query, outbox_table):
+    outbox_table.insert("t", 10)
+    running = query()
+    running.plan()
+    found = running.reader.partitions(running.start_offset, running.offsets[0])
+    assert [(range_.lowest, range_.highest, range_.count) for range_ in found] == [(1, 4, 4), (5, 8, 4), (9, 10, 2)]
+
+
+def test_values_come_as_they_were_written(query, outbox_table):
+    outbox_table.run(
+        "INSERT INTO {table} (kafka_topic, kafka_key, kafka_value, kafka_value_binary, kafka_header_keys, "
+        "kafka_header_values, create_time) VALUES "
+        "('t', 'ü', 'é', NULL, '{{a,b}}', '{{1,ß}}', '2024-02-03 04:05:06.789'), "
+        "('t', '', NULL, NULL, '{{}}', '{{}}', '1969-01-01'), ('t', '', NULL, '\\x00ff', '{{}}', '{{}}', now())"
+    )
+    running = query(slices="1")
+    running.plan()
+    (range_,) = running.reader.partitions(running.start_offset, running.offsets[0])
+    rows = [row for found in running.reader.read(range_) for row in found.to_pylist()]
+    assert [(row["key"], row["value"]) for row in rows] == [("ü", "é".encode()), ("", None), ("", b"\x00\xff")]
+    headers = [{"key": "a", "value": b"1"}, {"key": "b", "value": "ß".encode()}]
+    assert [row["headers"] for row in rows] == [headers, None, None]
+    times = outbox_table.run("SELECT create_time FROM {table} ORDER BY id")
+    assert [row["create_time"].to_pydatetime() if hasattr(row["create_time"], "to_pydatetime") else row["create_time"]
+            for row in rows] == [row[0] for row in times]  # fmt: skip
+
+
+def test_a_record_that_commits_late_joins_a_later_batch(query, outbox_table):
+    with psycopg.connect(outbox_table.url) as late:
+        late.execute(
+            f"INSERT INTO {outbox_table.table} (kafka_topic, kafka_key, kafka_value) VALUES ('t', 'k', 'late')"
+        )
+        outbox_table.insert("t", 3)
+        running = query()
+        assert running.step() == [2, 3, 4]
+        late.commit()
+    assert running.step() == [1]
+
+
+@pytest.mark.parametrize("stage", ["after the mark", "after the log", "after the read", "after the commit"])
+def test_a_driver_that_dies_loses_and_doubles_nothing(query, outbox_table, stage):
+    """Delivered is what a committed batch held, or one that is recognised at its replay: the same rows."""
+    outbox_table.insert("t", 25)
+    running = query()
+    delivered = [running.step()]
+    if stage == "after the mark":
+        running.reader.latestOffset()
+    else:
+        running.plan()
+        if stage != "after the log":
+            delivered.append(running.read())
+        if stage == "after the commit":
+            running.committed = len(running.offsets)
+    replayed = running.start()
+    if stage == "after the read":
+        assert replayed == delivered[-1]
+    elif replayed:
+        delivered.append(replayed)
+    rest = running.drain()
+    assert [id_ for ids in delivered for id_ in ids] + rest == list(range(1, 26))
+    assert outbox_table.count() == 0
+
+
+def test_a_driver_that_dies_before_its_first_batch_was_planned_needs_no_operator(query, outbox_table):
+    outbox_table.insert("t", 5)
+    query().reader.latestOffset()
+    anew = query()
+    assert anew.drain() == [1, 2, 3, 4, 5]
+
+
+def test_available_now_asks_before_it_repeats(query, outbox_table):
+    """That trigger wants the latest offset once, first of all, then repeats the unfinished batch."""
+    outbox_table.insert("t", 15)
+    running = query()
+    running.plan()
+    unfinished = running.read()
+    running.reader._drop()
+    reader = running.reader = OutboxStreamReader(Options.parse(running.options))
+    latest = reader.latestOffset()
+    assert outbox_table.count() == 15
+    reader.partitions(running.offsets[-1], running.offsets[-1])
+    assert running.run() == unfinished == list(range(1, 11))
+    running.offsets.append(latest)
+    reader.commit(running.offsets[-2])
+    assert running.run() == list(range(11, 16))
+    assert outbox_table.count() == 5
+    running.start()
+    assert running.plan() is running.plan() is False
+    assert outbox_table.count() == 0
+
+
+def test_a_finished_batch_is_purged_after_a_restart_into_idleness(query, outbox_table):
+    outbox_table.insert("t", 5)
+    running = query()
+    running.step()
+    running.start()
+    assert running.plan() is running.plan() is False
+    assert outbox_table.count() == 0
+
+
+def test_marks_of_others_are_taken_over(query, outbox_table):
+    outbox_table.insert("t", 5)
+    outbox_table.run("UPDATE {table} SET leader_id = gen_random_uuid() WHERE id < 4")
+    assert query().drain() == [1, 2, 3, 4, 5]
+
+
+def test_a_resumed_driver_marks_plans_and_purges_nothing(query, outbox_table):
+    outbox_table.insert("t", 25)
+    paused = query()
+    paused.step()
+    paused.plan()
+    successor = Query(outbox_table)
+    successor.offsets, successor.committed = [*paused.offsets], paused.committed
+    assert successor.start() == list(range(11, 21))
+    count = outbox_table.count()
+    with pytest.raises(Fenced, match="Another driver has taken over"):
+        paused.read()
+    paused.reader._unpurged = [stream.Batch.of(paused.offsets[-1])]
+    paused.reader._finished = 99
+    with pytest.raises(Fenced):
+        paused.reader.latestOffset()
+    paused.reader._beaten_at = float("-inf")
+    with pytest.raises(Fenced):
+        paused.reader.latestOffset()
+    assert outbox_table.count() == count
+    assert successor.drain() == list(range(21, 26))
+    successor.reader._drop()
+
+
+def test_without_the_comparison_a_resumed_driver_would_mark(query, outbox_table):
+    """For comparison: the same mark with the owner of the successor takes what is not its own."""
+    outbox_table.insert("t", 5)
+    paused = query()
+    paused.reader.initialOffset()
+    successor = query()
+    successor.reader.initialOffset()
+    paused.reader.owner = successor.reader.owner
+    assert paused.reader.latestOffset()["count"] == 5
+
+
+def test_a_lost_checkpoint_is_refused_while_records_may_be_delivered(query, outbox_table):
+    outbox_table.insert("t", 5)
+    query().step()
+    with pytest.raises(CheckpointLost, match=r'5 records of batch 1 .*resend="true"'):
+        query().plan()
+    assert query(resend="true").drain() == [1, 2, 3, 4, 5]
+    assert outbox_table.count() == 0
+
+
+def test_a_new_checkpoint_is_welcome_when_everything_is_purged(query, outbox_table):
+    outbox_table.insert("t", 5)
+    query().drain()
+    outbox_table.insert("t", 2)
+    assert query().drain() == [6, 7]
+
+
+def test_an_old_copy_of_the_checkpoint_is_refused(query, outbox_table):
+    outbox_table.insert("t", 30)
+    running = query()
+    running.step()
+    old = [*running.offsets]
+    running.step()
+    running.step()
+    running.offsets, running.committed = old, 1
+    with pytest.raises(CheckpointLost, match="one of them is not the newest copy"):
+        running.start()
+
+
+def test_records_that_vanish_are_noticed(query, outbox_table):
+    outbox_table.insert("t", 5)
+    running = query()
+    running.plan()
+    outbox_table.run("DELETE FROM {table} WHERE id = 3")
+    with pytest.raises(RecordsMissing, match="marked with 5 records, and 4 are still there"):
+        running.read()
+
+
+def test_records_that_vanish_while_they_are_read_are_noticed(query, outbox_table):
+    outbox_table.insert("t", 5)
+    running = query(slices="1")
+    running.plan()
+    (range_,) = running.reader.partitions(running.start_offset, running.offsets[0])
+    outbox_table.run("UPDATE {table} SET leader_id = NULL WHERE id = 3")
+    with pytest.raises(RecordsMissing):
+        list(running.reader.read(range_))
+
+
+def test_a_lost_connection_is_survived_at_every_question(query, outbox_table):
+    outbox_table.insert("t", 15)
+    running = query()
+
+    def cut():
+        outbox_table.run(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'outbox spark' "
+            "AND datname = current_database()"
+        )
+
+    found = []
+    for _ in range(4):
+        cut()
+        running.plan() or running.plan()
+        cut()
+        if len(running.offsets) > running.committed:
+            found += running.run()
+    assert found == list(range(1, 16))
+    cut()
+    running.plan()
+    running.plan()
+    assert outbox_table.count() == 0
+
+
+def test_an_answer_that_was_lost_does_not_lose_the_mark(query, outbox_table):
+    outbox_table.insert("t", 15)
+    running = query()
+    running.reader.initialOffset()
+    mark = running.reader._stream.mark
+
+    def mark_and_lose(*given):
+        mark(*given)
+        running.reader._stream.mark = mark
+        raise psycopg.OperationalError("the answer was lost")
+
+    running.reader._stream.mark = mark_and_lose
+    assert running.plan() is False
+    assert running.drain() == list(range(1, 16))
+
+
+def test_another_way_is_refused_while_the_query_runs_and_while_a_batch_is_not_purged(query, outbox_table):
+    outbox_table.insert("t", 5)
+    running = query()
+    running.step()
+    with psycopg.connect(outbox_table.url, autocommit=True) as connection:
+        other = Claim(outbox_table.table, "exactly-once", "somebody", 0.0)
+        running.reader.stop()
+        with pytest.raises(OtherWay):
+            other.take(connection)
+        running.start()
+        running.drain()
+        running.plan()
+        running.reader.stop()
+        assert other.take(connection)
+        Claim(outbox_table.table, "exactly-once", "somebody", 30.0).take(connection)
+        with pytest.raises(OtherWay):
+            query().plan()
+
+
+def test_finish_waits_for_the_batch_under_way_and_for_its_purge(query, outbox_table):
+    outbox_table.insert("t", 15)
+    running = query()
+    running.plan()
+    assert stream.finish(outbox_table.url, outbox_table.table, timeout_s=0.2) is False
+    with ThreadPoolExecutor(1) as pool:
+        finished = pool.submit(stream.finish, outbox_table.url, outbox_table.table, 30)
+        assert running.run() == list(range(1, 11))
+        while not finished.done():
+            assert running.plan() is False
+        assert finished.result() is True
+    assert outbox_table.count() == 5
+    running.start()
+    assert running.drain() == list(range(11, 16))
+
+
+def test_options_are_checked_all_at_once():
+    with pytest.raises(WrongOptions) as error:
+        OutboxSource({"Table": "o", "slices": "0", "maxrecords": "many", "resend": "yes", "color": "red"}).schema()
+    for part in ("color: unknown", "slices='0'", "maxrecords='many'", "resend='yes': give \"true\"", "url: missing"):
+        assert part in str(error.value)
+
+
+def test_tables_that_are_not_there_are_named(outbox_table):
+    outbox_table.run("DROP TABLE {spark}")
+    reader = OutboxStreamReader(Options(outbox_table.url, outbox_table.table))
+    with pytest.raises(stream.WrongTable, match=f"{outbox_table.table}_spark.*migrate"):
+        reader.initialOffset()
+    reader._drop()
