@@ -4,6 +4,7 @@ prevents, else the test of the guard shows nothing."""
 import threading
 import time
 from contextlib import contextmanager
+from dataclasses import replace
 from uuid import uuid4
 
 import psycopg
@@ -147,13 +148,13 @@ def exclude(monkeypatch, *, after_the_read):
         of_rounds.append(self)
         init(self, *arguments)
 
-    def filtered(self, connection, look, lanes, excluded, limit):
-        page = read(self, connection, look, lanes, (), 100_000)
+    def filtered(self, connection, look, lanes, excluded, limit, *rest):
+        page = read(self, connection, look, lanes, (), 100_000, *rest)
         if after_the_read:
             time.sleep(0.03)  # a purge that was under way finishes
             excluded = {id_ for batch in list(of_rounds[-1]._flights._batches) for id_ in batch.ids}
-        page.rows[:] = [row for row in page.rows if row[0] not in set(excluded)][:limit]
-        return page
+        rows = [row for row in page.rows if row[0] not in set(excluded)]
+        return replace(page, rows=rows[:limit], is_full=len(rows) > limit)
 
     monkeypatch.setattr(exactly_once_rounds.Rounds, "__init__", remember)
     monkeypatch.setattr(Reader, "read", filtered)

@@ -319,6 +319,7 @@ def test_a_poll_walks_no_dead_rows_whatever_pins_them(bench):
 
 def blocks(connection, reader, look):
     """Those of the table and its index that one read touches."""
-    explain = "EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) " + reader._forms[False, False]
-    (plan,) = connection.execute(explain, {"look": look, "lanes": [0], "limit": 500}).fetchone()[0]
+    example = reader.examples()[0]
+    explain = "EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) " + example.text
+    (plan,) = connection.execute(explain, {**example.given, "look": look}).fetchone()[0]
     return plan["Plan"]["Shared Hit Blocks"] + plan["Plan"]["Shared Read Blocks"]
