@@ -1,0 +1,95 @@
+"""Least-privilege roles as SQL: who stashes, who harvests, who looks. `manage.py outbox_roles` prints it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from psycopg import sql
+
+COMPANIONS = ("state", "purged", "lane", "spark")
+"""Suffixes of the tables that belong to the harvester alone."""
+
+HELP: Mapping[str, str] = {
+    "writer": "stashes: inserts records and learns their ids; sees no record, also not its own, and changes none",
+    "harvester": "moves records: reads, marks and deletes them and keeps its own tables; writes no record",
+    "reader": "looks: reads records and the harvester's tables, as the admin and the metrics do; changes nothing",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Relations:
+    """What there is in the database."""
+
+    schema: str
+    table: str
+    sequence: str
+    """Qualified and quoted, as PostgreSQL says it."""
+    companions: tuple[str, ...]
+
+
+def statements(found: Relations, names: Mapping[str, str]) -> list[tuple[str, sql.Composed]]:
+    """(comment, statement): run again they set what a role may do on these tables to exactly this. `names` are the
+    roles' by what they are for; one that is absent is left out."""
+    result = []
+    for purpose in HELP:
+        if purpose in names:
+            result += _role(found, purpose, names[purpose])
+    return result
+
+
+def _role(found: Relations, purpose: str, name: str) -> list[tuple[str, sql.Composed]]:
+    role, schema = sql.Identifier(name), sql.Identifier(found.schema)
+    tables = [sql.Identifier(found.schema, table) for table in (found.table, *found.companions)]
+    parts = {
+        "role": role,
+        "literal": sql.Literal(name),
+        "schema": schema,
+        "table": tables[0],
+        "tables": sql.SQL(", ").join(tables),
+        "companions": sql.SQL(", ").join(tables[1:]),
+        "sequence": sql.SQL(found.sequence),
+    }
+    texts = [
+        f"DO {_CREATE}".replace("$$", _fence(name)),
+        "GRANT USAGE ON SCHEMA {schema} TO {role}",
+        "REVOKE ALL ON {tables} FROM {role}",
+        "REVOKE ALL ON SEQUENCE {sequence} FROM {role}",
+        *_GRANTS[purpose],
+    ]
+    if not found.companions:
+        texts = [text for text in texts if "{companions}" not in text]
+    composed = [sql.SQL(text).format(**parts) for text in texts]
+    return [(f"{purpose} {HELP[purpose]}" if not at else "", statement) for at, statement in enumerate(composed)]
+
+
+_CREATE = (
+    "$$ BEGIN IF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = {literal}) THEN CREATE ROLE {role} NOLOGIN; "
+    "END IF; END $$"
+)
+
+
+def _fence(name: str) -> str:
+    """A dollar quote that the role's name does not end."""
+    tag = "role"
+    while f"${tag}$" in name:
+        tag += "_"
+    return f"${tag}$"
+
+
+_GRANTS: Mapping[str, tuple[str, ...]] = {
+    "writer": (
+        "GRANT INSERT, SELECT (id) ON {table} TO {role}",
+        "GRANT USAGE ON SEQUENCE {sequence} TO {role}",
+    ),
+    # The value of leader_id is the mark of at-least-once delivery and of Spark.
+    "harvester": (
+        "GRANT SELECT, DELETE, UPDATE (leader_id) ON {table} TO {role}",
+        "GRANT SELECT ON SEQUENCE {sequence} TO {role}",
+        "GRANT SELECT, INSERT, UPDATE, DELETE ON {companions} TO {role}",
+    ),
+    "reader": (
+        "GRANT SELECT ON {tables} TO {role}",
+        "GRANT SELECT ON SEQUENCE {sequence} TO {role}",
+    ),
+}

@@ -1,0 +1,177 @@
+"""Roles with the fewest rights: each can do its work, tried as that role, and nothing else."""
+
+import os
+from contextlib import contextmanager
+from io import StringIO
+from urllib.parse import urlsplit, urlunsplit
+
+import psycopg
+import pytest
+from django.core.management import CommandError, call_command
+from django.db import connection, transaction
+from django.db.utils import ProgrammingError
+
+import outbox
+from outbox import roles
+from tests.harvest import hosts
+from tests.harvest.exactly_once.conftest import bench  # noqa: F401
+
+PURPOSES = tuple(roles.HELP)
+
+
+def names():
+    return {purpose: f"out{purpose}_{os.getpid()}" for purpose in PURPOSES}
+
+
+def as_role(role, statement, *arguments):
+    """Run one statement as the role, within the test's transaction."""
+    with transaction.atomic(), connection.cursor() as cursor:
+        cursor.execute(f'SET LOCAL ROLE "{role}"')
+        cursor.execute(statement, arguments)
+        found = cursor.fetchall() if cursor.description else None
+        cursor.execute("RESET ROLE")
+    return found
+
+
+@pytest.fixture
+def made(db):
+    """The roles, in the database of the tests, until the test is rolled back."""
+    given, out = names(), StringIO()
+    call_command("outbox_roles", stdout=out, **given)
+    with connection.cursor() as cursor:
+        cursor.execute(out.getvalue())
+        cursor.execute(out.getvalue())  # twice is as good as once
+    return given
+
+
+@contextmanager
+def being(role):
+    with connection.cursor() as cursor:
+        cursor.execute(f'SET LOCAL ROLE "{role}"')
+    yield
+    with connection.cursor() as cursor:
+        cursor.execute("RESET ROLE")
+
+
+def test_a_writer_stashes_in_every_way(made):
+    many = [outbox.Message("t", "v", key=str(number)) for number in range(400)]
+    with being(made["writer"]):
+        outbox.stash("t", {"a": 1}, key="k")
+        outbox.stash("t", "v", key="k", ordered=True)
+        assert len(outbox.stash_many(many[:2])) == 2
+        assert len(outbox.stash_many(many)) == 400  # by COPY
+        assert len(outbox.stash_many(many, ordered=True)) == 400
+
+
+FORBIDDEN = {
+    "writer": [
+        "SELECT kafka_value FROM outbox",
+        "SELECT kafka_key FROM outbox",
+        "UPDATE outbox SET kafka_value = ''",
+        "UPDATE outbox SET leader_id = NULL",
+        "DELETE FROM outbox",
+        "TRUNCATE outbox",
+        "SELECT * FROM outbox_state",
+        "INSERT INTO outbox_purged (lane, batch) VALUES (7, 7)",
+        "SELECT setval('outbox_id_seq', 1)",
+    ],
+    "harvester": [
+        "INSERT INTO outbox (kafka_topic, kafka_key) VALUES ('t', '')",
+        "UPDATE outbox SET kafka_value = ''",
+        "UPDATE outbox SET kafka_topic = ''",
+        "TRUNCATE outbox",
+        "DROP TABLE outbox_lane",
+        "SELECT setval('outbox_id_seq', 1)",
+        "SELECT nextval('outbox_id_seq')",
+    ],
+    "reader": [
+        "INSERT INTO outbox (kafka_topic, kafka_key) VALUES ('t', '')",
+        "UPDATE outbox SET leader_id = NULL",
+        "DELETE FROM outbox",
+        "DELETE FROM outbox_purged",
+        "UPDATE outbox_state SET lanes = 2",
+        "SELECT nextval('outbox_id_seq')",
+    ],
+}
+
+
+@pytest.mark.parametrize("purpose", PURPOSES)
+def test_nobody_can_do_more(made, purpose):
+    for statement in FORBIDDEN[purpose]:
+        with pytest.raises(ProgrammingError, match=r"permission denied|must be owner"):
+            as_role(made[purpose], statement)
+
+
+def test_a_reader_sees_what_the_admin_and_the_metrics_show(made):
+    outbox.stash("t", "v", key="k")
+    assert as_role(made["reader"], "SELECT kafka_key, kafka_value FROM outbox") == [("k", "v")]
+    for suffix in roles.COMPANIONS:
+        as_role(made["reader"], f"SELECT * FROM outbox_{suffix}")
+    as_role(made["reader"], "SELECT last_value FROM outbox_id_seq")
+
+
+def test_rights_given_by_hand_are_taken_back(made):
+    with connection.cursor() as cursor:
+        cursor.execute(f"GRANT ALL ON outbox, outbox_purged TO {made['writer']}")
+    as_role(made["writer"], "SELECT kafka_value FROM outbox")
+    out = StringIO()
+    call_command("outbox_roles", stdout=out, writer=made["writer"])
+    assert made["reader"] not in out.getvalue()
+    with connection.cursor() as cursor:
+        cursor.execute(out.getvalue())
+    with pytest.raises(ProgrammingError, match="permission denied"):
+        as_role(made["writer"], "SELECT kafka_value FROM outbox")
+
+
+def test_every_identifier_is_quoted():
+    evil = 'a"; DROP TABLE x; --'
+    found = roles.Relations(evil, evil, '"s"."q"', (evil,))
+    for _, statement in roles.statements(found, dict.fromkeys(PURPOSES, evil)):
+        text = statement.as_string().replace('"a""; DROP TABLE x; --"', "").replace("'a\"; DROP TABLE x; --'", "")
+        assert "DROP" not in text, text
+    found = roles.Relations("public", "outbox", "public.outbox_id_seq", ())
+    _, create = roles.statements(found, {"reader": "a$role$b"})[0]
+    assert create.as_string().startswith("DO $role_$ BEGIN ")
+    assert create.as_string().endswith(" END $role_$")
+
+
+def test_a_missing_table_is_named(db, settings):
+    settings.OUTBOX = {**settings.OUTBOX, "TABLE": "not_there"}
+    with pytest.raises(CommandError, match=r"'not_there' does not exist on the alias 'default'.*Run: python manage.py"):
+        call_command("outbox_roles")
+
+
+@pytest.fixture
+def login(bench):  # noqa: F811
+    """The URL of the bench's database for a user who may harvest and nothing else."""
+    role, user = f"harvester_{os.getpid()}", f"user_{os.getpid()}"
+    found = roles.Relations(
+        "public", "outbox", "public.outbox_id_seq", ("outbox_state", "outbox_purged", "outbox_lane")
+    )
+    for _, statement in roles.statements(found, {"harvester": role}):
+        bench.db.execute(statement)
+    bench.db.execute(f"CREATE ROLE {user} LOGIN PASSWORD 'secret' IN ROLE {role}")
+    parts = urlsplit(bench.url)
+    yield urlunsplit(parts._replace(netloc=f"{user}:secret@{parts.hostname}:{parts.port}"))
+    bench.db.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = %s", [user])
+    for name in (user, role):
+        bench.db.execute(f"DROP OWNED BY {name}")
+        bench.db.execute(f"DROP ROLE {name}")
+
+
+def test_a_harvester_delivers_in_both_ways_and_takes_over(bench, login):  # noqa: F811
+    with psycopg.connect(login) as connected, pytest.raises(psycopg.errors.InsufficientPrivilege):
+        connected.execute("INSERT INTO outbox (kafka_topic, kafka_key) VALUES ('t', '')")
+    for _ in range(2):
+        bench.stash(["a", "b"] * 50)
+        with bench.working(url=login) as host:
+            bench.wait_empty()
+            assert host.errors == []
+            hosts.finish(host)
+    bench.stash(["a", "b"] * 50)
+    conf = hosts.settings(BOOTSTRAP_SERVERS=bench.servers, NAME=bench.name)
+    with hosts.working(conf, connect=hosts.connector(login)) as host:
+        bench.wait_empty()
+        assert host.errors == []
+        hosts.finish(host)
+    bench.check()
