@@ -1,18 +1,20 @@
 """An operator settles a stopped lane: both sides are shown, rows that were sent go or stay, the lane goes on."""
 
 import json
+import re
 import uuid
 from collections import Counter
 
 import pytest
 
-from outbox.core.resolution import Decision
+from outbox.core.resolution import UNREADABLE, Decision
+from outbox.core.verdict import Why
 from outbox.harvest.resolve import NotResolved, Resolver
 from tests.harvest.exactly_once.bench import finish, stopped, wait_until
 from tests.harvest.exactly_once.test_daemon import harvester
 from tests.harvest.exactly_once.test_kills import wait_killed
 from tests.harvest.exactly_once.test_lanes import working_lanes
-from tests.support.databases import django
+from tests.support.databases import ROOT, django
 
 PURGE_SENT, RESEND = Decision(purge_sent=True), Decision(resend=True)
 
@@ -272,3 +274,8 @@ def test_what_does_not_fit_is_refused(bench):
         done = command(bench, *arguments)
         assert (done.returncode, text in done.stderr) == (1, True), done.stderr
     assert bench.purged == 99
+
+
+def test_every_reason_is_explained_to_operators():
+    text = (ROOT / "docs" / "resolve.md").read_text()
+    assert set(re.findall("^### (.*)$", text, re.MULTILINE)) == {*(why.value for why in Why), UNREADABLE}
