@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from outbox.edges.kafka import PRODUCER_DEFAULTS, require_bootstrap
+from outbox.edges.reader import columns
 from outbox.exceptions import OutboxError, missing_extra
 
 if TYPE_CHECKING:
@@ -171,7 +172,7 @@ class TransactionalProducer:
         index = 0
         while True:
             try:
-                for id_, topic, key, value, names, texts, binary in rows[index:] if index else rows:
+                for id_, topic, key, value, names, texts, binary in columns(rows[index:] if index else rows):
                     headers: list[tuple[str, Any]] | None = [(header, b"%d" % id_)] if header else None
                     if names:
                         headers = _paired(names, texts) + (headers or [])
@@ -310,7 +311,10 @@ def initialised(
         try:
             if _initialise(producer, min(give_up_at, time.monotonic() + patience_s), may_go_on):
                 return producer
-            last = "the broker is busy with the transaction of an older owner, or does not answer"
+            last = (
+                "the broker is busy with the transaction of an older owner, does not answer, or cannot replicate its "
+                "transaction log (transaction.state.log.replication.factor, transaction.state.log.min.isr)"
+            )
         except (KafkaException, SystemError) as error:
             found = kafka_error(error)
             last = found.str() if found is not None else str(error)

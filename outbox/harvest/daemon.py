@@ -199,7 +199,12 @@ class Harvester:
             return None
         self._clients = self._clients or Clients(conf)
         with closing(LeaderTopic(self._clients, conf, self._stopping)) as topic:
-            return until_reachable(topic.prepare, self._stopping, self._logger, **retry)
+            partitions = until_reachable(topic.prepare, self._stopping, self._logger, **retry)
+        if partitions is None or not until_reachable(
+            lambda: starting.look_at_brokers(conf), self._stopping, self._logger, **retry
+        ):
+            return None
+        return partitions
 
     def _elect(self, partitions: int) -> None:
         assert self._clients is not None

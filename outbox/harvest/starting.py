@@ -1,15 +1,19 @@
-"""What a harvester asks PostgreSQL before it joins the election: is the table the right one, and may it have it."""
+"""What a harvester asks its servers before it joins the election: is the table the right one, and may it have it?"""
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import Any
 
 from outbox.conf import EXACTLY_ONCE, Conf
 from outbox.edges import companions, overview, plans, table
 from outbox.edges.companions import Companions
+from outbox.edges.ledger_topic import LedgerUnreachable
 from outbox.edges.marks import COLUMNS
 from outbox.edges.reader import Reader
+from outbox.edges.transaction_log import TransactionLog
 from outbox.edges.ways import Claim
+from outbox.election.errors import KafkaUnreachable
 
 
 def look(conf: Conf, owner: str) -> None:
@@ -22,6 +26,17 @@ def look(conf: Conf, owner: str) -> None:
         if is_exact:
             _look_at_plans(conf, connection)
         Claim(conf.table, conf.delivery, owner, conf.session_timeout_s).take(connection, lanes=conf.lanes, quietly=True)
+
+
+def look_at_brokers(conf: Conf) -> bool:
+    """Raises why the brokers cannot have what the delivery needs of them."""
+    if conf.delivery == EXACTLY_ONCE:
+        with closing(TransactionLog(conf.client_properties)) as log:
+            try:
+                log.check()
+            except LedgerUnreachable as error:
+                raise KafkaUnreachable(str(error)) from error
+    return True
 
 
 def _look_at_plans(conf: Conf, connection: Any) -> None:

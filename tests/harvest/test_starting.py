@@ -1,0 +1,190 @@
+"""What the servers do not allow is one error at the start, with its remedy: rights, transactions, an index."""
+
+import os
+import uuid
+
+import pytest
+from confluent_kafka.admin import (
+    AclBinding,
+    AclOperation,
+    AclPermissionType,
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    ResourcePatternType,
+    ResourceType,
+)
+
+from outbox.conf import AT_LEAST_ONCE, EXACTLY_ONCE
+from outbox.devstack import Kafka
+from outbox.edges.plans import WholeTableRead
+from outbox.edges.transaction_log import TOPIC, TransactionLog
+from outbox.edges.transactions import TransactionsRefused
+from outbox.exceptions import OutboxError
+from outbox.harvest import Harvester
+from tests.harvest.exactly_once.bench import Bench
+from tests.support.databases import fresh_database
+from tests.support.topics import create_topic
+
+USER, PASSWORD = "harvester", "for-tests-only"
+GUARDED = {
+    "listener.security.protocol.map": "CLIENT:SASL_PLAINTEXT,INTERNAL:PLAINTEXT,CONTROLLER:PLAINTEXT",
+    "sasl.enabled.mechanisms": "PLAIN",
+    "listener.name.client.plain.sasl.jaas.config": (
+        f'org.apache.kafka.common.security.plain.PlainLoginModule required user_{USER}="{PASSWORD}";'
+    ),
+    "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+    "super.users": "User:ANONYMOUS",  # the listeners without a password
+}
+LOGIN = {
+    "security.protocol": "SASL_PLAINTEXT",
+    "sasl.mechanism": "PLAIN",
+    "sasl.username": USER,
+    "sasl.password": PASSWORD,
+}
+
+
+@pytest.fixture(scope="module")
+def guarded():
+    """A broker that asks what a user may do."""
+    with Kafka(properties=GUARDED) as cluster:
+        cluster.inside = f"127.0.0.1:{int(cluster.brokers[0].internal_port)}"
+        yield cluster
+
+
+@pytest.fixture
+def bench(postgres, bootstrap_servers):
+    with fresh_database(os.environ["DATABASE_URL"]) as url:
+        made = Bench(url, bootstrap_servers)
+        yield made
+        made.db.close()
+
+
+@pytest.fixture
+def guarded_bench(postgres, guarded):
+    with fresh_database(os.environ["DATABASE_URL"]) as url:
+        made = Bench(url, guarded.inside)
+        made.outside, made.admin = guarded.bootstrap_servers, AdminClient({"bootstrap.servers": guarded.inside})
+        yield made
+        made.db.close()
+
+
+def allow(bench, kind, name, *operations):
+    acls = [
+        AclBinding(kind, name, ResourcePatternType.LITERAL, f"User:{USER}", "*", operation, AclPermissionType.ALLOW)
+        for operation in operations
+    ]
+    for future in bench.admin.create_acls(acls).values():
+        future.result(20)
+
+
+def allow_all_but_transactions(bench):
+    read, write, describe, create = (
+        AclOperation.READ, AclOperation.WRITE, AclOperation.DESCRIBE, AclOperation.CREATE,
+    )  # fmt: skip
+    for topic in (f"{bench.name}.neli", f"{bench.name}.ledger", bench.topic):
+        allow(bench, ResourceType.TOPIC, topic, read, write, describe, create)
+    allow(bench, ResourceType.GROUP, bench.name, read)
+
+
+def harvester(bench, servers=None, **given):
+    conf = bench.conf(servers, HEARTBEAT_TIMEOUT=2, SESSION_TIMEOUT=6, **given)
+    return Harvester(conf, fail_fast=True)
+
+
+@pytest.fixture(autouse=True)
+def parameters(request, monkeypatch):
+    """The harvester's database is that of the test's bench."""
+    for name in ("bench", "guarded_bench"):
+        if name in request.fixturenames:
+            url = request.getfixturevalue(name).url
+            monkeypatch.setattr("outbox.edges.table.parameters", lambda alias, url=url: {"conninfo": url})
+
+
+def error_of(made):
+    with pytest.raises(OutboxError) as caught:
+        made.start().wait(60)
+    return caught.value
+
+
+def test_a_table_without_an_index_is_refused(bench):
+    bench.db.execute("ALTER TABLE outbox DROP CONSTRAINT outbox_pkey")
+    assert isinstance(error_of(harvester(bench)), WholeTableRead)
+
+
+@pytest.mark.parametrize(
+    ("missing", "told"),
+    [
+        ("DROP TABLE outbox_lane", "Run: python manage.py migrate outbox"),
+        ("ALTER TABLE outbox DROP kafka_value_binary", "lacks the columns kafka_value_binary"),
+    ],
+)
+def test_tables_that_are_not_migrated_are_named(bench, missing, told):
+    bench.db.execute(missing)
+    assert told in str(error_of(harvester(bench)))
+
+
+def test_rights_are_named_one_after_another_and_transactions_need_no_more_than_documented(guarded_bench):
+    bench = guarded_bench
+    create_topic(bench.servers, 1, f"{bench.name}.neli")
+    allow(bench, ResourceType.TOPIC, f"{bench.name}.neli", *(
+        AclOperation.READ, AclOperation.WRITE, AclOperation.DESCRIBE,
+    ))  # fmt: skip
+    allow(bench, ResourceType.GROUP, bench.name, AclOperation.READ)
+    text = str(error_of(harvester(bench, bench.outside, KAFKA=LOGIN)))
+    assert f"The ledger topic '{bench.name}.ledger' cannot be" in text
+    assert "Allow the user" in text
+
+    allow_all_but_transactions(bench)
+    error = error_of(harvester(bench, bench.outside, KAFKA=LOGIN))
+    assert isinstance(error, TransactionsRefused)
+    assert f"Allow the user WRITE and DESCRIBE on the transactional id '{bench.name}-0'" in str(error)
+
+    allow(bench, ResourceType.TRANSACTIONAL_ID, f"{bench.name}-0", AclOperation.WRITE, AclOperation.DESCRIBE)
+    bench.stash(["a", "b"])
+    with harvester(bench, bench.outside, KAFKA=LOGIN):
+        bench.wait_empty(60)
+    bench.check()
+
+
+def test_at_least_once_delivery_needs_no_transactions(guarded_bench):
+    bench = guarded_bench
+    allow_all_but_transactions(bench)
+    bench.stash(["a", "b"])
+    with harvester(bench, bench.outside, KAFKA=LOGIN, DELIVERY=AT_LEAST_ONCE):
+        bench.wait_empty(60)
+
+
+def test_a_log_that_needs_more_copies_than_it_has_is_refused(guarded_bench):
+    admin, resource = guarded_bench.admin, ConfigResource(ResourceType.TOPIC, TOPIC)
+
+    def set_needed(operation):
+        resource.incremental_configs = [ConfigEntry("min.insync.replicas", "2", incremental_operation=operation)]
+        admin.incremental_alter_configs([resource])[resource].result(20)
+
+    from confluent_kafka import Producer
+
+    given = {"bootstrap.servers": guarded_bench.servers, "transactional.id": f"x-{uuid.uuid4()}"}
+    Producer(given).init_transactions(20)  # makes the log
+    log = TransactionLog({"bootstrap.servers": guarded_bench.servers})
+    try:
+        log.check()
+        set_needed(AlterConfigOpType.SET)
+        with pytest.raises(TransactionsRefused, match="has 1 replicas and needs 2 in sync"):
+            log.check()
+    finally:
+        set_needed(AlterConfigOpType.DELETE)
+        log.close()
+
+
+def test_a_log_that_cannot_be_made_is_refused_at_the_start(postgres, kafka_factory, monkeypatch):
+    cluster = kafka_factory(properties={"transaction.state.log.replication.factor": "3"})
+    with fresh_database(os.environ["DATABASE_URL"]) as url:
+        bench = Bench(url, cluster.bootstrap_servers)
+        monkeypatch.setattr("outbox.edges.table.parameters", lambda alias: {"conninfo": url})
+        error = error_of(harvester(bench, DELIVERY=EXACTLY_ONCE))
+        bench.db.close()
+    assert isinstance(error, TransactionsRefused)
+    assert "want 3 replicas of their transaction log" in str(error)
+    assert "Set transaction.state.log.replication.factor to 1" in str(error)
