@@ -1,0 +1,159 @@
+"""The simulated brokers: transactional ids with epochs, logs with a last stable offset, frames that arrive late.
+
+A transaction is open from its first record, *prepared* once its end is decided, and decided in each log by a marker of
+that log's own; until then nothing behind it is stable there. `hasty` brokers initialise a producer while markers of
+the older owner's transaction are still on their way: worse than Kafka was ever seen to be, and what the wait for the
+last stable offset is for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tests.simulation.exactly_once.checkers import Checkers
+from tests.simulation.world import World
+
+TRANSACTION_TIMEOUT_S = 2.5
+
+OK, BUSY, FENCED, WRONG_STATE, GAP, REFUSED = "ok", "busy", "fenced", "wrong state", "gap", "refused"
+
+
+class Transaction:
+    __slots__ = ("commits", "epoch", "is_prepared", "logs", "marked", "opened_at")
+
+    def __init__(self, epoch: int, opened_at: float) -> None:
+        self.epoch, self.opened_at = epoch, opened_at
+        self.logs: dict[Log, None] = {}
+        self.marked: set[Log] = set()
+        self.is_prepared = self.commits = False
+
+
+class Log:
+    """One partition."""
+
+    def __init__(self, visible: Callable[[Any], None] | None = None) -> None:
+        self.records: list[tuple[Transaction, Any]] = []
+        self.stable = 0
+        self._visible = visible
+
+    @property
+    def end(self) -> int:
+        return len(self.records)
+
+    def advance(self) -> None:
+        while self.stable < self.end:
+            transaction, payload = self.records[self.stable]
+            if self not in transaction.marked:
+                return
+            self.stable += 1
+            if transaction.commits and self._visible is not None:
+                self._visible(payload)
+
+    def last_committed(self, below: int) -> Any:
+        """What a read_committed reader finds last below an offset, of all that is stable."""
+        for transaction, payload in reversed(self.records[: min(below, self.stable)]):
+            if transaction.commits:
+                return payload
+        return None
+
+
+class TransactionalId:
+    """What the coordinator knows of one producer."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker, self._world = broker, broker.world
+        self.epoch = 0
+        self.transaction: Transaction | None = None
+        self._ended_with: bool | None = None
+        self._sequences: dict[Log, int] = {}
+
+    def initialise(self) -> tuple[str, int]:
+        transaction = self.transaction
+        if transaction is not None and not transaction.is_prepared:
+            self.epoch += 1  # who opened it can no longer end it
+            self._prepare(transaction, commits=False)
+            return BUSY, 0
+        if transaction is not None and not self._broker.hasty:
+            return BUSY, 0
+        self.epoch += 1
+        self.transaction, self._ended_with = None, None
+        self._sequences.clear()
+        return OK, self.epoch
+
+    def produce(self, epoch: int, log: Log, sequence: int, payloads: list[Any]) -> str:
+        if epoch != self.epoch:
+            return FENCED
+        expected = self._sequences.get(log, 0)
+        if sequence != expected:
+            return OK if sequence < expected else GAP
+        transaction = self.transaction
+        if transaction is None:
+            transaction = self.transaction = Transaction(epoch, self._world.now)
+            self._watch(transaction)
+        elif transaction.is_prepared:
+            return BUSY
+        self._sequences[log] = sequence + 1
+        transaction.logs[log] = None
+        log.records += [(transaction, payload) for payload in payloads]
+        return OK
+
+    def end(self, epoch: int, *, commits: bool) -> str:
+        """Whatever is open under this epoch: the frame does not say which transaction it means."""
+        if epoch != self.epoch:
+            return FENCED
+        transaction = self.transaction
+        if transaction is None:
+            return OK if self._ended_with is commits else WRONG_STATE
+        if transaction.is_prepared:
+            return BUSY if transaction.commits is commits else WRONG_STATE
+        self._prepare(transaction, commits=commits)
+        return OK
+
+    def _prepare(self, transaction: Transaction, *, commits: bool) -> None:
+        transaction.is_prepared, transaction.commits = True, commits
+        world = self._world
+        if commits:
+            self._broker.decided(transaction)
+        for log in transaction.logs:
+            slow = world.chance(self._broker.markers_slow)
+            delay = world.random.uniform(0.05, 0.6) if slow else world.random.uniform(0.001, 0.004)
+            world.after(delay, lambda log=log: self._mark(transaction, log))  # type: ignore[misc]
+
+    def _mark(self, transaction: Transaction, log: Log) -> None:
+        transaction.marked.add(log)
+        log.advance()
+        if len(transaction.marked) == len(transaction.logs) and self.transaction is transaction:
+            self.transaction, self._ended_with = None, transaction.commits
+
+    def _watch(self, transaction: Transaction) -> None:
+        def expire() -> None:
+            if self.transaction is transaction and not transaction.is_prepared:
+                self.epoch += 1
+                self._prepare(transaction, commits=False)
+
+        self._world.after(TRANSACTION_TIMEOUT_S, expire)
+
+
+class Broker:
+    """The data log, which every lane writes to, and a ledger partition and a transactional id for each lane."""
+
+    def __init__(self, world: World, checkers: Checkers) -> None:
+        self.world = world
+        self._checkers = checkers
+        self.hasty = False
+        self.markers_slow = 0.0
+        self.data = Log(lambda row: checkers.visible(int(row[3])))
+        self._ids: dict[int, TransactionalId] = {}
+        self._ledgers: dict[int, Log] = {}
+
+    def id_of(self, lane: int) -> TransactionalId:
+        return self._ids.setdefault(lane, TransactionalId(self))
+
+    def ledger(self, lane: int) -> Log:
+        return self._ledgers.setdefault(lane, Log())
+
+    def decided(self, transaction: Transaction) -> None:
+        self._checkers.committed.update(
+            int(row[3]) for found, row in self.data.records[self.data.stable :] if found is transaction
+        )
