@@ -30,12 +30,12 @@ class Part:
 
 PARTS = {
     "drain": Part("the drain, its ceilings, keys, lanes, header, cost", lambda drains: drains.main(RECORDS)),
-    "lanes": Part("6 lanes in one process beside 1", lambda drains: drains.lanes(RECORDS)),
+    "lanes": Part("6 lanes in one process beside 1", lambda drains: drains.lanes(RECORDS // 2)),
     "baseline": Part("one DELETE per record, the older way", lambda drains: drains.baseline()),
     "classic": Part("at-least-once, for comparison", lambda drains: drains.classic(RECORDS // 4)),
-    "latency": Part("commit to consumer, at 200 and 1,000 records/s", lambda drains: latency.rates(drains, 10)),
+    "latency": Part("commit to consumer, at 200 and 1,000 records/s", lambda drains: latency.rates(drains, 8)),
     "silence": Part(
-        "the first record after a silence, polled and woken", lambda drains: latency.silences(drains, 1, 15)
+        "the first record after a silence, polled and woken", lambda drains: latency.silences(drains, 0.5, 12)
     ),
     "minute": Part("the same after a minute", lambda drains: latency.silences(drains, 60, 10), long=True, once=True),
     "payloads": Part("1 kB, 10 kB, five headers", lambda drains: drains.payloads()),
@@ -43,7 +43,13 @@ PARTS = {
     "stash": Part("stash() and stash_many() beside bare statements", stash.rows),
     "ordered": Part("stash(ordered=True) under contention", contention.rows),
     "debezium": Part(
-        "Debezium's outbox router on Kafka Connect", lambda drains: drains.debezium(200_000), long=True, once=True
+        "Debezium's outbox router on Kafka Connect", lambda drains: drains.debezium(100_000), long=True, once=True
+    ),
+    "flat": Part(
+        "latency of 30,000 batches while xmin is pinned",
+        lambda drains: latency.flat(drains, 30_000),
+        long=True,
+        once=True,
     ),
     "backlog": Part("5 million records", lambda drains: drains.backlog(5_000_000), long=True, once=True),
 }

@@ -18,14 +18,17 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import psycopg
+from confluent_kafka import Consumer, TopicPartition
 
 from benchmarks.report import say
-from benchmarks.servers import new_topic
-from outbox.devstack import cache, installs, kafka_install, lock, maven
+from benchmarks.servers import PARTITIONS, new_topic
+from outbox.devstack import cache as store
+from outbox.devstack import installs, kafka_install, lock, maven
 from outbox.devstack.postgres import Postgres
 
 LOCK_FILE = Path(__file__).with_name("debezium.lock.json")
@@ -42,7 +45,7 @@ _TABLE = (
 )
 _FILL = (
     "INSERT INTO outboxevent (aggregatetype, aggregateid, type, payload) "
-    "SELECT 'bench', 'key-' || n % %s, 'benchmark', rpad(n::text, %s, 'x') FROM generate_series(1, %s) n"
+    "SELECT 'bench', 'key-' || n %% %s, 'benchmark', rpad(n::text, %s, 'x') FROM generate_series(1, %s) n"
 )
 
 
@@ -52,13 +55,11 @@ def rate(servers: str, records: int, keys: int = 1_000, value_bytes: int = 100) 
     with Postgres(settings={"wal_level": "logical"}) as server, psycopg.connect(server.url, autocommit=True) as db:
         db.execute(_TABLE.encode())
         with _connect(server, servers, topic) as log:
-            _await_streaming(db, log)
-            db.execute(_FILL.encode(), [1, 1, 1])
-            _await_records(servers, topic, 1, log)  # it has begun
+            begun_with = _await_streaming(db, servers, topic, log)
             begun = time.monotonic()
             db.execute(_FILL.encode(), [keys, value_bytes, records])
             committed = time.monotonic()
-            _await_records(servers, topic, records + 1, log)
+            _await_records(servers, topic, begun_with + records, log)
             # While the backlog is written nothing of it can be sent: the clock runs from its commit.
             took_s = time.monotonic() - committed
             say(f"Debezium: {records:,} records written in {committed - begun:.1f} s, sent {took_s:.1f} s after that")
@@ -136,38 +137,53 @@ def _lines(properties: dict[str, Any]) -> str:
 
 
 def _classpath() -> str:
-    jars = [cache.Jar(**jar) for jar in json.loads(LOCK_FILE.read_text())]
-    return ":".join(map(str, cache.jars("Debezium and Kafka Connect", jars)))
+    jars = [store.Jar(**jar) for jar in json.loads(LOCK_FILE.read_text())]
+    return ":".join(map(str, store.jars("Debezium and Kafka Connect", jars)))
 
 
-def _await_streaming(db: Any, log: Path) -> None:
+def _await_streaming(db: Any, servers: str, topic: str, log: Path) -> int:
+    """Until a record arrives that was written after the slot was made; how many have arrived."""
     give_up_at = time.monotonic() + START_TIMEOUT_S
-    while not db.execute("SELECT EXISTS (SELECT FROM pg_stat_replication)").fetchone()[0]:
+    while not (found := _arrived(servers, topic)):
+        db.execute(_FILL.encode(), [1, 1, 1])
         _check(give_up_at, log)
-        time.sleep(0.1)
+        time.sleep(1.0)
+    written = -1
+    while written != found:  # those on their way
+        written = found
+        time.sleep(1.0)
+        found = _arrived(servers, topic)
+    return found
 
 
 def _await_records(servers: str, topic: str, records: int, log: Path) -> None:
-    from confluent_kafka import Consumer, TopicPartition
-
-    consumer = Consumer({"bootstrap.servers": servers, "group.id": topic})
-    give_up_at, found = time.monotonic() + TIMEOUT_S, 0
-    while found < records:
-        ends = (consumer.get_watermark_offsets(TopicPartition(topic, number), 10) for number in range(8))
-        found = sum(end for _, end in ends)
+    give_up_at = time.monotonic() + TIMEOUT_S
+    while _arrived(servers, topic) < records:
         _check(give_up_at, log)
         time.sleep(0.02)
-    consumer.close()
+
+
+def _arrived(servers: str, topic: str) -> int:
+    consumer = _watcher(servers)
+    ends = (consumer.get_watermark_offsets(TopicPartition(topic, number), 10) for number in range(PARTITIONS))
+    return sum(end for _, end in ends)
+
+
+@cache
+def _watcher(servers: str) -> Consumer:
+    return Consumer({"bootstrap.servers": servers, "group.id": "bench-watch"})
 
 
 def _check(give_up_at: float, log: Path) -> None:
     if time.monotonic() > give_up_at:
-        sys.exit("Debezium did not get on:\n" + "\n".join(log.read_text(errors="replace").splitlines()[-30:]))
+        lines = log.read_text(errors="replace").splitlines()
+        told = [line for line in lines if "ERROR" in line or "WARN" in line]
+        sys.exit("Debezium did not get on:\n" + "\n".join([*told[-20:], "...", *lines[-5:]]))
 
 
 def write_lock() -> None:
     """One after the other, as Kafka's: a version that an earlier one has named stays."""
-    with cache.exclusively() as root, cache.staging(root) as private:
+    with store.exclusively() as root, store.staging(root) as private:
         needed: dict[str, str] = {}
         for coordinate in (WANTED[1], WANTED[0], *WANTED[2:]):
             for found in maven.resolve([coordinate], private):

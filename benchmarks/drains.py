@@ -181,9 +181,9 @@ class Drains:
     def payloads(self) -> None:
         """Larger values: megabytes, beside what the client alone can produce in the same round."""
         for name, fill in {
-            "1 kB": Fill(100_000, value_bytes=1_000),
-            "10 kB": Fill(20_000, value_bytes=10_000),
-            "5 headers": Fill(200_000, headers=5),
+            "1 kB": Fill(60_000, value_bytes=1_000),
+            "10 kB": Fill(10_000, value_bytes=10_000),
+            "5 headers": Fill(100_000, headers=5),
         }.items():
             topic = new_topic(self.servers)
             self.database.fill(topic, fill)

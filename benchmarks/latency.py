@@ -13,7 +13,7 @@ from typing import Any
 from benchmarks.command import harvesting
 from benchmarks.consumers import Watch
 from benchmarks.drains import EXACTLY, Drains
-from benchmarks.report import say
+from benchmarks.report import ratio, say
 from benchmarks.servers import new_topic
 from outbox import wakeups
 
@@ -35,10 +35,23 @@ def silences(drains: Drains, silence_s: float, count: int) -> None:
     try:
         woken = _measure(drains, [silence_s] * count, NOTIFY="true")
         _show(drains, f"{label}, NOTIFY", woken, "", "")
-        busy = _measure(drains, [1 / 200] * 1000, NOTIFY="true")
+        busy = _measure(drains, [1 / 200] * 600, NOTIFY="true")
         _show(drains, "latency at 200 records/s, NOTIFY", busy, "", "")
     finally:
         drains.database.connection.execute(wakeups.remove("outbox").encode())
+
+
+def flat(drains: Drains, batches: int) -> None:
+    """150 small batches a second while a transaction elsewhere keeps every dead row: the last ones beside the first."""
+    with drains.database.connect() as other, other.transaction():
+        other.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        other.execute("SELECT 1")
+        taken_s = _measure(drains, [1 / 150] * batches)
+    share = max(1, batches // 10)
+    first, last = statistics.median(taken_s[:share]), statistics.median(taken_s[-share:])
+    row = drains.table.row(f"latency, last tenth of {batches:,}, xmin pinned", "ms", shape="{:.1f}".format)
+    row.add(last * 1000, f"first tenth {first * 1000:.1f} ms")
+    drains.table.row("  of the first tenth", "", "<= 1.1", ratio).add(last / first)
 
 
 def _show(drains: Drains, label: str, taken_s: list[float], median: str, p99: str) -> None:
