@@ -132,3 +132,13 @@ MUTATIONS: dict[str, Cores] = {
     "purge and reset without leader guard": Cores(guarded=False),
     "claim does not stop older marks": Cores(claims_fence=False),
 }
+
+FOUND_BY = {
+    "failed mark is forgotten": 3,
+    "reports of old producers count": 55,
+    "trust is not asked": 4,
+    "no fence on a foreign heartbeat": 13,
+    "trust from the moment of reading": 7,
+    "purge and reset without leader guard": 6,
+}
+"""Seeds that catch the rarer ones; only a short cut."""

@@ -5,14 +5,15 @@ from __future__ import annotations
 import pytest
 
 from tests.simulation.checkers import Violation
-from tests.simulation.mutations import MUTATIONS
+from tests.simulation.mutations import FOUND_BY, MUTATIONS
 from tests.simulation.scenario import run
 
 MUTATION_SEEDS = 120
 
 
-def test_promises_hold(seed: int) -> None:
-    run(seed)
+def test_promises_hold(few_seeds: range) -> None:
+    for seed in few_seeds:
+        run(seed)
 
 
 @pytest.mark.torture
@@ -51,5 +52,6 @@ def test_planted_bug_is_caught(mutation: str) -> None:
 
 
 def caught_by(mutation: str) -> None:
-    for seed in range(1, MUTATION_SEEDS):
+    """First by the seed that is known to catch it; when the cores change, by one of many others."""
+    for seed in (FOUND_BY.get(mutation, 1), *range(1, MUTATION_SEEDS)):
         run(seed, MUTATIONS[mutation])
