@@ -28,6 +28,8 @@ class Backlog:
     """By the database's clock; 0 when nothing waits."""
     stashed_total: int
     """Inserted since the server's statistics began, as PostgreSQL counts: also what was rolled back."""
+    deleted_total: int = 0
+    """Likewise."""
 
 
 def backlog(connection: psycopg.Connection[Any], name: str) -> Backlog:
@@ -38,15 +40,16 @@ def backlog(connection: psycopg.Connection[Any], name: str) -> Backlog:
             "/* backlog */ SELECT (SELECT count(*) FROM (SELECT 1 FROM {table} LIMIT %s) AS waiting), "
             "(SELECT extract(epoch FROM clock_timestamp() - min(create_time))::float8 FROM "
             "(SELECT create_time FROM {table} ORDER BY id LIMIT %s) AS oldest), "
-            "pg_stat_get_tuples_inserted(to_regclass({relation})), pg_stat_get_live_tuples(to_regclass({relation}))"
+            "pg_stat_get_tuples_inserted(to_regclass({relation})), pg_stat_get_live_tuples(to_regclass({relation})), "
+            "pg_stat_get_tuples_deleted(to_regclass({relation}))"
         ).format(table=identifier, relation=relation),
         [COUNT_MAX + 1, OLDEST_ROWS],
     ).fetchone()
     assert row is not None
-    counted, age_s, stashed, live = row
+    counted, age_s, stashed, live, deleted = row
     is_estimate = counted > COUNT_MAX
     records = max(COUNT_MAX, live or 0) if is_estimate else counted
-    return Backlog(records, is_estimate, max(0.0, age_s or 0.0), int(stashed or 0))
+    return Backlog(records, is_estimate, max(0.0, age_s or 0.0), int(stashed or 0), int(deleted or 0))
 
 
 def count_rows(connection: psycopg.Connection[Any], name: str) -> int | None:

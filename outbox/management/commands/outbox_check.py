@@ -1,0 +1,69 @@
+"""``manage.py outbox_check``: examine the running configuration against the real database and the real brokers."""
+
+from __future__ import annotations
+
+import json
+import sys
+from argparse import ArgumentParser
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError
+
+from outbox import conf as settings
+from outbox.operations import check
+from outbox.operations.findings import Level, verdict
+from outbox.operations.secrets import Redactor, shown
+
+EXIT_CODES = {0: "harvesters can work; warnings may be there", 1: "something must be changed first"}
+_SAID = {
+    Level.OK: "harvesters can work with this configuration",
+    Level.WARNING: "harvesters can work, but look at the warnings",
+    Level.ERROR: "something must be changed before harvesters can work",
+}
+
+
+class Command(BaseCommand):
+    help = "Examine rights, topics, sizes, table and ledger with the real PostgreSQL and Kafka, and give a verdict."
+    requires_system_checks = []  # they are part of the answer
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.epilog = "Exit codes: " + "; ".join(f"{code}: {text}" for code, text in EXIT_CODES.items()) + "."
+        parser.add_argument("--database", metavar="ALIAS", help="Alias of the database, instead of DATABASE.")
+        parser.add_argument("--json", action="store_true", help="Print one JSON object.")
+        parser.add_argument(
+            "--topic", action="append", default=[], metavar="TOPIC", help="Examine this topic too; may be repeated."
+        )
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        try:
+            conf = settings.current()
+        except settings.ConfErrors as error:
+            raise CommandError(str(error)) from error
+        alias = options["database"] or conf.database
+        redact = Redactor(conf.client_properties, conf.producer_properties, _database_secrets(alias))
+        findings = check.examine(conf, alias, topics=tuple(options["topic"]))
+        said = verdict(findings)
+        if options["json"]:
+            found = {
+                "verdict": str(said),
+                "findings": [finding.as_dict() for finding in findings],
+                "configuration": check.configuration(conf, alias, shown),
+            }
+            self.stdout.write(json.dumps(redact.all(found)))
+        else:
+            for finding in findings:
+                self.stdout.write(redact(f"{finding.level:8} {finding.subject}: {finding.text}"))
+                if finding.remedy:
+                    self.stdout.write(redact(f"         -> {finding.remedy}"))
+            self.stdout.write(f"verdict: {_SAID[said]}")
+        if said is Level.ERROR:
+            sys.exit(1)
+
+
+def _database_secrets(alias: str) -> dict[str, Any]:
+    from django.db import connections
+
+    try:
+        return {"password": connections[alias].settings_dict.get("PASSWORD") or ""}
+    except Exception:  # an alias that does not exist is among the findings
+        return {}

@@ -1,0 +1,1 @@
+"""What operators ask and do, behind the commands: look (``stats``), examine (``check``). Nothing here harvests."""

@@ -1,0 +1,178 @@
+"""Whether this configuration can work against the real PostgreSQL and the real Kafka. Asks, and changes nothing there.
+
+One exception: to try the rights on transactions, the transactional id NAME-check is initialised; no lane uses it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
+from typing import Any
+
+import psycopg
+from psycopg import sql
+
+from outbox.conf import EXACTLY_ONCE, Conf
+from outbox.edges import overview, table
+from outbox.exceptions import OutboxError
+from outbox.operations import check_kafka, stats
+from outbox.operations.findings import Finding, Level, error, ok, skipped, warning
+
+_ENDS_ROWS = 500
+_TOPICS_MAX = 100
+_COMPANION_RIGHTS = "SELECT, INSERT, UPDATE, DELETE"
+
+
+def examine(conf: Conf, alias: str, *, topics: tuple[str, ...] = ()) -> list[Finding]:
+    """Every finding, in the order in which an operator should read them."""
+    findings = [*_system_checks(alias)]
+    seen: set[str] = set(topics)
+    database = [*_database(conf, alias, seen)]
+    findings += database
+    findings += check_kafka.examine(conf, sorted(seen)[:_TOPICS_MAX])
+    if conf.delivery == EXACTLY_ONCE:
+        if any(finding.level is Level.ERROR for finding in findings if finding.subject != "checks"):
+            findings.append(skipped("ledger and table", "not compared, because of the errors above"))
+        else:
+            findings += _positions(conf, alias)
+    return findings
+
+
+def _system_checks(alias: str) -> Iterator[Finding]:
+    """Those of `manage.py check`, for this application."""
+    from django.apps import apps
+    from django.core.checks import ERROR, run_checks
+
+    found = run_checks(app_configs=[apps.get_app_config("outbox")], databases=[alias])
+    ours = [message for message in found if str(message.id).startswith("outbox.")]
+    for message in ours:
+        make = error if message.level >= ERROR else warning
+        yield make("checks", f"{message.id}: {message.msg}", str(message.hint or ""))
+    if not ours:
+        yield ok("checks", "the settings and the table pass manage.py check")
+
+
+# ---- PostgreSQL
+
+
+def _database(conf: Conf, alias: str, topics: set[str]) -> Iterator[Finding]:
+    """Also collects the topics of the records that wait."""
+    try:
+        connection = stats.connect(conf, alias)
+    except OutboxError as failure:
+        yield error("database", str(failure), "Start PostgreSQL, or correct DATABASES.")
+        return
+    with closing(connection):
+        try:
+            yield from _server(connection)
+            overview.check_columns(connection, alias, conf.table)
+            yield ok("table", f"{conf.table!r} is there, with its columns")
+            yield from _rights(connection, conf)
+            topics |= _topics(connection, conf.table)
+        except (OutboxError, psycopg.Error) as failure:
+            yield error("table", " ".join(str(failure).split()), f"python manage.py migrate outbox --database {alias}")
+
+
+def _server(connection: stats.Connection) -> Iterator[Finding]:
+    row = connection.execute(
+        "SELECT current_setting('server_version'), pg_is_in_recovery(), current_user, current_database(), "
+        "current_setting('fsync'), current_setting('default_transaction_read_only')"
+    ).fetchone()
+    assert row is not None
+    version, is_standby, user, name, fsync, read_only = row
+    yield ok("database", f"PostgreSQL {version}, database {name!r} as {user!r}")
+    if is_standby or read_only == "on":
+        yield error("database", "the server is a standby or read-only", "Point DATABASES at the primary.")
+    if fsync == "off":
+        yield warning(
+            "database", "fsync is off: a crash of the server may lose records", "Set fsync = on where records matter."
+        )
+
+
+def _rights(connection: stats.Connection, conf: Conf) -> Iterator[Finding]:
+    quoted = table.identifier(conf.table).as_string()
+    wanted = {f"{right} on {quoted}": ("table", quoted, right) for right in ("SELECT", "DELETE")}
+    if conf.delivery != EXACTLY_ONCE:
+        wanted[f"UPDATE (leader_id) on {quoted}"] = ("column", quoted, "UPDATE")
+    for suffix in ("state", "purged", "lane"):
+        companion = table.identifier(f"{conf.table}_{suffix}").as_string()
+        if _value(connection, "SELECT to_regclass(%s) IS NOT NULL", companion):
+            for right in _COMPANION_RIGHTS.split(", "):
+                wanted[f"{right} on {companion}"] = ("table", companion, right)
+        elif conf.delivery == EXACTLY_ONCE:
+            yield error("rights", f"the companion table {companion} is missing", "python manage.py migrate outbox")
+    sequence = _value(connection, "SELECT pg_get_serial_sequence(%s, 'id')", quoted)
+    if sequence:
+        wanted[f"SELECT on the sequence {sequence}"] = ("sequence", sequence, "SELECT")
+    missing = [text for text, asked in wanted.items() if not _may(connection, *asked)]
+    if missing:
+        yield error(
+            "rights", f"the user may not: {'; '.join(missing)}", "Grant what manage.py outbox_roles --harvester prints."
+        )
+    else:
+        yield ok("rights", "the user may harvest")
+
+
+def _may(connection: stats.Connection, kind: str, name: str, right: str) -> bool:
+    if kind == "column":
+        return bool(_value(connection, "SELECT has_column_privilege(%s, 'leader_id', %s)", name, right))
+    return bool(_value(connection, f"SELECT has_{kind}_privilege(%s, %s)", name, right))
+
+
+def _value(connection: stats.Connection, statement: str, *arguments: Any) -> Any:
+    row = connection.execute(statement, arguments).fetchone()
+    return row[0] if row else None
+
+
+def _topics(connection: stats.Connection, name: str) -> set[str]:
+    """Of the records at both ends of the table: DISTINCT would read it all."""
+    rows = connection.execute(
+        sql.SQL(
+            "/* topics */ (SELECT kafka_topic FROM {table} ORDER BY id LIMIT {rows}) UNION "
+            "(SELECT kafka_topic FROM {table} ORDER BY id DESC LIMIT {rows})"
+        ).format(table=table.identifier(name), rows=_ENDS_ROWS)
+    ).fetchall()
+    return {row[0] for row in rows}
+
+
+# ---- both sides
+
+
+def _positions(conf: Conf, alias: str) -> Iterator[Finding]:
+    """A lane's last batch in the ledger is the last one purged, or the one after it."""
+    found = stats.collect(conf, alias)
+    ledger = found["ledger"]
+    if ledger["error"]:
+        is_new = all(not lane["purged_batch"] for lane in found["lanes"])
+        if is_new:
+            yield ok("ledger and table", "no harvester has been at work yet")
+        else:
+            yield error("ledger and table", ledger["error"], "See what manage.py outbox_resolve tells.")
+        return
+    for lane in found["lanes"]:
+        purged, last = lane["purged_batch"] or 0, lane["ledger_batch"]
+        if last is not None and last - purged not in (0, 1) and not lane["is_owned"]:
+            yield error(
+                "ledger and table",
+                f"lane {lane['lane']}: the table is at batch {purged}, the ledger at {last}",
+                f"manage.py outbox_resolve --lane {lane['lane']} tells what can be done.",
+            )
+            return
+    yield ok("ledger and table", f"agree in {len(found['lanes'])} lanes")
+
+
+def configuration(conf: Conf, alias: str, shown: Callable[[Mapping[str, Any]], dict[str, Any]]) -> dict[str, Any]:
+    """What the harvester would work with; `shown` hides what must not be seen."""
+    from django.db import connections
+
+    settings = connections[alias].settings_dict
+    return {
+        "name": conf.name,
+        "table": conf.table,
+        "delivery": conf.delivery,
+        "database": {key.lower(): settings[key] for key in ("NAME", "USER", "HOST", "PORT")},
+        "lanes": conf.lanes,
+        "leader_topic": conf.leader_topic,
+        "kafka": shown(conf.client_properties),
+        "producer": shown(conf.producer),
+    }

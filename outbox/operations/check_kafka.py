@@ -1,0 +1,157 @@
+"""The part of an examination that asks Kafka: brokers, topics, transactions."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from outbox.conf import EXACTLY_ONCE, Conf
+from outbox.core import faults
+from outbox.edges import transactions
+from outbox.exceptions import OutboxError
+from outbox.operations.findings import Finding, Level, error, ok, skipped, warning
+
+_REQUEST_S = 5.0
+_INIT_S = 15.0
+_MISSING = ("UNKNOWN_TOPIC_OR_PART", "_UNKNOWN_TOPIC")
+
+
+def examine(conf: Conf, topics: Sequence[str]) -> Iterator[Finding]:
+    if not conf.bootstrap_servers:
+        yield error("kafka", "no bootstrap servers are set", 'Set OUTBOX["BOOTSTRAP_SERVERS"].')
+        return
+    try:
+        brokers = _Brokers(conf)
+    except (OutboxError, ImportError) as failure:
+        yield error("kafka", str(failure), "Correct KAFKA in OUTBOX.")
+        return
+    reached = brokers.reached()
+    yield reached
+    if reached.level is Level.ERROR:
+        yield skipped("topics", "not examined, because the brokers do not answer")
+        return
+    yield brokers.own_topic("leader topic", conf.leader_topic, compact=False)
+    if conf.delivery == EXACTLY_ONCE:
+        yield brokers.own_topic("ledger topic", f"{conf.name}.ledger", compact=True)
+        yield _transactions(conf)
+    for topic in topics:
+        yield from brokers.topic_of_records(topic)
+
+
+class _Brokers:
+    def __init__(self, conf: Conf) -> None:
+        from outbox.election.clients import Clients
+
+        self._conf, self._reason = conf, ""
+        self._admin = Clients(conf).admin(self._note)
+
+    def _note(self, error: Any) -> None:
+        if error.name() != "_ALL_BROKERS_DOWN":
+            self._reason = error.str()
+
+    def reached(self) -> Finding:
+        servers = self._conf.bootstrap_servers
+        try:
+            found = self._admin.list_topics(timeout=_REQUEST_S)
+        except Exception as failure:
+            reason = self._reason or _words(failure)
+            return error(
+                "kafka",
+                f"{servers} cannot be used: {reason}",
+                "Are the brokers up? Else compare security.protocol, sasl.* and ssl.* with theirs.",
+            )
+        return ok("kafka", f"{servers}: {len(found.brokers)} brokers")
+
+    def own_topic(self, subject: str, name: str, *, compact: bool) -> Finding:
+        partitions, failure = self._partitions(name)
+        if failure in _MISSING:
+            return ok(subject, f"{name!r} does not exist yet: the first harvester creates it")
+        if failure:
+            return error(
+                subject, f"{name!r} cannot be described: {failure}", "Allow the user DESCRIBE, READ and WRITE."
+            )
+        if partitions < self._conf.lanes:
+            return error(
+                subject,
+                f"{name!r} has {partitions} partitions for {self._conf.lanes} lanes",
+                f"kafka-topics.sh --alter --topic {name} --partitions {self._conf.lanes}",
+            )
+        policy = self._config(name).get("cleanup.policy")
+        if compact and policy not in (None, "compact"):
+            return error(
+                subject,
+                f"{name!r} has cleanup.policy={policy}: what was delivered would be forgotten",
+                f"kafka-configs.sh --alter --entity-type topics --entity-name {name} "
+                "--add-config cleanup.policy=compact",
+            )
+        return ok(subject, f"{name!r} has {partitions} partitions")
+
+    def topic_of_records(self, name: str) -> Iterator[Finding]:
+        subject = f"topic {name!r}"
+        partitions, failure = self._partitions(name)
+        if failure:
+            _, step = faults.in_plain_words(failure)
+            yield error(subject, f"is not usable: {failure}", f"{step[0].upper()}{step[1:]}.")
+            return
+        config = self._config(name)
+        size = int(config.get("max.message.bytes") or 0)
+        if 0 < size < self._conf.max_message_bytes:
+            yield warning(
+                subject,
+                f"max.message.bytes is {size:,}, but stash() accepts {self._conf.max_message_bytes:,} bytes",
+                "Raise it, or lower MAX_MESSAGE_BYTES: else a large record is refused long after it was stashed.",
+            )
+        else:
+            yield ok(subject, f"{partitions} partitions")
+
+    def _partitions(self, name: str) -> tuple[int, str]:
+        """(count, "") or (0, the client's name of the error). Listing a topic by its name would create it."""
+        from confluent_kafka import TopicCollection
+
+        try:
+            futures = self._admin.describe_topics(TopicCollection([name]), request_timeout=_REQUEST_S)
+            return len(futures[name].result(2 * _REQUEST_S).partitions), ""
+        except Exception as failure:
+            return 0, _name(failure)
+
+    def _config(self, name: str) -> dict[str, str]:
+        """Empty where the user may not ask."""
+        from confluent_kafka.admin import ConfigResource, ResourceType  # type: ignore[attr-defined]
+
+        resource = ConfigResource(ResourceType.TOPIC, name)
+        try:
+            future = self._admin.describe_configs([resource], request_timeout=_REQUEST_S)[resource]
+            return {key: entry.value for key, entry in future.result(2 * _REQUEST_S).items()}
+        except Exception:
+            return {}
+
+
+def _transactions(conf: Conf) -> Finding:
+    """Initialise a transactional id that no lane uses."""
+    name = f"{conf.name}-check"
+    properties = transactions.properties_of(
+        conf.producer_properties, name, transaction_timeout_s=conf.transaction_timeout_s
+    )
+    give_up_at = time.monotonic() + _INIT_S
+    try:
+        producer = transactions.initialised(
+            lambda: transactions.TransactionalProducer(properties), name, give_up_at, lambda: True
+        )
+    except (transactions.TransactionsRefused, transactions.NoProducer) as failure:
+        return error("transactions", str(failure), "See the reason named.")
+    except Exception as failure:
+        return error("transactions", _words(failure), "Correct KAFKA or PRODUCER in OUTBOX.")
+    if producer is not None:
+        producer.drop_and_wait()
+    return ok("transactions", "the user may have them")
+
+
+def _name(failure: BaseException) -> str:
+    found = transactions.kafka_error(failure)
+    return found.name() if found is not None else "_FAIL"
+
+
+def _words(failure: BaseException) -> str:
+    found = transactions.kafka_error(failure)
+    return f"{found.name()}: {found.str()}" if found is not None else f"{type(failure).__name__}: {failure}"

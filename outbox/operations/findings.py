@@ -1,0 +1,49 @@
+"""What an examination finds: one value per question, and the verdict over all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Any
+
+
+class Level(StrEnum):
+    OK = "ok"
+    WARNING = "warning"
+    ERROR = "error"
+    SKIPPED = "skipped"
+    """Could not be asked, because something before it failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    subject: str
+    level: Level
+    text: str
+    remedy: str = ""
+
+    def as_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "level": str(self.level)}
+
+
+def ok(subject: str, text: str) -> Finding:
+    return Finding(subject, Level.OK, text)
+
+
+def warning(subject: str, text: str, remedy: str) -> Finding:
+    return Finding(subject, Level.WARNING, text, remedy)
+
+
+def error(subject: str, text: str, remedy: str) -> Finding:
+    return Finding(subject, Level.ERROR, text, remedy)
+
+
+def skipped(subject: str, text: str) -> Finding:
+    return Finding(subject, Level.SKIPPED, text)
+
+
+def verdict(findings: Iterable[Finding]) -> Level:
+    """The worst of all; what was skipped was skipped for an error."""
+    levels = {finding.level for finding in findings}
+    return next((level for level in (Level.ERROR, Level.WARNING) if level in levels), Level.OK)

@@ -1,0 +1,193 @@
+"""The state of an outbox in numbers: what waits, who owns which lane, how far table and ledger are apart.
+
+Only reads. Kafka is asked for the ledger alone, and may be away: then its numbers are missing and the reason is there.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import closing
+from typing import Any
+
+import psycopg
+from psycopg import sql
+
+from outbox.conf import EXACTLY_ONCE, Conf
+from outbox.core.ledger import LedgerEntryError
+from outbox.edges import backlog as backlogs
+from outbox.edges import table
+from outbox.edges.ledger_topic import LedgerMissing, LedgerTopic, LedgerUnreachable
+from outbox.edges.marks import WrongTable
+from outbox.exceptions import OutboxError
+
+ALIVE_S = 10.0  # heartbeats come every few seconds
+_LEDGER_S = 5.0
+_NAME = "outbox stats"
+
+Connection = psycopg.Connection[Any]
+
+
+def connect(conf: Conf, alias: str) -> Connection:
+    try:
+        return table.connect_bounded(
+            table.parameters(alias), statement_timeout_s=conf.statement_timeout_s, application_name=_NAME
+        )
+    except psycopg.OperationalError as error:
+        reason = " ".join(str(error).split())
+        raise OutboxError(f"PostgreSQL of the alias {alias!r} cannot be reached: {reason}") from error
+
+
+def collect(conf: Conf, alias: str, *, with_kafka: bool = True, interval_s: float = 0.0) -> dict[str, Any]:
+    """Everything, as plain values. With an interval two looks are taken, and rates stand between them."""
+    with closing(connect(conf, alias)) as connection:
+        try:
+            first = _waiting(connection, conf)
+            rates = _rates(connection, conf, first, interval_s) if interval_s else None
+            lanes = _lanes(connection, conf)
+            state = _state(connection, conf)
+            kept = {
+                name: backlogs.count_rows(connection, f"{conf.table}_{suffix}")
+                for name, suffix in (("holds", "hold"), ("dead_letters", "dead"))
+            }
+        except psycopg.errors.UndefinedTable as error:
+            raise WrongTable(
+                f"The table {conf.table!r} does not exist on the alias {alias!r}. "
+                f"Run: python manage.py migrate outbox --database {alias}"
+            ) from error
+    ledger = _ledger(conf, lanes, state) if with_kafka and conf.delivery == EXACTLY_ONCE else None
+    return {
+        "name": conf.name,
+        "database": alias,
+        "table": conf.table,
+        "delivery": conf.delivery,
+        "backlog": first,
+        "rates": rates,
+        "state": state,
+        "lanes": lanes,
+        "ledger": ledger,
+        **kept,
+    }
+
+
+def _waiting(connection: Connection, conf: Conf) -> dict[str, Any]:
+    found = backlogs.backlog(connection, conf.table)
+    return {
+        "records": found.records,
+        "is_estimate": found.is_estimate,
+        "oldest_age_s": round(found.oldest_age_s, 3),
+        "stashed_total": found.stashed_total,
+        "deleted_total": found.deleted_total,
+    }
+
+
+def _rates(connection: Connection, conf: Conf, first: dict[str, Any], interval_s: float) -> dict[str, float]:
+    """As PostgreSQL counts rows: it learns of them up to a second late."""
+    begun = time.monotonic()
+    time.sleep(interval_s)
+    second, took_s = _waiting(connection, conf), time.monotonic() - begun
+    names = {"stashed_per_s": "stashed_total", "delivered_per_s": "deleted_total"}
+    return {rate: round((second[total] - first[total]) / took_s, 1) for rate, total in names.items()}
+
+
+def _has(connection: Connection, name: str) -> bool:
+    row = connection.execute("SELECT to_regclass(%s) IS NOT NULL", [table.identifier(name).as_string()]).fetchone()
+    return bool(row and row[0])
+
+
+def _state(connection: Connection, conf: Conf) -> dict[str, Any] | None:
+    """None in a table without companions, or before the first harvester."""
+    name = f"{conf.table}_state"
+    if not _has(connection, name):
+        return None
+    row = connection.execute(
+        sql.SQL(
+            "/* state */ SELECT database::text, lanes, lanes_wanted, resize_to, resize_note, way, way_owner, "
+            "CASE WHEN isfinite(way_time) THEN extract(epoch FROM clock_timestamp() - way_time)::float8 END FROM {}"
+        ).format(table.identifier(name))
+    ).fetchone()
+    if row is None:
+        return None
+    names = ("database_uuid", "lanes", "lanes_wanted", "resize_to", "resize_note", "way", "way_owner", "way_seen_s")
+    return dict(zip(names, row, strict=True))
+
+
+def _lanes(connection: Connection, conf: Conf) -> list[dict[str, Any]]:
+    if not _has(connection, f"{conf.table}_lane"):
+        return []
+    rows = connection.execute(
+        sql.SQL(
+            "/* lanes */ SELECT lane, owner_name, extract(epoch FROM clock_timestamp() - heartbeat)::float8, batch "
+            "FROM {lane} FULL JOIN (SELECT lane, max(batch) AS batch FROM {purged} GROUP BY lane) AS p USING (lane) "
+            "ORDER BY lane"
+        ).format(lane=table.identifier(f"{conf.table}_lane"), purged=table.identifier(f"{conf.table}_purged"))
+    ).fetchall()
+    return [
+        {
+            "lane": lane,
+            "owner": owner,
+            "heartbeat_s": None if heartbeat_s is None else round(heartbeat_s, 3),
+            "is_owned": heartbeat_s is not None and heartbeat_s <= ALIVE_S,
+            "purged_batch": batch,
+            "ledger_batch": None,
+        }
+        for lane, owner, heartbeat_s, batch in rows
+    ]
+
+
+def _ledger(conf: Conf, lanes: list[dict[str, Any]], state: dict[str, Any] | None) -> dict[str, Any]:
+    """The last committed batch of each lane, put into `lanes`, and how far the topic's end is from being stable."""
+    topic = LedgerTopic(conf.client_properties, f"{conf.name}.ledger")
+    found: dict[str, Any] = {"topic": topic.name, "error": None, "open_offsets": None}
+    count = state["lanes"] if state else 0
+    try:
+        lags = backlogs.stable_lag(conf.client_properties, topic.name)
+        found["open_offsets"] = max(lags.values(), default=0)
+        for lane in (lane for lane in lanes if lane["lane"] < count):
+            entry = topic.last_entry(lane["lane"], time.monotonic() + _LEDGER_S)
+            lane["ledger_batch"] = entry.batch if entry is not None else 0
+    except (LedgerUnreachable, LedgerMissing, LedgerEntryError) as error:
+        found["error"] = str(error)
+    except Exception as error:  # of a client that has no brokers
+        found["error"] = f"{type(error).__name__}: {' '.join(str(error).split())}"
+    finally:
+        topic.close()
+    return found
+
+
+def as_text(found: dict[str, Any]) -> list[str]:
+    """For people: one line per fact."""
+    waiting, state = found["backlog"], found["state"] or {}
+    about = "about " if waiting["is_estimate"] else ""
+    lines = [
+        f"outbox {found['name']!r}: table {found['table']!r} on {found['database']!r}, {found['delivery']}",
+        f"backlog: {about}{waiting['records']:,} records, the oldest for {waiting['oldest_age_s']:,.1f} s",
+    ]
+    if found["rates"]:
+        lines.append("rates: {stashed_per_s:,} stashed/s, {delivered_per_s:,} delivered/s".format(**found["rates"]))
+    if state.get("way"):
+        lines.append(f"held for {state['way']} by {state['way_owner']}, {state['way_seen_s'] or 0.0:.1f} s ago")
+    if state.get("resize_to") or state.get("lanes_wanted"):
+        lines.append(f"lanes are being changed: {state['lanes']} to {state['resize_to'] or state['lanes_wanted']}")
+    lines += [_lane_text(lane) for lane in found["lanes"]] or ["lanes: none was ever owned"]
+    for name, text in (("holds", "held back"), ("dead_letters", "dead letters")):
+        if found[name] is not None:
+            lines.append(f"{text}: {found[name]:,}")
+    if found["ledger"]:
+        ledger = found["ledger"]
+        open_ = "unknown" if ledger["open_offsets"] is None else f"{ledger['open_offsets']:,}"
+        lines.append(f"ledger {ledger['topic']!r}: {open_} offsets behind an open transaction")
+        if ledger["error"]:
+            lines.append(f"ledger cannot be read: {ledger['error']}")
+    return lines
+
+
+def _lane_text(lane: dict[str, Any]) -> str:
+    if lane["owner"] is None:
+        who = "never owned"
+    elif lane["is_owned"]:
+        who = f"{lane['owner']} (heartbeat {lane['heartbeat_s']:.1f} s ago)"
+    else:
+        who = f"no owner; the last one was {lane['owner']}, {lane['heartbeat_s']:,.0f} s ago"
+    purged, last = lane["purged_batch"], lane["ledger_batch"]
+    batches = "" if purged is None else f", purged up to batch {purged}"
+    return f"lane {lane['lane']}: {who}{batches}" + ("" if last is None else f", ledger at {last}")
