@@ -6,9 +6,10 @@ of the very statement that returns the rows. What follows from them is decided b
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from operator import itemgetter
 from typing import Any
 
 import psycopg
@@ -63,6 +64,14 @@ _SIZED = (
     f"(SELECT *, {_SIZE} AS size FROM {{table}} WHERE <where> ORDER BY id LIMIT %(limit)s) AS page) AS sized "
     "WHERE before < %(bytes)s ORDER BY id"
 )
+
+
+_COLUMNS = itemgetter(0, 1, 2, 3, 4, 5, 6)
+
+
+def columns(rows: Sequence[Row]) -> Iterable[Row]:
+    """The rows without the lane. Cut where they are used: forty thousand tuples that stay cost six times as much."""
+    return map(_COLUMNS, rows) if rows and len(rows[0]) > 7 else rows
 
 
 def lane_of_row(lanes: int, *, keep_empty_key: bool) -> sql.Composed:

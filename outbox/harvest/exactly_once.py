@@ -26,6 +26,7 @@ from outbox.core.ledger import Entry, LedgerEntryError
 from outbox.core.patience import Backoff, Circuit
 from outbox.core.verdict import AskElection, Closed, Idle, Stop
 from outbox.edges.ledger_topic import LedgerTopic, LedgerUnreachable
+from outbox.edges.reader import columns
 from outbox.edges.transactions import NoProducer, RecordRefused, ReportsMissing, TransactionalProducer, kafka_error
 from outbox.exceptions import OutboxError
 from outbox.failpoints import failpoint
@@ -369,7 +370,7 @@ class ExactlyOnce:
 
     def _entry(self, batch: Batch) -> tuple[bytes, Entry]:
         assert self._identity is not None
-        digest = ledger.digest(batch.rows)
+        digest = ledger.digest(columns(batch.rows))
         entry = Entry(
             self._lane, self._batch + 1, self._leader_id, self._identity, tuple(batch.ids), digest, batch.read_at
         )

@@ -457,7 +457,7 @@ class Rounds:
             return dict.fromkeys(plan.sessions, page.rows)
         shares: dict[int, list[Row]] = {number: [] for number in plan.sessions}
         for row in page.rows:
-            shares[row[7]].append(row[:7])
+            shares[row[7]].append(row)
         return shares
 
     def _held_back(self, lane: LaneState, rows: list[Row]) -> list[Row]:
