@@ -27,7 +27,15 @@ EXACTLY_ONCE = "exactly-once"
 AT_LEAST_ONCE = "at-least-once"
 
 # Django signals of the harvester that may also become Celery tasks.
-EVENTS = ("leader_acquired", "leader_refreshed", "leader_revoked", "leader_fenced", "meter_read", "record_held")
+EVENTS = (
+    "leader_acquired",
+    "leader_refreshed",
+    "leader_revoked",
+    "leader_fenced",
+    "meter_read",
+    "record_held",
+    "lane_stopped",
+)
 # What CELERY_EVENTS may say about a task beside its name.
 TASK_OPTIONS = ("task", "queue", "exchange", "routing_key", "priority", "expires", "countdown", "serializer", "headers")
 

@@ -54,3 +54,9 @@ record_held = Signal()
 
 Arguments: ``record_id``, ``topic`` and ``key`` (both None for a record without key), ``attempts``, ``error``.
 """
+
+lane_stopped = Signal()
+"""Exactly-once: neither sending nor deleting can be right in the lane until an operator has decided. Other lanes go on.
+
+Argument: ``reason``, with what was found on both sides and the command that settles it. Told once per reason.
+"""

@@ -48,6 +48,7 @@ meter_read = Signal(
 record_held = Signal(
     name="record_held", providing_args={"harvester", "lane", "record_id", "topic", "key", "attempts", "error"}
 )
+lane_stopped = Signal(name="lane_stopped", providing_args={"harvester", "lane", "reason"})
 
 
 def _repeat(celery_signal: Any) -> Callable[..., None]:

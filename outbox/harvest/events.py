@@ -18,7 +18,7 @@ from django.dispatch import Signal
 from outbox import signals
 from outbox.core.neli import LeaderAcquired, LeaderFenced, LeaderRefreshed, LeaderRevoked
 from outbox.core.scoreboard_values import RecordHeld
-from outbox.harvest.lanes import BatchDelivered, MeterRead
+from outbox.harvest.lanes import BatchDelivered, LaneStopped, MeterRead
 
 logger = logging.getLogger("outbox.harvest")
 
@@ -147,4 +147,6 @@ def translate(event: object) -> tuple[Signal | None, Mapping[str, Any]]:
             "attempts": event.attempts,
             "error": event.error,
         }
+    if isinstance(event, LaneStopped):
+        return signals.lane_stopped, {"reason": event.text}
     return None, {}

@@ -14,6 +14,7 @@ from outbox.core.ledger import Entry
 from outbox.core.patience import CircuitView, State
 from outbox.core.verdict import Stop
 from outbox.edges.reader import Row
+from outbox.harvest.lanes import LaneStopped as LaneStopped
 
 
 class Awaited:
@@ -92,14 +93,6 @@ class Retake:
 @dataclass(frozen=True, slots=True)
 class End:
     """Wake up: the lane is to finish or to be abandoned."""
-
-
-@dataclass(frozen=True, slots=True)
-class LaneStopped:
-    """Neither sending nor deleting can be right in this lane until an operator has decided; other lanes go on."""
-
-    lane: int
-    text: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from uuid import UUID
 from outbox.core.neli import LeaderAcquired, LeaderRevoked
 from outbox.core.scoreboard_values import DeadlineExceeded, NotPurged, RecordHeld, RemarkRequested
 from outbox.harvest.events import Events
-from outbox.harvest.lanes import BatchDelivered, LaneWorker, MeterRead
+from outbox.harvest.lanes import BatchDelivered, LaneStopped, LaneWorker, MeterRead
 from outbox.harvest.measurements import Measurements
 
 if TYPE_CHECKING:
@@ -100,10 +100,11 @@ class Host:
             return
         if self.is_done:
             return
-        self._log(event)
+        if not isinstance(event, LaneStopped):  # its worker has said so
+            self._log(event)
         if isinstance(event, RecordHeld):
             self._measurements.refused()
-        if isinstance(event, (MeterRead, RecordHeld)):
+        if isinstance(event, (MeterRead, RecordHeld, LaneStopped)):
             self._events.put(self.lane, event)
 
     def fatal(self, error: BaseException) -> None:

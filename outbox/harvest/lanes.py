@@ -65,6 +65,14 @@ class BatchDelivered:
     traced: tuple[Traced, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class LaneStopped:
+    """Neither sending nor deleting can be right in this lane until an operator has decided; other lanes go on."""
+
+    lane: int
+    text: str
+
+
 class LaneHost(Protocol):
     """What the daemon gives a worker. Thread-safe; never blocks."""
 
