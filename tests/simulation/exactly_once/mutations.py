@@ -45,15 +45,6 @@ class ExcludesAfterTheSelect(Rounds):
         return replace(page, rows=[stored for stored in page.rows if stored.row[0] not in flying])
 
 
-class ReplacedWorkersForget(Rounds):
-    """A worker that was replaced in its process puts what its successor has in flight up for another read."""
-
-    def ready(self, lane: LaneState, batch: int, count: int) -> None:
-        if self.lanes.get(lane.number) is not lane:
-            self._flights.forget(lane.number)
-        super().ready(lane, batch, count)
-
-
 class StopsForEver(Rounds):
     """A lane that could not be purged once is not heard again, although an operator has settled it."""
 
@@ -116,7 +107,6 @@ MUTATIONS: dict[str, Cores] = {
     "the frontier is not reset for a lane that joins": replace(PLAIN, resets=False),
     "commit before the purge of the batch before": replace(PLAIN, awaits_purge=False),
     "in flight only until the commit": replace(PLAIN, rounds=FliesOnlyToTheCommit),
-    "a replaced worker forgets its successor's flights": replace(PLAIN, rounds=ReplacedWorkersForget),
     "a settled stop is kept": replace(PLAIN, rounds=StopsForEver),
     "what other lanes have in flight is left out": replace(PLAIN, rounds=ExcludesForEveryLane),
     "producer reused after an error": replace(PLAIN, reuses_producers=True),
