@@ -77,7 +77,7 @@ def stop_at(point, nth=3):
 def believe_they_lead(count, rate=300):
     """No election: all of them own the lane, as far as they know. Each is killed in turn, and comes again."""
 
-    def act(scene, turns=2):
+    def act(scene, turns=1):
         scene.write(rate=rate)
         scene.write(rate=rate)
         members = [scene.fleet.start(program=CROWNED) for _ in range(count)]

@@ -73,13 +73,13 @@ def every_line(request, fragile_exact_scenes):
 
 
 @pytest.fixture
-def bench_on(postgres):
+def bench_on(postgres, bootstrap_servers):
     """Makes a bench on a database and brokers of the test's choice."""
 
     @contextmanager
     def make(servers=None, url=None):
         with fresh_database(url or os.environ["DATABASE_URL"]) as fresh:
-            made = Bench(fresh, servers or os.environ["OUTBOX_BOOTSTRAP_SERVERS"])
+            made = Bench(fresh, servers or bootstrap_servers)
             try:
                 yield made
             finally:

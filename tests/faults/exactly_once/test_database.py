@@ -2,7 +2,9 @@
 
 Where a guard is at stake, the same events are played with its naive form, and do the harm."""
 
+import os
 import random
+import signal
 import threading
 import uuid
 from contextlib import ExitStack, closing, contextmanager
@@ -16,7 +18,6 @@ from outbox.edges.reader import Reader
 from outbox.harvest import exactly_once_rounds
 from tests.faults.exactly_once import naive
 from tests.harvest.exactly_once.bench import stopped, wait_until
-from tests.harvest.exactly_once.test_faults import pause_writing_of_wal
 
 NO_SWEEP = {"SWEEP_INTERVAL": 3600}
 
@@ -37,6 +38,14 @@ def forgetful():
     settings = {"wal_writer_delay": "10s", "autovacuum": "off", "max_prepared_transactions": "4"}
     with Postgres(settings=settings) as server:
         yield server
+
+
+def pause_writing_of_wal(connection):
+    """Else the server's own processes flush what no session has asked to flush."""
+    for (pid,) in connection.execute(
+        "SELECT pid FROM pg_stat_activity WHERE backend_type IN ('walwriter', 'background writer')"
+    ).fetchall():
+        os.kill(pid, signal.SIGSTOP)
 
 
 @contextmanager

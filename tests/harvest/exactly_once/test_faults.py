@@ -1,7 +1,5 @@
 """Outages, lost replies and late frames: PostgreSQL and Kafka by way of proxies."""
 
-import os
-import signal
 import threading
 import time
 
@@ -10,8 +8,7 @@ import pytest
 
 from outbox.core.scoreboard_values import RecordHeld
 from outbox.edges import transactions
-from tests.harvest.exactly_once.bench import Bench, finish, wait_until
-from tests.support.databases import fresh_database
+from tests.harvest.exactly_once.bench import finish, wait_until
 from tests.support.proxy import (
     ADD_PARTITIONS_TO_TXN,
     CLIENT,
@@ -199,42 +196,3 @@ def test_postgresql_does_not_answer_for_a_while(bench):
         before = host.worker.statistics().delivered
         wait_until(lambda: host.worker.statistics().delivered > before + 50, 40)
     drained(bench)
-
-
-def pause_writing_of_wal(connection):
-    """Else the server's own processes flush what no session has asked to flush."""
-    for (pid,) in connection.execute(
-        "SELECT pid FROM pg_stat_activity WHERE backend_type IN ('walwriter', 'background writer')"
-    ).fetchall():
-        os.kill(pid, signal.SIGSTOP)
-
-
-def test_what_was_sent_survives_a_crash_of_postgresql_whose_writers_do_not_wait(postgres_factory, bootstrap_servers):
-    """The writers' commits are not on disk; a batch that holds them is flushed before it commits in Kafka."""
-    server = postgres_factory(settings={"wal_writer_delay": "10s", "autovacuum": "off"})
-    with fresh_database(server.url) as url:
-        bench = Bench(url, bootstrap_servers)
-        bench.db.execute("CREATE TABLE business (value text)")
-        process = bench.spawn("after-commit=stop")
-        try:
-            # Right after a heartbeat, whose commit would flush as well.
-            wait_until(lambda: bench.db.execute("SELECT count(*) FROM outbox_lane").fetchone() == (1,))
-            pause_writing_of_wal(bench.db)
-            with psycopg.connect(url) as writer:
-                writer.execute("SET synchronous_commit = off")
-                writer.execute("INSERT INTO business VALUES ('1'), ('2')")
-                bench.stash(["a", "b"], connection=writer)
-                writer.commit()
-                sent = {r.value.decode() for r in wait_until(bench.read)}
-                server.kill()
-        except psycopg.OperationalError:
-            pass  # the writer's connection ends with its server
-        finally:
-            process.kill()
-            process.wait()
-        bench.db.close()
-        server.start()
-        with psycopg.connect(url, autocommit=True) as bench.db:
-            assert sent == {"1", "2"}
-            assert {row[0] for row in bench.db.execute("SELECT value FROM business")} == sent
-            drained(bench)

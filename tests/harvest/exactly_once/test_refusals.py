@@ -1,10 +1,9 @@
 """Both sides must agree: a database or a ledger that went back in time stops the lane, which says why."""
 
-import time
 import uuid
 
+from tests.faults.exactly_once.naive import gate_purges
 from tests.harvest.exactly_once.bench import finish, stopped, wait_until
-from tests.harvest.exactly_once.test_kills import wait_killed
 from tests.support.topics import create_topic
 
 
@@ -75,75 +74,41 @@ def test_a_lane_goes_on_when_both_sides_agree_again(bench, monkeypatch):
     bench.check()
 
 
-def test_ids_drawn_again_after_a_crash_lose_no_new_row(bench):
-    bench.stash([f"key-{n}" for n in range(50)])
-    wait_killed(bench.spawn("after-commit=kill"))
-    bench.db.execute("TRUNCATE outbox RESTART IDENTITY")
-    bench.stash([f"key-{n}" for n in range(50)])
-    with bench.working() as host:
-        assert "ids were drawn a second time" in stopped(host)
-    assert bench.count == 50
-
-
-def test_ids_drawn_again_under_a_living_owner_lose_no_new_row(bench):
-    """The purge of a committed batch is under way when new rows appear under its ids."""
-    bench.stash([f"key-{n}" for n in range(50)])
-    process = bench.spawn("before-purge=sleep:3@1")
-    try:
-        wait_until(lambda: len(bench.read()) == 50)
-        bench.db.execute("TRUNCATE outbox RESTART IDENTITY")
-        bench.stash([f"key-{n}" for n in range(50)])
-        time.sleep(4)
-        assert bench.count == 50
-        assert bench.purged == 0
-    finally:
-        process.kill()
-        process.wait()
-
-
-def test_a_truncated_table_with_other_ids_goes_on(bench):
+def test_a_truncated_table_with_other_ids_goes_on(bench, monkeypatch):
     """Nothing stands under the ids that were sent: only the number moves."""
+    gate = gate_purges(monkeypatch)
     bench.stash([f"key-{n}" for n in range(50)])
-    process = bench.spawn("before-purge=sleep:2@1")
-    try:
-        wait_until(lambda: len(bench.read()) == 50)
+    with bench.working():
+        assert gate.reached.wait(20)
         bench.db.execute("TRUNCATE outbox")
         bench.stash([f"key-{n}" for n in range(50)])
+        gate.open()
         bench.wait_empty()
-    finally:
-        process.kill()
-        process.wait()
     bench.check()
 
 
-def test_vacuum_full_beside_a_purge_changes_nothing(bench):
+def test_vacuum_full_beside_a_purge_changes_nothing(bench, monkeypatch):
+    gate = gate_purges(monkeypatch)
     bench.stash([f"key-{n}" for n in range(50)])
-    process = bench.spawn("before-purge=sleep:2@1")
-    try:
-        wait_until(lambda: len(bench.read()) == 50)
+    with bench.working():
+        assert gate.reached.wait(20)
         bench.db.execute("VACUUM FULL outbox")
+        gate.open()
         bench.wait_empty()
-    finally:
-        process.kill()
-        process.wait()
-    with bench.working() as host:
-        wait_until(lambda: host.worker.statistics().takeovers)
     bench.check()
 
 
-def test_a_sequence_restarted_by_hand_does_not_let_a_purge_delete_new_rows(bench):
+def test_a_sequence_restarted_by_hand_does_not_let_a_purge_delete_new_rows(bench, monkeypatch):
+    gate = gate_purges(monkeypatch)
     bench.stash([f"key-{n}" for n in range(50)])
-    process = bench.spawn("before-purge=sleep:3@1")
-    try:
-        wait_until(lambda: len(bench.read()) == 50)
+    with bench.working() as host:
+        assert gate.reached.wait(20)
         bench.db.execute("DELETE FROM outbox")
         bench.db.execute("ALTER SEQUENCE outbox_id_seq RESTART")
         bench.stash([f"key-{n}" for n in range(30)])
-        time.sleep(4)
+        gate.open()
+        assert "nothing was sent or deleted" in stopped(host)
         assert bench.count == 30
-    finally:
-        process.kill()
-        process.wait()
 
 
 def test_a_ledger_that_forgets_is_refused_at_the_start(bench):
