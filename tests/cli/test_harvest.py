@@ -8,6 +8,7 @@ import threading
 import time
 import uuid
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -166,6 +167,30 @@ def without_adjacent_repeats(sequences):
         if not result or sequence > result[-1]:
             result.append(sequence)
     return result
+
+
+def test_a_table_that_is_delivered_exactly_once_is_left_alone_while_that_goes_on(site):
+    """Companion tables may come at any time: the next heartbeat finds them."""
+    site.stash(0, 9)
+    ours = site.harvester()
+    until(lambda: site.left() == 0, "an empty table", ours)
+    for migration in ("0002_companions", "0003_lane_changes"):
+        site.execute(import_module(f"outbox.migrations.{migration}").FORWARDS)
+    until(lambda: site.execute("SELECT 1 FROM outbox_state WHERE way = 'at-least-once'"), "a claim", ours)
+    assert ours.stop() == 0
+    assert site.execute("SELECT way_time < now() - interval '1 day' FROM outbox_state") == [(True,)]
+
+    site.execute("UPDATE outbox_state SET way = 'exactly-once', way_owner = 'web1', way_time = 'infinity'")
+    site.stash(10, 19)
+    hasty, patient = site.harvester("--fail-fast"), site.harvester()
+    assert hasty.process.wait(WAIT_S) == 1
+    hasty.stop()  # reads the rest of its lines
+    assert "harvested by 'web1' with DELIVERY='exactly-once'" in hasty.lines[-1]
+    patient.wait_for("waiting reason=")
+    assert site.left() == 10
+    site.execute("UPDATE outbox_state SET way_time = '-infinity'")
+    until(lambda: site.left() == 0, "an empty table", patient)
+    assert patient.stop() == 0
 
 
 def test_a_classic_table_filled_by_sql_is_harvested_in_order(site):
