@@ -9,9 +9,11 @@
 The records pass through the executors only. The modules, from the outside in:
 
     start.py     `session()`: Java, connector, Python and addresses of a session
-    source.py    the DataSource `outbox`; its statements and what they protect are in `stream.py`
+    source.py    the DataSource `outbox`; its statements and what they protect are in `stream.py`, its options in
+                 `options.py`, what executors read in `reading.py`
     sink.py      `KafkaSink`, on the driver: slices, sentinels, what is known before an epoch begins
-    writing.py   one slice in an executor: fence, ledger, records, entry, commit
+    writing.py   slices in an executor: fence, ledger, records, entry, commit; `plan.py` is what it must know,
+                 `fencing.py` the producers and the ledger, which live as long as the process
     entries.py   the ledger entry of a slice; pure
     expressions.py  SQL expressions: the checksum of a record, equal to that of `core.ledger`, and its slice
 

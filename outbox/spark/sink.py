@@ -20,11 +20,13 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from outbox.edges.ledger_topic import LedgerMissing
 from outbox.exceptions import OutboxError
-from outbox.spark import entries, expressions, writing
+from outbox.spark import entries, expressions, fencing, writing
+from outbox.spark.plan import CHECKSUM, PART, RESULT, Plan, SliceFailed, compare
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -145,15 +147,15 @@ class KafkaSink:
                 "Add them, or say with order=(...) which columns order the records of one key."
             )
 
-    def _plan(self, frame: DataFrame, query: str, epoch: int) -> writing.Plan:
+    def _plan(self, frame: DataFrame, query: str, epoch: int) -> Plan:
         if self._at is not None and self._at == (query, epoch - 1):
             start = entries.Start(self.slices, dict.fromkeys(range(self.slices), epoch - 1), {})
         else:
             start = self._take_over(query, epoch)
         return self._new_plan(query, epoch, start, has_ids="id" in frame.columns)
 
-    def _new_plan(self, query: str, epoch: int, start: entries.Start, *, has_ids: bool) -> writing.Plan:
-        return writing.Plan(
+    def _new_plan(self, query: str, epoch: int, start: entries.Start, *, has_ids: bool) -> Plan:
+        return Plan(
             name=self.name,
             query=query,
             epoch=epoch,
@@ -172,13 +174,13 @@ class KafkaSink:
 
     def _take_over(self, query: str, epoch: int) -> entries.Start:
         """Fence whatever an older driver left at work, in every slice it may have had, then read what is delivered."""
-        ledger = writing.ledger_of(self.properties, self.ledger)
+        ledger = fencing.ledger_of(self.properties, self.ledger)
         partitions = ledger.prepare_slices(self.slices, self.audit_window_s)
         give_up_at = time.monotonic() + _TAKEOVER_S
         plan = self._new_plan(query, epoch, entries.Start(0, {}, {}), has_ids=False)
         found = []
         for slice_ in range(partitions):
-            producer = writing.initialise(plan, slice_, give_up_at)
+            producer = fencing.initialise(plan, slice_, give_up_at)
             try:
                 found.append(ledger.last_entry(slice_, give_up_at))
             finally:
@@ -195,35 +197,33 @@ class KafkaSink:
         slice_ = expressions.slice_of(columns, self.order, self.slices, keep_empty_key=self.keep_empty_key)
         extra = [name for name in self.order if name not in columns]
         return frame.select(
-            (slice_ * 2).alias(writing.PART), expressions.checksum(columns).alias(writing.CHECKSUM), *columns, *extra
-        ).withColumn(writing.PART, F.col(writing.PART).cast("int"))
+            (slice_ * 2).alias(PART), expressions.checksum(columns).alias(CHECKSUM), *columns, *extra
+        ).withColumn(PART, F.col(PART).cast("int"))
 
-    def _run(self, sliced: DataFrame, plan: writing.Plan) -> list[Any]:
+    def _run(self, sliced: DataFrame, plan: Plan) -> list[Any]:
         from pyspark.sql import functions as F
 
         spark = sliced.sparkSession
-        sentinels = spark.range(0, self.slices, 1, 1).select((F.col("id") * 2 + 1).cast("int").alias(writing.PART))
+        sentinels = spark.range(0, self.slices, 1, 1).select((F.col("id") * 2 + 1).cast("int").alias(PART))
         whole = sliced.unionByName(sentinels, allowMissingColumns=True)
         # One slice per task; that a task could get several, or none, costs time and nothing else.
-        home = expressions.home_of(F.expr(f"{writing.PART} div 2"), self.slices)
-        arranged = whole.repartition(self.slices, home).sortWithinPartitions(writing.PART, *self.order)
-        results = arranged.mapInArrow(plan.write, writing.RESULT).collect()
+        home = expressions.home_of(F.expr(f"{PART} div 2"), self.slices)
+        arranged = whole.repartition(self.slices, home).sortWithinPartitions(PART, *self.order)
+        results = arranged.mapInArrow(partial(writing.write, plan), RESULT).collect()
         if sorted(row["slice"] for row in results) != list(range(self.slices)):
-            raise writing.SliceFailed(
+            raise SliceFailed(
                 f"Epoch {plan.epoch} of the Spark sink {self.name!r} ended with {len(results)} of {self.slices} slices."
             )
         return results
 
-    def _compare(self, sliced: DataFrame, plan: writing.Plan) -> None:
+    def _compare(self, sliced: DataFrame, plan: Plan) -> None:
         """Before anything else of the epoch is written: is it the one that was delivered in part?"""
         from pyspark.sql import functions as F
 
-        counters = sliced.groupBy(writing.PART).agg(
-            F.count("*").alias("count"), F.sum(writing.CHECKSUM).alias("digest")
-        )
-        now = {row[writing.PART] // 2: (row["count"], row["digest"]) for row in counters.collect()}
+        counters = sliced.groupBy(PART).agg(F.count("*").alias("count"), F.sum(CHECKSUM).alias("digest"))
+        now = {row[PART] // 2: (row["count"], row["digest"]) for row in counters.collect()}
         for slice_, delivered in plan.done.items():
-            writing.compare(plan, slice_, delivered, now.get(slice_, (0, 0)))
+            compare(plan, slice_, delivered, now.get(slice_, (0, 0)))
 
 
 __all__ = ["KafkaSink", "LedgerMissing", "Written"]

@@ -29,8 +29,7 @@ import os
 import socket
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import psycopg
@@ -39,10 +38,11 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStrea
 from pyspark.sql.types import StructType
 
 from outbox.edges.session import BoundedConnection
-from outbox.exceptions import OutboxError
 from outbox.failpoints import failpoint
 from outbox.spark import stream
-from outbox.spark.stream import Batch, CheckpointLost, Connection, RecordsMissing, State, Stream
+from outbox.spark.options import Options
+from outbox.spark.reading import Range, read
+from outbox.spark.stream import Batch, CheckpointLost, Connection, State, Stream
 
 logger = logging.getLogger("outbox.spark")
 
@@ -55,8 +55,6 @@ _OUTAGE_MAX_S = 120.0
 _OUTAGE_PAUSE_S = 0.5
 _OUTAGES = (psycopg.OperationalError, psycopg.InterfaceError)
 _GRACE_S = 5.0
-_ROWS_AT_ONCE = 5_000
-_MICROSECONDS_1970_TO_2000 = 946_684_800_000_000
 
 
 def register(spark: SparkSession) -> None:
@@ -65,65 +63,6 @@ def register(spark: SparkSession) -> None:
 
     check_extra()
     spark.dataSource.register(OutboxSource)
-
-
-class WrongOptions(OutboxError):
-    """Options of the source, all mistakes at once."""
-
-
-@dataclass(frozen=True)
-class Options:
-    url: str
-    table: str = "outbox"
-    slices: int = 4
-    max_records: int = 50_000
-    statement_timeout: float = 30.0
-    resend: bool = False
-
-    @classmethod
-    def parse(cls, given: Mapping[str, str]) -> Options:
-        names = {field.name.replace("_", ""): field for field in fields(cls)}
-        lowered = {name.lower(): value for name, value in given.items()}
-        wrong = [f"{name}: unknown" for name in lowered if name not in names]
-        found: dict[str, Any] = {}
-        for name, field in names.items():
-            if name in lowered:
-                try:
-                    found[field.name] = _PARSERS[str(field.type)](lowered[name])
-                except ValueError as error:
-                    wrong.append(f"{name}={lowered[name]!r}: {error}")
-        if not found.get("url"):
-            wrong.append('url: missing, give for instance "postgresql://user@host/database"')
-        if wrong:
-            known = "url, table, slices, maxRecords, statementTimeout, resend"
-            raise WrongOptions(f"Options of the source outbox: {'; '.join(wrong)}. The options are: {known}.")
-        return cls(**found)
-
-
-def _positive(text: str) -> int:
-    number = int(text) if text.isdigit() else 0
-    if not number:
-        raise ValueError("give a whole number above 0")
-    return number
-
-
-def _seconds(text: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = 0.0
-    if not 0 < number < float("inf"):
-        raise ValueError("give seconds above 0")
-    return number
-
-
-def _truth(text: str) -> bool:
-    if text.lower() not in ("true", "false"):
-        raise ValueError('give "true" or "false"')
-    return text.lower() == "true"
-
-
-_PARSERS: dict[str, Callable[[str], Any]] = {"str": str, "int": _positive, "float": _seconds, "bool": _truth}
 
 
 class OutboxSource(DataSource):
@@ -144,16 +83,6 @@ class OutboxSource(DataSource):
         return OutboxStreamReader(Options.parse(self.options))
 
 
-@dataclass
-class Range(InputPartition):
-    """Ids that one task reads. `count`: how many records must be there; negative: any number."""
-
-    lowest: int
-    highest: int
-    count: int = -1
-    leader: str = ""
-
-
 class OutboxReader(DataSourceReader):
     """Batch: looks and changes nothing."""
 
@@ -165,7 +94,7 @@ class OutboxReader(DataSourceReader):
             return [Range(*range_) for range_ in stream.ranges(connection, self.options.table, self.options.slices)]
 
     def read(self, partition: InputPartition | None) -> Iterator[Any]:
-        return _read(self.options, partition) if isinstance(partition, Range) else iter(())
+        return read(self.options, partition) if isinstance(partition, Range) else iter(())
 
 
 class OutboxStreamReader(DataSourceStreamReader):
@@ -240,7 +169,7 @@ class OutboxStreamReader(DataSourceStreamReader):
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         assert isinstance(partition, Range)
-        return _read(self.options, partition)
+        return read(self.options, partition)
 
     def commit(self, end: dict[str, Any]) -> None:
         self._finished = max(self._finished, Batch.of(end).number)
@@ -375,60 +304,3 @@ class OutboxStreamReader(DataSourceStreamReader):
             raise error
         logger.warning("database_away seconds=%.0f error=%r", down_s, str(error))
         time.sleep(_OUTAGE_PAUSE_S)
-
-
-# ---- rows to Arrow, in executors
-
-
-def _read(options: Options, wanted: Range) -> Iterator[Any]:
-    """The records as Arrow batches; raises unless all that were marked are there."""
-    count = 0
-    with stream.connect(options.url, options.statement_timeout) as connection:
-        statement = stream.select(options.table, wanted.leader, binary=stream.has_binary(connection, options.table))
-        given = {"lowest": wanted.lowest, "highest": wanted.highest, "leader": wanted.leader}
-        # In pieces: how large values are is not known.
-        with connection.transaction(), connection.cursor("outbox_read", binary=True) as cursor:
-            cursor.execute(statement, given)
-            while rows := cursor.fetchmany(_ROWS_AT_ONCE):
-                count += len(rows)
-                yield _arrow(rows)
-    if wanted.count not in (-1, count):
-        raise RecordsMissing(
-            f"{wanted.count} records from id {wanted.lowest} to {wanted.highest} were marked with leader_id "
-            f"{wanted.leader}, and {count} are there: somebody deleted, changed or marked the others. Did another "
-            "harvester run on the table?"
-        )
-
-
-def _arrow(rows: list[tuple[Any, ...]]) -> Any:
-    import pyarrow as pa
-
-    ids, times, topics, keys, values, names, texts = zip(*rows, strict=True)
-    columns = [
-        pa.array(ids, pa.int64()),
-        _timestamps(times),
-        pa.array(topics, pa.string()),
-        pa.array(keys, pa.string()),
-        pa.array(values, pa.binary()),
-        pa.array(map(_paired, names, texts), _headers_type()) if any(names) else pa.nulls(len(rows), _headers_type()),
-    ]
-    return pa.RecordBatch.from_arrays(columns, ["id", "create_time", "topic", "key", "value", "headers"])
-
-
-def _headers_type() -> Any:
-    import pyarrow as pa
-
-    return pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
-
-
-def _paired(names: list[str] | None, texts: list[str] | None) -> list[tuple[str, bytes]] | None:
-    return [(name, text.encode()) for name, text in zip(names, texts or (), strict=True)] if names else None
-
-
-def _timestamps(wire: Sequence[bytes]) -> Any:
-    """From PostgreSQL's binary form, microseconds since 2000, without a Python step per value."""
-    import numpy as np
-    import pyarrow as pa
-
-    microseconds = np.frombuffer(b"".join(wire), ">i8").astype("i8") + _MICROSECONDS_1970_TO_2000
-    return pa.array(microseconds).cast(pa.timestamp("us", tz="UTC"))

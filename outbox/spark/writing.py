@@ -1,4 +1,4 @@
-"""One slice of one epoch, written by an executor: fence, ledger, records, entry, commit.
+"""Slices of one epoch, written by an executor: fence, ledger, records, entry, commit.
 
 Spark may run a task twice, end its input early when it kills it, and lose its result after it has done its work. So:
 each slice has one stable transactional id, whose initialisation fences stragglers and speculative copies; the ledger is
@@ -6,86 +6,55 @@ read after that; the transaction commits only when the slice's sentinel was reac
 is its last record. A producer lives on in the Python worker: if it has committed the epoch before, nobody else has
 written since (it would have been fenced), and neither fence nor ledger is needed again.
 
+Whatever the client raises leaves the outcome unknown. The slice is then begun again, once: new producer, fence, ledger,
+and the rows again if they are few enough to be at hand. A second failure is Spark's to repeat.
+
 Everything here runs in executors. confluent-kafka is imported inside functions: its classes do not pickle.
 """
 
 from __future__ import annotations
 
+import logging
 import time
 from array import array
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from outbox.edges.kafka import require_bootstrap
-from outbox.edges.ledger_topic import LedgerTopic
-from outbox.exceptions import OutboxError
+from outbox.edges.ledger_topic import LedgerUnreachable
 from outbox.failpoints import failpoint
-from outbox.spark import entries
+from outbox.spark import entries, fencing
+from outbox.spark.plan import CHECKSUM, PART, Plan, SliceFailed, Superseded, compare
 
 if TYPE_CHECKING:
     from outbox.edges.transactions import TransactionalProducer
 
-PART, CHECKSUM = "_part", "_checksum"
-"""Columns that the sink adds: 2 × slice, plus 1 on the slice's sentinel; the record's checksum."""
-RESULT = "slice int, count bigint, digest bigint, skipped boolean, renewed boolean"
-_ENTRY_BYTES_MAX = 16_000_000
+logger = logging.getLogger("outbox.spark")
+
 _TOPICS_S = 10.0
+_ROWS_AT_HAND_MAX = 200_000
 
 
-class SliceFailed(OutboxError):
-    """The slice was not delivered; nothing of it is visible. Another attempt may succeed."""
+def write(plan: Plan, batches: Iterable[Any]) -> Iterator[Any]:
+    """For `mapInArrow`: rows sorted by part and order, any number of whole slices; one row of counters for each."""
+    import pyarrow as pa
 
-
-class Superseded(SliceFailed):
-    """Somebody else is at work on this slice."""
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What an executor must know to write slices of one epoch. Pickles."""
-
-    name: str
-    query: str
-    epoch: int
-    slices: int
-    slices_before: int
-    ledger: str
-    properties: Mapping[str, Any]
-    last: Mapping[int, int]
-    """Slice → the epoch that its last entry must have; absent: it must have none."""
-    done: Mapping[int, tuple[int, int]] = field(default_factory=dict)
-    """Slice → (count, digest): delivered before the driver started."""
-    transaction_timeout_s: float = 60.0
-    id_header: str = ""
-    keep_empty_key: bool = False
-    has_ids: bool = False
-    origin: str = ""
-
-    def transactional_id(self, slice_: int) -> str:
-        return f"outbox-spark-{self.name}-{slice_}"
-
-    def write(self, batches: Iterable[Any]) -> Iterable[Any]:
-        """For `mapInArrow`: rows sorted by part and order, any number of whole slices; one row of counters for each."""
-        import pyarrow as pa
-
-        current: _Slice | None = None
-        try:
-            for part, rows in _runs(batches):
-                slice_, is_sentinel = divmod(part, 2)
-                if current is None or current.number != slice_:
-                    _refuse_unfinished(current)
-                    current = _Slice(self, slice_)
-                if not is_sentinel:
-                    current.take(rows)
-                    continue
-                counters = current.finish()
-                current = None
-                yield pa.RecordBatch.from_pydict(counters, schema=_result_schema())
-            _refuse_unfinished(current)
-        finally:
-            if current is not None:
-                current.abandon()
+    current: _Slice | None = None
+    try:
+        for part, rows in _runs(batches):
+            slice_, is_sentinel = divmod(part, 2)
+            if current is None or current.number != slice_:
+                _refuse_unfinished(current)
+                current = _Slice(plan, slice_)
+            if not is_sentinel:
+                current.take(rows)
+                continue
+            counters = current.finish()
+            current = None
+            yield pa.RecordBatch.from_pydict(counters, schema=_result_schema())
+        _refuse_unfinished(current)
+    finally:
+        if current is not None:
+            current.abandon()
 
 
 def _refuse_unfinished(current: _Slice | None) -> None:
@@ -116,65 +85,6 @@ def _result_schema() -> Any:
     return pa.schema([*numbers, ("skipped", pa.bool_()), ("renewed", pa.bool_())])
 
 
-# ---- producers that live as long as the Python worker
-
-
-@dataclass
-class _Held:
-    producer: TransactionalProducer
-    plan: Plan
-    topics: set[str] = field(default_factory=set)
-
-    def fits(self, plan: Plan) -> bool:
-        """Whether it has committed the epoch before this one, of this query, and nothing casts doubt on it."""
-        before = self.plan
-        self.producer.poll()
-        return (
-            (before.query, before.epoch, before.ledger, before.properties, before.transaction_timeout_s)
-            == (plan.query, plan.epoch - 1, plan.ledger, plan.properties, plan.transaction_timeout_s)
-        ) and not self.producer.trouble
-
-
-_held: dict[str, _Held] = {}
-_ledgers: dict[tuple[str, str], SliceLedger] = {}
-
-
-class SliceLedger(LedgerTopic):
-    """The ledger topic of a sink: one partition per slice."""
-
-    decode = staticmethod(entries.decode)
-    topic_config: Mapping[str, str] = {"max.message.bytes": str(_ENTRY_BYTES_MAX)}
-
-    def prepare_slices(self, slices: int, audit_window_s: float) -> int:
-        """Create the topic if it is absent, give it more partitions if it has too few; how many it has."""
-        self.grow(self.name, slices)
-        self.prepare(slices, audit_window_s)
-        return self.partitions()
-
-
-def ledger_of(properties: Mapping[str, Any], name: str) -> SliceLedger:
-    """One per process: its clients are kept."""
-    require_bootstrap(properties)
-    key = (repr(sorted(properties.items())), name)
-    if key not in _ledgers:
-        _ledgers[key] = SliceLedger(properties, name)
-    return _ledgers[key]
-
-
-def initialise(plan: Plan, slice_: int, give_up_at: float) -> TransactionalProducer:
-    """A producer that has fenced every older one of the slice."""
-    from outbox.edges.transactions import TransactionalProducer, initialised, properties_of
-
-    name = plan.transactional_id(slice_)
-    properties = {
-        "message.max.bytes": _ENTRY_BYTES_MAX,  # of the client; what a record may have is the topic's to say
-        **properties_of(plan.properties, name, transaction_timeout_s=plan.transaction_timeout_s),
-    }
-    found = initialised(lambda: TransactionalProducer(properties), name, give_up_at, lambda: True)
-    assert found is not None
-    return found
-
-
 class _Slice:
     """One slice being written: opened by its first row, at the latest by its sentinel."""
 
@@ -182,19 +92,15 @@ class _Slice:
         self.plan, self.number = plan, number
         self.count, self.digest = 0, 0
         self._ids = array("q")
+        self._at_hand: list[Any] | None = []
+        """All rows so far; None: too many, or begun again already."""
         self._give_up_at = time.monotonic() + plan.transaction_timeout_s
         self._entry: entries.Entry | None = None
         self._has_begun = self._is_renewed = False
-        self._held = self._open()
+        self._held = fencing.take(plan, number) or self._open()
 
-    def _open(self) -> _Held:
-        name = self.plan.transactional_id(self.number)
-        held = _held.pop(name, None)
-        if held is not None:
-            if held.fits(self.plan):
-                return held
-            held.producer.drop_and_wait()
-        producer = initialise(self.plan, self.number, self._give_up_at)
+    def _open(self) -> fencing.Held:
+        producer = fencing.initialise(self.plan, self.number, self._give_up_at)
         self._is_renewed = True
         failpoint("after-init")
         try:
@@ -202,15 +108,15 @@ class _Slice:
         except BaseException:
             producer.drop_and_wait()
             raise
-        return _Held(producer, self.plan)
+        return fencing.Held(producer, self.plan)
 
     def _look_up(self) -> entries.Entry | None:
         """The entry, if this slice is delivered; raises if the ledger is not where it must be."""
         plan, number = self.plan, self.number
-        last: entries.Entry | None = ledger_of(plan.properties, plan.ledger).last_entry(number, self._give_up_at)
-        if last is not None and (last.name, last.query, last.epoch, last.slices) == (
-            plan.name, plan.query, plan.epoch, plan.slices,
-        ):  # fmt: skip
+        topic = fencing.ledger_of(plan.properties, plan.ledger)
+        last: entries.Entry | None = topic.last_entry(number, self._give_up_at)
+        now = (plan.name, plan.query, plan.epoch, plan.slices)
+        if last is not None and (last.name, last.query, last.epoch, last.slices) == now:
             return last
         if (last and last.epoch) != plan.last.get(number) or (last and last.query != plan.query):
             raise Superseded(
@@ -220,12 +126,24 @@ class _Slice:
             )
         return None
 
+    # ---- rows
+
     def take(self, rows: Any) -> None:
         """Send rows, in order. A slice that is delivered is only counted, to compare it with its entry."""
         import pyarrow.compute as pc
 
         self.count += rows.num_rows
         self.digest += pc.sum(rows.column(CHECKSUM)).as_py() or 0
+        if self._at_hand is not None:
+            self._at_hand = [*self._at_hand, rows] if self.count <= _ROWS_AT_HAND_MAX else None
+        try:
+            self._send(rows)
+        except Exception as error:
+            self._begin_again(error)
+
+    def _send(self, rows: Any) -> None:
+        import pyarrow.compute as pc
+
         if self._entry is not None:
             return
         if self.plan.has_ids:
@@ -249,25 +167,42 @@ class _Slice:
             self._held.producer.begin()
             self._has_begun = True
 
+    def _begin_again(self, error: Exception) -> None:
+        """After anything that the client raised: only the ledger tells what became of the transaction."""
+        rows = self._at_hand
+        if rows is None or not _is_of_kafka(error):
+            raise error
+        logger.warning("slice_begun_again slice=%d epoch=%d error=%r", self.number, self.plan.epoch, str(error))
+        self._at_hand, self._has_begun, self._ids = None, False, array("q")
+        self._held.producer.drop_and_wait()
+        self._give_up_at = time.monotonic() + self.plan.transaction_timeout_s
+        self._held = self._open()
+        for part in rows:
+            self._send(part)
+
+    # ---- the end
+
     def finish(self) -> dict[str, list[Any]]:
         """The sentinel was reached: the slice is complete."""
-        if self._entry is not None:
-            delivered = (self._entry.count, self._entry.digest)
-            compare(self.plan, self.number, delivered, (self.count, self.digest))
-        else:
+        try:
             self._commit()
-        skipped = self._entry is not None
-        self._keep()
+        except Exception as error:
+            self._begin_again(error)
+            self._commit()
+        fencing.keep(self.plan, self.number, self._held)
         return {
             "slice": [self.number],
             "count": [self.count],
             "digest": [self.digest],
-            "skipped": [skipped],
+            "skipped": [self._entry is not None],
             "renewed": [self._is_renewed],
         }
 
     def _commit(self) -> None:
         plan, producer = self.plan, self._held.producer
+        if self._entry is not None:
+            compare(plan, self.number, (self._entry.count, self._entry.digest), (self.count, self.digest))
+            return
         self._begin()
         producer.wait_reports(lambda: time.monotonic() > self._give_up_at)
         producer.send_entry(plan.ledger, self.number, entries.entry_key(self.number), entries.encode(self._new_entry()))
@@ -290,26 +225,15 @@ class _Slice:
             origin=plan.origin,
         )
 
-    def _keep(self) -> None:
-        self._held.producer.poll()
-        if self._held.producer.trouble:
-            self._held.producer.drop_and_wait()
-        else:
-            _held[self.plan.transactional_id(self.number)] = _Held(self._held.producer, self.plan, self._held.topics)
-
     def abandon(self) -> None:
         """Whatever is open ends when the next attempt fences it."""
         self._held.producer.drop_and_wait()
 
 
-def compare(plan: Plan, slice_: int, delivered: tuple[int, int], now: tuple[int, int]) -> None:
-    if delivered != now:
-        raise entries.ReplayDiffers(
-            f"Epoch {plan.epoch} of the Spark sink {plan.name!r} was computed again, and slice {slice_} has other "
-            f"records than those delivered: {now[0]} (digest {now[1]}) instead of {delivered[0]} (digest "
-            f"{delivered[1]}). The query must give the same result for the same input: no rand(), now(), uuid() or "
-            "unordered limit, and the source must still hold its data. Nothing of it was sent again."
-        )
+def _is_of_kafka(error: Exception) -> bool:
+    from outbox.edges.transactions import ReportsMissing, kafka_error
+
+    return kafka_error(error) is not None or isinstance(error, ReportsMissing | LedgerUnreachable)
 
 
 def _shown(entry: entries.Entry | None) -> str:

@@ -1,10 +1,15 @@
-"""Exactly-once delivery of DataFrames to a real Kafka."""
+"""Exactly-once delivery of DataFrames to a real Kafka, by Spark."""
 
+import threading
+import time
 import uuid
 
 import pytest
+from confluent_kafka import Producer
 
-from outbox.spark import KafkaSink
+from outbox.core import ledger
+from outbox.exceptions import OutboxError
+from outbox.spark import KafkaSink, expressions
 from tests.support.topics import create_topic, read_topic
 
 
@@ -24,18 +29,160 @@ def records(spark, topic, count, keys=7):
     )
 
 
-def test_a_batch_arrives_once_in_order(spark, bootstrap_servers, topic, name):
-    sink = KafkaSink(name, bootstrap_servers, slices=3, id_header="id")
-    frame = records(spark, topic, 1000)
-    assert sink.write(frame, 0).count == 1000
-    again = KafkaSink(name, bootstrap_servers, slices=3, id_header="id").write(frame, 0)
+def ids_by_key(servers, topic):
+    found = {}
+    for message in read_topic(servers, topic):
+        found.setdefault(message.key, []).append(int(dict(message.headers)["id"]))
+    return found
+
+
+def test_a_batch_arrives_once_and_every_key_in_order(spark, bootstrap_servers, topic, name):
+    def sink():
+        return KafkaSink(name, bootstrap_servers, slices=3, id_header="id")
+
+    assert sink().write(records(spark, topic, 1000), 0).count == 1000
+    second = sink()
+    again = second.write(records(spark, topic, 1000).repartition(5), 0)
     assert (again.count, again.skipped) == (1000, 3)
-    sink.write(records(spark, topic, 500), 1)
-    received = read_topic(bootstrap_servers, topic)
-    by_key = {}
-    for message in received:
-        by_key.setdefault(message.key, []).append(int(dict(message.headers)["id"]))
-    assert len(received) == 1500
-    for key, ids in by_key.items():
+    second.write(records(spark, topic, 0), 1)
+    second.write(records(spark, topic, 500), 2)
+    for key, ids in ids_by_key(bootstrap_servers, topic).items():
         number = int(key[1:])
         assert ids == [*range(number, 1000, 7), *range(number, 500, 7)]
+
+
+def test_an_epoch_delivered_in_part_is_completed(spark, bootstrap_servers, topic, name):
+    """One slice fails (its topic is not there yet), the other is delivered; the next attempt finds it so, whatever
+    the number of shuffle partitions. Another slice count is refused until the epoch is complete."""
+    later = f"later-{name}"
+    frame = records(spark, topic, 400, keys=2).withColumn(
+        "topic", expressions_of(spark, f"CASE WHEN key = 'k0' THEN '{later}' ELSE topic END")
+    )
+
+    def sink(slices=4):
+        return KafkaSink(name, bootstrap_servers, slices=slices, id_header="id")
+
+    with pytest.raises(Exception, match=f"'{later}'.*Create them"):
+        sink().write(frame, 0)
+    create_topic(bootstrap_servers, 1, name=later)
+    delivered = len(read_topic(bootstrap_servers, topic))
+    if delivered:
+        with pytest.raises(OutboxError, match="Start once with slices=4"):
+            sink(3).write(frame, 0)
+        with pytest.raises(OutboxError, match="computed again"):
+            sink().write(frame.where("id <> 1 AND id <> 0"), 0)
+    spark.conf.set("spark.sql.shuffle.partitions", "5")
+    try:
+        written = sink().write(frame, 0)
+    finally:
+        spark.conf.set("spark.sql.shuffle.partitions", "2")
+    assert written.count == 400
+    assert written.skipped >= bool(delivered)
+    assert ids_by_key(bootstrap_servers, topic) == {b"k1": list(range(1, 400, 2))}
+    assert ids_by_key(bootstrap_servers, later) == {b"k0": list(range(0, 400, 2))}
+    assert sink(3).write(records(spark, topic, 3), 1).count == 3
+
+
+def expressions_of(spark, text):
+    from pyspark.sql import functions
+
+    return functions.expr(text)
+
+
+def test_a_task_that_spark_kills_loses_nothing(spark, bootstrap_servers, topic, name):
+    """Spark ends the input of a killed task early and silently. The sentinel tells."""
+    slow = records(spark, topic, 300).mapInPandas(_slowly, "id long, topic string, key string, value string")
+    done = threading.Event()
+    jvm = spark.sparkContext._jsc.sc()
+
+    def kill():
+        killed = set()
+        while not done.wait(0.3) and len(killed) < 2:
+            for stage in spark.sparkContext.statusTracker().getActiveStageIds():
+                tasks = jvm.statusStore().taskList(stage, 0, 100)
+                running = [tasks.apply(n) for n in range(tasks.size())]
+                for task in running:
+                    if task.status() == "RUNNING" and len(killed) < 2 and task.taskId() not in killed:
+                        killed.add(task.taskId())
+                        jvm.killTaskAttempt(task.taskId(), True, "a test")
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    try:
+        # Without a shuffle between the slow input and the slices the sink's own tasks are the ones that are killed.
+        KafkaSink(name, bootstrap_servers, slices=2, id_header="id").write(slow, 0)
+    finally:
+        done.set()
+        killer.join()
+    assert ids_by_key(bootstrap_servers, topic) == {b"k%d" % n: list(range(n, 300, 7)) for n in range(7)}
+
+
+def _slowly(batches):
+
+    for batch in batches:
+        time.sleep(1)
+        yield batch
+
+
+def test_partitions_instead_of_slices_would_lose_and_double(bootstrap_servers, topic):
+    """The naive form, for comparison: one transaction per partition, an epoch repeated with other partitions."""
+
+    def attempt(partitions, committed, upto):
+        for number, ids in enumerate(partitions[:upto]):
+            if number in committed:
+                continue
+            producer = Producer({"bootstrap.servers": bootstrap_servers, "transactional.id": f"{topic}-{number}"})
+            producer.init_transactions(30)
+            producer.begin_transaction()
+            for id_ in ids:
+                producer.produce(topic, b"", b"k", headers={"id": str(id_)})
+            producer.commit_transaction(30)
+            committed.add(number)
+
+    ids, committed = list(range(100)), set()
+    attempt([ids[::2], ids[1::2]], committed, upto=1)
+    attempt([ids[:50], ids[50:]], committed, upto=2)
+    arrived = ids_by_key(bootstrap_servers, topic)[b"k"]
+    assert len(arrived) > len(set(arrived))
+    assert set(arrived) < set(ids)
+
+
+def test_checksums_are_those_of_the_ledger(spark):
+    rows = [
+        (1, "t", "", None, None),
+        (-5, "töpic", "schlüssel 🗝", "wert 🎁", [("ä", b"1"), ("b", "ß🎈".encode())]),
+        (9_000_000_000, "t", "k", "", []),
+        (3, "t", None, "x", None),
+    ]
+    schema = "id bigint, topic string, key string, value string, headers array<struct<key: string, value: binary>>"
+    frame = spark.createDataFrame(rows, schema)
+    found = {
+        row["id"]: row["sum"] for row in frame.select("id", expressions.checksum(frame.columns).alias("sum")).collect()
+    }
+    binary = frame.withColumn("value", frame["value"].cast("binary")).withColumn("key", frame["key"].cast("binary"))
+    again = {
+        row["id"]: row["sum"] for row in binary.select("id", expressions.checksum(frame.columns).alias("sum")).collect()
+    }
+    expected = {
+        id_: ledger.digest([
+            (id_, topic, key or "", value, [h[0] for h in headers or ()], [h[1].decode() for h in headers or ()], None)
+        ])
+        for id_, topic, key, value, headers in rows
+    }  # fmt: skip
+    assert found == again == expected
+
+
+@pytest.mark.parametrize("slices", [1, 2, 5])
+def test_every_slice_has_a_task_of_its_own(spark, slices):
+    frame = spark.range(slices).repartition(slices, expressions.home_of(expressions_of(spark, "id"), slices))
+    found = frame.selectExpr("id", "spark_partition_id() AS place").collect()
+    assert sorted((row["id"], row["place"]) for row in found) == [(number, number) for number in range(slices)]
+
+
+def test_what_is_wrong_is_said_at_once(spark, bootstrap_servers):
+    with pytest.raises(OutboxError, match=r"name='a b'.*slices=0.*servers=\"\""):
+        KafkaSink("a b", slices=0)
+    with pytest.raises(OutboxError, match=r"needs the columns key, id.*order="):
+        KafkaSink("a", bootstrap_servers).write(spark.sql("SELECT 't' AS topic, 'v' AS value"))
+    with pytest.raises(OutboxError, match=r"sink\.write"):
+        KafkaSink("a", bootstrap_servers)(spark.range(1), 0)

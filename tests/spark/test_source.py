@@ -1,41 +1,104 @@
-"""The source `outbox`, streaming and batch, on a real PostgreSQL."""
+"""The source and the sink as streaming queries, by Spark, on a real PostgreSQL and a real Kafka."""
 
+import time
 import uuid
+from contextlib import contextmanager
 
-from outbox.spark import KafkaSink
+import pytest
+
+from outbox.spark import KafkaSink, stream
 from tests.support.topics import create_topic, read_topic
 
 
-def wait_for(condition, timeout_s=60):
-    import time
-
+def wait_for(condition, query, timeout_s=90):
     give_up_at = time.monotonic() + timeout_s
     while not condition():
+        assert query.exception() is None
         assert time.monotonic() < give_up_at
         time.sleep(0.05)
 
 
-def stream_of(spark, outbox, **options):
+@contextmanager
+def running(spark, outbox, sink, place, transform=lambda frame: frame, **options):
     given = {"url": outbox.url, "table": outbox.table, "maxRecords": 400, "slices": 2, **options}
-    return spark.readStream.format("outbox").options(**given).load()
-
-
-def test_a_stream_delivers_and_purges(spark, outbox_table, bootstrap_servers, tmp_path):
-    topic = create_topic(bootstrap_servers, 3)
-    outbox_table.insert(topic, 1000)
-    sink = KafkaSink(f"s-{uuid.uuid4().hex[:8]}", bootstrap_servers, slices=2, id_header="id")
-    query = (
-        stream_of(spark, outbox_table)
-        .writeStream.foreachBatch(sink)
-        .option("checkpointLocation", str(tmp_path / "checkpoint"))
-        .trigger(processingTime="0 seconds")
-        .start()
-    )
+    frame = transform(spark.readStream.format("outbox").options(**given).load())
+    query = started(frame.writeStream.foreachBatch(sink).option("checkpointLocation", str(place)))
     try:
-        wait_for(lambda: query.exception() is not None or outbox_table.count() == 0)
-        assert query.exception() is None
+        yield query
     finally:
         query.stop()
-    received = read_topic(bootstrap_servers, topic)
-    assert len(received) == 1000
-    assert {message.value for message in received} == {b"value %d" % number for number in range(1000)}
+
+
+def started(writer):
+    """Spark gives its Python processes ten seconds to start, which is little on a loaded machine."""
+    for _ in range(5):
+        query = writer.start()
+        while query.isActive and query.status["message"] in ("Initializing StreamExecution", "Initializing sources"):
+            time.sleep(0.05)
+        if query.exception() is None or "failed to connect back" not in str(query.exception()):
+            return query
+    return query
+
+
+def ids_on(servers, topic):
+    return sorted(int(dict(message.headers)["id"]) for message in read_topic(servers, topic))
+
+
+def test_a_query_that_fails_and_is_started_again_delivers_everything_once(
+    spark, outbox_table, bootstrap_servers, tmp_path
+):
+    """The first epoch fails after one slice was delivered, and the table idles at the end; a transformation filters."""
+    topic, name = create_topic(bootstrap_servers, 3), f"s-{uuid.uuid4().hex[:8]}"
+    later, place = f"later-{name}", tmp_path / "checkpoint"
+
+    def sink():
+        return KafkaSink(name, bootstrap_servers, slices=2, id_header="id")
+
+    def some(frame):
+        return frame.where("id % 10 <> 0")
+
+    outbox_table.insert(topic, 600)
+    outbox_table.run("UPDATE {table} SET kafka_topic = %s WHERE kafka_key = 'k1' AND id > 300", later)
+    with running(spark, outbox_table, sink(), place, some) as query, pytest.raises(Exception, match="Create them"):
+        query.awaitTermination(90)
+    create_topic(bootstrap_servers, 1, name=later)
+    with running(spark, outbox_table, sink(), place, some) as query:
+        wait_for(lambda: outbox_table.count() == 0, query)
+        outbox_table.insert(topic, 5)
+        wait_for(lambda: outbox_table.count() == 0, query)
+        assert stream.finish(outbox_table.url, outbox_table.table)
+    everything = ids_on(bootstrap_servers, topic) + ids_on(bootstrap_servers, later)
+    assert sorted(everything) == [number for number in range(1, 606) if number % 10]
+
+    # Everything is purged, but the ledger knows another query: a new checkpoint cannot go on under this name.
+    outbox_table.insert(topic, 5)
+    match = "checkpoint was deleted or moved: restore it"
+    with running(spark, outbox_table, sink(), tmp_path / "another") as query, pytest.raises(Exception, match=match):
+        query.awaitTermination(90)
+
+
+def test_available_now_ends_and_the_next_run_purges(spark, outbox_table, bootstrap_servers, tmp_path):
+    topic, place = create_topic(bootstrap_servers, 1), str(tmp_path / "checkpoint")
+    sink = KafkaSink(f"s-{uuid.uuid4().hex[:8]}", bootstrap_servers, slices=1, id_header="id")
+    options = {"url": outbox_table.url, "table": outbox_table.table, "slices": 1}
+    outbox_table.insert(topic, 20)
+    for expected in (20, 25):
+        frame = spark.readStream.format("outbox").options(**options).load()
+        writer = frame.writeStream.foreachBatch(sink).option("checkpointLocation", place)
+        assert started(writer.trigger(availableNow=True)).awaitTermination(90)
+        assert ids_on(bootstrap_servers, topic) == list(range(1, expected + 1))
+        outbox_table.insert(topic, 5)
+    assert outbox_table.count() == 10
+
+
+def test_a_batch_read_changes_nothing(spark, outbox_table):
+    outbox_table.insert("t", 20)
+    outbox_table.run("DELETE FROM {table} WHERE id BETWEEN 5 AND 12")
+    frame = spark.read.format("outbox").options(url=outbox_table.url, table=outbox_table.table, slices=3).load()
+    assert [row["id"] for row in frame.orderBy("id").collect()] == [*range(1, 5), *range(13, 21)]
+    assert outbox_table.run("SELECT count(*) FROM {table} WHERE leader_id IS NOT NULL") == [(0,)]
+
+
+def test_wrong_options_are_said_by_spark(spark):
+    with pytest.raises(Exception, match="url: missing, give for instance"):
+        spark.read.format("outbox").option("table", "outbox").load()

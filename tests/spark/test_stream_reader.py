@@ -8,7 +8,8 @@ import pytest
 
 from outbox.edges.ways import Claim, OtherWay
 from outbox.spark import stream
-from outbox.spark.source import Options, OutboxSource, OutboxStreamReader, WrongOptions
+from outbox.spark.options import Options, WrongOptions
+from outbox.spark.source import OutboxSource, OutboxStreamReader
 from outbox.spark.stream import CheckpointLost, Fenced, RecordsMissing
 
 

@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 
 from outbox.core import ledger
-from outbox.spark import entries, writing
-from outbox.spark.writing import Plan
+from outbox.spark import entries, fencing, writing
+from outbox.spark.plan import CHECKSUM, PART, Plan, SliceFailed, Superseded
 from tests.support.topics import create_topic, read_topic
 
 
@@ -24,7 +24,7 @@ def plan(bootstrap_servers):
     name = f"w-{uuid.uuid4().hex[:8]}"
     properties = {"bootstrap.servers": bootstrap_servers}
     found = Plan(name, "query", 0, 2, 0, f"outbox-spark-{name}", properties, {}, has_ids=True, id_header="id")
-    writing.ledger_of(properties, found.ledger).prepare_slices(2, 3600)
+    fencing.ledger_of(properties, found.ledger).prepare_slices(2, 3600)
     yield found
     forget(found)
 
@@ -32,7 +32,7 @@ def plan(bootstrap_servers):
 def forget(plan):
     """As if the Python worker had ended."""
     for slice_ in range(plan.slices):
-        if held := writing._held.pop(plan.transactional_id(slice_), None):
+        if held := fencing.held.pop(plan.transactional_id(slice_), None):
             held.producer.drop_and_wait()
 
 
@@ -45,8 +45,8 @@ def after(plan, **changes):
 def batch(topic, slice_, ids, *, sentinel=True, value="value"):
     rows = [
         {
-            writing.PART: 2 * slice_,
-            writing.CHECKSUM: zlib.crc32(ledger.record_bytes((id_, topic, "k", f"{value} {id_}", None, None, None))),
+            PART: 2 * slice_,
+            CHECKSUM: zlib.crc32(ledger.record_bytes((id_, topic, "k", f"{value} {id_}", None, None, None))),
             "id": id_,
             "topic": topic,
             "key": "k",
@@ -56,15 +56,15 @@ def batch(topic, slice_, ids, *, sentinel=True, value="value"):
         for id_ in ids
     ]
     if sentinel:
-        rows.append({writing.PART: 2 * slice_ + 1})
-    fields = [(writing.PART, pa.int32()), (writing.CHECKSUM, pa.int64()), ("id", pa.int64()), ("topic", pa.string())]
+        rows.append({PART: 2 * slice_ + 1})
+    fields = [(PART, pa.int32()), (CHECKSUM, pa.int64()), ("id", pa.int64()), ("topic", pa.string())]
     headers = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
     fields += [("key", pa.string()), ("value", pa.binary()), ("headers", headers)]
     return pa.RecordBatch.from_pylist(rows, pa.schema(fields))
 
 
 def write(plan, *batches):
-    return [row for found in plan.write(iter(batches)) for row in found.to_pylist()]
+    return [row for found in writing.write(plan, iter(batches)) for row in found.to_pylist()]
 
 
 def ids_on(servers, topic):
@@ -72,7 +72,7 @@ def ids_on(servers, topic):
 
 
 def last_entry(plan, slice_):
-    return writing.ledger_of(plan.properties, plan.ledger).last_entry(slice_, time.monotonic() + 30)
+    return fencing.ledger_of(plan.properties, plan.ledger).last_entry(slice_, time.monotonic() + 30)
 
 
 def test_slices_of_one_task_are_told_apart(plan, topic, bootstrap_servers):
@@ -96,7 +96,7 @@ def test_an_empty_slice_has_an_entry_too(plan, topic):
 
 
 def test_an_input_that_ends_early_is_not_committed(plan, topic, bootstrap_servers):
-    with pytest.raises(writing.SliceFailed, match="without its sentinel"):
+    with pytest.raises(SliceFailed, match="without its sentinel"):
         write(plan, batch(topic, 0, [1, 2], sentinel=False))
     assert last_entry(plan, 0) is None
     assert [row["count"] for row in write(plan, batch(topic, 0, [1, 2, 3]))] == [3]
@@ -138,43 +138,65 @@ def test_the_producer_lives_on(plan, topic, bootstrap_servers):
 
 def test_a_producer_that_missed_an_epoch_is_renewed(plan, topic, bootstrap_servers):
     write(plan, batch(topic, 0, [1]))
-    elsewhere, writing._held = writing._held, {}
+    elsewhere, fencing.held = fencing.held, {}
     write(following := after(plan), batch(topic, 0, [2]))
     forget(following)
-    writing._held = elsewhere
+    fencing.held = elsewhere
     assert [row["renewed"] for row in write(after(following), batch(topic, 0, [3]))] == [True]
     assert ids_on(bootstrap_servers, topic) == [1, 2, 3]
 
 
 def test_a_producer_after_trouble_is_renewed(plan, topic, bootstrap_servers):
     write(plan, batch(topic, 0, [1]))
-    writing._held[plan.transactional_id(0)].producer._log.trouble = "FAIL a connection that was up"
+    fencing.held[plan.transactional_id(0)].producer._log.trouble = "FAIL a connection that was up"
     assert [row["renewed"] for row in write(after(plan), batch(topic, 0, [2]))] == [True]
     assert ids_on(bootstrap_servers, topic) == [1, 2]
 
 
-def test_a_straggler_is_fenced_and_commits_nothing(plan, topic, bootstrap_servers):
-    """Two copies of a task: whichever comes last fences the other, and only one of them commits."""
+def test_two_copies_of_a_task_deliver_once(plan, topic, bootstrap_servers):
+    """Whichever comes last fences the other, which begins again and finds the slice delivered."""
     straggler = writing._Slice(plan, 0)
     straggler.take(batch(topic, 0, [1, 2], sentinel=False))
     assert [row["skipped"] for row in write(plan, batch(topic, 0, [1, 2]))] == [False]
-    with pytest.raises(Exception, match=r"(?i)fenced|newer producer|epoch"):
+    assert straggler.finish()["skipped"] == [True]
+    assert ids_on(bootstrap_servers, topic) == [1, 2]
+
+
+def test_a_copy_with_too_many_rows_to_begin_again_is_left_to_spark(plan, topic, bootstrap_servers, monkeypatch):
+    monkeypatch.setattr(writing, "_ROWS_AT_HAND_MAX", 1)
+    straggler = writing._Slice(plan, 0)
+    straggler.take(batch(topic, 0, [1, 2], sentinel=False))
+    write(plan, batch(topic, 0, [1, 2]))
+    with pytest.raises(Exception, match="_FENCED"):
         straggler.finish()
     straggler.abandon()
     assert ids_on(bootstrap_servers, topic) == [1, 2]
+
+
+def test_a_kept_producer_that_was_fenced_begins_again(plan, topic, bootstrap_servers):
+    """Another worker has had the slice in between and found it delivered."""
+    write(plan, batch(topic, 0, [1]))
+    elsewhere, kept = dict(fencing.held), fencing.held
+    fencing.held = {}
+    write(plan, batch(topic, 0, [1]))
+    forget(plan)
+    fencing.held = kept
+    fencing.held.update(elsewhere)
+    assert [row["renewed"] for row in write(after(plan), batch(topic, 0, [2, 3]))] == [True]
+    assert ids_on(bootstrap_servers, topic) == [1, 2, 3]
 
 
 def test_a_resumed_driver_finds_that_another_has_gone_on(plan, topic, bootstrap_servers):
     write(plan, batch(topic, 0, [1]))
     write(after(plan), batch(topic, 0, [2]))
     forget(plan)
-    with pytest.raises(writing.Superseded, match="Another driver has gone on"):
+    with pytest.raises(Superseded, match="Another driver has gone on"):
         write(plan, batch(topic, 0, [1]))
     assert ids_on(bootstrap_servers, topic) == [1, 2]
 
 
 def test_a_topic_that_does_not_exist_is_named_before_anything_is_sent(plan, topic, bootstrap_servers):
-    with pytest.raises(writing.SliceFailed, match=r"'nowhere'.*Create them"):
+    with pytest.raises(SliceFailed, match=r"'nowhere'.*Create them"):
         write(plan, batch("nowhere", 0, [1]))
 
 

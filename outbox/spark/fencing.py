@@ -1,0 +1,97 @@
+"""Transactional producers and the ledger of slices, which live as long as the process: a Python worker of an executor,
+or the driver. Nothing here decides about records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from outbox.edges.kafka import require_bootstrap
+from outbox.edges.ledger_topic import LedgerTopic
+from outbox.spark import entries
+from outbox.spark.plan import Plan
+
+if TYPE_CHECKING:
+    from outbox.edges.transactions import TransactionalProducer
+
+_ENTRY_BYTES_MAX = 16_000_000
+
+
+class SliceLedger(LedgerTopic):
+    """The ledger topic of a sink: one partition per slice."""
+
+    decode = staticmethod(entries.decode)
+    topic_config: Mapping[str, str] = {"max.message.bytes": str(_ENTRY_BYTES_MAX)}
+
+    def prepare_slices(self, slices: int, audit_window_s: float) -> int:
+        """Create the topic if it is absent, give it more partitions if it has too few; how many it has."""
+        self.grow(self.name, slices)
+        self.prepare(slices, audit_window_s)
+        return self.partitions()
+
+
+def ledger_of(properties: Mapping[str, Any], name: str) -> SliceLedger:
+    """One per process: its clients are kept."""
+    require_bootstrap(properties)
+    key = (repr(sorted(properties.items())), name)
+    if key not in _ledgers:
+        _ledgers[key] = SliceLedger(properties, name)
+    return _ledgers[key]
+
+
+def initialise(plan: Plan, slice_: int, give_up_at: float) -> TransactionalProducer:
+    """A producer that has fenced every older one of the slice."""
+    from outbox.edges.transactions import TransactionalProducer, initialised, properties_of
+
+    name = plan.transactional_id(slice_)
+    properties = {
+        "message.max.bytes": _ENTRY_BYTES_MAX,  # of the client; what a record may have is the topic's to say
+        **properties_of(plan.properties, name, transaction_timeout_s=plan.transaction_timeout_s),
+    }
+    found = initialised(lambda: TransactionalProducer(properties), name, give_up_at, lambda: True)
+    assert found is not None
+    return found
+
+
+@dataclass
+class Held:
+    """A producer that has delivered a slice, kept for the next epoch."""
+
+    producer: TransactionalProducer
+    plan: Plan
+    topics: set[str] = field(default_factory=set)
+    """Known to exist."""
+
+    def fits(self, plan: Plan) -> bool:
+        """Whether it has committed the epoch before this one, of this query, and nothing casts doubt on it."""
+        before = self.plan
+        self.producer.poll()
+        return (
+            (before.query, before.epoch, before.ledger, before.properties, before.transaction_timeout_s)
+            == (plan.query, plan.epoch - 1, plan.ledger, plan.properties, plan.transaction_timeout_s)
+        ) and not self.producer.trouble
+
+
+held: dict[str, Held] = {}
+"""By transactional id."""
+_ledgers: dict[tuple[str, str], SliceLedger] = {}
+
+
+def take(plan: Plan, slice_: int) -> Held | None:
+    """The producer that was kept, if it may go on."""
+    found = held.pop(plan.transactional_id(slice_), None)
+    if found is None or found.fits(plan):
+        return found
+    found.producer.drop_and_wait()
+    return None
+
+
+def keep(plan: Plan, slice_: int, used: Held) -> None:
+    """For the next epoch, unless a request of it may still be under way."""
+    used.producer.poll()
+    if used.producer.trouble:
+        used.producer.drop_and_wait()
+    else:
+        held[plan.transactional_id(slice_)] = Held(used.producer, plan, used.topics)
