@@ -4,15 +4,24 @@ import time
 import uuid
 from dataclasses import dataclass
 
-from confluent_kafka import Consumer, Message, TopicPartition
+from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 
 def create_topic(servers: str, partitions: int = 1, name: str | None = None, *, copies: int = 1, **config: str) -> str:
     topic = name or f"t-{uuid.uuid4().hex[:12]}"
     admin = AdminClient({"bootstrap.servers": servers})
-    admin.create_topics([NewTopic(topic, partitions, copies, config=config)])[topic].result(30)
-    return topic
+    give_up_at = time.monotonic() + 30
+    while True:
+        try:
+            admin.create_topics([NewTopic(topic, partitions, copies, config=config)])[topic].result(30)
+        except KafkaException as error:
+            # On a machine that is very busy a broker may be fenced for a moment.
+            if error.args[0].name() != "INVALID_REPLICATION_FACTOR" or time.monotonic() > give_up_at:
+                raise
+            time.sleep(0.2)
+        else:
+            return topic
 
 
 @dataclass(frozen=True)
