@@ -7,7 +7,7 @@ import time
 from threading import Event
 from typing import TYPE_CHECKING, Any
 
-from outbox.conf import Conf
+from outbox.conf import AT_LEAST_ONCE, Conf
 from outbox.election.clients import Clients
 from outbox.election.errors import ElectionRefused, KafkaUnreachable, is_outage
 
@@ -53,7 +53,8 @@ class LeaderTopic:
         if partitions == 0:
             self._create()
             partitions = self._wait_visible()
-        if partitions < self._conf.lanes:
+        # In exactly-once delivery the count is the database's, and the owner of lane 0 adds what is missing.
+        if partitions < self._conf.lanes and self._conf.delivery == AT_LEAST_ONCE:
             name, lanes = self._conf.leader_topic, self._conf.lanes
             raise ElectionRefused(
                 f"The leader topic {name!r} has {partitions} partitions, but LANES is {lanes}: lanes without a "

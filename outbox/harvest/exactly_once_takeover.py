@@ -94,10 +94,11 @@ class Takeover:
         """Asked before, to spare the brokers what is only to be thrown away; what counts is read after the init."""
         if self._settling is not None:
             return None
-        first = self._purges.ask(self._look, may_go_on)
+        first = self._purges.ask(lambda c: self._database.statements.state(c, self._conf.lanes), may_go_on)
         if first is None:
             return None
-        found = verdict.takeover(Facts(self._lane, first[0], first[1], 0, None, 0))
+        identity, state = first
+        found = verdict.takeover(Facts(self._lane, identity, state, 0, None, 0))
         return found if isinstance(found, Closed | Idle) else None
 
     def _look(self, connection: Any) -> Any:

@@ -12,9 +12,11 @@ from outbox.harvest import resize
 from outbox.harvest.exactly_once import ExactlyOnceFactory
 from tests.faults.fleet import Fleet
 from tests.harvest.exactly_once.bench import stopped, wait_until
+from tests.harvest.exactly_once.test_daemon import harvester
 from tests.harvest.exactly_once.test_kills import _is_stopped as is_stopped
 from tests.harvest.exactly_once.test_kills import wait_killed
 from tests.support.databases import django
+from tests.support.topics import create_topic
 
 TIMES = {"HEARTBEAT_TIMEOUT": 2, "SESSION_TIMEOUT": 6}
 
@@ -94,6 +96,15 @@ def test_an_owner_that_sleeps_through_the_change_is_fenced(bench, monkeypatch, i
             sleeper.wait()
     if is_settled:
         bench.check()
+
+
+def test_the_leader_topic_gets_the_partitions_that_the_count_needs(bench):
+    """Also at a start: the topic was made anew, or by hand."""
+    create_topic(bench.servers, 1, f"{bench.name}.neli")
+    bench.stash([f"key-{n}" for n in range(40)])
+    with harvester(bench, LANES=2):
+        bench.wait_empty(40)
+    bench.check()
 
 
 def test_a_change_that_topics_do_not_allow_is_refused_and_nothing_closes(bench, monkeypatch):

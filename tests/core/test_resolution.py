@@ -1,0 +1,73 @@
+"""What an operator's decision may do, as values."""
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from uuid import UUID
+
+import pytest
+
+from outbox.core.ledger import Entry
+from outbox.core.resolution import UNREADABLE, Case, Decision, Listed, entries_after, is_sent_as_a_whole, objection
+from outbox.core.verdict import Why
+
+HERE, THERE = UUID(int=1), UUID(int=2)
+NOON = datetime(2026, 1, 1, tzinfo=UTC)
+PURGE, RESEND = Decision(purge_sent=True), Decision(resend=True)
+
+
+def entry(batch: int, *, lane: int = 0, database: UUID = HERE) -> Entry:
+    return Entry(lane, batch, HERE, database, (1, 2, 3), 77, NOON)
+
+
+def case(reason: Why | str, purged: int = 3, last: Entry | None = None) -> Case:
+    return Case(0, HERE, purged, last, reason, "")
+
+
+@pytest.mark.parametrize(
+    ("count", "digest", "age_s", "expected"),
+    [
+        (3, 77, 0, True),
+        (3, 78, 0, False),
+        (3, 77, -1, None),  # one is younger: perhaps only one of them
+        (2, 77, 0, None),
+        (0, 0, None, None),
+    ],
+)
+def test_a_whole_batch_is_judged_by_its_digest(
+    count: int, digest: int, age_s: int | None, expected: bool | None
+) -> None:
+    newest = None if age_s is None else NOON - timedelta(seconds=age_s)
+    assert is_sent_as_a_whole(entry(1), count, digest, newest) is expected
+
+
+def test_entries_after_m_are_of_this_lane_and_database_and_each_number_once() -> None:
+    found = [entry(7), entry(6, lane=1), entry(6), entry(6), entry(5, database=THERE), entry(4), entry(3), entry(8)]
+    assert [e.batch for e in entries_after(3, 0, HERE, found)] == [7, 6, 4]
+    assert [e.batch for e in entries_after(0, 0, THERE, found)] == [5]
+
+
+def test_what_is_missing_is_counted() -> None:
+    listed = tuple(Listed(entry(batch), 2, 1) for batch in (9, 8))
+    found = replace(case(Why.DATABASE_WENT_BACK, 3, entry(9)), listed=listed)
+    assert (found.missing, found.records, found.found, found.sent) == (4, 6, 4, 2)
+    assert case(Why.LEDGER_WENT_BACK).missing == 0
+
+
+@pytest.mark.parametrize(
+    ("found", "decision", "text"),
+    [
+        (case(Why.DATABASE_WENT_BACK, 3, entry(9)), PURGE, ""),
+        (case(Why.DATABASE_WENT_BACK, 3, entry(9)), Decision(resend=True, adopt=True), "was written for this database"),
+        (case(Why.LEDGER_WENT_BACK), PURGE, "Only --resend applies"),
+        (case(Why.LEDGER_WENT_BACK), RESEND, ""),
+        (case(Why.FOREIGN_DATABASE, 3, entry(9, database=THERE)), PURGE, "add --adopt-ledger"),
+        (case(Why.FOREIGN_DATABASE, 30, entry(9, database=THERE)), Decision(purge_sent=True, adopt=True), ""),
+        (case(Why.OTHER_LANE, 3, entry(3)), RESEND, ""),
+        (case(Why.OTHER_LANE, 3), RESEND, "Delete the ledger topic"),
+        (case(UNREADABLE, 0), RESEND, "Delete the ledger topic"),
+    ],
+)
+def test_a_decision_must_fit(found: Case, decision: Decision, text: str) -> None:
+    objected = objection(found, decision)
+    assert text in objected
+    assert bool(text) == bool(objected)
