@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from benchmarks import contention, latency, stash
+from benchmarks import contention, latency, spark, stash
 from benchmarks.drains import RECORDS, Drains
 from benchmarks.report import Table, say
 from benchmarks.servers import database, describe, required
@@ -42,6 +42,7 @@ PARTS = {
     "pinned": Part("a pinned xmin horizon, no autovacuum", lambda drains: drains.pinned(200_000)),
     "stash": Part("stash() and stash_many() beside bare statements", stash.rows),
     "ordered": Part("stash(ordered=True) under contention", contention.rows),
+    "spark": Part("Spark: the naive sink beside KafkaSink", spark.rows, long=True, once=True),
     "debezium": Part(
         "Debezium's outbox router on Kafka Connect", lambda drains: drains.debezium(100_000), long=True, once=True
     ),
