@@ -73,6 +73,7 @@ def _defaults(with_connector: bool) -> dict[str, str]:
         "spark.driver.bindAddress": _LOOPBACK,
         "spark.sql.session.timeZone": "UTC",
         "spark.ui.showConsoleProgress": "false",
+        "spark.python.daemon.module": "outbox.spark.daemon",
     }
     if with_connector:
         from pyspark import __version__ as version

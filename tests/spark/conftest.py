@@ -17,6 +17,12 @@ if MISSING:
         raise pytest.UsageError(f"{', '.join(MISSING)} must be installed in CI: pip install -e '.[dev]'")
     collect_ignore_glob = ["*"]
 
+
+def pytest_terminal_summary(terminalreporter):
+    if MISSING:
+        terminalreporter.line(f"left out: tests/spark, for want of {', '.join(MISSING)} (pip install -e '.[dev]')")
+
+
 CONFIG = {
     "spark.ui.enabled": "false",
     "spark.driver.memory": "512m",
@@ -28,10 +34,20 @@ CONFIG = {
 
 
 def pytest_collection_modifyitems(items):
-    """PySpark leaves the sockets between Python and its JVM to the garbage collector."""
+    """PySpark leaves the sockets between Python and its JVM to the garbage collector; a JVM takes its time to start."""
     for item in items:
         if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.timeout(400))
             item.add_marker(pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def collected():
+    """The sockets go before a test of another room is told of them."""
+    yield
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        gc.collect()
 
 
 @pytest.fixture(scope="session")
