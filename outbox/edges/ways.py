@@ -7,6 +7,7 @@ row: there nobody knows of the other, and a claim says so.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 from uuid import UUID
 
@@ -18,6 +19,16 @@ from outbox.exceptions import OutboxError
 
 Connection = psycopg.Connection[Any]
 RIGHTS = "SELECT, INSERT, UPDATE, DELETE"
+_CLAIM = (
+    "UPDATE {state} SET way = %(way)s, way_owner = %(owner)s, way_time = clock_timestamp() WHERE way = '' "
+    "OR way_time < clock_timestamp() - make_interval(secs => %(patience)s)"
+)
+_SHOW = (
+    "WITH claimed AS (<claim> RETURNING 1) INSERT INTO {lane} (lane, owner, owner_name, heartbeat) "
+    "SELECT lane, owner, %(owner)s, clock_timestamp() FROM unnest(%(lanes)s::int[], %(ids)s::uuid[]) AS t(lane, owner) "
+    "WHERE EXISTS (SELECT FROM claimed) ORDER BY lane ON CONFLICT (lane) "
+    "DO UPDATE SET owner = EXCLUDED.owner, owner_name = EXCLUDED.owner_name, heartbeat = EXCLUDED.heartbeat"
+)
 
 
 class OtherWay(OutboxError):
@@ -39,15 +50,24 @@ class Claim:
         self._parts = {name: identifier(f"{table}_{name}") for name in ("state", "lane")}
         self._exists = False
 
-    def take(self, connection: Connection, *, lanes: int = 1, quietly: bool = False) -> bool:
+    def take(
+        self,
+        connection: Connection,
+        *,
+        lanes: int = 1,
+        quietly: bool = False,
+        owned: Mapping[int, UUID] = MappingProxyType({}),
+    ) -> bool:
         """Claim the table, or repeat the claim; False where it has no state row to be claimed. Raises `OtherWay` while
         the claim of another way is fresh. `quietly`: the fresh claim of another process for this way stands.
 
-        `lanes` is for a row that has to be made."""
+        `owned`: which lanes this process works on, under which ids, for operators and the processes of this way to
+        see: with the claim in one statement, as both are repeated for ever. `lanes` is for a row that has to be made.
+        """
         try:
             if not self._has_tables(connection):
                 return False
-            while not self._claimed(connection, quietly=quietly):
+            while not self._claimed(connection, owned, quietly=quietly):
                 self._run(connection, "INSERT INTO {state} (lanes) VALUES (%s) ON CONFLICT DO NOTHING", [lanes])
         except psycopg.errors.UndefinedTable:
             self._exists = False
@@ -70,16 +90,11 @@ class Claim:
             self._exists = bool(row and row[0])
         return self._exists
 
-    def _claimed(self, connection: Connection, *, quietly: bool) -> bool:
+    def _claimed(self, connection: Connection, owned: Mapping[int, UUID], *, quietly: bool) -> bool:
         """False when there is no row."""
-        updated = self._run(
-            connection,
-            "UPDATE {state} SET way = %(way)s, way_owner = %(owner)s, way_time = clock_timestamp() WHERE way = '' "
-            "OR way_time < clock_timestamp() - make_interval(secs => %(patience)s)"
-            + ("" if quietly else " OR way = %(way)s"),
-            self._given,
-        )
-        if updated.rowcount:
+        statement = _CLAIM + ("" if quietly else " OR way = %(way)s")
+        given = {**self._given, "lanes": list(owned), "ids": list(owned.values())}
+        if self._run(connection, _SHOW.replace("<claim>", statement) if owned else statement, given).rowcount:
             return True
         row = self._run(
             connection,
@@ -93,17 +108,6 @@ class Claim:
                 f"{self._patience_s:g} s after its last heartbeat when it has not."
             )
         return row is not None
-
-    def show(self, connection: Connection, lanes: Mapping[int, UUID]) -> None:
-        """Tell operators, and the processes of this way, which lanes this one works on, under which ids."""
-        self._run(
-            connection,
-            "INSERT INTO {lane} (lane, owner, owner_name, heartbeat) "
-            "SELECT lane, owner, %s, clock_timestamp() FROM unnest(%s::int[], %s::uuid[]) AS t(lane, owner) "
-            "ORDER BY lane ON CONFLICT (lane) "
-            "DO UPDATE SET owner = EXCLUDED.owner, owner_name = EXCLUDED.owner_name, heartbeat = EXCLUDED.heartbeat",
-            [self.owner, list(lanes), list(lanes.values())],
-        )
 
     def release(self, connection: Connection) -> None:
         """Nobody has to wait until this claim is old, unless another process of this way works on a lane."""

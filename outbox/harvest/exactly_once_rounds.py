@@ -315,11 +315,10 @@ class Rounds:
         numbers = [lane.number for lane in self._lanes.values() if lane.ready]
 
         def beat(connection: Any) -> None:
-            self._claim(connection)
-            self._heed(self.database.statements.state(connection, self._conf.lanes)[1])
             identity = self.database.identity
-            if numbers and identity is not None:
-                self._way.show(connection, dict.fromkeys(numbers, identity))
+            owned = dict.fromkeys(numbers, identity) if identity is not None else {}
+            self._way.take(connection, lanes=self._conf.lanes, owned=owned)
+            self._heed(self.database.statements.state(connection, self._conf.lanes)[1])
 
         self._beat = self.purges.tell(beat)
 

@@ -53,14 +53,13 @@ class WayKeeper:
     def take(self, connection: Any) -> None:
         """Raises `OtherWay` when the table is harvested in another way."""
         begun = time.monotonic()
-        exists = self._claim.take(connection, lanes=self._lanes_max)
+        with self._mutex:
+            owned = dict(self._leader_ids)
+        exists = self._claim.take(connection, lanes=self._lanes_max, owned=owned)
         with self._mutex:
             # Where there is nothing to claim yet, there may be soon.
             self._trusted_until = begun + _TRUST * self._patience_s if exists else float("inf")
             self._beat_at = min(self._beat_at, begun + min(_BEAT_S, self._patience_s / 3))
-            leader_ids = dict(self._leader_ids)
-        if exists:
-            self._claim.show(connection, leader_ids)
 
     def release(self, connection: Any) -> None:
         self._claim.release(connection)

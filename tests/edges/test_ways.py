@@ -47,7 +47,7 @@ def test_another_way_is_refused_while_a_claim_is_fresh_and_may_begin_when_it_is_
         with pytest.raises(
             OtherWay, match=f"harvested by 'host_1' with DELIVERY='{one}'.*this process is for '{other}'"
         ):
-            claim(other, "host_2").take(db, quietly=quietly)
+            claim(other, "host_2").take(db, quietly=quietly, owned={0: uuid.uuid4()})
     assert row(db) == (one, "host_1", 3)
     db.execute("UPDATE outbox_state SET way_time = clock_timestamp() - interval '59 s'")
     with pytest.raises(OtherWay, match=r"heartbeat is 59\.\d s old"):
@@ -62,8 +62,7 @@ def test_another_way_is_refused_while_a_claim_is_fresh_and_may_begin_when_it_is_
 @pytest.mark.parametrize(("one", "other"), PAIRS)
 def test_a_released_table_can_be_had_at_once(db, one, other):
     first = claim(one, "host_1")
-    first.take(db)
-    first.show(db, {0: uuid.uuid4()})
+    first.take(db, owned={0: uuid.uuid4()})
     first.release(db)
     assert claim(other, "host_2").take(db)
 
@@ -71,8 +70,7 @@ def test_a_released_table_can_be_had_at_once(db, one, other):
 def test_processes_of_one_way_share_it_and_the_last_one_releases_it(db):
     first, second = claim(EXACTLY_ONCE, "host_1"), claim(EXACTLY_ONCE, "host_2")
     for number, each in enumerate((first, second)):
-        assert each.take(db)
-        each.show(db, {number: uuid.uuid4()})
+        assert each.take(db, owned={number: uuid.uuid4()})
     assert row(db)[:2] == (EXACTLY_ONCE, "host_2")
     second.release(db)
     with pytest.raises(OtherWay):
@@ -83,8 +81,7 @@ def test_processes_of_one_way_share_it_and_the_last_one_releases_it(db):
 
 def test_a_lane_of_a_process_that_died_holds_up_a_release_no_longer_than_its_claim(db):
     dead, living = claim(EXACTLY_ONCE, "host_1", 6), claim(EXACTLY_ONCE, "host_2", 6)
-    dead.take(db)
-    dead.show(db, {1: uuid.uuid4()})
+    dead.take(db, owned={1: uuid.uuid4()})
     living.take(db)
     db.execute("UPDATE outbox_lane SET heartbeat = clock_timestamp() - interval '7 s'")
     living.release(db)

@@ -8,26 +8,28 @@ from urllib.parse import urlsplit
 import psycopg
 import pytest
 
+from outbox.conf import AT_LEAST_ONCE, EXACTLY_ONCE
+from tests.harvest.exactly_once.bench import create_tables
 from tests.harvest.processes import Harvest
 from tests.support.databases import fresh_database
-from tests.support.tables import create_table
 
 QUERIES_PER_SECOND_MAX = 20
 COUNTED = 160
-REPORT_S = 1.5  # backends tell the server what they did at most once a second, so the ends of a count are blurred
+REPORT_S = 2.5  # backends tell the server what they did at most once a second, so the ends of a count are blurred
 
 
-@pytest.mark.parametrize("lanes", [1, 4])
+@pytest.mark.parametrize("delivery", [AT_LEAST_ONCE, EXACTLY_ONCE])
 def test_an_idle_process_asks_at_most_20_times_a_second_however_many_lanes(
-    postgres, bootstrap_servers, tmp_path, lanes
+    postgres, bootstrap_servers, tmp_path, delivery
 ):
+    lanes = 4
     with (
         fresh_database(os.environ["DATABASE_URL"]) as url,
         psycopg.connect(url, autocommit=True) as table,
         psycopg.connect(os.environ["DATABASE_URL"], autocommit=True) as elsewhere,  # asking is not counted itself
         ExitStack() as stack,
     ):
-        create_table(table)
+        create_tables(table)
 
         def counted():
             """Outside of transactions every statement is one."""
@@ -39,13 +41,13 @@ def test_an_idle_process_asks_at_most_20_times_a_second_however_many_lanes(
         process = Harvest(
             tmp_path,
             url,
-            OUTBOX_DELIVERY="at-least-once",
+            OUTBOX_DELIVERY=delivery,
             OUTBOX_LANES=str(lanes),
-            OUTBOX_NAME=f"idle-{os.getpid()}-{lanes}",
+            OUTBOX_NAME=f"idle-{os.getpid()}-{delivery}",
         )
         stack.callback(process.discard)
         for lane in range(lanes):
-            process.says(f"leader_acquired lane={lane} ")
+            process.says(f"{'lane_taken' if delivery == EXACTLY_ONCE else 'leader_acquired'} lane={lane} ")
         time.sleep(3)  # the pauses have grown to their longest
         begun, before = time.monotonic(), counted()
         while counted() - before < COUNTED:
