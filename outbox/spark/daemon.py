@@ -4,13 +4,12 @@ Otherwise each worker imports pandas, pyarrow and the Kafka client for itself: a
 and again when many start. `start.session()` names this module in `spark.python.daemon.module`.
 """
 
-import confluent_kafka  # noqa: F401
-import pandas  # noqa: F401
-import pyarrow.compute  # noqa: F401
+from importlib import import_module
+
 from pyspark.daemon import manager
 
-import outbox.edges.transactions
-import outbox.spark.writing  # noqa: F401
+for wanted in ("pandas", "pyarrow.compute", "confluent_kafka", "outbox.edges.transactions", "outbox.spark.writing"):
+    import_module(wanted)
 
 if __name__ == "__main__":
-    manager()
+    manager()  # type: ignore[no-untyped-call]
