@@ -1,9 +1,9 @@
 """Rows about Spark: a table drained by the naive form of a sink and by `KafkaSink`, on one session of `local[2]`.
 
 The naive form is what one writes first: `foreachPartition`, one transactional producer per task and batch, no slices
-and no ledger; it doubles and loses records when an epoch is repeated. Source, micro-batches and session are the same for
-both. The clock is Spark's: the time of the triggers that had records, planning, log and commit included. Both forms are
-warmed up, for a JVM starts slowly.
+and no ledger; it doubles and loses records when an epoch is repeated. Source, micro-batches and session are the same
+for both. The clock is Spark's: the time of the triggers that had records, planning, log and commit included. Both
+forms are warmed up, for a JVM starts slowly.
 """
 
 from __future__ import annotations
