@@ -1,15 +1,15 @@
 """Which record made Kafka refuse a whole batch, found by sending less and less, in order. Pure.
 
-A refused batch has at least one culprit, and nothing says which. Halves are tried from the front, because order allows
-no other: a half that goes through clears its records, a half that is refused holds the culprit. A batch of n records
-costs at most ceil(log2(n)) + 1 further transactions, until the culprit has been refused alone; a second culprit in the
-same batch costs as many again. Records that turn up between the suspects, because their transaction committed late,
-travel with them and become suspects only with a batch that is refused.
+A refused batch has at least one culprit; delivery reports say among which records it is, and not always which it is.
+Halves of these suspects are tried from the front, because order allows no other: a half that goes through clears its
+records, a half that is refused holds the culprit. With n suspects that costs at most ceil(log2(n)) + 2 further
+transactions, until the culprit has been refused alone; a second culprit in the same batch costs as many again. Other
+records between the suspects travel with them, and become suspects only with a batch that is refused.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 
@@ -23,15 +23,20 @@ class Bisection:
     def is_searching(self) -> bool:
         return bool(self.suspects)
 
-    @property
-    def size(self) -> int | None:
-        """How many records the next transaction may hold; None: as many as it likes."""
-        return max(1, len(self.suspects) // 2) if self.suspects else None
+    def take(self, ids: Sequence[int]) -> int:
+        """How many of these records, from the front, the next transaction may hold: up to half of the suspects; what
+        stands before the last suspect goes first, so that it is tried alone."""
+        places = [place for place, id_ in enumerate(ids) if id_ in self.suspects] if self.suspects else []
+        if not places:
+            return len(ids)
+        if len(places) == 1:
+            return places[0] or 1
+        return places[len(places) // 2 - 1] + 1
 
     def refused(self, ids: Collection[int]) -> Bisection:
-        """A batch of these records was refused as a whole: one of them is to blame, and those before are not known to
-        be. A single record is its own culprit, and is not looked for any longer."""
-        return Bisection(frozenset(ids)) if len(ids) > 1 else self.cleared(ids)
+        """These records were refused together: one of them is to blame, and those suspected before are not known to
+        be. A single record is the culprit, which explains all refusals so far: the search is over."""
+        return Bisection(frozenset(ids)) if len(ids) > 1 else Bisection()
 
     def among(self, ids: Collection[int]) -> Bisection:
         """Only these records can be sent now. A suspect that is held or gone must not keep transactions small."""

@@ -163,11 +163,14 @@ class TransactionalProducer:
         self.client.begin_transaction()
 
     def send(
-        self, rows: Sequence[tuple[Any, ...]], give_up_at: float, report: Callable[[Any, Any], None] | None = None
+        self,
+        rows: Sequence[tuple[Any, ...]],
+        give_up_at: float,
+        report_of: Callable[[int], Callable[[Any, Any], None]] | None = None,
     ) -> None:
-        """Hand over every row, in order, or raise. `report` is called for each; without it none is told apart, and a
-        failed delivery surfaces in `send_entry` or `commit`."""
-        produce, header = self.client.produce, self._id_header
+        """Hand over every row, in order, or raise. `report_of` gives the function that is told of the row at an index;
+        without it none is told apart, and a failed delivery surfaces in `send_entry` or `commit`."""
+        produce, header, report = self.client.produce, self._id_header, None
         no_key = "" if self._keep_empty_key else None
         index = 0
         while True:
@@ -176,6 +179,8 @@ class TransactionalProducer:
                     headers: list[tuple[str, Any]] | None = [(header, b"%d" % id_)] if header else None
                     if names:
                         headers = _paired(names, texts) + (headers or [])
+                    if report_of is not None:
+                        report = report_of(index)
                     produce(topic, value if binary is None else binary, key or no_key, -1, report, None, 0, headers)
                     index += 1
                 return
@@ -224,6 +229,18 @@ class TransactionalProducer:
                     raise
             else:
                 return
+
+    def cause(self) -> KafkaError | None:
+        """Why the open transaction can only be aborted: what follows such an error is refused with `_STATE` alone.
+
+        To begin another one is refused too, by the error that came first; and it does nothing else."""
+        self.poll()
+        try:
+            self.client.begin_transaction()
+        except Exception as error:
+            found = kafka_error(error)
+            return found if found is not None and found.name() != "_STATE" else None
+        return None
 
     def unknown_topics(self, topics: Iterable[str], timeout_s: float) -> dict[str, str]:
         """Those of `topics` that the brokers do not have or do not show, with what they say. An unknown topic inside

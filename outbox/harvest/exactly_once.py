@@ -60,11 +60,16 @@ _WAKE_S = 0.5
 
 
 class NotDelivered(OutboxError):
-    """Reports of a batch whose records are told apart; `refused` says whether a record is at fault."""
+    """Reports of a batch whose records are told apart: (index, name, text) of each that failed."""
 
-    def __init__(self, failures: list[tuple[str, str]]) -> None:
-        self.refused = any(faults.is_refusal(name) for name, _ in failures)
-        super().__init__(f"{len(failures)} records were not delivered, e.g. {failures[0][0]}: {failures[0][1]}")
+    def __init__(self, failures: list[tuple[int, str, str]]) -> None:
+        self.refused = sorted(failure for failure in failures if faults.is_refusal(failure[1]))
+        _, name, text = (self.refused or failures)[0]
+        super().__init__(f"{len(failures)} records were not delivered, e.g. {name}: {text}")
+
+    def denied(self) -> list[tuple[int, str]]:
+        """(index, text) of those whose topic is at fault, rather than the record."""
+        return [(at, f"{name}: {text}") for at, name, text in self.refused if faults.kind_of(name) is faults.Kind.TOPIC]
 
 
 class BatchDropped(OutboxError):
@@ -86,6 +91,7 @@ class ExactlyOnce:
         self._identity: UUID | None = None
         self._batch = 0
         self._known_topics: set[str] = set()
+        self._failures: list[tuple[int, str, str]] = []
         self._probing = False  # failed records are told apart, at some cost
         self._circuit = Circuit(Backoff(_BACKOFF_MIN_S, _BACKOFF_MAX_S, random.random))
         self._stopwatch = Stopwatch()
@@ -311,7 +317,7 @@ class ExactlyOnce:
             self._troubles.seen("send", str(error))
             return self._backoff(str(error))
         except (KafkaException, SystemError) as error:
-            return self._after_error(error)
+            return self._after_error(rounds, batch, error)
         told = telling.delivered(batch, entry, self._stopwatch, tracing=self._conf.tracing and is_tracing())
         rounds.committed(self._state, batch, entry)
         self._host.emit(told)
@@ -342,7 +348,7 @@ class ExactlyOnce:
         if self._renewal() is not None:
             raise BatchDropped(f"the producer must be renewed: {producer.trouble}")
         give_up_at = time.monotonic() + 0.6 * self._conf.transaction_timeout_s
-        failures: list[tuple[str, str]] = []
+        failures = self._failures = []
         stages, began, self._stopwatch = self._stages, time.monotonic(), Stopwatch()
         failpoint("before-send")
         producer.begin()
@@ -423,19 +429,47 @@ class ExactlyOnce:
 
     def _after_undelivered(self, rounds: Rounds, batch: Batch, error: NotDelivered) -> float:
         if not error.refused:
+            cause = self._producer.cause() if self._producer is not None else None
+            if cause is not None and faults.is_refusal(cause.name()):
+                return self._after_refusal(rounds, batch, cause.name(), f"{cause.name()}: {cause.str()}")
             self._troubles.seen("send", str(error))
             return self._backoff(str(error))
         self._known_topics.clear()
-        if len(batch.rows) == 1:
-            self._hold(rounds, batch.rows[0], str(error))
+        denied = {batch.rows[at][1]: (at, text) for at, text in reversed(error.denied())}
+        if denied:
+            for topic, (at, text) in denied.items():
+                self._hold(rounds, batch.rows[at], f"topic {topic!r}: {text}", whole_topic=True)
+        elif len(error.refused) == 1:
+            self._hold(rounds, batch.rows[error.refused[0][0]], str(error))
         else:
-            rounds.guarded(lambda: self._state.holds.refused_batch(batch.ids))
+            suspects = [batch.ids[at] for at, _, _ in error.refused]
+            rounds.guarded(lambda: self._state.holds.refused_batch(suspects))
         return 0.0
 
-    def _after_error(self, raised: BaseException) -> float:
+    def _after_refusal(self, rounds: Rounds, batch: Batch, name: str, reason: str) -> float:
+        """The transaction failed for the sake of a record or of a topic; the reports that came, if any, say more."""
+        self._probing = True
+        self._known_topics.clear()
+        topics = {row[1] for row in batch.rows}
+        suspects = [batch.ids[at] for at, reported, _ in self._failures if faults.is_refusal(reported)] or batch.ids
+        if faults.kind_of(name) is faults.Kind.TOPIC and len(topics) == 1:
+            self._hold(rounds, batch.rows[0], f"topic {batch.rows[0][1]!r}: {reason}", whole_topic=True)
+        elif len(suspects) == 1:
+            self._hold(rounds, batch.rows[batch.ids.index(suspects[0])], reason)
+        else:
+            rounds.guarded(lambda: self._state.holds.refused_batch(suspects))
+        return 0.0
+
+    def _after_error(self, rounds: Rounds, batch: Batch, raised: BaseException) -> float:
         error = kafka_error(raised)
         name = error.name() if error is not None else "_STATE"
+        if faults.kind_of(name) is faults.Kind.PRODUCER and self._producer is not None:
+            # Refused while the rest of the batch was handed over: the client tells the reason only when asked.
+            error = self._producer.cause() or error
+            name = error.name() if error is not None else name
         reason = f"{name}: {error.str() if error is not None else raised}"
+        if faults.is_refusal(name):
+            return self._after_refusal(rounds, batch, name, reason)
         self._troubles.seen("send", reason)
         if faults.kind_of(name) is faults.Kind.FENCE:
             # By somebody else, or because the broker ended an own transaction that took too long.
@@ -493,12 +527,15 @@ class ExactlyOnce:
         return not self._abandoned and self._finish_by is not None and time.monotonic() < self._finish_by
 
 
-def _reporter(failures: list[tuple[str, str]]) -> Callable[[Any, Any], None]:
-    def report(error: Any, message: Any) -> None:
-        if error is not None:
-            failures.append((error.name(), error.str()))
+def _reporter(failures: list[tuple[int, str, str]]) -> Callable[[int], Callable[[Any, Any], None]]:
+    def report_of(index: int) -> Callable[[Any, Any], None]:
+        def report(error: Any, message: Any) -> None:
+            if error is not None:
+                failures.append((index, error.name(), error.str()))
 
-    return report
+        return report
+
+    return report_of
 
 
 class ExactlyOnceFactory:

@@ -59,8 +59,9 @@ class Holds:
     def cut(self, rows: list[Row]) -> list[Row]:
         """As many rows from the front as may share a transaction."""
         if self._search.is_searching:
-            self._search = self._search.among([row[0] for row in rows])
-            rows = rows[: self._search.size]
+            ids = [row[0] for row in rows]
+            self._search = self._search.among(ids)
+            rows = rows[: self._search.take(ids)]
         if self._tried:
             suspects = {hold.head for hold in self._tried.values()}
             for index, row in enumerate(rows):
@@ -74,11 +75,12 @@ class Holds:
         return self._search.is_searching
 
     def refused_batch(self, ids: Collection[int]) -> None:
-        """A batch of these rows was refused, and which of them is at fault is not known."""
+        """These rows of a batch were refused together, and which of them is at fault is not known."""
         self._search = self._search.refused(ids)
 
     def refused(self, row: Row, error: str, now: float, *, whole_topic: bool = False) -> RecordHeld:
-        self._search = self._search.cleared([row[0]])
+        if row[0] in self._search.suspects:
+            self._search = self._search.refused([row[0]])
         name: Name = row[1] if whole_topic else name_of(row)
         before = self._tried.pop(name, None) or self._held.get(name)
         attempts = before.attempts + 1 if before else 1

@@ -18,7 +18,8 @@ def search(ids, culprits, batch_max, late=None):
     state, number = Bisection(), 0
     while waiting:
         waiting = sorted(waiting + (late or {}).get(number, []))
-        batch = waiting[: min(batch_max, state.size or batch_max)]
+        batch = waiting[:batch_max]
+        batch = batch[: state.take(batch)]
         extra += state.is_searching
         if culprits & set(batch):
             state = state.refused(batch)
@@ -69,21 +70,51 @@ def test_records_that_turn_up_between_the_suspects_do_not_lead_astray(ids, data)
     assert not culprits & set(delivered)
 
 
+@given(st.integers(1, 300), st.data())
+def test_reports_that_name_the_culprit_s_companions_shorten_the_search(count, data):
+    """The brokers refuse what travels in one request to one partition; other records are innocent."""
+    culprit = data.draw(st.integers(0, count - 1))
+    partitions = data.draw(st.integers(1, 12))
+    state, waiting, extra, delivered = Bisection(), list(range(count)), 0, []
+    while culprit in waiting:
+        batch = waiting[: state.take(waiting)]
+        if culprit in batch:
+            reported = [id_ for id_ in batch if id_ % partitions == culprit % partitions]
+            state = state.refused(reported)
+            if len(reported) == 1:
+                waiting.remove(culprit)
+        else:
+            delivered += batch
+            state = state.cleared(batch)
+            waiting = waiting[len(batch) :]
+        extra += 1
+    suspects = ceil(count / partitions)
+    assert extra <= 1 + ceil(log2(max(1, suspects))) + 2
+    assert not state.is_searching
+    assert delivered + waiting == [id_ for id_ in range(count) if id_ != culprit], "in order"
+
+
+def test_what_stands_before_the_last_suspect_goes_first():
+    state = Bisection().refused([4, 9]).cleared([4])
+    assert state.take([5, 6, 9, 10]) == 2
+    assert state.take([9, 10]) == 1
+
+
 def test_a_batch_that_is_refused_only_once_leaves_nobody_suspected():
     state = Bisection().refused([1, 2, 3, 4])
-    assert state.size == 2
+    assert state.take([1, 2, 3, 4]) == 2
     state = state.cleared([1, 2])
-    assert (state.suspects, state.size) == ({3, 4}, 1)
+    assert (state.suspects, state.take([3, 4])) == ({3, 4}, 1)
     assert not state.cleared([3]).cleared([4]).is_searching
 
 
 def test_a_refusal_within_the_search_narrows_it_to_what_was_refused():
     state = Bisection().refused(range(100)).refused(range(50))
     assert state.suspects == set(range(50))
-    assert state.size == 25
+    assert state.take(range(100)) == 25
 
 
 def test_a_suspect_that_is_held_or_gone_does_not_keep_transactions_small():
     state = Bisection().refused(range(10)).among([8, 9, 10, 11])
     assert state.suspects == {8, 9}
-    assert state.among([10, 11]).size is None
+    assert state.among([10, 11]).take([10, 11]) == 2

@@ -11,6 +11,7 @@ from outbox.edges.marks import WrongTable
 from outbox.harvest.exactly_once import ExactlyOnceFactory
 from outbox.harvest.lanes import MeterRead
 from tests.harvest.exactly_once.bench import Host, finish, wait_until
+from tests.support.topics import create_topic
 
 
 def test_everything_arrives_once_in_order_with_its_id_and_is_purged(bench):
@@ -144,8 +145,6 @@ def test_a_refused_record_holds_its_key_and_an_operator_can_free_it(bench):
 
 
 def test_a_record_that_the_broker_refuses_is_found_among_its_batch(bench):
-    from tests.support.topics import create_topic
-
     bench.topic = create_topic(bench.servers, 1, **{"max.message.bytes": "20000"})
     ids = bench.stash([f"key-{n}" for n in range(40)])
     bench.db.execute(  # random, so that compression does not make it acceptable
@@ -245,3 +244,20 @@ def test_owners_are_shown(bench):
         identity, owner = bench.db.execute("SELECT database, way_owner FROM outbox_state").fetchone()
         assert isinstance(identity, uuid.UUID)
         assert owner
+
+
+def test_a_record_refused_while_the_rest_is_handed_over_is_found_too(bench):
+    """In a large batch the broker's answer arrives before the last record is in the client's hands."""
+    bench.topic = create_topic(bench.servers, 1, **{"max.message.bytes": "20000"})
+    ids = bench.stash([f"key-{n % 1000}" for n in range(20_000)])
+    bench.db.execute(
+        "UPDATE outbox SET kafka_value = (SELECT string_agg(md5(random()::text), '') FROM generate_series(1, 1500)) "
+        "WHERE id = %s",
+        [ids[777]],
+    )
+    with bench.working(BATCH_MAX=20_000) as host:
+        wait_until(lambda: bench.count == 20)
+        assert {(event.id, event.name) for event in host.of(RecordHeld)} == {(ids[777], (bench.topic, "key-777"))}
+        bench.db.execute("UPDATE outbox SET kafka_value = '778' WHERE id = %s", [ids[777]])
+        bench.wait_empty()
+    bench.check()
