@@ -188,6 +188,9 @@ class Beats:
     def __init__(self, log):
         self.log, self.errors = log, []
 
+    def list_topics(self, topic, timeout):
+        return None
+
     def produce(self, topic, payload, partition):
         if self.errors:
             raise self.errors.pop()

@@ -21,7 +21,8 @@ from tests.support.databases import ROOT
 
 def leads(one):
     one.clients.standing.assign_lanes(0)
-    wait_until(lambda: one.is_leader)
+    wait_until(lambda: one.is_leader or one.state is State.STOPPED)
+    assert one.is_leader
     return one
 
 
@@ -290,15 +291,15 @@ def test_jumps_of_the_wall_clock_change_nothing(started, heard, monkeypatch, jum
 
 
 def test_nothing_that_decides_reads_the_wall_clock():
-    """time.time() names a member and nothing else."""
-    found = []
+    """It names a member, says when a span began, and stands in the entry that a lane without one is given."""
+    found = set()
     for room in ("core", "election", "edges", "harvest"):
         for path in sorted((ROOT / "outbox" / room).glob("*.py")):
             for node in ast.walk(ast.parse(path.read_text())):
                 wall = isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
                 if wall and (node.value.id, node.attr) in {("time", "time"), ("time", "time_ns"), ("datetime", "now")}:
-                    found.append(path.relative_to(ROOT / "outbox").as_posix())
-    assert found == ["harvest/daemon.py"]
+                    found.add(path.relative_to(ROOT / "outbox").as_posix())
+    assert found <= {"harvest/daemon.py", "harvest/telling.py", "harvest/resize.py"}
 
 
 # ---- what is asked of the core alone
