@@ -1,12 +1,15 @@
 """Kafka clients built from the settings. Nothing here decides anything."""
 
+import threading
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from outbox.exceptions import OutboxError, missing_extra
 
 if TYPE_CHECKING:
     from confluent_kafka import Producer
+    from confluent_kafka.admin import AdminClient
 
 Made = TypeVar("Made")
 
@@ -43,6 +46,31 @@ def make(kind: Callable[..., Made], properties: Mapping[str, Any], **options: An
 def require_bootstrap(properties: Mapping[str, Any]) -> None:
     if not properties.get("bootstrap.servers"):
         raise OutboxError('OUTBOX["BOOTSTRAP_SERVERS"] is empty. Set it to your brokers, e.g. "localhost:9092".')
+
+
+def brokers_at_work(admin: "AdminClient", timeout_s: float) -> "Future[list[int]]":
+    """The numbers of the brokers that take part now, at least one.
+
+    Not by `describe_cluster`: its client aborts the whole process when a broker answers that none takes part yet, as
+    brokers do for a moment while they start, or after their controller has missed them.
+    """
+    answer: Future[list[int]] = Future()
+
+    def ask() -> None:
+        from confluent_kafka import KafkaError, KafkaException
+
+        nobody = KafkaException(KafkaError(KafkaError._ALL_BROKERS_DOWN, "no broker takes part yet"))
+        try:
+            found = sorted(admin.list_topics(timeout=timeout_s).brokers)
+        except KafkaException as error:
+            answer.set_exception(nobody if error.args[0].code() == KafkaError._PARTIAL else error)
+        except BaseException as error:
+            answer.set_exception(error)
+        else:
+            answer.set_result(found) if found else answer.set_exception(nobody)
+
+    threading.Thread(target=ask, name="outbox-brokers", daemon=True).start()
+    return answer
 
 
 def produce(

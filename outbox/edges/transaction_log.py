@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from outbox.core.faults import Kind, kind_of
-from outbox.edges.kafka import require_bootstrap
+from outbox.edges.kafka import brokers_at_work, require_bootstrap
 from outbox.edges.ledger_topic import LedgerUnreachable
 from outbox.edges.transactions import TransactionsRefused
 from outbox.exceptions import missing_extra
@@ -69,9 +69,9 @@ class TransactionLog:
 
     def _brokers(self) -> tuple[int, int, int]:
         """How many there are, and the replicas that a transaction log will have and need."""
-        cluster = self._result(self._admin.describe_cluster(request_timeout=_REQUEST_S))
-        found = self._config("BROKER", str(cluster.nodes[0].id))
-        return len(cluster.nodes), int(found[_FACTOR].value), int(found[_MIN_ISR].value)
+        brokers = self._result(brokers_at_work(self._admin, _REQUEST_S))
+        found = self._config("BROKER", str(brokers[0]))
+        return len(brokers), int(found[_FACTOR].value), int(found[_MIN_ISR].value)
 
     def _config(self, kind: str, name: str) -> Any:
         from confluent_kafka.admin import ConfigResource, ResourceType  # type: ignore[attr-defined]

@@ -8,6 +8,7 @@ from threading import Event
 from typing import TYPE_CHECKING, Any
 
 from outbox.conf import AT_LEAST_ONCE, Conf
+from outbox.edges.kafka import brokers_at_work
 from outbox.election.clients import Clients
 from outbox.election.errors import ElectionRefused, KafkaUnreachable, is_outage
 
@@ -80,9 +81,8 @@ class LeaderTopic:
         from confluent_kafka.admin import ConfigResource, ResourceType  # type: ignore[attr-defined]
 
         try:
-            future = self._admin.describe_cluster(request_timeout=REQUEST_TIMEOUT_S)
-            cluster = self._result(future, "describe the cluster")
-            broker = ConfigResource(ResourceType.BROKER, str(cluster.nodes[0].id))
+            brokers = self._result(brokers_at_work(self._admin, REQUEST_TIMEOUT_S), "list the brokers")
+            broker = ConfigResource(ResourceType.BROKER, str(brokers[0]))
             futures = self._admin.describe_configs([broker], request_timeout=REQUEST_TIMEOUT_S)
             found = self._result(futures[broker], "read the limits of the broker")
             return int(found["group.min.session.timeout.ms"].value), int(found["group.max.session.timeout.ms"].value)

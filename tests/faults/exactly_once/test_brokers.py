@@ -1,10 +1,15 @@
 """Three brokers of which each may be missing: leaders change, two copies must acknowledge, and nothing is taken over
 without need."""
 
+import subprocess
+import sys
+
 import pytest
 
+from outbox.devstack import Kafka
 from tests.faults.exactly_once.acts import believe_they_lead, kill_at, late_transaction, settle, stop_at
 from tests.faults.fleet import wait_until
+from tests.support.databases import ROOT
 
 
 def takeovers(member):
@@ -45,6 +50,32 @@ def goes_on_without_it(scene, member):
 def test_a_broker_of_three_is_lost_in_the_middle_of_commits(fragile_exact_scenes):
     with fragile_exact_scenes(brokers=3) as scene:
         lose_brokers(scene, 1)
+
+
+ASK = """
+import sys, time
+from confluent_kafka.admin import AdminClient
+from outbox.edges.kafka import brokers_at_work
+admin, seen = AdminClient({"bootstrap.servers": sys.argv[1]}), set()
+give_up_at = time.monotonic() + 30
+while len(seen) < 2 and time.monotonic() < give_up_at:
+    try:
+        seen.add(str(brokers_at_work(admin, 5).result(10)))
+    except Exception as error:
+        seen.add(error.args[0].name())
+    time.sleep(0.02)
+print(sorted(seen))
+"""
+
+
+def test_a_moment_without_any_broker_is_an_outage():
+    """Brokers that answer and that their controller has missed, as on a machine that is too busy, or at their start.
+    The client's other question for brokers aborts the process then, hence one of its own."""
+    late = {"broker.session.timeout.ms": "1500", "broker.heartbeat.interval.ms": "3000"}
+    with Kafka(properties=late) as cluster:
+        asked = [sys.executable, "-c", ASK, cluster.bootstrap_servers]
+        answered = subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
+    assert answered.stdout == "['[1]', '_ALL_BROKERS_DOWN']\n"
 
 
 @pytest.mark.torture
