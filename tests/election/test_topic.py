@@ -51,10 +51,11 @@ def test_two_may_create_it_at_the_same_moment(bootstrap_servers, name):
     assert results == [1] * 4
 
 
-def test_fewer_partitions_than_lanes_are_refused(bootstrap_servers, name):
+def test_fewer_partitions_than_lanes_are_refused_where_the_setting_says_how_many(bootstrap_servers, name):
     create_topic(bootstrap_servers, 1, f"{name}.neli")
     with pytest.raises(ElectionRefused, match=r"has 1 partitions, but LANES is 2.*--partitions 2"):
-        topic_of(bootstrap_servers, name, LANES=2).prepare()
+        topic_of(bootstrap_servers, name, LANES=2, DELIVERY="at-least-once").prepare()
+    assert topic_of(bootstrap_servers, name, LANES=2, DELIVERY="exactly-once").prepare() == 1  # the database says it
 
 
 @pytest.mark.parametrize("session", [5.9, 1801])
