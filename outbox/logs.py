@@ -52,6 +52,7 @@ EVENTS: Mapping[str, str] = {
     "producer_renewed": "exactly-once: a request may still be under way, so another producer goes on",
     "reading_ended": "exactly-once: what the reader of this process did",
     "lanes_closed": "the lane count is being changed",
+    "change_not_marked": "the lane count is not changed yet: what tells the ledger of it could not be written",
     "lanes_opened": "the lane count was changed",
     "lanes_not_changed": "the lane count cannot be changed now, and why",
     "lane_resolved": "an operator has settled a stopped lane",
