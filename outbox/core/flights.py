@@ -112,6 +112,12 @@ class Flights:
             limit * min(len(ready), LANES_OF_A_PAGE_MAX),
         )
 
+    def may_read(self, lanes: Iterable[Standing], *, is_connected: bool) -> bool:
+        """A new connection may lead to a server that draws ids in flight a second time, for records of any lane. Left
+        out, those would be overtaken by later ones of their key: first nothing is in flight any more."""
+        ready = {lane.number for lane in lanes if lane.ready}
+        return bool(ready) and (is_connected or not any(share.lane in ready for share in self._batches))
+
     def add(self, share: Share) -> None:
         self._batches[share] = None
 

@@ -32,7 +32,9 @@ from zlib import crc32
 Row = tuple[int, str, str, str | None, Sequence[str] | None, Sequence[str] | None, bytes | None]
 """id, topic, key, value, header keys, header values, binary value: the columns of the read, in its order."""
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+_WITHOUT_CHANGE = 1
+"""The version of entries from before any change of the lane count, and of releases that wrote no number of it."""
 _MAGIC = b"OBL"
 _FIXED = struct.Struct(">16s16sq")  # owner, database, read_at in microseconds since 1970
 _SEAL_BYTES = 4
@@ -61,7 +63,7 @@ class DamagedEntry(LedgerEntryError):
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One committed batch of one lane."""
+    """One committed batch of one lane. Batch 0 has no ids: it only says under which count the lanes work."""
 
     lane: int
     batch: int
@@ -72,6 +74,8 @@ class Entry:
     digest: int
     read_at: datetime
     """The database's clock when the batch was read: a row created later cannot be one of it."""
+    change: int = 0
+    """Number of the latest change of the lane count when it was written; 0: none, or not known."""
 
     @property
     def count(self) -> int:
@@ -110,19 +114,25 @@ def entry_key(lane: int) -> bytes:
 
 
 def encode(entry: Entry) -> bytes:
-    """Magic, version, fixed fields, numbers as varints, ids as differences, and a CRC-32 of all that as the seal."""
+    """Magic, version, fixed fields, numbers as varints, ids as differences, and a CRC-32 of all that as the seal. The
+    number of the change is the fifth varint of version 2; version 1 ends with the fourth, and always has ids."""
     if entry.read_at.tzinfo is None:
         raise ValueError(f"read_at {entry.read_at!r} has no time zone; take clock_timestamp() as timestamptz")
-    numbers = (entry.lane, entry.batch, entry.digest, entry.count)
-    in_range = bool(entry.ids) and max(*numbers, abs(entry.ids[0]), entry.ids[-1]) <= _INT64_MAX
-    if not in_range or entry.batch < 1 or min(numbers) < 0:
-        raise ValueError(f"not an entry: lane {entry.lane}, batch {entry.batch}, {entry.count} ids, {entry.digest=}")
+    numbers = (entry.lane, entry.batch, entry.digest, entry.count, entry.change)
+    in_range = max(*numbers, *map(abs, (*entry.ids[:1], *entry.ids[-1:]))) <= _INT64_MAX
+    if not in_range or min(numbers) < 0 or not _is_sound(entry.batch, entry.count, entry.change):
+        raise ValueError(
+            f"not an entry: lane {entry.lane}, batch {entry.batch}, {entry.count} ids, {entry.digest=}, {entry.change=}"
+        )
+    version = FORMAT_VERSION if entry.change else _WITHOUT_CHANGE
     out = bytearray(_MAGIC)
-    out.append(FORMAT_VERSION)
+    out.append(version)
     out += _FIXED.pack(entry.owner.bytes, entry.database.bytes, (entry.read_at - _EPOCH) // _MICROSECOND)
-    for number in (*numbers, _zigzag(entry.ids[0])):
+    for number in numbers if entry.change else numbers[:-1]:
         _put_varint(out, number)
-    _put_differences(out, entry.ids)
+    if entry.ids:
+        _put_varint(out, _zigzag(entry.ids[0]))
+        _put_differences(out, entry.ids)
     out += crc32(out).to_bytes(_SEAL_BYTES, "big")
     return bytes(out)
 
@@ -134,13 +144,21 @@ def decode(payload: bytes | None) -> Entry:
         owner, database, read_at_us = _FIXED.unpack_from(body, len(_MAGIC) + 1)
         reader = _Varints(body, len(_MAGIC) + 1 + _FIXED.size)
         lane, batch, total, count = (reader.take() for _ in range(4))
+        change = reader.take() if body[len(_MAGIC)] == FORMAT_VERSION else 0
         ids = reader.take_ids(count)
         read_at = _EPOCH + read_at_us * _MICROSECOND
     except (struct.error, OverflowError) as error:
         raise DamagedEntry(_damage(f"has {len(body)} bytes: {error}")) from None
-    if batch < 1 or not reader.at_end:
-        raise DamagedEntry(_damage(f"batch number {batch}, {len(body) - reader.position} bytes too many"))
-    return Entry(lane, batch, UUID(bytes=owner), UUID(bytes=database), ids, total, read_at)
+    numbered = bool(change) is (body[len(_MAGIC)] == FORMAT_VERSION)
+    if not numbered or not _is_sound(batch, count, change) or not reader.at_end:
+        over = len(body) - reader.position
+        raise DamagedEntry(_damage(f"has batch number {batch}, {count} ids, {change=} and {over} bytes too many"))
+    return Entry(lane, batch, UUID(bytes=owner), UUID(bytes=database), ids, total, read_at, change)
+
+
+def _is_sound(batch: int, count: int, change: int) -> bool:
+    """A batch has rows. Only the entry that a change writes into a lane without any is of none."""
+    return count > 0 if batch else not count and change > 0
 
 
 def _unseal(payload: bytes) -> bytes:
@@ -150,9 +168,10 @@ def _unseal(payload: bytes) -> bytes:
             f"a record of the ledger topic starts with {start!r} instead of {_MAGIC!r}: something else writes there. "
             "Give this outbox a ledger topic of its own."
         )
-    if len(payload) > len(_MAGIC) and payload[len(_MAGIC)] != FORMAT_VERSION:
+    if len(payload) > len(_MAGIC) and payload[len(_MAGIC)] not in (_WITHOUT_CHANGE, FORMAT_VERSION):
         raise UnknownEntryVersion(
-            f"a ledger entry has format version {payload[len(_MAGIC)]}, this release reads version {FORMAT_VERSION}. "
+            f"a ledger entry has format version {payload[len(_MAGIC)]}, this release reads versions up to "
+            f"{FORMAT_VERSION}. "
             "Run the release that wrote it, or a newer one."
         )
     body, seal = payload[:-_SEAL_BYTES], payload[-_SEAL_BYTES:]
@@ -222,8 +241,10 @@ class _Varints:
             shift += 7
 
     def take_ids(self, count: int) -> tuple[int, ...]:
-        if not 1 <= count <= _IDS_MAX:
+        if count > _IDS_MAX:
             raise DamagedEntry(_damage(f"lists {count} ids"))
+        if not count:
+            return ()
         current = _unzigzag(self.take(limit=(1 << 64) - 1))
         ids = [current]
         for _ in range(count - 1):

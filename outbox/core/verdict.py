@@ -62,6 +62,8 @@ class Facts:
     rows: Rows | None = None
     settling: bool = False
     """Lane 0's owner settles a lane during a resize: the closed state is its own work."""
+    newest_change: int = 0
+    """Of the lane count, as the last entries of this lane and of lane 0 have it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +74,8 @@ class AskElection:
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """The lane count is being changed: wait and take over again."""
+    """The lane count is being changed, or the database forgot a change and lane 0's owner must settle every lane first:
+    wait and take over again."""
 
     resize_to: int
 
@@ -153,6 +156,8 @@ def takeover(facts: Facts) -> Verdict:
         return Closed(state.resize_to)
     if not facts.settling and facts.lane >= state.lane_count:
         return Idle(state.lane_count)
+    if not facts.settling and forgets_change(state, facts.newest_change):
+        return Closed(state.lane_count)
     if facts.purged != facts.purged_again:
         return AskElection()
     if entry is None:
@@ -168,6 +173,17 @@ def takeover(facts: Facts) -> Verdict:
     if entry.batch > facts.purged + 1:
         return _database_went_back(facts.lane, facts.purged, entry.batch)
     return settle(entry, facts.rows)
+
+
+def change_of(entry: Entry | None, database: UUID) -> int:
+    """Under which change of the lane count an entry was written. Another database's numbers mean nothing here."""
+    return entry.change if entry is not None and entry.database == database else 0
+
+
+def forgets_change(state: State, newest_change: int) -> bool:
+    """The database went back to before a change of the lane count. Each lane alone may agree with its ledger, and
+    would still send what another one has sent: a record's lane was another then."""
+    return newest_change > state.resize_no
 
 
 def settle(entry: Entry, rows: Rows | None) -> LookUpRows | PurgeEntry | MoveOnly | Stop:

@@ -38,6 +38,10 @@ _OPTIONS = {
     "synchronous_commit": "on",
 }
 _NEVER_BY_ITSELF = 1_000_000_000
+# By the clock: two servers, one of which took over from a state before the other's change, draw different ones.
+_NEW_NUMBER = (
+    "greatest(resize_no + 1, %(newest)s::bigint + 1, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint)"
+)
 
 
 class OtherDatabase(OutboxError):
@@ -142,21 +146,40 @@ class Companions:
             connection.execute(
                 self._build(
                     "/* lanes */ UPDATE {state} SET resize_to = lanes_wanted, lanes_wanted = NULL, resize_note = '', "
-                    "resize_no = resize_no + 1 WHERE resize_to IS NULL AND lanes_wanted = %s"
+                    f"resize_no = {_NEW_NUMBER} WHERE resize_to IS NULL AND lanes_wanted = %(lanes)s"
                 ),
-                [lanes],
+                {"lanes": lanes, "newest": 0},
             ).rowcount
         )
 
-    def open_lanes(self, connection: Connection, change: int, lanes: int, note: str = "") -> bool:
-        """End the change of this number with so many lanes; False when somebody else has ended it."""
+    def close_all_lanes(self, connection: Connection, before: int, newest: int) -> bool:
+        """The row, as of change `before`, knows nothing of change `newest`: every lane that ever was is to be settled,
+        for the count that the row has. A wish is kept. False when somebody else has changed the row."""
+        return bool(
+            connection.execute(
+                self._build(
+                    "/* lanes */ UPDATE {state} SET lanes_wanted = coalesce(lanes_wanted, nullif(resize_to, lanes)), "
+                    f"resize_to = lanes, resize_note = '', resize_no = {_NEW_NUMBER} WHERE resize_no = %(before)s"
+                ),
+                {"before": before, "newest": newest},
+            ).rowcount
+        )
+
+    def open_lanes(
+        self, connection: Connection, change: int, lanes: int, note: str = "", settled: Mapping[int, int] | None = None
+    ) -> bool:
+        """End the change of this number with so many lanes; False when somebody else has ended it, or when a lane is
+        not purged up to the batch in `settled`: then this server took over after the settling, and lags behind it."""
+        settled = settled or {}
         return bool(
             connection.execute(
                 self._build(
                     "/* lanes */ UPDATE {state} SET lanes = %s, resize_to = NULL, resize_note = %s "
-                    "WHERE resize_to IS NOT NULL AND resize_no = %s"
+                    "WHERE resize_to IS NOT NULL AND resize_no = %s AND NOT EXISTS "
+                    "(SELECT FROM unnest(%s::integer[], %s::bigint[]) AS settled (lane, batch) WHERE settled.batch > "
+                    "coalesce((SELECT max(p.batch) FROM {purged} AS p WHERE p.lane = settled.lane), 0))"
                 ),
-                [lanes, note, change],
+                [lanes, note, change, list(settled), list(settled.values())],
             ).rowcount
         )
 

@@ -89,6 +89,7 @@ class ExactlyOnce:
         self._state = LaneState(lane, post=self._mailbox.put)
         self._producer: TransactionalProducer | None = None
         self._identity: UUID | None = None
+        self._change = 0
         self._batch = 0
         self._known_topics: set[str] = set()
         self._failures: list[tuple[int, str, str]] = []
@@ -204,12 +205,13 @@ class ExactlyOnce:
         self._stages["takeover"] += time.monotonic() - begun
         if isinstance(outcome, Owned):
             self._producer, self._batch, self._identity = outcome.producer, outcome.batch, outcome.identity
+            self._change = outcome.state.resize_no
             self._takeovers += 1
             self._stopped_for = ""
             self._troubles.over("takeover")
             self._circuit.may_try(time.monotonic())  # both servers answer; whether they take records is not known
             logger.info("lane_taken lane=%d batch=%d after_s=%.3f", self._lane, self._batch, time.monotonic() - begun)
-            rounds.ready(self._state, self._batch, outcome.lane_count)
+            rounds.ready(self._state, self._batch, outcome.state)
             return 0.0
         if isinstance(outcome, AskElection):
             self._host.doubt(self._lane)
@@ -221,13 +223,13 @@ class ExactlyOnce:
             return _CLOSED_S if isinstance(outcome, Closed) else _IDLE_S
         return 0.0
 
-    def _lane_count_followed(self) -> AskElection | None:
+    def _lane_count_followed(self) -> AskElection | Stop | Unreadable | None:
         """The owner of lane 0 changes the count, before it takes the lane over like every other."""
-        if self._lane == 0 and not self._lane_count.follow(self._may_take_over, self._host.partitions_added):
-            return AskElection()
-        return None
+        if self._lane != 0:
+            return None
+        return self._lane_count.follow(self._may_take_over, self._host.partitions_added)
 
-    def _examined(self, rounds: Rounds) -> Stop | Unreadable | None:
+    def _examined(self, rounds: Rounds) -> Closed | Stop | Unreadable | None:
         try:
             return rounds.idle_lanes.examine(time.monotonic() + _TAKEOVER_S, self._may_take_over)
         except LedgerEntryError as error:
@@ -378,7 +380,14 @@ class ExactlyOnce:
         assert self._identity is not None
         digest = ledger.digest(columns(batch.rows))
         entry = Entry(
-            self._lane, self._batch + 1, self._leader_id, self._identity, tuple(batch.ids), digest, batch.read_at
+            self._lane,
+            self._batch + 1,
+            self._leader_id,
+            self._identity,
+            tuple(batch.ids),
+            digest,
+            batch.read_at,
+            self._change,
         )
         return ledger.encode(entry), entry
 

@@ -59,6 +59,8 @@ class LaneState(Standing):
     post: Callable[[Order], None]
     count: int = 0
     """The lane count with which it was taken over."""
+    change: int = 0
+    """The number of the change that led to it."""
     busy: Batch | None = None
     holds: Holds = field(default_factory=Holds)
 
@@ -161,14 +163,15 @@ class Rounds:
             self._prepared = False  # no heartbeat may claim again
         self.purges.ask(self._way.release, may_go_on)
 
-    def ready(self, lane: LaneState, batch: int, count: int) -> None:
+    def ready(self, lane: LaneState, batch: int, state: State) -> None:
         """The lane owns its transactional id and has purged everything up to `batch`: it is read for from the
         beginning. Of so many lanes: those that were taken over with another count are fenced, or soon will be."""
         with self._changed:
             if self._lanes.get(lane.number) is not lane:
                 return  # replaced while it took over: what is in flight is its successor's
             lane.begin(batch)
-            lane.count = self._count = count
+            lane.count = self._count = count = state.lane_count
+            lane.change = state.resize_no
             self._retake([other for other in self._lanes.values() if other.ready and other.count != count])
             self._flights.forget(lane.number)
             if self._last_ticket is not None:
@@ -288,7 +291,7 @@ class Rounds:
         with self._changed:
             while not self._closing:
                 self._keep_beating()
-                if any(lane.ready for lane in self._lanes.values()):
+                if self._flights.may_read(self._lanes.values(), is_connected=self._connection is not None):
                     break
                 self._changed.wait(_BEAT_S / 2)
             else:
@@ -323,12 +326,14 @@ class Rounds:
         self._beat = self.purges.tell(beat)
 
     def _heed(self, state: State) -> None:
-        """Lanes that are closed, or have another count, are taken over anew; lane 0 also when a change is wished."""
+        """Lanes that are closed, or were taken over before a change of the count, or know of one that this server has
+        forgotten, are taken over anew; lane 0 also when a change is wished."""
         with self._changed:
             ready = [lane for lane in self._lanes.values() if lane.ready]
             if state.resize_to is None:
                 is_wish = state.wanted is not None
-                ready = [r for r in ready if r.count != state.lane_count or (is_wish and r.number == 0)]
+                now = state.lane_count, state.resize_no
+                ready = [r for r in ready if (r.count, r.change) != now or (is_wish and r.number == 0)]
             self._retake(ready)
 
     def _read(self, plan: Plan) -> Page | None:

@@ -13,7 +13,7 @@ from uuid import UUID
 
 from outbox.conf import Conf
 from outbox.core import verdict
-from outbox.core.ledger import LedgerEntryError
+from outbox.core.ledger import Entry, LedgerEntryError
 from outbox.core.verdict import AskElection, Closed, Facts, Idle, MoveOnly, NothingToDo, PurgeEntry, State, Stop
 from outbox.edges.ledger_topic import LedgerMissing, LedgerTopic
 from outbox.edges.transactions import TransactionalProducer, initialised, properties_of
@@ -29,7 +29,8 @@ class Owned:
     producer: TransactionalProducer
     batch: int
     identity: UUID
-    lane_count: int
+    state: State
+    entry: Entry | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,25 @@ def unreadable_text(lane: int, error: LedgerEntryError) -> str:
         f"lane {lane} is stopped, nothing was sent or deleted: {error} What can be done about it tells "
         f"manage.py outbox_resolve --lane {lane}"
     )
+
+
+class UnreadableMark(Exception):
+    """The last record of lane 0, asked for the sake of another lane."""
+
+    def __init__(self, reason: LedgerEntryError) -> None:
+        self.reason = reason
+        super().__init__(str(reason))
+
+
+def newest_change(ledger: LedgerTopic, identity: UUID, give_up_at: float) -> int:
+    """The latest change of the lane count that the ledger knows of: each is marked in the partition of lane 0 before
+    the lanes are opened."""
+    try:
+        return verdict.change_of(ledger.last_entry(0, give_up_at), identity)
+    except LedgerMissing:
+        return 0
+    except LedgerEntryError as error:
+        raise UnreadableMark(error) from error
 
 
 Outcome = Owned | AskElection | Closed | Idle | Stop | Unreadable | None
@@ -81,6 +101,8 @@ class Takeover:
             return None
         try:
             outcome = self._examine(producer, give_up_at, may_go_on)
+        except UnreadableMark as error:
+            outcome = Unreadable(unreadable_text(0, error.reason))
         except LedgerEntryError as error:
             outcome = Unreadable(unreadable_text(self._lane, error))
         except BaseException:
@@ -116,7 +138,6 @@ class Takeover:
         if facts is None:
             return None
         judged = verdict.takeover(facts)
-        count = facts.state.lane_count
         if isinstance(judged, verdict.LookUpRows):
             judged = self._compare(facts, judged, may_go_on)
         if judged is None:
@@ -126,9 +147,9 @@ class Takeover:
             stop = self._settle(judged, may_go_on)
             if stop is not None or not may_go_on():
                 return stop
-            return Owned(producer, judged.entry.batch, facts.database, count)
+            return Owned(producer, judged.entry.batch, facts.database, facts.state, facts.entry)
         if isinstance(judged, NothingToDo):
-            return Owned(producer, judged.batch, facts.database, count)
+            return Owned(producer, judged.batch, facts.database, facts.state, facts.entry)
         assert not isinstance(judged, verdict.LookUpRows)
         return judged
 
@@ -149,8 +170,13 @@ class Takeover:
             # Made anew it is empty: the verdict says so when the table knows better.
             self._ledger.prepare(state.lane_count, self._conf.audit_window_s)
             entry = self._ledger.last_entry(lane, give_up_at)
+        newest = verdict.change_of(entry, identity)
+        if lane and not settling:
+            newest = max(newest, newest_change(self._ledger, identity, give_up_at))
         again = self._purges.ask(lambda connection: database.statements.purged(connection, lane), may_go_on)
-        return None if again is None else Facts(lane, identity, state, purged, entry, again, settling=settling)
+        if again is None:
+            return None
+        return Facts(lane, identity, state, purged, entry, again, settling=settling, newest_change=newest)
 
     def _has_ended(self, state: State) -> bool:
         """A change that somebody else has ended is not this one's to go on with."""

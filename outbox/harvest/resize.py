@@ -4,26 +4,45 @@ The count lives in the state row. In order: partitions for the new lanes; "close
 lane's transactional id initialised and its last batch settled; N and "open" into the row. Owners read the row only
 after their own init: whoever saw the old count is fenced by the third step, whoever is initialised later finds the
 lanes closed. Each step may be done twice, so a successor just goes on from what the row says.
+
+Before the lanes are opened, the number of the change is marked in lane 0's ledger partition. A row with a smaller
+number is that of a server which took over from, or was restored to, a state before the change: then every lane that
+ever was is settled like that before anybody may go on. Such a change leads to the count that the row has.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any
+from uuid import UUID, uuid4
 
 from outbox.conf import Conf
-from outbox.core.verdict import State, Stop, idle_lane
+from outbox.core import ledger as entries
+from outbox.core.ledger import Entry
+from outbox.core.verdict import AskElection, Closed, State, Stop, change_of, forgets_change, idle_lane
 from outbox.edges.ledger_topic import LedgerRefused, LedgerTopic
 from outbox.failpoints import failpoint
 from outbox.harvest.exactly_once_database import Database, Purges
-from outbox.harvest.exactly_once_takeover import Owned, Takeover, Unreadable
+from outbox.harvest.exactly_once_takeover import (
+    Owned,
+    Takeover,
+    Unreadable,
+    UnreadableMark,
+    newest_change,
+    unreadable_text,
+)
 
 logger = logging.getLogger("outbox.harvest")
 
 _SETTLE_S = 30.0
 _AGAIN_S = 0.05
+
+NotFollowed = AskElection | Stop | Unreadable
+"""Why the count does not stand: somebody else may be at work on it, or an operator must settle a lane first."""
 
 
 class LaneCount:
@@ -33,21 +52,40 @@ class LaneCount:
         self._conf, self._database, self._purges, self._ledger = conf, database, purges, ledger
         self._grown_to = 0
 
-    def follow(self, may_go_on: Callable[[], bool], partitions_added: Callable[[], None]) -> bool:
-        """Carry out what the row wishes for or has begun; False when it was not brought to its end."""
-        state = self._state(may_go_on)
+    def follow(self, may_go_on: Callable[[], bool], partitions_added: Callable[[], None]) -> NotFollowed | None:
+        """Carry out what the row wishes for or has begun, or has forgotten; None: the count stands."""
+        try:
+            state = self._remembering_state(may_go_on)
+        except UnreadableMark as error:
+            return Unreadable(unreadable_text(0, error.reason))
         if state is not None and state.resize_to is None:
             if self._grown_to != state.lane_count:
                 self._grow_leader_topic(state.lane_count, partitions_added)
             if state.wanted is None:
-                return True
+                return None
             if not self._begin(state, may_go_on, partitions_added):
-                return False
+                return AskElection()
             state = self._state(may_go_on)
         if state is None or state.resize_to is None:
-            return False
+            return AskElection()
         failpoint("lanes-closed")
         return self._settle_and_open(state, may_go_on)
+
+    def _remembering_state(self, may_go_on: Callable[[], bool]) -> State | None:
+        """The state, closed for a settling of all lanes if the ledger knows of a change that it does not."""
+        found = self._identity_and_state(may_go_on)
+        if found is None:
+            return None
+        identity, state = found
+        newest = newest_change(self._ledger, identity, time.monotonic() + _SETTLE_S)
+        if not forgets_change(state, newest):
+            return state
+        logger.warning(
+            "lanes_closed lanes=%d change=%d newest_change=%d: the database went back to before a change of the count",
+            state.lane_count, state.resize_no, newest,
+        )  # fmt: skip
+        self._ask(lambda statements, c: statements.close_all_lanes(c, state.resize_no, newest), may_go_on)
+        return self._state(may_go_on)
 
     def _grow_leader_topic(self, partitions: int, partitions_added: Callable[[], None]) -> None:
         """A lane without a partition there would have no owner."""
@@ -56,7 +94,13 @@ class LaneCount:
         self._grown_to = partitions
 
     def _state(self, may_go_on: Callable[[], bool]) -> State | None:
-        found: State | None = self._ask(lambda statements, c: statements.state(c, self._conf.lanes)[1], may_go_on)
+        found = self._identity_and_state(may_go_on)
+        return None if found is None else found[1]
+
+    def _identity_and_state(self, may_go_on: Callable[[], bool]) -> tuple[UUID, State] | None:
+        found: tuple[UUID, State] | None = self._ask(
+            lambda statements, c: statements.state(c, self._conf.lanes), may_go_on
+        )
         return found
 
     def _ask(self, question: Callable[[Any, Any], Any], may_go_on: Callable[[], bool]) -> Any:
@@ -83,19 +127,26 @@ class LaneCount:
             logger.info("lanes_closed lanes=%d wanted=%d", count, wanted)
         return bool(closed)
 
-    def _settle_and_open(self, state: State, may_go_on: Callable[[], bool]) -> bool:
+    def _settle_and_open(self, state: State, may_go_on: Callable[[], bool]) -> NotFollowed | None:
         begun, note, lanes = time.monotonic(), "", state.resize_to
         assert lanes is not None
-        for lane in range(state.lane_count):
-            stop = self._settle(lane, state, may_go_on)
-            if stop is None:
-                return False
-            if stop:
-                # Safe at any time: nobody has worked with another count than the old one.
-                note, lanes = f"The count was not changed: {stop}", state.lane_count
+        settled: dict[int, int] = {}
+        for lane in self._lanes_to_settle(state):
+            found = self._settle(lane, state, may_go_on)
+            if found is None:
+                return AskElection()
+            if isinstance(found, Stop | Unreadable):
+                if self._may_have_been_open(state):
+                    return found
+                # Safe: nobody has worked with another count than the old one.
+                note, lanes = f"The count was not changed: {found.text}", state.lane_count
                 break
+            settled[lane] = found
             failpoint("lane-settled")
-        opened = self._ask(lambda statements, c: statements.open_lanes(c, state.resize_no, lanes, note), may_go_on)
+        failpoint("before-open")
+        opened = self._ask(
+            lambda statements, c: statements.open_lanes(c, state.resize_no, lanes, note, settled), may_go_on
+        )
         failpoint("lanes-opened")
         if opened:
             logger.info(
@@ -103,19 +154,37 @@ class LaneCount:
             )
         if note:
             logger.error("lanes_not_changed lanes=%d wanted=%s reason=%r", lanes, state.resize_to, note)
-        return bool(opened)
+        return None if opened else AskElection()
 
-    def _settle(self, lane: int, state: State, may_go_on: Callable[[], bool]) -> str | None:
-        """Fence the lane's owners and purge what they have committed: "" when that is done, else why an operator must
-        decide first; None when it may not go on or somebody else has ended the change."""
+    def _lanes_to_settle(self, state: State) -> Iterable[int]:
+        """Lane 0 last: its mark is the sign that the lanes may have been opened."""
+        count = state.lane_count
+        return reversed(range(max(count, self._ledger.partitions()) if _is_repair(state) else count))
+
+    def _may_have_been_open(self, state: State) -> bool:
+        """Lanes may have worked with the new count, or, in a repair, with any: then there is no way back."""
+        if _is_repair(state):
+            return True
+        identity = self._database.identity
+        assert identity is not None
+        try:
+            return newest_change(self._ledger, identity, time.monotonic() + _SETTLE_S) >= state.resize_no
+        except UnreadableMark:
+            return True
+
+    def _settle(self, lane: int, state: State, may_go_on: Callable[[], bool]) -> int | Stop | Unreadable | None:
+        """Fence the lane's owners and purge what they have committed: up to which batch that is done, or why an
+        operator must decide first; None when it may not go on or somebody else has ended the change."""
         takeover = Takeover(self._conf, lane, self._database, self._purges, self._ledger, settling=state)
         while may_go_on():
             outcome = takeover.run(_SETTLE_S, may_go_on)
             if isinstance(outcome, Owned):
-                outcome.producer.drop_and_wait()
-                return ""
+                try:
+                    return outcome.batch if lane or self._mark(outcome, state) else None
+                finally:
+                    outcome.producer.drop_and_wait()
             if isinstance(outcome, Stop | Unreadable):
-                return outcome.text
+                return outcome
             if (now := self._state(may_go_on)) is None or (now.resize_to, now.resize_no) != (
                 state.resize_to,
                 state.resize_no,
@@ -123,6 +192,29 @@ class LaneCount:
                 return None
             time.sleep(_AGAIN_S)  # a purge was under way
         return None
+
+    def _mark(self, owned: Owned, state: State) -> bool:
+        """Lane 0's last entry once more, with the number of the change; False when that is not certain."""
+        from confluent_kafka import KafkaException
+
+        last = owned.entry or Entry(0, 0, uuid4(), owned.identity, (), 0, datetime.now(UTC))
+        if last.change == state.resize_no:
+            return True
+        payload, producer = entries.encode(replace(last, change=state.resize_no)), owned.producer
+        try:
+            producer.begin()
+            producer.send_entry(self._ledger.name, 0, entries.entry_key(0), payload)
+            producer.commit(self._conf.commit_timeout_s)
+        except (KafkaException, SystemError) as error:
+            logger.warning("change_not_marked change=%d reason=%r", state.resize_no, str(error))
+            return False
+        failpoint("change-marked")
+        return True
+
+
+def _is_repair(state: State) -> bool:
+    """The lanes are not closed for another count, but because the database forgot a change."""
+    return state.resize_to == state.lane_count
 
 
 class IdleLanes:
@@ -133,23 +225,25 @@ class IdleLanes:
         self._database, self._purges, self._ledger = database, purges, ledger
         self._found_good: tuple[float, int] | None = None
 
-    def examine(self, give_up_at: float, may_go_on: Callable[[], bool]) -> Stop | None:
-        """What forbids every lane of this process to send."""
+    def examine(self, give_up_at: float, may_go_on: Callable[[], bool]) -> Closed | Stop | None:
+        """What forbids every lane of this process to send; closed: lane 0's owner knows better than an operator."""
 
         def look(connection: Any) -> Any:
             statements = self._database.statements
             identity, state = statements.state(connection, self._database.state.lane_count)
-            return identity, state.lane_count, statements.purged_of_all(connection), connection.opened_at
+            return identity, state, statements.purged_of_all(connection), connection.opened_at
 
         found = self._purges.ask(look, may_go_on)
         if found is None:
             return None
-        identity, count, purged, opened_at = found
+        identity, state, purged, opened_at = found
+        count = state.lane_count
         if self._found_good == (opened_at, count):
             return None
         for lane in range(count, self._ledger.partitions()):
-            stop = idle_lane(lane, count, identity, purged.get(lane, 0), self._ledger.last_entry(lane, give_up_at))
+            entry = self._ledger.last_entry(lane, give_up_at)
+            stop = idle_lane(lane, count, identity, purged.get(lane, 0), entry)
             if stop is not None:
-                return stop
+                return Closed(count) if forgets_change(state, change_of(entry, identity)) else stop
         self._found_good = opened_at, count
         return None

@@ -27,7 +27,7 @@ from outbox.core.resolution import (
     is_sent_as_a_whole,
     objection,
 )
-from outbox.core.verdict import AskElection, Facts, State, Stop, Why
+from outbox.core.verdict import AskElection, Facts, State, Stop, Why, change_of
 from outbox.edges.ledger_history import LedgerHistory
 from outbox.edges.ledger_topic import LedgerMissing
 from outbox.edges.transactions import TransactionalProducer, initialised, properties_of
@@ -125,7 +125,8 @@ class Resolver:
         return [], problem
 
     def _judged(self, lane: int, sides: _Sides, entry: Entry | None) -> Case:
-        if lane >= sides.state.lane_count:
+        # In a repair every lane is settled, and judged like one in use.
+        if lane >= sides.state.lane_count and sides.state.resize_to is None:
             found: Any = verdict.idle_lane(lane, sides.state.lane_count, sides.identity, sides.purged, entry)
         else:
             found = self._verdict(lane, sides, entry)
@@ -244,7 +245,10 @@ class Resolver:
     def _copy(self, producer: TransactionalProducer, case: Case) -> None:
         """The last batch once more, in this database's name: from here on the partition is this lane's."""
         assert case.last is not None
-        entry = replace(case.last, database=case.database, owner=uuid4())
+        # An entry without ids needs a number; one that the row does not know makes lane 0's owner settle every lane.
+        least = 0 if case.last.ids else 1
+        change = max(change_of(case.last, case.database), self._sides(case.lane).state.resize_no, least)
+        entry = replace(case.last, database=case.database, owner=uuid4(), change=change)
         producer.begin()
         producer.send_entry(self._history.name, case.lane, ledger.entry_key(case.lane), ledger.encode(entry))
         producer.commit(self._conf.commit_timeout_s)

@@ -120,3 +120,21 @@ def test_only_over_a_connection_that_stood_before_the_read_has_a_purge_flushed_i
 def test_only_a_connection_that_stood_when_the_rows_were_read_may_purge_them_unseen():
     assert may_purge_at_once(2.0, 2.0)
     assert not may_purge_at_once(2.1, 2.0)
+
+
+def test_a_new_connection_reads_when_nothing_that_it_would_leave_out_is_in_flight():
+    """The server behind it may have drawn ids 3 and 5 for another lane's key, which later records would overtake."""
+    flights, busy, other = Flights(), Standing(0), Standing(1)
+    lanes = [busy, other]
+    assert not flights.may_read(lanes, is_connected=True)
+    busy.begin(0)
+    other.begin(0)
+    assert flights.may_read(lanes, is_connected=False)
+    flights.add(Share(0, [3, 5]))
+    assert flights.may_read(lanes, is_connected=True)
+    assert not flights.may_read(lanes, is_connected=False)
+    busy.end()
+    assert flights.may_read(lanes, is_connected=False), "nothing is left out for a lane that is not ready"
+    busy.begin(1)
+    flights.forget(0)
+    assert flights.may_read(lanes, is_connected=False)

@@ -47,6 +47,7 @@ entries = st.builds(
     ),
     digest=st.integers(0, 2**63 - 1),
     read_at=st.datetimes(timezones=st.just(UTC)),
+    change=st.one_of(st.just(0), st.integers(0, 2**63 - 1)),
 )
 
 
@@ -82,8 +83,9 @@ def sealed(body: bytes) -> bytes:
 
 @given(st.binary(max_size=60))
 @settings(max_examples=300)
-def test_a_body_with_a_right_seal_is_read_canonically_or_refused(tail: bytes) -> None:
-    payload = sealed(b"OBL\x01" + struct.pack(">16s16sq", HERE.bytes, HERE.bytes, 0) + tail)
+@pytest.mark.parametrize("version", [b"\x01", b"\x02"])
+def test_a_body_with_a_right_seal_is_read_canonically_or_refused(version: bytes, tail: bytes) -> None:
+    payload = sealed(b"OBL" + version + struct.pack(">16s16sq", HERE.bytes, HERE.bytes, 0) + tail)
     try:
         read = decode(payload)
     except DamagedEntry:
@@ -97,7 +99,7 @@ def test_a_body_with_a_right_seal_is_read_canonically_or_refused(tail: bytes) ->
         (None, ForeignEntry, "something else writes there"),
         (b"", ForeignEntry, "something else writes there"),
         (b'{"lane": 0}', ForeignEntry, "ledger topic of its own"),
-        (b"OBL\x02" + bytes(60), UnknownEntryVersion, "format version 2, this release reads version 1"),
+        (b"OBL\x03" + bytes(60), UnknownEntryVersion, "format version 3, this release reads versions up to 2"),
         (b"OBL\x01" + bytes(60), DamagedEntry, "checksum does not fit"),
         (encode(entry()) + b"\0", DamagedEntry, "checksum does not fit"),
         (sealed(encode(entry())[:-4] + b"\x01"), DamagedEntry, "1 bytes too many"),
@@ -116,6 +118,11 @@ def test_each_wrong_payload_is_named(payload: bytes | None, error: type[Exceptio
         replace(entry(), ids=(2, 1)),
         replace(entry(), ids=(1, 1)),
         replace(entry(), batch=0),
+        replace(entry(), batch=0, change=1),
+        replace(entry(), batch=0, ids=()),
+        replace(entry(), ids=(), change=1),
+        replace(entry(), change=-1),
+        replace(entry(), change=2**63),
         replace(entry(), lane=-1),
         replace(entry(), digest=2**63),
         replace(entry(), ids=(1, 2**63)),
@@ -145,7 +152,20 @@ def test_the_format_is_pinned() -> None:
         "03ac0280d0acf30e030a02e107"
         "56477f54"
     )
+    assert encode(replace(pinned, change=300)).hex() == (
+        "4f424c02"
+        "00000000000000000000000000000009"
+        "00000000000000000000000000000008"
+        "00064752550dd240"
+        "03ac0280d0acf30e03ac020a02e107"
+        "68fa2513"
+    )
     assert entry_key(3) == b"3"
+
+
+def test_a_change_leaves_an_entry_where_no_batch_was() -> None:
+    empty = replace(entry(batch=0, ids=()), change=7)
+    assert decode(encode(empty)) == empty
 
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=4) | st.sampled_from(
@@ -225,6 +245,9 @@ def facts(purged: int, found: Entry | None, again: int | None = None, rows: v.Ro
         (facts(4, entry(4, database=ELSEWHERE), again=5), v.AskElection()),
         (replace(facts(4, entry(4)), state=v.State(1, resize_to=3)), v.Closed(3)),
         (replace(facts(4, entry(4)), state=v.State(1, resize_to=3), settling=True), v.NothingToDo(4)),
+        (replace(facts(4, entry(4)), newest_change=1), v.Closed(1)),
+        (replace(facts(4, entry(4)), newest_change=1, settling=True), v.NothingToDo(4)),
+        (replace(facts(4, entry(4)), newest_change=1, state=v.State(1, resize_no=1)), v.NothingToDo(4)),
         (replace(facts(0, None), lane=1), v.Idle(1)),
         (replace(facts(0, None), lane=1, settling=True), v.NothingToDo(0)),
     ],
@@ -262,6 +285,12 @@ def test_a_stop_names_both_sides_and_the_remedy(
     assert "manage.py outbox_resolve --lane 0 with " in stop.text
     assert option in stop.text
     assert absent not in stop.text
+
+
+def test_the_number_of_a_change_counts_only_in_its_own_database() -> None:
+    written = replace(entry(), change=7)
+    assert v.change_of(written, HERE) == 7
+    assert v.change_of(written, ELSEWHERE) == v.change_of(None, HERE) == 0
 
 
 def test_the_verdict_is_total_and_acts_only_one_batch_ahead() -> None:

@@ -8,8 +8,11 @@ import signal
 
 import pytest
 
+from outbox.core import verdict
+from outbox.core.resolution import Decision
 from outbox.harvest import resize
 from outbox.harvest.exactly_once import ExactlyOnceFactory
+from outbox.harvest.resolve import Resolver
 from tests.faults.fleet import Fleet
 from tests.harvest.exactly_once.bench import stopped, wait_until
 from tests.harvest.exactly_once.test_daemon import harvester
@@ -77,7 +80,7 @@ def test_an_owner_that_sleeps_through_the_change_is_fenced(bench, monkeypatch, i
     """The control leaves out to fence the old lanes: what the sleeper had in hand goes out twice."""
     bench.stash([f"key-{n}" for n in range(40)])
     if not is_settled:
-        monkeypatch.setattr(resize.LaneCount, "_settle", lambda *_: "")
+        monkeypatch.setattr(resize.LaneCount, "_settle", lambda *_: 0)
     with working_lanes(bench, [0], LANES=2):
         sleeper = bench.spawn("before-commit=stop@1", lanes=[1], LANES=2)
         try:
@@ -155,6 +158,43 @@ def test_a_restore_from_before_a_change_stops_every_lane(bench):
     assert "the lane count is 1" in text
     assert "outbox_resolve --lane 1 with either --purge-sent" in text
     assert bench.count == 1
+
+
+@pytest.mark.parametrize("is_heeded", [True, False])
+def test_a_failover_to_before_a_change_lets_no_lane_send_what_another_has_sent(bench, monkeypatch, is_heeded):
+    """Lane 1 agrees with its ledger: of two lanes it would send what the only one has sent."""
+    with working_lanes(bench, [0, 1], LANES=2) as hosts:
+        wait_until(lambda: all(host.worker.statistics().takeovers for host in hosts))
+        for name in ("state", "purged"):
+            bench.db.execute(f"CREATE TABLE saved_{name} AS SELECT * FROM outbox_{name}")
+        wish(bench, 1)
+        wait_until(lambda: lanes_of(bench) == 1 and hosts[1].worker.statistics().phase == "idle")
+        bench.stash([f"key-{n}" for n in range(20)])
+        bench.wait_empty()
+    bench.stash([f"key-{n}" for n in range(20)])
+    bench.db.execute("CREATE TABLE saved AS SELECT * FROM outbox")
+    with working_lanes(bench, [0]):
+        bench.wait_empty()
+    for name in ("state", "purged"):
+        bench.db.execute(f"DELETE FROM outbox_{name}")
+        bench.db.execute(f"INSERT INTO outbox_{name} SELECT * FROM saved_{name}")
+    bench.db.execute("INSERT INTO outbox SELECT * FROM saved")
+    if not is_heeded:
+        monkeypatch.setattr(verdict, "forgets_change", lambda state, newest: False)
+    with working_lanes(bench, [1]) as hosts:
+        if not is_heeded:
+            wait_until(lambda: len(bench.read()) > 40)
+            return
+        wait_until(lambda: hosts[0].worker.statistics().phase == "closed")
+        with bench.working() as host:
+            assert "outbox_resolve --lane 0 with either --purge-sent" in stopped(host)
+            assert hosts[0].worker.statistics().phase == "closed"
+            with Resolver(bench.conf(), lambda: {"conninfo": bench.url}) as resolver:
+                assert resolver.resolve(0, Decision(purge_sent=True)).deleted == 20
+            bench.stash([f"key-{n}" for n in range(20)])
+            bench.wait_empty(20)
+    assert lanes_of(bench) == 2
+    bench.check()
 
 
 def grow_and_shrink(bench, folder, counts, harvesters=3):

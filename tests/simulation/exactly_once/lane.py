@@ -35,7 +35,8 @@ class Unstable(Exception):
 class Owned:
     client: Client
     batch: int
-    count: int
+    state: verdict.State
+    entry: Entry | None
 
 
 class Lane:
@@ -47,6 +48,7 @@ class Lane:
         self.state = LaneState(number, post=self._post)
         self._client: Client | None = None
         self._batch = 0
+        self._change = 0
         self._finish_by: float | None = None
         self._abandoned = False
         Task(process, self._run())
@@ -125,8 +127,8 @@ class Lane:
             outcome = yield from self._take_over(self.number)
         self.world.note(self.process.name, self.number, type(outcome).__name__)
         if isinstance(outcome, Owned):
-            self._client, self._batch = outcome.client, outcome.batch
-            rounds.ready(self.state, self._batch, outcome.count)
+            self._client, self._batch, self._change = outcome.client, outcome.batch, outcome.state.resize_no
+            rounds.ready(self.state, self._batch, outcome.state)
         elif isinstance(outcome, AskElection):
             self.process.post("doubt", self.number)
             return 0.1
@@ -174,9 +176,9 @@ class Lane:
             stop = yield from rounds.ask(lambda c: self._settle(c, entry), may_go_on)
             if stop is not None or not may_go_on():
                 return stop
-            return Owned(client, entry.batch, facts.state.lane_count)
+            return Owned(client, entry.batch, facts.state, facts.entry)
         if isinstance(judged, NothingToDo):
-            return Owned(client, judged.batch, facts.state.lane_count)
+            return Owned(client, judged.batch, facts.state, facts.entry)
         return judged
 
     def _settle(self, connection: Connection, entry: Entry) -> Steps:
@@ -202,10 +204,18 @@ class Lane:
         if change is None and (state.resize_to is not None or lane >= state.lane_count):
             return Facts(lane, database.identity, state, purged, None, purged)
         entry = yield from self._last_entry(lane)
+        newest = verdict.change_of(entry, database.identity)
+        if change is None and self._cores.heeds_changes:
+            newest = max(newest, (yield from self._newest_change()))
         again = yield from rounds.ask(lambda c: c.execute(lambda: database.purged(lane)), may_go_on)
         if again is None:
             return None
-        return Facts(lane, database.identity, state, purged, entry, again, settling=change is not None)
+        settling = change is not None
+        newest = newest if self._cores.heeds_changes else 0
+        return Facts(lane, database.identity, state, purged, entry, again, settling=settling, newest_change=newest)
+
+    def _newest_change(self) -> Steps:
+        return verdict.change_of((yield from self._last_entry(0)), self.world.database.identity)
 
     def _last_entry(self, lane: int) -> Steps:
         log, give_up_at = self.world.kafka.ledger(lane), self.world.now + LEDGER_S
@@ -241,6 +251,12 @@ class Lane:
             return rounds.ask(lambda c: c.execute(lambda: database.now.state), may_go_on)
 
         found = yield from state()
+        newest = (yield from self._newest_change()) if self._cores.heeds_changes else 0
+        if found is not None and verdict.forgets_change(found, newest):
+            before = found
+            yield from rounds.ask(lambda c: c.execute(lambda: self.world.close_all_lanes(before, newest)), may_go_on)
+            yield from self.process.point("all lanes closed")
+            found = yield from state()
         if found is None or (found.resize_to is None and self.world.wanted is None):
             return found is not None
         if found.resize_to is None:
@@ -249,25 +265,43 @@ class Lane:
             found = yield from state()
         if found is None or found.resize_to is None:
             return False
-        for lane in range(found.lane_count) if self._cores.settles else ():
-            if not (yield from self._settle_for(lane, found)):
+        is_repair = found.resize_to == found.lane_count
+        settled: dict[int, int] = {}
+        lanes = self.world.lanes if is_repair else found.lane_count
+        for lane in reversed(range(lanes if self._cores.settles else 0)):
+            owned = yield from self._settle_for(lane, found)
+            if owned is None or (lane == 0 and not (yield from self._mark(owned, found))):
                 return False
-        yield from rounds.ask(lambda c: c.execute(lambda: self.world.open_lanes(found)), may_go_on)
+            owned.client.drop()
+            settled[lane] = owned.batch
+        yield from self.process.point("before opening")
+        yield from rounds.ask(lambda c: c.execute(lambda: self.world.open_lanes(found, settled)), may_go_on)
+        return True
+
+    def _mark(self, owned: Owned, change: verdict.State) -> Steps:
+        """So that whoever looks there knows of the change, whatever becomes of the row."""
+        identity, now = self.world.database.identity, self.world.database.clock()
+        last = owned.entry or Entry(0, 0, self.leader_id, identity, (), 0, now, change.resize_no)
+        try:
+            owned.client.send_entry(ledger.encode(replace(last, change=change.resize_no)))
+            yield from owned.client.commit(COMMIT_TIMEOUT_S)
+        except KafkaError:
+            owned.client.drop()
+            return False
         return True
 
     def _settle_for(self, lane: int, change: verdict.State) -> Steps:
         while self._may_take_over():
             outcome = yield from self._take_over(lane, change)
             if isinstance(outcome, Owned):
-                outcome.client.drop()
-                return True
+                return outcome
             if isinstance(outcome, Stop):
                 self.world.stopped[lane] = outcome
-                return False
+                return None
             if self.world.database.now.state != change:
-                return False
+                return None
             yield 0.05
-        return False
+        return None
 
     # ---- one transaction
 
@@ -275,7 +309,7 @@ class Lane:
         while not self._is_ending:
             if not self._mail:
                 yield self._mailed.wait(), 0.5
-                if self.world.database.now.state.lane_count != self.state.count or self._is_asked_to_change():
+                if self.world.database.now.state.resize_no != self._change or self._is_asked_to_change():
                     return 0.0
                 continue
             order = self._mail.popleft()
@@ -341,6 +375,7 @@ class Lane:
             tuple(batch.ids),
             batch.digest,
             batch.read_at,
+            self._change,
         )
         payload = ledger.encode(entry)
         yield from self.process.point("before send")

@@ -48,9 +48,9 @@ class ExcludesAfterTheSelect(Rounds):
 class StopsForEver(Rounds):
     """A lane that could not be purged once is not heard again, although an operator has settled it."""
 
-    def ready(self, lane: LaneState, batch: int, count: int) -> None:
+    def ready(self, lane: LaneState, batch: int, state: verdict.State) -> None:
         stops = dict(self._last_ticket.stops) if self._last_ticket is not None else {}
-        super().ready(lane, batch, count)
+        super().ready(lane, batch, state)
         if self._last_ticket is not None:
             self._last_ticket.stops.update(stops)
 
@@ -115,6 +115,8 @@ MUTATIONS: dict[str, Cores] = {
     "rows compared by ids alone": replace(PLAIN, verdicts=_changed(found_rows=_by_ids)),
     "lanes opened before the old ones are settled": replace(PLAIN, settles=False),
     "purge over a new connection without a look": replace(PLAIN, compares_after_connect=False),
+    "a forgotten change of the count is not noticed": replace(PLAIN, heeds_changes=False),
+    "read over a new connection beside what is in flight": replace(PLAIN, settles_before_connect=False),
 }
 
 FOUND_BY: dict[str, int] = {

@@ -12,7 +12,7 @@ from outbox.core import verdict
 from outbox.core.flights import Flights, Plan, Standing, may_flush, may_purge_at_once
 from outbox.core.frontier import Frontier
 from outbox.core.ledger import Entry, digest
-from outbox.core.verdict import GoOn, LookUpRows, PurgeEntry, Stop
+from outbox.core.verdict import GoOn, LookUpRows, PurgeEntry, State, Stop
 from outbox.harvest.exactly_once_holds import Holds
 from tests.simulation.exactly_once.database import Connection, DatabaseError, Page
 from tests.simulation.exactly_once.tasks import Future, Signal, Steps, Task
@@ -97,9 +97,10 @@ class Rounds:
             del self.lanes[lane.number]
             self._flights.forget(lane.number)
 
-    def ready(self, lane: LaneState, batch: int, count: int) -> None:
+    def ready(self, lane: LaneState, batch: int, state: State) -> None:
         if self.lanes.get(lane.number) is not lane:
             return
+        count = state.lane_count
         lane.begin(batch)
         lane.count = self._count = count
         for other in self.lanes.values():
@@ -232,7 +233,7 @@ class Rounds:
             yield from self._deal(plan, page, count)
 
     def _await_work(self) -> Steps:
-        while not any(lane.ready for lane in self.lanes.values()):
+        while not self._may_read():
             yield self.changed.wait()
         if self._wants_reset:
             self._wants_reset = False
@@ -242,6 +243,10 @@ class Rounds:
             if due := self.lanes[number].holds.release_due(self._world.now):
                 self._frontier.give_back(due)
         return plan
+
+    def _may_read(self) -> bool:
+        is_connected = self._connection is not None or not self._cores.settles_before_connect
+        return self._flights.may_read(self.lanes.values(), is_connected=is_connected)
 
     def _read(self, plan: Plan, count: int) -> Steps:
         if self._connection is None:

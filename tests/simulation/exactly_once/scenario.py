@@ -41,6 +41,8 @@ class Cores:
     swallows_refusals: bool = False
     settles: bool = True
     compares_after_connect: bool = True
+    heeds_changes: bool = True
+    settles_before_connect: bool = True
 
 
 @dataclass
@@ -89,11 +91,21 @@ class World(surroundings.World):
     def close_lanes(self) -> None:
         state = self.database.now.state
         if state.resize_to is None and self.wanted is not None:
-            self.database.now.state = replace(state, resize_to=self.wanted)
+            self._close(state, self.wanted, 0)
 
-    def open_lanes(self, change: verdict.State) -> None:
+    def close_all_lanes(self, before: verdict.State, newest: int) -> None:
+        """For the count that the row has: the database forgot a change of that number."""
+        if self.database.now.state == before:
+            self._close(before, before.lane_count, newest)
+
+    def _close(self, state: verdict.State, lanes: int, newest: int) -> None:
+        number = max(state.resize_no + 1, newest + 1, int(self.now * 1_000_000))
+        self.database.now.state = replace(state, resize_to=lanes, resize_no=number)
+
+    def open_lanes(self, change: verdict.State, settled: dict[int, int]) -> None:
         now = self.database.now
-        if now.state == change and change.resize_to is not None:
+        is_settled = all(now.purged.get(lane, 0) >= batch for lane, batch in settled.items())
+        if now.state == change and change.resize_to is not None and is_settled:
             now.state = replace(change, lane_count=change.resize_to, resize_to=None)
             self.wanted = None
 
@@ -193,7 +205,7 @@ class Scenario:
         self.weather()
         faults = ["crash", "pause", "cut", "cut_table", "stop", "join", "ignorant", "restart", "stranger", "resize"]
         if self.is_lossy:
-            faults += ["truncate", "truncate", "fail_over", "fail_over"]
+            faults += ["truncate", "truncate", "fail_over", "fail_over", "forget_a_change", "forget_a_change"]
         getattr(self, self.random.choice(faults))()
         if not self.living():
             self.spawn()
@@ -284,8 +296,18 @@ class Scenario:
             self.world.after(self.random.uniform(0.05, 0.6), self.fail_over)
         else:
             kept, self.kept = self.kept, None
-            if kept[0].state == self.world.database.now.state:  # else the count has changed, which is not promised
-                self.world.database.fail_over(kept)
+            self.world.database.fail_over(kept)
+
+    def forget_a_change(self) -> None:
+        """To a copy from before a change of the lane count."""
+        if self.kept is None:
+            self.kept = self.world.database.copy()
+            self.resize()
+            self.world.after(self.random.uniform(0.2, 2.0), self.fail_over_to_it)
+
+    def fail_over_to_it(self) -> None:
+        if self.kept is not None:
+            self.fail_over()
 
     def settle(self) -> None:
         """The faults stop: everybody who lives is connected and runs."""
