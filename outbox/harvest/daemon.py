@@ -30,7 +30,7 @@ from outbox.harvest.events import Events
 from outbox.harvest.host import Host
 from outbox.harvest.lanes import LaneWorker, WorkerFactory
 from outbox.harvest.measurements import Measured, Measurements
-from outbox.harvest.retries import until_reachable
+from outbox.harvest.retries import Found, until_reachable
 
 RECEIVERS_SHARE = 0.1  # of the time to give back a lane: what receivers of leader_revoked have at the least
 LEAVE_TIMEOUT_S = 5.0
@@ -70,6 +70,8 @@ class Harvester:
         self._state = State.CREATED
         self._stopping, self._stopped, self._forced = threading.Event(), threading.Event(), threading.Event()
         self._error: BaseException | None = None
+        self.waiting_for = ""
+        """Why it has not joined the election yet; empty: nothing is in the way."""
         self._events = Events(Harvester, self, self._logger)
         self._member: Member | None = None
         self._measurements = Measurements()
@@ -189,22 +191,26 @@ class Harvester:
 
     def _prepare(self) -> int | None:
         """Wait until both servers answer and allow what is needed; None when stopped meanwhile."""
-        conf, retry = self.conf, {"fail_fast": self._fail_fast}
+        conf = self.conf
 
         def table() -> bool:
             self._check_table(conf.database, conf.table)
             return True
 
-        if not until_reachable(table, self._stopping, self._logger, **retry):
+        if not self._until(table):
             return None
         self._clients = self._clients or Clients(conf)
         with closing(LeaderTopic(self._clients, conf, self._stopping)) as topic:
-            partitions = until_reachable(topic.prepare, self._stopping, self._logger, **retry)
-        if partitions is None or not until_reachable(
-            lambda: starting.look_at_brokers(conf), self._stopping, self._logger, **retry
-        ):
+            partitions = self._until(topic.prepare)
+        if partitions is None or not self._until(lambda: starting.look_at_brokers(conf)):
             return None
         return partitions
+
+    def _until(self, attempt: Callable[[], Found]) -> Found | None:
+        return until_reachable(attempt, self._stopping, self._logger, fail_fast=self._fail_fast, note=self._note)
+
+    def _note(self, reason: str) -> None:
+        self.waiting_for = reason
 
     def _elect(self, partitions: int) -> None:
         assert self._clients is not None

@@ -45,10 +45,10 @@ def _wait_elected(harvester: Harvester, wait_s: float) -> None:
     deadline = time.monotonic() + wait_s
     while not harvester.leader_ids and not harvester.wait(_POLL_S):
         if time.monotonic() >= deadline:
-            raise NotElected(
-                f"No lane was acquired within {wait_s:g} s. Does another harvester named {harvester.conf.name!r} run, "
-                "or is a server away? It may take longer: raise --wait."
+            reason = harvester.waiting_for or (
+                f"Does another harvester named {harvester.conf.name!r} run, or is a server away?"
             )
+            raise NotElected(f"No lane was acquired within {wait_s:g} s. {reason} It may take longer: raise --wait.")
 
 
 def _wait_drained(harvester: Harvester, overview: Overview, show: Callable[[int], None]) -> int:

@@ -21,10 +21,15 @@ _BACKOFF_MAX_S = 5.0
 
 
 def until_reachable(
-    attempt: Callable[[], Found], stopping: Event, logger: logging.Logger, *, fail_fast: bool = False
+    attempt: Callable[[], Found],
+    stopping: Event,
+    logger: logging.Logger,
+    *,
+    fail_fast: bool = False,
+    note: Callable[[str], None] = lambda reason: None,
 ) -> Found | None:
     """The result of `attempt`, repeated through outages and while the table is harvested in another way; None when
-    `stopping` was set before it succeeded."""
+    `stopping` was set before it succeeded. `note` hears what is waited for, and an empty text when it is over."""
     backoff, told = Backoff(_BACKOFF_MIN_S, _BACKOFF_MAX_S, random.random), ""
     while not stopping.is_set():
         try:
@@ -32,10 +37,12 @@ def until_reachable(
         except (KafkaUnreachable, DatabaseUnreachable, OtherWay) as error:
             if fail_fast:
                 raise
+            note(str(error))
             if type(error).__name__ != told and not stopping.is_set():
                 told = type(error).__name__
                 logger.warning("waiting reason=%r", str(error))
         else:
+            note("")
             if told:
                 logger.info("waiting_over")
             return found

@@ -47,7 +47,7 @@ def test_an_idle_process_asks_at_most_20_times_a_second_however_many_lanes(
         )
         stack.callback(process.discard)
         for lane in range(lanes):
-            process.says(f"{'lane_taken' if delivery == EXACTLY_ONCE else 'leader_acquired'} lane={lane} ")
+            process.says(f"{'lane_taken' if delivery == EXACTLY_ONCE else 'leader_acquired'} lane={lane} ", 60)
         time.sleep(3)  # the pauses have grown to their longest
         begun, before = time.monotonic(), counted()
         while counted() - before < COUNTED:

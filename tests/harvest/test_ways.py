@@ -17,6 +17,7 @@ from outbox.conf import AT_LEAST_ONCE, EXACTLY_ONCE
 from outbox.edges.ways import OtherWay
 from outbox.harvest import Harvester
 from outbox.harvest.at_least_once import AtLeastOnceFactory
+from outbox.harvest.drain import NotElected, drain
 from tests.cli import classic
 from tests.harvest import hosts
 from tests.harvest.exactly_once.bench import Bench
@@ -164,6 +165,16 @@ def test_a_harvester_waits_for_another_way_to_end(bench, caplog, one, other):
             bench.wait_empty()
             assert "waiting_over" in caplog.text
     bench.check()
+
+
+def test_a_drain_that_may_not_begin_names_the_other_way(bench):
+    bench.db.execute(
+        "INSERT INTO outbox_state (lanes, way, way_owner, way_time) VALUES (1, 'at-least-once', 'web1', 'infinity')"
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("outbox.edges.table.parameters", lambda alias: {"conninfo": bench.url})
+        with pytest.raises(NotElected, match=r"within 1 s\. The table 'outbox' is harvested by 'web1'"):
+            drain(Harvester(bench.conf(**LIMITS)), 1)
 
 
 # ---- switching
