@@ -58,7 +58,7 @@ def test_killed_at_every_step_of_a_change_and_its_successor_goes_on(bench):
     bench.stash([f"key-{n % 20}" for n in range(500)])
     with bench.writing(writers=2):
         with working_lanes(bench, [0, 1], LANES=2):
-            wait_until(lambda: lanes_of(bench) == 2 and len(bench.read()) > 300)
+            wait_until(lambda: lanes_of(bench) == 2 and len(bench.read()) > 300, 60)
         wish(bench, 4)
         for point in ("lanes-grown=kill", "lanes-closed=kill", "lane-settled=kill@1", "lanes-opened=kill"):
             wait_killed(bench.spawn(point, lanes=4, LANES=2))
@@ -66,12 +66,12 @@ def test_killed_at_every_step_of_a_change_and_its_successor_goes_on(bench):
         wish(bench, 3)
         wait_killed(bench.spawn("lane-settled=kill@3", lanes=4))
         with working_lanes(bench, range(4)) as hosts:
-            wait_until(lambda: lanes_of(bench) == 3)
+            wait_until(lambda: lanes_of(bench) == 3, 60)
             before = bench.stashed.count
-            wait_until(lambda: bench.stashed.count > before + 200)
-            wait_until(lambda: hosts[3].worker.statistics().phase == "idle")
+            wait_until(lambda: bench.stashed.count > before + 200, 60)
+            wait_until(lambda: hosts[3].worker.statistics().phase == "idle", 60)
     with working_lanes(bench, range(3)):
-        bench.wait_empty()
+        bench.wait_empty(60)
     bench.check()
 
 
@@ -87,7 +87,7 @@ def test_an_owner_that_sleeps_through_the_change_is_fenced(bench, monkeypatch, i
             wait_until(lambda: is_stopped(sleeper.pid), 40)
             with working_lanes(bench, [2]):
                 wish(bench, 3)
-                wait_until(lambda: lanes_of(bench) == 3)
+                wait_until(lambda: lanes_of(bench) == 3, 60)
                 wait_until(lambda: bench.db.execute("SELECT batch FROM outbox_purged WHERE lane = 2").fetchone() > (0,))
                 os.kill(sleeper.pid, signal.SIGCONT)
                 if is_settled:
@@ -119,7 +119,7 @@ def test_a_change_that_topics_do_not_allow_is_refused_and_nothing_closes(bench, 
 
     monkeypatch.setattr(LedgerTopic, "grow", refuse)
     with working_lanes(bench, [0]):
-        wait_until(lambda: lanes_of(bench) == 1)
+        wait_until(lambda: lanes_of(bench) == 1, 60)
         wish(bench, 2)
         wait_until(lambda: bench.db.execute("SELECT resize_note FROM outbox_state").fetchone() != ("",))
         bench.stash(["a"])
@@ -138,7 +138,7 @@ def test_a_lane_that_an_operator_must_settle_leaves_the_count_as_it_was(bench):
     bench.db.execute("UPDATE outbox_purged SET batch = 99 WHERE lane = 1")
     wish(bench, 4)
     with working_lanes(bench, [0, 2]):
-        wait_until(lambda: lanes_of(bench) == 2)
+        wait_until(lambda: lanes_of(bench) == 2, 60)
         note = bench.db.execute("SELECT resize_note FROM outbox_state").fetchone()[0]
         assert "outbox_resolve --lane 1 with --resend" in note
         bench.stash([f"key-{n}" for n in range(40)])
@@ -168,7 +168,7 @@ def test_a_failover_to_before_a_change_lets_no_lane_send_what_another_has_sent(b
         for name in ("state", "purged"):
             bench.db.execute(f"CREATE TABLE saved_{name} AS SELECT * FROM outbox_{name}")
         wish(bench, 1)
-        wait_until(lambda: lanes_of(bench) == 1 and hosts[1].worker.statistics().phase == "idle")
+        wait_until(lambda: lanes_of(bench) == 1 and hosts[1].worker.statistics().phase == "idle", 60)
         bench.stash([f"key-{n}" for n in range(20)])
         bench.wait_empty()
     bench.stash([f"key-{n}" for n in range(20)])
@@ -254,7 +254,7 @@ def test_without_a_harvester_the_command_says_so_and_the_wish_stays(bench):
     assert "lane 0 was never owned" in done.stderr
     assert "manage.py outbox_lanes 1" in done.stderr
     with working_lanes(bench, range(3)):
-        wait_until(lambda: lanes_of(bench) == 3)
+        wait_until(lambda: lanes_of(bench) == 3, 60)
         wait_until(lambda: bench.db.execute("SELECT count(*) FROM outbox_lane").fetchone() == (3,))
     shown = command(bench)
     assert "lanes: 3" in shown.stdout
