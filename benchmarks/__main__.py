@@ -9,7 +9,9 @@ make bench ARGS="--full"            the long rows as well: 5 million records, 30
 from __future__ import annotations
 
 import argparse
+import sys
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -63,6 +65,7 @@ def main() -> None:
         return
     server, servers = required()
     table, begun = Table(), time.monotonic()
+    failed: list[str] = []
     names = options.only or [name for name, part in PARTS.items() if options.full or not part.long]
     chosen = {name: PARTS[name] for name in names}
     with database(server, servers) as place:
@@ -71,10 +74,21 @@ def main() -> None:
             for name, part in chosen.items():
                 if not (part.once and number):
                     say(f"round {number + 1} of {options.rounds}: {name}")
-                    part.run(drains)
+                    _run(name, part, drains, failed)
     head = describe(server)
     head.append(f"{options.rounds} rounds in {time.monotonic() - begun:.0f} s; the load is the machine's, of a minute")
     table.show(head)
+    if failed:
+        sys.exit("\nNot measured:\n" + "\n".join(failed))
+
+
+def _run(name: str, part: Part, drains: Drains, failed: list[str]) -> None:
+    """What fails costs its own rows, not those of the other parts."""
+    try:
+        part.run(drains)
+    except (Exception, SystemExit) as error:
+        traceback.print_exc()
+        failed.append(f"{name}: {error}")
 
 
 def _arguments() -> argparse.Namespace:

@@ -19,7 +19,7 @@ from typing import Any
 
 from benchmarks.servers import MANAGE, Costs, Database, cpu_s
 
-START_TIMEOUT_S = 60.0
+START_TIMEOUT_S = 120.0
 DRAIN_TIMEOUT_S = 300.0
 STOP_TIMEOUT_S = 30.0
 _TAIL = 1_000  # ids below the highest that are looked at to see whether the end is near

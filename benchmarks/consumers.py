@@ -10,7 +10,7 @@ from typing import Any
 
 from benchmarks.servers import PARTITIONS
 
-_SILENCE_S = 30.0
+_SILENCE_S = 60.0
 
 
 def _consumer(servers: str, topic: str, offset: int, **properties: Any) -> Any:

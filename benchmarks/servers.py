@@ -62,7 +62,8 @@ class Database:
         self.connection = self.connect()
 
     def connect(self) -> psycopg.Connection[Any]:
-        return psycopg.connect(self.url, autocommit=True)
+        # So that what is asked here cannot be taken for a sequential scan of the harvester's.
+        return psycopg.connect(self.url, autocommit=True, options="-c enable_seqscan=off")
 
     def close(self) -> None:
         self.connection.close()
