@@ -19,7 +19,7 @@ from outbox.devstack.errors import DevstackError, StartError
 from outbox.devstack.folders import dispose, new_folder
 from outbox.devstack.processes import ServerProcess, wait_until
 
-_START_TIMEOUT_S = 60.0
+_START_TIMEOUT_S = 180.0  # of a server that neither ends nor gets ready, as on a machine with too much to do
 _STOP_TIMEOUT_S = 20.0
 _PROTOCOLS = ",".join(f"{listener}:PLAINTEXT" for listener in ("CLIENT", "INTERNAL", "CONTROLLER"))
 DEFAULTS = {

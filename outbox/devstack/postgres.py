@@ -20,7 +20,7 @@ from outbox.exceptions import missing_extra
 if TYPE_CHECKING:
     import psycopg
 
-_START_TIMEOUT_S = 60.0
+_START_TIMEOUT_S = 180.0  # of a server that neither ends nor gets ready, as on a machine with too much to do
 _STOP_TIMEOUT_S = 20.0
 _ENVIRONMENT = {"LC_ALL": "C", "TZ": "UTC", "PATH": "/usr/bin:/bin"}
 DEFAULTS = {
