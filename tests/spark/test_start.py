@@ -80,3 +80,13 @@ def test_the_connector_is_that_of_the_installed_pyspark_and_verified():
     assert all(len(jar["sha256"]) == 64 for jars in locked.values() for jar in jars)
     with pytest.raises(DevstackError, match=r"PySpark 9\.9\.9 is installed.*spark\.jars"):
         spark_install.connector("9.9.9")
+
+
+def test_sparks_folder_has_programs_and_jars_but_no_zip_to_compile():
+    import pyspark
+
+    home = spark_install.home()
+    assert (home / "jars").resolve() == (Path(pyspark.__file__).parent / "jars").resolve()
+    assert os.access(home / "bin" / "spark-class", os.X_OK)
+    assert not (home / "python").exists()
+    assert spark_install.home() == home
