@@ -10,6 +10,8 @@ from psycopg import sql
 
 from tests.support.databases import django, fresh_database
 
+pytestmark = pytest.mark.slow  # as a file
+
 # What older programs of this layout create.
 CLASSIC_TABLE = """
 CREATE TABLE {table} (

@@ -15,6 +15,8 @@ import pytest
 from outbox.failpoints import FAILPOINTS
 from tests.support.databases import ROOT
 
+pytestmark = pytest.mark.slow
+
 WINDOW = 300
 LIMITS = {"IN_FLIGHT_MAX": WINDOW, "MARK_MAX": 100, "FLUSH_TIMEOUT": 4}
 SIDE_BY_SIDE = 16

@@ -9,6 +9,8 @@ import pytest
 from outbox.spark import KafkaSink, stream
 from tests.support.topics import create_topic, read_topic
 
+pytestmark = pytest.mark.slow  # by the JVM that it starts
+
 
 def wait_for(condition, query, timeout_s=90):
     give_up_at = time.monotonic() + timeout_s

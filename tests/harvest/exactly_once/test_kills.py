@@ -8,6 +8,8 @@ import pytest
 
 from tests.harvest.exactly_once.bench import finish, wait_until
 
+pytestmark = pytest.mark.slow
+
 # The N-th passage, so that something was delivered before; a batch is left to settle by the kill before it.
 POINTS = [
     "after-init=kill",
