@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from outbox.edges.ledger_topic import LedgerMissing, LedgerTopic
+from outbox.edges.ledger_topic import LedgerTopic
 
 _WINDOW = 256  # offsets read at once: entries of large batches have some 15 kB
 
@@ -22,6 +22,4 @@ class LedgerHistory(LedgerTopic):
                 yield from reversed(list(self._between(lane, start, high, give_up_at)))
                 high = start
         except KafkaException as error:
-            if error.args[0].name() in ("UNKNOWN_TOPIC_OR_PART", "_UNKNOWN_PARTITION", "_UNKNOWN_TOPIC"):
-                raise LedgerMissing(f"The ledger topic {self.name!r} has no partition {lane}.") from error
-            raise self._unreachable(error.args[0].str()) from error
+            raise self._told_apart(error, lane) from error

@@ -195,9 +195,15 @@ class LedgerTopic:
             return self._search(lane, low, high, give_up_at)
         except KafkaException as error:
             self._forget_clients()
-            if error.args[0].name() in ("UNKNOWN_TOPIC_OR_PART", "_UNKNOWN_PARTITION", "_UNKNOWN_TOPIC"):
-                raise LedgerMissing(f"The ledger topic {self.name!r} has no partition {lane}.") from error
-            raise self._unreachable(error.args[0].str()) from error
+            raise self._told_apart(error, lane) from error
+
+    def _told_apart(self, error: Any, lane: int) -> LedgerMissing | LedgerUnreachable:
+        """A client that never saw the topic finds no leader of a partition, whether it is gone or its broker is."""
+        found = error.args[0]
+        is_missing = found.name() in ("UNKNOWN_TOPIC_OR_PART", "_UNKNOWN_PARTITION", "_UNKNOWN_TOPIC")
+        if is_missing or (found.name() == "_NOENT" and self._count_partitions(self.name) <= lane):
+            return LedgerMissing(f"The ledger topic {self.name!r} has no partition {lane}.")
+        return self._unreachable(found.str())
 
     def _high_watermark(self, lane: int) -> int:
         from confluent_kafka import IsolationLevel, TopicPartition

@@ -116,6 +116,14 @@ def test_a_deleted_topic_is_missing_and_made_again(topic, bootstrap_servers):
     assert last(topic) is None
 
 
+def test_a_client_that_never_saw_the_topic_knows_that_it_is_missing(topic, bootstrap_servers):
+    """Not that a broker is: that would be tried again for ever, and nobody would learn that the ledger is gone."""
+    with pytest.raises(LedgerMissing):
+        last(LedgerTopic({"bootstrap.servers": bootstrap_servers}, "never-made"))
+    with pytest.raises(LedgerMissing):
+        last(LedgerTopic({"bootstrap.servers": bootstrap_servers}, topic.name), lane=7)
+
+
 def test_brokers_that_do_not_answer():
     topic = LedgerTopic({"bootstrap.servers": "127.0.0.1:1"}, "ledger")
     with pytest.raises(LedgerUnreachable):
