@@ -12,8 +12,9 @@ from tests.faults.fleet import wait_until
 from tests.support.databases import ROOT
 
 
-def takeovers(member):
-    return member.says("lane_taken")
+def renewals(member):
+    """Not takeovers: on a busy machine the election may ask for one of those."""
+    return member.says("producer_renewed")
 
 
 def lose_brokers(scene, turns):
@@ -37,11 +38,11 @@ def goes_on_without_it(scene, member):
     this for trouble would renew its producer, which tries that broker too, and so on for ever."""
 
     def is_calm():
-        before = takeovers(member)
+        before = renewals(member)
         scene.wait_delivered(300, timeout_s=90)
-        return takeovers(member) == before
+        return renewals(member) == before
 
-    wait_until(is_calm, 90, "the lane goes on without being taken over")
+    wait_until(is_calm, 90, "the lane goes on with the producer that it has")
     for _ in range(2):
         assert is_calm(), scene.fleet.logs()[-3000:]
 
