@@ -27,6 +27,7 @@ FAILPOINTS = {
     "lanes-grown": "partitions for another lane count were added, the lanes are open",
     "lanes-closed": "the lanes are closed for another count, no old lane is settled",
     "lane-settled": "one old lane is fenced and settled, the lanes are closed",
+    "change-marked": "the ledger has the number of the change, the lanes are still closed",
     "lanes-opened": "the lanes are open with another count, nobody works with it yet",
     "assigned": "partitions were assigned, the member does not lead yet",
     "acquired": "a lane was acquired, its worker was not started",

@@ -143,7 +143,6 @@ class LaneCount:
                 break
             settled[lane] = found
             failpoint("lane-settled")
-        failpoint("before-open")
         opened = self._ask(
             lambda statements, c: statements.open_lanes(c, state.resize_no, lanes, note, settled), may_go_on
         )

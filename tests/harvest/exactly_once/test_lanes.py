@@ -60,7 +60,13 @@ def test_killed_at_every_step_of_a_change_and_its_successor_goes_on(bench):
         with working_lanes(bench, [0, 1], LANES=2):
             wait_until(lambda: lanes_of(bench) == 2 and len(bench.read()) > 300, 60)
         wish(bench, 4)
-        for point in ("lanes-grown=kill", "lanes-closed=kill", "lane-settled=kill@1", "lanes-opened=kill"):
+        for point in (
+            "lanes-grown=kill",
+            "lanes-closed=kill",
+            "lane-settled=kill@1",
+            "change-marked=kill",
+            "lanes-opened=kill",
+        ):
             wait_killed(bench.spawn(point, lanes=4, LANES=2))
         assert lanes_of(bench) == 4
         wish(bench, 3)
@@ -88,7 +94,8 @@ def test_an_owner_that_sleeps_through_the_change_is_fenced(bench, monkeypatch, i
             with working_lanes(bench, [2]):
                 wish(bench, 3)
                 wait_until(lambda: lanes_of(bench) == 3, 60)
-                wait_until(lambda: bench.db.execute("SELECT batch FROM outbox_purged WHERE lane = 2").fetchone() > (0,))
+                batches = "SELECT coalesce(max(batch), 0) FROM outbox_purged WHERE lane = 2"
+                wait_until(lambda: bench.db.execute(batches).fetchone() > (0,))
                 os.kill(sleeper.pid, signal.SIGCONT)
                 if is_settled:
                     bench.wait_empty()

@@ -233,7 +233,7 @@ class Rounds:
             yield from self._deal(plan, page, count)
 
     def _await_work(self) -> Steps:
-        while not self._may_read():
+        while not self._flights.may_read(self.lanes.values(), is_connected=self._connection is not None):
             yield self.changed.wait()
         if self._wants_reset:
             self._wants_reset = False
@@ -243,10 +243,6 @@ class Rounds:
             if due := self.lanes[number].holds.release_due(self._world.now):
                 self._frontier.give_back(due)
         return plan
-
-    def _may_read(self) -> bool:
-        is_connected = self._connection is not None or not self._cores.settles_before_connect
-        return self._flights.may_read(self.lanes.values(), is_connected=is_connected)
 
     def _read(self, plan: Plan, count: int) -> Steps:
         if self._connection is None:

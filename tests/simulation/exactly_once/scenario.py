@@ -42,7 +42,6 @@ class Cores:
     settles: bool = True
     compares_after_connect: bool = True
     heeds_changes: bool = True
-    settles_before_connect: bool = True
 
 
 @dataclass
