@@ -6,6 +6,7 @@ lock file of their own. `python -m outbox.devstack.spark_install` writes that fi
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -19,7 +20,7 @@ from typing import Any
 
 from outbox.devstack import cache as store
 from outbox.devstack import installs, lock, maven
-from outbox.devstack.errors import DevstackError
+from outbox.devstack.errors import DevstackError, package_folder
 from outbox.devstack.progress import step
 from outbox.exceptions import MissingExtra
 
@@ -27,6 +28,7 @@ LOCK_FILE = Path(__file__).with_name("spark.lock.json")
 PROJECT = "org.apache.spark:spark-sql-kafka-0-10_2.13"
 VERSIONS = ("4.0.0",)
 JAVA_OLDEST, JAVA_NEWEST = 17, 21
+_SHARED = ("bin", "sbin", "jars")
 _VECTOR = "jdk.incubator.vector"
 # The wheel of PySpark brings these itself, in the versions that it was built with.
 _IN_THE_WHEEL = frozenset({
@@ -123,6 +125,23 @@ def _wrapped(program: Path) -> Path:
             target.parent.mkdir(parents=True, exist_ok=True)
             os.replace(draft, target)
     return home
+
+
+def home() -> Path:
+    """What Spark takes for its folder: the wheel's programs and jars, but not its Python as a zip. Spark would put that
+    before the installed package, and every Python process would compile PySpark anew: a second of processor time."""
+    package = package_folder("pyspark")
+    target = store.folder() / "spark" / hashlib.sha256(str(package).encode()).hexdigest()[:12]
+    if not all((target / name).resolve() == (package / name).resolve() for name in _SHARED):
+        with store.exclusively() as root, store.staging(root) as private:
+            for name in _SHARED:
+                (private / "home" / name).parent.mkdir(exist_ok=True)
+                (private / "home" / name).symlink_to(package / name)
+            target.parent.mkdir(exist_ok=True)
+            if target.exists():
+                os.rename(target, private / "old")
+            os.rename(private / "home", target)
+    return target
 
 
 def _shell(path: Path) -> str:

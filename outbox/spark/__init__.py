@@ -23,6 +23,8 @@ Names are resolved on first use: importing this package needs neither PySpark no
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from outbox.exceptions import MissingExtra, missing_extra
+
 if TYPE_CHECKING:
     from outbox.spark.sink import KafkaSink as KafkaSink
     from outbox.spark.source import register as register
@@ -40,4 +42,9 @@ __all__ = ["KafkaSink", "register", "session"]
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+    try:
+        return getattr(import_module(_HOMES[name]), name)
+    except MissingExtra:
+        raise
+    except ImportError as error:
+        missing_extra("spark", error)

@@ -65,6 +65,7 @@ def prepare_environment() -> None:
     os.environ["JAVA_HOME"] = str(spark_install.java().home)
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     os.environ.setdefault("SPARK_LOCAL_IP", _LOOPBACK)
+    os.environ.setdefault("SPARK_HOME", str(spark_install.home()))
 
 
 def _defaults(with_connector: bool) -> dict[str, str]:

@@ -4,6 +4,7 @@ import importlib.util
 import json
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -90,3 +91,10 @@ def test_sparks_folder_has_programs_and_jars_but_no_zip_to_compile():
     assert os.access(home / "bin" / "spark-class", os.X_OK)
     assert not (home / "python").exists()
     assert spark_install.home() == home
+
+
+def test_without_pyspark_a_name_says_what_to_install():
+    code = "import sys; sys.modules['pyspark'] = None; import outbox.spark; outbox.spark.register"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    expected = 'pyspark is not installed. Install the extra that brings it: pip install "outbox[spark]"'
+    assert done.stderr.splitlines()[-1].endswith(expected), done.stderr
