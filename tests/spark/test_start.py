@@ -96,5 +96,5 @@ def test_sparks_folder_has_programs_and_jars_but_no_zip_to_compile():
 def test_without_pyspark_a_name_says_what_to_install():
     code = "import sys; sys.modules['pyspark'] = None; import outbox.spark; outbox.spark.register"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    expected = 'pyspark is not installed. Install the extra that brings it: pip install "outbox[spark]"'
+    expected = 'pyspark.sql is not installed. Install the extra that brings it: pip install "outbox[spark]"'
     assert done.stderr.splitlines()[-1].endswith(expected), done.stderr
