@@ -321,9 +321,9 @@ class ExactlyOnce:
         except (KafkaException, SystemError) as error:
             return self._after_error(rounds, batch, error)
         told = telling.delivered(batch, entry, self._stopwatch, tracing=self._conf.tracing and is_tracing())
-        rounds.committed(self._state, batch, entry)
-        self._host.emit(told)
         failpoint("after-commit")
+        rounds.committed(self._state, batch, entry)  # from here on another thread may purge
+        self._host.emit(told)
         self._batch = entry.batch
         self._batches += 1
         self._delivered += entry.count
