@@ -28,6 +28,10 @@ class Share(Protocol):
     def ids(self) -> Sequence[int]:
         """Ascending."""
 
+    @property
+    def filenode(self) -> int:
+        """The file of the table from which it was read."""
+
 
 @dataclass(eq=False)
 class Standing:
@@ -82,10 +86,17 @@ class Plan:
     flights: tuple[Sequence[int], ...]
     limit: int
     """Rows of the page."""
+    files: frozenset[int] = frozenset()
+    """From which those in flight were read."""
 
     @property
     def lanes(self) -> tuple[int, ...]:
         return tuple(self.sessions)
+
+    def fits(self, filenode: int) -> bool:
+        """Whether what a read of this file left out are the rows in flight: after a TRUNCATE their ids may have been
+        drawn again, for records that later ones would overtake."""
+        return self.files <= {filenode}
 
     def excluded_above(self, look: int) -> Sequence[int]:
         """Ids in flight that the read would meet, ascending."""
@@ -103,13 +114,15 @@ class Flights:
         """`limit`: the rows that one lane may have of a page."""
         ready = [lane for lane in lanes if lane.ready]
         sessions = {lane.number: lane.session for lane in ready}
+        flying = [share for share in self._batches if share.lane in sessions]
         return Plan(
             sessions,
             {lane.number: lane.acknowledged for lane in ready},
             # Of the others nothing is read, and what they had in hand may be another lane's by now: the lane count
             # has changed, or a lagging copy draws ids a second time. Left out, it would be overtaken.
-            tuple(share.ids for share in self._batches if share.lane in sessions),
+            tuple(share.ids for share in flying),
             limit * min(len(ready), LANES_OF_A_PAGE_MAX),
+            frozenset(share.filenode for share in flying),
         )
 
     def may_read(self, lanes: Iterable[Standing], *, is_connected: bool) -> bool:

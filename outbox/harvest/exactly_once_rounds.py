@@ -44,6 +44,7 @@ logger = logging.getLogger("outbox.harvest")
 
 _IDLE_MIN_S = 0.001
 _IDLE_GROWTH = 1.3
+_IDLE_AGAIN_S = 0.05
 _RETRY_MIN_S, _RETRY_MAX_S = 0.1, 2.0
 _FIRST_PAGE_ROWS = 500
 _LANES_OF_BYTES_MAX = 2
@@ -264,8 +265,12 @@ class Rounds:
         try:
             while (plan := self._await_work()) is not None:
                 page = self._read(plan)
-                if page is not None:
+                if page is None:
+                    continue
+                if plan.fits(page.filenode):
                     self._deal(plan, page)
+                else:
+                    self._read_again()
         except BaseException as error:
             self._break(error)
         finally:
@@ -360,6 +365,13 @@ class Rounds:
         self._read_failures += 1
         with self._changed:
             self._changed.wait_for(lambda: self._closing, pause_s)
+
+    def _read_again(self) -> None:
+        """When something has changed, or soon."""
+        self._frontier.reset()
+        with self._changed:
+            if not self._closing:
+                self._changed.wait(_IDLE_AGAIN_S)
 
     def _read_completely(self, plan: Plan) -> Page:
         connection = self._connected()

@@ -12,6 +12,7 @@ from outbox.core.verdict import AskElection, GoOn, Stop
 class Share:
     lane: int
     ids: list[int]
+    filenode: int = 1
 
 
 def test_a_plan_is_a_copy_made_before_the_read():
@@ -138,3 +139,13 @@ def test_a_new_connection_reads_when_nothing_that_it_would_leave_out_is_in_fligh
     busy.begin(1)
     flights.forget(0)
     assert flights.may_read(lanes, is_connected=False)
+
+
+def test_a_page_from_another_file_than_what_is_in_flight_is_not_used():
+    """Ids 3 and 5 may have been drawn again since the TRUNCATE: left out, their records would be overtaken."""
+    flights, lane = Flights(), Standing(0)
+    lane.begin(0)
+    assert flights.plan([lane], 1).fits(2)
+    flights.add(Share(0, [3, 5]))
+    assert flights.plan([lane], 1).fits(1)
+    assert not flights.plan([lane], 1).fits(2)

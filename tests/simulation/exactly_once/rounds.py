@@ -230,7 +230,11 @@ class Rounds:
                 self._connection = None
                 yield 0.05
                 continue
-            yield from self._deal(plan, page, count)
+            if plan.fits(page.filenode):
+                yield from self._deal(plan, page, count)
+            else:
+                self._frontier.reset()
+                yield self.changed.wait(), 0.06
 
     def _await_work(self) -> Steps:
         while not self._flights.may_read(self.lanes.values(), is_connected=self._connection is not None):
