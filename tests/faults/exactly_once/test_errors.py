@@ -53,10 +53,10 @@ def row(topic, value="v", number=1):
     return (number, topic, f"k{number}", value, None, None, None)
 
 
-def send(producer, topic, report=None, values=("v",)):
+def send(producer, topic, report_of=None, values=("v",)):
     producer.begin()
     rows = [row(topic, value, number) for number, value in enumerate(values, 1)]
-    producer.send(rows, time.monotonic() + 10, report)
+    producer.send(rows, time.monotonic() + 10, report_of)
 
 
 def error_of(action, *arguments):
@@ -185,7 +185,7 @@ def test_one_record_that_is_too_large_takes_its_neighbours_with_it(bench, produc
     def report(error, message):
         failed.append(error and error.name())
 
-    send(producer, topic, report, ["small", "x" * 5000, "small"])
+    send(producer, topic, lambda _: report, ["small", "x" * 5000, "small"])
     producer.wait_reports(NEVER)
     assert failed == ["MSG_SIZE_TOO_LARGE"] * 3
     error = error_of(producer.client.commit_transaction, 10)
