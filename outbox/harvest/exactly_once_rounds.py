@@ -45,6 +45,7 @@ logger = logging.getLogger("outbox.harvest")
 _IDLE_MIN_S = 0.001
 _IDLE_GROWTH = 1.3
 _IDLE_AGAIN_S = 0.05
+_IDLE_SHARE = 1.06  # of MARK_BACKOFF: room for claim and state beside the reads, within 20 questions a second
 _RETRY_MIN_S, _RETRY_MAX_S = 0.1, 2.0
 _FIRST_PAGE_ROWS = 500
 _LANES_OF_BYTES_MAX = 2
@@ -448,7 +449,7 @@ class Rounds:
         else:
             with self._changed:
                 self._changed.wait_for(lambda: self._closing or self._wants_reset or self._woken, self._idle_s)
-            self._idle_s = min(self._idle_s * _IDLE_GROWTH, self._conf.mark_backoff_s)
+            self._idle_s = min(self._idle_s * _IDLE_GROWTH, _IDLE_SHARE * self._conf.mark_backoff_s)
 
     def _divide(self, plan: Plan, page: Page, returned_at: float) -> list[Batch]:
         shares = self._shares(plan, page)
