@@ -55,13 +55,14 @@ def brokers_at_work(admin: "AdminClient", timeout_s: float) -> "Future[list[int]
     brokers do for a moment while they start, or after their controller has missed them.
     """
     answer: Future[list[int]] = Future()
+    held = [admin]  # let go before the answer is known, so that whoever has it can end the client
 
     def ask() -> None:
         from confluent_kafka import KafkaError, KafkaException
 
         nobody = KafkaException(KafkaError(KafkaError._ALL_BROKERS_DOWN, "no broker takes part yet"))
         try:
-            found = sorted(admin.list_topics(timeout=timeout_s).brokers)
+            found = sorted(held.pop().list_topics(timeout=timeout_s).brokers)
         except KafkaException as error:
             answer.set_exception(nobody if error.args[0].code() == KafkaError._PARTIAL else error)
         except BaseException as error:

@@ -79,7 +79,8 @@ def open_scene(folder, *, url, servers, **given):
 
 @pytest.fixture(scope="session")
 def scenes(postgres, bootstrap_servers, tmp_path_factory):
-    """Opens scenes on the servers that the whole run shares."""
+    """Opens scenes on the servers that the whole run shares, also from several threads."""
+    tmp_path_factory.getbasetemp()  # which two threads must not make at once
     return lambda: open_scene(
         tmp_path_factory.mktemp("scene"), url=os.environ["DATABASE_URL"], servers=bootstrap_servers
     )

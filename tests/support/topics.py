@@ -49,20 +49,24 @@ def read_topic(servers: str, topic: str, *, committed: bool = True, timeout_s: f
     )
     try:
         partitions = consumer.list_topics(topic, timeout_s).topics[topic].partitions
+        ends = {n: consumer.get_watermark_offsets(TopicPartition(topic, n), timeout_s)[1] for n in partitions}
         consumer.assign([TopicPartition(topic, number, 0) for number in partitions])
-        return _until_every_end(consumer, set(partitions), time.monotonic() + timeout_s)
+        return _until_every_end(consumer, ends, time.monotonic() + timeout_s)
     finally:
         consumer.close()
 
 
-def _until_every_end(consumer: Consumer, unfinished: set[int], deadline: float) -> list[Received]:
-    received = []
+def _until_every_end(consumer: Consumer, ends: dict[int, int], deadline: float) -> list[Received]:
+    """Beside a writer the client may never stand at an end: then what lies beyond it was reached."""
+    received, unfinished = [], set(ends)
     while unfinished:
         assert time.monotonic() < deadline, f"partitions {unfinished} did not reach their end"
         for message in consumer.consume(5000, 0.05):  # which waits for 5000 or the time, whatever comes first
             error = message.error()
             if error is None:
                 received.append(_received(message))
+                if message.offset() >= ends[message.partition()] - 1:
+                    unfinished.discard(message.partition())
             elif error.name() == "_PARTITION_EOF":
                 unfinished.discard(message.partition())
             else:

@@ -52,7 +52,7 @@ def pause_writing_of_wal(connection):
 def crash(server, bench, gate):
     """What no session has waited for is gone after the block, in which there is no server."""
     server.kill()
-    bench.db.close()
+    bench.close()
     gate.bar()
     yield
     server.start()

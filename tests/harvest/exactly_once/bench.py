@@ -56,6 +56,7 @@ class Bench:
         self.name = f"name-{uuid.uuid4().hex[:8]}"
         self.db = psycopg.connect(url, autocommit=True)
         self.stashed = Stashed()
+        self.spawned = []
         self._numbers = itertools.count(1)
         create_tables(self.db)
 
@@ -146,11 +147,20 @@ class Bench:
         lanes = list(range(lanes)) if isinstance(lanes, int) else lanes
         given = {"url": self.url, "lanes": lanes, "settings": {**SETTINGS, "NAME": self.name, **settings}}
         given["settings"]["BOOTSTRAP_SERVERS"] = self.servers
-        return subprocess.Popen(
+        process = subprocess.Popen(
             [sys.executable, "-m", "tests.harvest.exactly_once.runner", json.dumps(given)],
             cwd=ROOT,
             env={**os.environ, "OUTBOX_FAILPOINTS": failpoints, "DJANGO_SETTINGS_MODULE": "tests.settings"},
         )
+        self.spawned.append(process)
+        return process
+
+    def close(self):
+        """Also after a failure in the middle of a test."""
+        for process in self.spawned:
+            process.kill()
+            process.wait()
+        self.db.close()
 
     # ---- looking
 

@@ -13,7 +13,7 @@ def bench(postgres, bootstrap_servers):
     with fresh_database(os.environ["DATABASE_URL"]) as url:
         made = Bench(url, bootstrap_servers)
         yield made
-        made.db.close()
+        made.close()
 
 
 @pytest.fixture
@@ -24,4 +24,4 @@ def proxied(postgres, proxied_kafka):
         made.proxy = proxied_kafka
         yield made
         proxied_kafka.heal()
-        made.db.close()
+        made.close()

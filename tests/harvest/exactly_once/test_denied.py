@@ -35,7 +35,7 @@ def test_a_withdrawn_right_holds_the_topic_as_one_and_comes_back(postgres, kafka
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
     with fresh_database(os.environ["DATABASE_URL"]) as url, psycopg.connect(url, autocommit=True) as connection:
         bench = Bench(url, kafka.bootstrap_servers)
-        bench.db.close()
+        bench.close()
         bench.db = connection
         denied = create_topic(bench.servers, 2)
         withdrawn = [
