@@ -55,7 +55,7 @@ def brokers_at_work(admin: "AdminClient", timeout_s: float) -> "Future[list[int]
     brokers do for a moment while they start, or after their controller has missed them.
     """
     answer: Future[list[int]] = Future()
-    held = [admin]  # let go before the answer is known, so that whoever has it can end the client
+    held = [admin]  # let go before the answer is known, as the error's frames are: whoever has it can end the client
 
     def ask() -> None:
         from confluent_kafka import KafkaError, KafkaException
@@ -64,9 +64,9 @@ def brokers_at_work(admin: "AdminClient", timeout_s: float) -> "Future[list[int]
         try:
             found = sorted(held.pop().list_topics(timeout=timeout_s).brokers)
         except KafkaException as error:
-            answer.set_exception(nobody if error.args[0].code() == KafkaError._PARTIAL else error)
+            answer.set_exception(nobody if error.args[0].code() == KafkaError._PARTIAL else error.with_traceback(None))
         except BaseException as error:
-            answer.set_exception(error)
+            answer.set_exception(error.with_traceback(None))
         else:
             answer.set_result(found) if found else answer.set_exception(nobody)
 
