@@ -67,16 +67,21 @@ def count_rows(connection: psycopg.Connection[Any], name: str) -> int | None:
 def stable_lag(properties: Mapping[str, Any], topic: str) -> dict[int, int]:
     """Per partition: how many offsets lie between the last stable one and the end. What stands still above 0 is a
     transaction that nobody ends, behind which `read_committed` consumers wait."""
-    from confluent_kafka import IsolationLevel, TopicPartition
+    from confluent_kafka import IsolationLevel, KafkaException, TopicCollection, TopicPartition
     from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]
 
     settings: dict[str, Any] = {**properties, "logger": _Quiet}
     admin = AdminClient(settings)
-    found = admin.list_topics(topic, _REQUEST_S).topics.get(topic)
-    if found is None or found.error is not None:
-        return {}
+    # Not listed by its name, which makes brokers create a topic that is not there, with a policy that forgets.
+    described = admin.describe_topics(TopicCollection([topic]), request_timeout=_REQUEST_S)
+    try:
+        partitions = [found.id for found in described[topic].result(2 * _REQUEST_S).partitions]
+    except KafkaException as error:
+        if error.args[0].name() in ("UNKNOWN_TOPIC_OR_PART", "TOPIC_AUTHORIZATION_FAILED"):
+            return {}
+        raise
     latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
-    asked = dict.fromkeys((TopicPartition(topic, number) for number in found.partitions), latest)
+    asked = dict.fromkeys((TopicPartition(topic, number) for number in partitions), latest)
     ends = [
         {
             partition.partition: future.result(_REQUEST_S).offset

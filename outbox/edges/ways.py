@@ -18,6 +18,7 @@ from outbox.edges.table import identifier
 from outbox.exceptions import OutboxError
 
 Connection = psycopg.Connection[Any]
+_FAR_AHEAD_S = 86_400.0  # a claim that ends so much later does not end by itself
 RIGHTS = "SELECT, INSERT, UPDATE, DELETE"
 _CLAIM = (
     "UPDATE {state} SET way = %(way)s, way_owner = %(owner)s, way_time = clock_timestamp() WHERE way = '' "
@@ -98,8 +99,15 @@ class Claim:
             return True
         row = self._run(
             connection,
-            "SELECT way, way_owner, round(extract(epoch FROM clock_timestamp() - way_time), 1) FROM {state}",
+            "SELECT way, way_owner, "
+            "round(extract(epoch FROM clock_timestamp() - greatest(way_time, 'epoch')), 1) FROM {state}",
         ).fetchone()
+        if row is not None and row[0] != self.way and row[2] < -_FAR_AHEAD_S:
+            raise OtherWay(
+                f"The table {self._table!r} is held for {row[0]!r} by {row[1]!r}, which has records marked that are "
+                f"not purged; this process is for {self.way!r}. It stays so when that one has crashed: start its query "
+                "again and end it with outbox.spark.stream.finish()."
+            )
         if row is not None and row[0] != self.way:
             raise OtherWay(
                 f"The table {self._table!r} is harvested by {row[1]!r} with DELIVERY={row[0]!r}, whose last heartbeat "

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from outbox.conf import EXACTLY_ONCE, Conf
+from outbox.conf import AT_LEAST_ONCE, EXACTLY_ONCE, Conf
 from outbox.core import faults
 from outbox.edges import transactions
 from outbox.exceptions import OutboxError
@@ -71,7 +71,8 @@ class _Brokers:
             return error(
                 subject, f"{name!r} cannot be described: {failure}", "Allow the user DESCRIBE, READ and WRITE."
             )
-        if partitions < self._conf.lanes:
+        # In exactly-once delivery the count is the database's, and harvesters add what is missing.
+        if partitions < self._conf.lanes and self._conf.delivery == AT_LEAST_ONCE:
             return error(
                 subject,
                 f"{name!r} has {partitions} partitions for {self._conf.lanes} lanes",

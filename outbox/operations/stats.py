@@ -165,10 +165,10 @@ def as_text(found: dict[str, Any]) -> list[str]:
     if found["rates"]:
         lines.append("rates: {stashed_per_s:,} stashed/s, {delivered_per_s:,} delivered/s".format(**found["rates"]))
     if state.get("way"):
-        lines.append(f"held for {state['way']} by {state['way_owner']}, {state['way_seen_s'] or 0.0:.1f} s ago")
+        lines.append(_way_text(state))
     if state.get("resize_to") or state.get("lanes_wanted"):
         lines.append(f"lanes are being changed: {state['lanes']} to {state['resize_to'] or state['lanes_wanted']}")
-    lines += [_lane_text(lane) for lane in found["lanes"]] or ["lanes: none was ever owned"]
+    lines += [_lane_text(lane) for lane in found["lanes"]] or ["lanes: none has an owner"]
     for name, text in (("holds", "held back"), ("dead_letters", "dead letters")):
         if found[name] is not None:
             lines.append(f"{text}: {found[name]:,}")
@@ -181,9 +181,18 @@ def as_text(found: dict[str, Any]) -> list[str]:
     return lines
 
 
+def _way_text(state: dict[str, Any]) -> str:
+    seen_s = state["way_seen_s"]
+    if seen_s is None:
+        return f"released by {state['way']}: any way of delivery may begin"
+    if seen_s < 0:  # its end lies far ahead
+        return f"held for {state['way']} by {state['way_owner']}, until its query ends in good order"
+    return f"held for {state['way']} by {state['way_owner']}, {seen_s:.1f} s ago"
+
+
 def _lane_text(lane: dict[str, Any]) -> str:
     if lane["owner"] is None:
-        who = "never owned"
+        who = "no owner"
     elif lane["is_owned"]:
         who = f"{lane['owner']} (heartbeat {lane['heartbeat_s']:.1f} s ago)"
     else:

@@ -125,6 +125,7 @@ class KafkaSink:
         sliced = self._sliced(frame)
         if plan.done:
             self._compare(sliced, plan)
+        self._at = None  # after a failure some slices may have committed: the next attempt looks first
         results = self._run(sliced, plan)
         self._at = (query, epoch)
         skipped, renewed = (sum(row[name] for row in results) for name in ("skipped", "renewed"))

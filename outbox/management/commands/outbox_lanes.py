@@ -117,7 +117,7 @@ class Command(BaseCommand):
         owners = {owner.lane: owner for owner in shown.owners}
         for lane in range(state.lane_count):
             owner = owners.get(lane)
-            self.stdout.write(f"lane {lane}: " + (_described(owner) if owner else "never owned"))
+            self.stdout.write(f"lane {lane}: " + (_described(owner) if owner else "no owner"))
 
 
 class _Row:
@@ -169,7 +169,7 @@ def _described(owner: Owner) -> str:
 
 
 def _lane_0(shown: Shown) -> str:
-    return next((_described(owner) for owner in shown.owners if owner.lane == 0), "lane 0 was never owned")
+    return next((_described(owner) for owner in shown.owners if owner.lane == 0), "lane 0 has no owner")
 
 
 def _refusal(shown: Shown, wished: int) -> str:

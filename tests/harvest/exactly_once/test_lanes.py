@@ -258,7 +258,7 @@ def test_up_and_down_again_and_again(bench, tmp_path):
 def test_without_a_harvester_the_command_says_so_and_the_wish_stays(bench):
     done = command(bench, 3, "--wait", 0.5)
     assert done.returncode == 3
-    assert "lane 0 was never owned" in done.stderr
+    assert "lane 0 has no owner" in done.stderr
     assert "manage.py outbox_lanes 1" in done.stderr
     with working_lanes(bench, range(3)):
         wait_until(lambda: lanes_of(bench) == 3, 60)
