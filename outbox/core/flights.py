@@ -10,12 +10,16 @@ Pure: the rounds of a process keep these objects under one lock, the simulation 
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import Protocol
 
 from .verdict import AskElection, GoOn, Stop, round_check
 
 LANES_OF_A_PAGE_MAX = 4
 """A page grows with the lanes that it is read for, up to so many times the share of one."""
+
+
+_SESSIONS = count(1)
 
 
 class Share(Protocol):
@@ -39,7 +43,8 @@ class Standing:
 
     number: int
     session: int = 0
-    """Counts how often the lane became ready or ceased to be: a share belongs to one of these times."""
+    """Another one whenever the lane becomes ready or ceases to be, and never one that any lane had before: a read that
+    hung while the lane went elsewhere and came back belongs to another time than this."""
     ready: bool = False
     submitted: int = 0
     """The last batch committed."""
@@ -53,13 +58,13 @@ class Standing:
     def begin(self, batch: int) -> None:
         """Taken over: `batch` was the last one committed and purged."""
         self.submitted = self.acknowledged = batch
-        self.session += 1
+        self.session = next(_SESSIONS)
         self.ready = True
 
     def end(self) -> None:
         """Nothing more is read for the lane until it begins again."""
         self.ready = False
-        self.session += 1
+        self.session = next(_SESSIONS)
 
     def purged(self, batch: int) -> None:
         self.acknowledged = max(self.acknowledged, batch)
@@ -158,10 +163,10 @@ class Flights:
         return sum(len(share.ids) for share in self._batches if share.lane == lane)
 
 
-def may_purge_at_once(opened_at: float, returned_at: float) -> bool:
-    """Whether a purge may go by ids without a look at the rows: its connection stood when they were read. A younger
-    one may lead to a copy that has taken over, lags, and draws those ids a second time."""
-    return opened_at <= returned_at
+def may_purge_at_once(opened_at: float, asked_at: float) -> bool:
+    """Whether a purge may go by ids without a look at the rows: its connection stood when their read was sent. A
+    younger one may lead to a copy that has taken over, lags, and draws those ids a second time."""
+    return opened_at <= asked_at
 
 
 def may_flush(submitted_at: float, returned_at: float) -> bool:
@@ -170,7 +175,7 @@ def may_flush(submitted_at: float, returned_at: float) -> bool:
     return submitted_at >= returned_at
 
 
-def has_flushed(flushed_since: float | None, returned_at: float) -> bool:
-    """Whether what was read by `returned_at` is on the server's disk: by a purge that moved its batch at the first
-    attempt, over a connection that stood since `flushed_since`, at the latest when the read returned."""
-    return flushed_since is not None and flushed_since <= returned_at
+def has_flushed(flushed_since: float | None, asked_at: float) -> bool:
+    """Whether what a read sent at `asked_at` has shown is on the server's disk: by a purge that moved its batch at the
+    first attempt, over a connection that stood since `flushed_since`, at the latest when the read was sent."""
+    return flushed_since is not None and flushed_since <= asked_at

@@ -44,6 +44,10 @@ _NEW_NUMBER = (
 )
 
 
+class OptionsIgnored(OutboxError):
+    """Something between this process and PostgreSQL drops the options of a connection."""
+
+
 class OtherDatabase(OutboxError):
     """The connection reaches another database than the one that this process began with."""
 
@@ -69,6 +73,19 @@ def connect(source: Mapping[str, Any], *, statement_timeout_s: float, applicatio
     connection.prepare_threshold = _NEVER_BY_ITSELF  # only where a statement asks for it
     register(connection)
     return connection
+
+
+def require_options(connection: Connection) -> None:
+    """Without them a commit may not be flushed, and what was sent could be forgotten."""
+    found = connection.execute(
+        "/* options */ SELECT current_setting('synchronous_commit'), current_setting('enable_sort')"
+    ).fetchone()
+    if found != ("on", "off"):
+        raise OptionsIgnored(
+            "PostgreSQL did not take over the options of this connection (synchronous_commit and enable_sort are "
+            f"{found}, not ('on', 'off')): a pooler drops them. Connect to the server itself, or through a pool of "
+            "sessions that passes options on."
+        )
 
 
 class Companions:

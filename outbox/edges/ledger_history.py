@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
-from outbox.edges.ledger_topic import LedgerTopic
+from outbox.edges.ledger_topic import LedgerOpen, LedgerTopic
 
+_STABLE_POLL_S = 0.05
 _WINDOW = 256  # offsets read at once: entries of large batches have some 15 kB
 
 
@@ -23,3 +25,13 @@ class LedgerHistory(LedgerTopic):
                 high = start
         except KafkaException as error:
             raise self._told_apart(error, lane) from error
+
+    def _wait_stable(self, lane: int, high: int, give_up_at: float) -> int:
+        """The first offset, when nothing below `high` belongs to an open transaction any more."""
+        while True:
+            try:
+                return self._stable_from(lane, high)
+            except LedgerOpen:
+                if time.monotonic() > give_up_at:
+                    raise
+            time.sleep(_STABLE_POLL_S)

@@ -33,6 +33,10 @@ class LedgerUnreachable(OutboxError):
     """No broker answers (in time): worth another attempt."""
 
 
+class LedgerOpen(LedgerUnreachable):
+    """A transaction is open in a partition of the ledger: what it hides is not known before it ends."""
+
+
 class LedgerRefused(OutboxError):
     """The topic is not what a ledger must be, or may not be used: an operator must change something."""
 
@@ -171,27 +175,39 @@ class LedgerTopic:
 
     # ---- the last entry
 
-    def last_entry(self, lane: int, give_up_at: float) -> Any:
+    def last_entry(self, lane: int, give_up_at: float, *, waits: bool = True) -> Any:
         """The lane's last committed entry. To be asked after the lane's producer was initialised: then nothing of an
-        older owner can be added any more."""
-        with self._mutex:
-            for _ in range(_QUICK_ATTEMPTS):
-                begun = time.monotonic()
-                try:
-                    return self._last_entry(lane, give_up_at)
-                except LedgerUnreachable:
-                    self._forget_clients()
-                    if time.monotonic() - begun > _QUICK_S:
-                        raise
-                    time.sleep(_QUICK_PAUSE_S)  # a partition just made, or one that changes its leader
-            return self._last_entry(lane, give_up_at)
+        older owner can be added any more. Asked before, with an owner's transaction left open, only that initialising
+        ends it: who does it next asks without waiting."""
+        while True:
+            try:
+                with self._mutex:  # not while it waits: perhaps for another lane of this process
+                    return self._last_entry_soon(lane, give_up_at)
+            except LedgerOpen:
+                if not waits or time.monotonic() > give_up_at:
+                    raise
+            time.sleep(_STABLE_POLL_S)
+
+    def _last_entry_soon(self, lane: int, give_up_at: float) -> Any:
+        for _ in range(_QUICK_ATTEMPTS):
+            begun = time.monotonic()
+            try:
+                return self._last_entry(lane, give_up_at)
+            except LedgerOpen:
+                raise
+            except LedgerUnreachable:
+                self._forget_clients()
+                if time.monotonic() - begun > _QUICK_S:
+                    raise
+                time.sleep(_QUICK_PAUSE_S)  # a partition just made, or one that changes its leader
+        return self._last_entry(lane, give_up_at)
 
     def _last_entry(self, lane: int, give_up_at: float) -> Any:
         from confluent_kafka import KafkaException
 
         try:
             high = self._high_watermark(lane)
-            low = self._wait_stable(lane, high, give_up_at)
+            low = self._stable_from(lane, high)
             return self._search(lane, low, high, give_up_at)
         except KafkaException as error:
             self._forget_clients()
@@ -217,20 +233,17 @@ class LedgerTopic:
         )
         return int(self._result(futures[partition]).offset)
 
-    def _wait_stable(self, lane: int, high: int, give_up_at: float) -> int:
-        """Until nothing below `high` belongs to an open transaction; the first offset."""
+    def _stable_from(self, lane: int, high: int) -> int:
+        """The first offset; raises while something below `high` belongs to an open transaction."""
         from confluent_kafka import TopicPartition
 
-        while True:
-            low, stable = self._consumer().get_watermark_offsets(TopicPartition(self.name, lane), _REQUEST_S)
-            if stable >= high:
-                return int(low)
-            if time.monotonic() > give_up_at:
-                raise LedgerUnreachable(
-                    f"Partition {lane} of the ledger topic {self.name!r} still holds an open transaction below offset "
-                    f"{high} (stable up to {stable}). Does something else write there?"
-                )
-            time.sleep(_STABLE_POLL_S)
+        low, stable = self._consumer().get_watermark_offsets(TopicPartition(self.name, lane), _REQUEST_S)
+        if stable < high:
+            raise LedgerOpen(
+                f"Partition {lane} of the ledger topic {self.name!r} still holds an open transaction below offset "
+                f"{high} (stable up to {stable}). Does something else write there?"
+            )
+        return int(low)
 
     def _search(self, lane: int, low: int, high: int, give_up_at: float) -> Any:
         """Backwards in growing steps: markers of transactions occupy offsets too, and compaction leaves gaps."""

@@ -25,7 +25,7 @@ from outbox.core.flights import has_flushed
 from outbox.core.ledger import Entry, LedgerEntryError
 from outbox.core.patience import Backoff, Circuit
 from outbox.core.verdict import AskElection, Closed, Idle, Stop
-from outbox.edges.ledger_topic import LedgerTopic, LedgerUnreachable
+from outbox.edges.ledger_topic import LedgerMissing, LedgerTopic, LedgerUnreachable
 from outbox.edges.reader import columns
 from outbox.edges.transactions import NoProducer, RecordRefused, ReportsMissing, TransactionalProducer, kafka_error
 from outbox.exceptions import OutboxError
@@ -186,7 +186,7 @@ class ExactlyOnce:
             pause_s = self._own(rounds)
             if self._producer is not None:
                 pause_s = self._harvest(rounds)
-        except (psycopg.Error, LedgerUnreachable, NoProducer) as error:
+        except (psycopg.Error, LedgerUnreachable, LedgerMissing, NoProducer) as error:
             self._troubles.seen("takeover", str(error))
             pause_s = self._backoff(str(error))
         finally:
@@ -413,7 +413,7 @@ class ExactlyOnce:
         if previous is not None and self._lane in previous.stops:
             raise BatchDropped("the batch before this one could not be purged")
         since = previous.flushed_since if previous is not None else None
-        if batch.flush is None and not has_flushed(since, batch.returned_at):
+        if batch.flush is None and not has_flushed(since, batch.asked_at):
             raise BatchDropped("the purge of the batch before this one did not flush what was read")
 
     def _topics_exist(self, rounds: Rounds, batch: Batch) -> bool:
@@ -563,5 +563,6 @@ class ExactlyOnceFactory:
             if self._rounds is None or not self._rounds.register(state):
                 topic = LedgerTopic(conf.client_properties, f"{conf.name}.ledger")
                 self._rounds = Rounds(conf, Database(conf, self._source), topic, self._owner)
-                assert self._rounds.register(state)
+                registered = self._rounds.register(state)
+                assert registered
             return self._rounds

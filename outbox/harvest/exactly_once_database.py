@@ -50,20 +50,20 @@ class Database:
 
     def connect(self, name: str) -> BoundedConnection:
         """A checked connection. `opened_at` says since when it stands."""
-        opened_at = time.monotonic()
         connection = companions.connect(
             self._source(), statement_timeout_s=self._conf.statement_timeout_s, application_name=f"outbox {name}"
         )
-        connection.give_up_at = opened_at + self._conf.statement_timeout_s
+        connection.give_up_at = time.monotonic() + self._conf.statement_timeout_s
         try:
             self._check(connection)
         except BaseException:
             connection.close()
             raise
-        connection.opened_at = opened_at  # type: ignore[attr-defined]
+        connection.opened_at = time.monotonic()  # type: ignore[attr-defined]
         return connection
 
     def _check(self, connection: BoundedConnection) -> None:
+        companions.require_options(connection)
         sequence = companions.sequence_of(connection, self._conf.table)
         found = Companions(self._conf.table, sequence)
         identity, state = found.state(connection, self._conf.lanes)
@@ -158,7 +158,7 @@ class Purges:
     def _purge(self, ticket: Ticket, attempt: int, connection: Any) -> None:
         failpoint("before-purge")
         statements = self._database.statements
-        known = [p for p in ticket.purges if may_purge_at_once(connection.opened_at, p.returned_at)]
+        known = [p for p in ticket.purges if may_purge_at_once(connection.opened_at, p.asked_at)]
         if len(known) == 1:  # a statement is a transaction by itself
             moved = self._delete(statements, connection, known)
         else:

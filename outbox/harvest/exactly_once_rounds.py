@@ -27,12 +27,12 @@ from outbox.core.flights import Flights, Plan, Standing, may_flush
 from outbox.core.frontier import Frontier
 from outbox.core.ledger import Entry
 from outbox.core.verdict import GoOn, State, Stop
-from outbox.edges.companions import flush
+from outbox.edges.companions import OtherDatabase, flush
 from outbox.edges.ledger_topic import LedgerTopic
 from outbox.edges.marks import WrongTable
 from outbox.edges.reader import Page, Reader, Row
 from outbox.edges.session import BoundedConnection
-from outbox.edges.ways import Claim, OtherWay
+from outbox.edges.ways import Claim, NoRights, OtherWay
 from outbox.harvest.exactly_once_database import Database, Purges
 from outbox.harvest.exactly_once_holds import Holds
 from outbox.harvest.exactly_once_values import Awaited, Batch, Broken, Doubt, Order, Purge, Retake, Ticket
@@ -98,6 +98,7 @@ class Rounds:
         self._sweep_at = time.monotonic() + conf.sweep_interval_s
         self._sample_at = 0.0
         self._created: dict[int, datetime] = {}
+        self._asked_at = self._returned_at = 0.0  # of the last page
         self._beat: Awaited | None = None
         self._beat_at = 0.0
         self._interrupt_r, self._interrupt_w = os.pipe()
@@ -197,7 +198,7 @@ class Rounds:
             self._flights.committed(batch, entry.batch)
             lane.holds.delivered(batch.rows)
             batch.rows = []
-            self._round_purges.append(Purge(entry, batch.filenode, batch.returned_at))
+            self._round_purges.append(Purge(entry, batch.filenode, batch.asked_at))
             self._end_share(lane)
 
     def failed(self, lane: LaneState) -> None:
@@ -224,6 +225,8 @@ class Rounds:
         """Until every batch of the lane is purged; False when it may not go on before."""
         with self._changed:
             while lane.unpurged and may_go_on():
+                if self._closing:
+                    raise psycopg.OperationalError("the lanes of this process have ended before their purges")
                 self._changed.wait(0.05)
             return not lane.unpurged
 
@@ -318,7 +321,7 @@ class Rounds:
         now = time.monotonic()
         if now < self._beat_at or not self._prepared or (self._beat is not None and not self._beat.is_settled):
             return
-        if self._beat is not None and isinstance(self._beat.error, OtherWay):
+        if self._beat is not None and isinstance(self._beat.error, OtherWay | OtherDatabase | NoRights):
             raise self._beat.error
         self._beat_at = now + min(_BEAT_S, self._conf.session_timeout_s / 3)
         numbers = [lane.number for lane in self._lanes.values() if lane.ready]
@@ -346,7 +349,9 @@ class Rounds:
         """A complete page, or None after a failure and a pause."""
         begun = time.monotonic()
         try:
+            self._asked_at = time.monotonic()
             page = self._read_completely(plan)
+            self._returned_at = time.monotonic()
             self._created = self._sample(page)
         except (WrongTable, AssertionError):
             raise
@@ -434,10 +439,10 @@ class Rounds:
     # ---- dealing out a page
 
     def _deal(self, plan: Plan, page: Page) -> None:
-        returned_at = time.monotonic()
+        begun, returned_at = time.monotonic(), self._returned_at
         is_full = page.is_full
         batches = self._divide(plan, page, returned_at)
-        self.stages["divide"] += time.monotonic() - returned_at
+        self.stages["divide"] += time.monotonic() - begun
         if batches:
             self._await_round_end()
             self._hand_over(batches, returned_at)
@@ -463,7 +468,7 @@ class Rounds:
                 rows = self._held_back(lane, shares.get(number, []))
                 if rows:
                     ids = [row[0] for row in rows]
-                    batch = Batch(number, session, rows, ids, page.read_at, page.filenode, returned_at)
+                    batch = Batch(number, session, rows, ids, page.read_at, page.filenode, self._asked_at, returned_at)
                     batch.created = self._created
                     self._flights.add(batch)
                     batches.append(batch)

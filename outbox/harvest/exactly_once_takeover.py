@@ -55,11 +55,11 @@ class UnreadableMark(Exception):
         super().__init__(str(reason))
 
 
-def newest_change(ledger: LedgerTopic, identity: UUID, give_up_at: float) -> int:
+def newest_change(ledger: LedgerTopic, identity: UUID, give_up_at: float, *, waits: bool = True) -> int:
     """The latest change of the lane count that the ledger knows of: each is marked in the partition of lane 0 before
     the lanes are opened."""
     try:
-        return verdict.change_of(ledger.last_entry(0, give_up_at), identity)
+        return verdict.change_of(ledger.last_entry(0, give_up_at, waits=waits), identity)
     except LedgerMissing:
         return 0
     except LedgerEntryError as error:

@@ -42,8 +42,8 @@ class Purge:
 
     entry: Entry
     filenode: int
-    returned_at: float = float("-inf")
-    """When the read of its rows had returned, on the monotonic clock."""
+    asked_at: float = float("-inf")
+    """When the read of its rows was sent, on the monotonic clock."""
 
 
 class Ticket(Awaited):
@@ -70,6 +70,8 @@ class Batch:
     ids: list[int]
     read_at: datetime
     filenode: int
+    asked_at: float
+    """When the read was sent, on the monotonic clock."""
     returned_at: float
     """When the read had returned, on the monotonic clock."""
     flush: Awaited | None = None

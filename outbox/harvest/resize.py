@@ -24,7 +24,7 @@ from outbox.conf import Conf
 from outbox.core import ledger as entries
 from outbox.core.ledger import Entry
 from outbox.core.verdict import AskElection, Closed, State, Stop, change_of, forgets_change, idle_lane
-from outbox.edges.ledger_topic import LedgerRefused, LedgerTopic
+from outbox.edges.ledger_topic import LedgerOpen, LedgerRefused, LedgerTopic
 from outbox.failpoints import failpoint
 from outbox.harvest.exactly_once_database import Database, Purges
 from outbox.harvest.exactly_once_takeover import (
@@ -77,7 +77,14 @@ class LaneCount:
         if found is None:
             return None
         identity, state = found
-        newest = newest_change(self._ledger, identity, time.monotonic() + _SETTLE_S)
+        try:
+            newest = newest_change(self._ledger, identity, time.monotonic() + _SETTLE_S, waits=False)
+        except LedgerOpen:
+            # Of an owner that died in the middle of a transaction, which only the taking over of this lane ends. That
+            # looks at the mark too; what is wished waits for the next time.
+            if state.resize_to is not None:
+                raise
+            return replace(state, wanted=None)
         if not forgets_change(state, newest):
             return state
         logger.warning(

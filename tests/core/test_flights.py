@@ -149,3 +149,13 @@ def test_a_page_from_another_file_than_what_is_in_flight_is_not_used():
     flights.add(Share(0, [3, 5]))
     assert flights.plan([lane], 1).fits(1)
     assert not flights.plan([lane], 1).fits(2)
+
+
+def test_a_page_read_before_the_lane_went_elsewhere_and_came_back_is_of_another_time():
+    """Its worker is a new one by then, and both have begun once."""
+    before, after = Standing(0), Standing(0)
+    before.begin(5)
+    plan = Flights().plan([before], 10)
+    after.begin(5)
+    assert isinstance(before.judge(plan, 5), GoOn)
+    assert after.judge(plan, 5) is None

@@ -168,14 +168,14 @@ def one_partition_for_all_lanes(monkeypatch):
         (transactions.TransactionalProducer.send_entry),
     )
 
-    def last_stable(self, lane, high_, give_up_at):
+    def last_stable(self, lane, high_):
         from confluent_kafka import TopicPartition
 
         low, self.stable = self._consumer().get_watermark_offsets(TopicPartition(self.name, 0), 5)
         return low
 
     monkeypatch.setattr(LedgerTopic, "_high_watermark", lambda self, lane: high(self, 0))
-    monkeypatch.setattr(LedgerTopic, "_wait_stable", last_stable)
+    monkeypatch.setattr(LedgerTopic, "_stable_from", last_stable)
     monkeypatch.setattr(
         LedgerTopic,
         "_last_between",

@@ -6,6 +6,8 @@ import time
 
 import pytest
 
+from outbox.core import ledger
+from outbox.edges.transactions import TransactionalProducer, properties_of
 from tests.harvest.exactly_once.bench import finish, wait_until
 
 pytestmark = pytest.mark.slow
@@ -74,6 +76,28 @@ def test_two_owners_that_fence_each_other_are_exact_and_get_on(bench):
         wait_until(lambda: first.doubts + second.doubts > 3, 60)
     with bench.working():
         bench.wait_empty(60)
+    bench.check()
+
+
+def test_an_entry_that_its_owner_left_open_is_ended_by_the_successor_at_once(bench):
+    """Only the successor's init ends it before the transaction's own time is over; nothing may wait for it before."""
+    bench.stash(["a"])
+    with bench.working():
+        bench.wait_empty()
+    conf = bench.conf()
+    dead = TransactionalProducer(
+        properties_of(conf.producer_properties, f"{conf.name}-0", transaction_timeout_s=conf.transaction_timeout_s)
+    )
+    dead.initialise(30)
+    dead.begin()
+    dead.send_entry(f"{conf.name}.ledger", 0, ledger.entry_key(0), b"of a transaction that nobody commits")
+    dead.wait_reports(lambda: False)
+    bench.stash(["a"])
+    begun = time.monotonic()
+    with bench.working():
+        bench.wait_empty()
+    assert time.monotonic() - begun < 0.8 * conf.transaction_timeout_s
+    dead.drop()
     bench.check()
 
 
