@@ -16,7 +16,6 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -84,7 +83,6 @@ class Member:
         self._commands: SimpleQueue[Decision | None] = SimpleQueue()
         self._ticker_wakes_at = 0.0
         self._questions: SimpleQueue[core.ConfirmMembership] = SimpleQueue()
-        self._tickets: dict[int, deque[int]] = {}
         self._readable = set(range(partitions))
         self._owned: dict[int, Ownership] = {}
         self._partitions_added = threading.Event()
@@ -203,17 +201,16 @@ class Member:
         self._questions.put(effect)
 
     def _ask(self) -> None:
-        """An offset commit is answered in the generation of the member; its value is never used."""
+        """An offset commit is answered in the generation of the member. Nobody reads from the offset: it names the
+        question, for when the coordinator moves some answers never come."""
         from confluent_kafka import KafkaException, TopicPartition
 
         while not self._questions.empty():
             question = self._questions.get()
-            tickets = self._tickets.setdefault(question.lane, deque())
-            tickets.append(question.ticket)
             try:
-                self._consumer.commit(offsets=[TopicPartition(self._topic, question.lane, 0)], asynchronous=True)
+                offset = TopicPartition(self._topic, question.lane, question.ticket)
+                self._consumer.commit(offsets=[offset], asynchronous=True)
             except KafkaException as error:
-                tickets.pop()
                 self._troubles.note("confirm", str(error))  # the core asks again with its next heartbeat
 
     def _on_commit(self, error: Any, partitions: list[Any]) -> None:
@@ -222,11 +219,9 @@ class Member:
         refusals = (KafkaError.UNKNOWN_MEMBER_ID, KafkaError.ILLEGAL_GENERATION, KafkaError.FENCED_INSTANCE_ID)
         with self._lock:
             for partition in partitions:
-                tickets = self._tickets.get(partition.partition)
-                ticket = tickets.popleft() if tickets else -1  # answers come in the order of the questions
                 found = error or partition.error
                 if found is None or found.code() in refusals:
-                    self._decide(partial(self._neli.confirmed, partition.partition, ticket, found is None))
+                    self._decide(partial(self._neli.confirmed, partition.partition, partition.offset, found is None))
 
     # ---- thread: ticker
 

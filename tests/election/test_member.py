@@ -7,6 +7,7 @@ from confluent_kafka import Producer
 
 from outbox.core import neli
 from outbox.election.errors import ElectionRefused
+from outbox.election.member import Member
 from tests.election.conftest import wait_until
 
 LEAVE_S, SLACK = 1.0, 3  # what is promised, and how much more a busy machine may take
@@ -122,11 +123,29 @@ def test_a_classic_heartbeat_fences_and_the_coordinator_decides(group):
     assert only.of(neli.LeaderFenced)[0].reason == "newer-claim"
 
 
+def test_an_answer_that_never_comes_spoils_no_later_one(group, monkeypatch):
+    """As it happens when the coordinator goes away between a question and its answer."""
+    lost, answered = [], Member._on_commit
+
+    def lose_one(self, error, partitions):
+        if lost:
+            answered(self, error, partitions)
+        else:
+            lost.append(partitions)
+
+    monkeypatch.setattr(Member, "_on_commit", lose_one)
+    alone = group()
+    only = alone.join().leads(0)
+    say(alone, b"1700000000000000000%other_1_1")
+    wait_until(lambda: len(only.of(neli.LeaderAcquired)) == 2)
+    assert lost
+
+
 def test_doubt_is_answered_by_the_coordinator(group):
     only = group().join().leads(0)
     asked = only.member._neli._ticket
     only.member.doubt(0)
-    wait_until(lambda: only.member._neli._ticket > asked and not only.member._tickets.get(0, True))
+    wait_until(lambda: only.member._neli._ticket > asked and only.member._neli._owned[0].confirm_ticket is None)
     assert only.lanes == [0]
     only.member.step_down(0)
     wait_until(lambda: len(only.of(neli.LeaderAcquired)) == 2)
