@@ -18,7 +18,7 @@ from outbox.edges.table import identifier
 from outbox.exceptions import OutboxError
 
 Connection = psycopg.Connection[Any]
-_FAR_AHEAD_S = 86_400.0  # a claim that ends so much later does not end by itself
+_SPARK = "spark"  # whose claim ends only when what it has marked is purged
 RIGHTS = "SELECT, INSERT, UPDATE, DELETE"
 _CLAIM = (
     "UPDATE {state} SET way = %(way)s, way_owner = %(owner)s, way_time = clock_timestamp() WHERE way = '' "
@@ -100,9 +100,10 @@ class Claim:
         row = self._run(
             connection,
             "SELECT way, way_owner, "
-            "round(extract(epoch FROM clock_timestamp() - greatest(way_time, 'epoch')), 1) FROM {state}",
+            "round(extract(epoch FROM clock_timestamp() - least(greatest(way_time, 'epoch'), '9999-12-31')), 1) "
+            "FROM {state}",
         ).fetchone()
-        if row is not None and row[0] != self.way and row[2] < -_FAR_AHEAD_S:
+        if row is not None and row[0] == _SPARK != self.way and row[2] < 0:
             raise OtherWay(
                 f"The table {self._table!r} is held for {row[0]!r} by {row[1]!r}, which has records marked that are "
                 f"not purged; this process is for {self.way!r}. It stays so when that one has crashed: start its query "
