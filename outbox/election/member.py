@@ -32,6 +32,7 @@ from outbox.failpoints import failpoint
 logger = logging.getLogger("outbox.election")
 
 MARGIN_SHARE = 0.1  # of the heartbeat time-out: what a check and the send after it may take
+SILENCE_SHARE = 4  # of the heartbeat time-out: without any heartbeat, the reader begins anew
 GROUP_POLL_S = 0.05  # part of the time that leaving takes
 READ_MAX = 500  # messages per turn of the reader
 # In exactly-once delivery the database says which lanes are in use, and may say something else at any moment: their
@@ -255,13 +256,19 @@ class Member:
         from confluent_kafka import OFFSET_END, TopicPartition
 
         reading: set[int] = set()
+        silent_since = time.monotonic()
         try:
             while not self._left.is_set():
-                if reading != self._readable:
+                # Somebody always beats: after such a silence the client is made to look for the partitions anew.
+                is_silent = time.monotonic() - silent_since > SILENCE_SHARE * self._conf.heartbeat_timeout_s
+                if reading != self._readable or is_silent:
+                    silent_since = time.monotonic()
                     self._learn_leaders()
                     reading = set(self._readable)
                     self._reader.assign([TopicPartition(self._topic, p, OFFSET_END) for p in sorted(reading)])
                 first = self._reader.poll(0.25)
+                if first is not None and not first.error():
+                    silent_since = time.monotonic()
                 for message in () if first is None else (first, *self._reader.consume(READ_MAX - 1, timeout=0)):
                     self._read(message)
         finally:
