@@ -35,7 +35,7 @@ class Gate:
 
     def pass_through(self):
         self.reached.set()
-        if not self._decided.wait(20) or self._barred:
+        if not self._decided.wait(60) or self._barred:
             raise psycopg.OperationalError("no purge may pass, as the test has it")
 
 

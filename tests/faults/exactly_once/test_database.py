@@ -95,7 +95,7 @@ def test_a_crash_forgets_no_purge_on_which_the_next_commit_relies(forgetful, ben
         with bench.working() as host:
             wait_until(lambda: host.worker.statistics().takeovers)
             bench.stash([f"key-{n % 7}" for n in range(200)])
-            assert gate.reached.wait(20)
+            assert gate.reached.wait(60)
             down.enter_context(crash(forgetful, bench, gate))
         down.close()
         patch.undo()
@@ -118,7 +118,7 @@ def test_new_rows_under_old_ids_outlive_a_purge_that_was_under_way(bench, monkey
         naive.purge_by_id_alone(monkeypatch)
     bench.stash(["k"] * 50)
     with bench.working() as host:
-        assert gate.reached.wait(20)
+        assert gate.reached.wait(60)
         bench.db.execute("TRUNCATE outbox RESTART IDENTITY")
         bench.stash(["k"] * 50)
         gate.open()
@@ -157,7 +157,7 @@ def test_what_is_in_flight_is_known_before_the_read(bench, monkeypatch, after_th
         bench.stash(["late"], connection=late)
         bench.stash([f"key-{n % 7}" for n in range(2000)])
         with bench.working():
-            wait_until(lambda: repeats(bench) if after_the_read else bench.count == 0, 30)
+            wait_until(lambda: repeats(bench) if after_the_read else bench.count == 0, 60)
             late.commit()
             bench.wait_empty()
     if not after_the_read:

@@ -167,7 +167,7 @@ def test_a_lane_paused_beyond_its_transaction_goes_on_without_a_successor(hasty,
         bench.stash([f"key-{n % 20}" for n in range(1000)])
         process = bench.spawn("before-commit=stop@2", TRANSACTION_TIMEOUT=1)
         try:
-            wait_until(lambda: is_stopped(process.pid), 40)
+            wait_until(lambda: is_stopped(process.pid), 60)
             time.sleep(2.5)
             os.kill(process.pid, signal.SIGCONT)
             bench.wait_empty(60)

@@ -42,7 +42,7 @@ def test_owners_that_do_not_fence_each_other_repeat_records(bench, monkeypatch):
     """The control: both are told that they lead, and each has a transactional id of its own."""
     naive.fence_nobody(monkeypatch)
     with bench.working(), bench.working():
-        wait_until(lambda: bench.stash([f"key-{n}" for n in range(300)]) and repeats(bench), 40)
+        wait_until(lambda: bench.stash([f"key-{n}" for n in range(300)]) and repeats(bench), 60)
 
 
 @pytest.mark.parametrize("entry", ["last", "first"])

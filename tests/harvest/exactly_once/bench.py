@@ -199,7 +199,7 @@ class Bench:
         assert found == stashed
 
 
-def stopped(host, timeout_s=20):
+def stopped(host, timeout_s=60):
     """The text with which a lane has stopped."""
     return wait_until(lambda: host.of(LaneStopped), timeout_s)[0].text
 

@@ -50,7 +50,7 @@ def test_one_harvester_after_another(bench):
         for _ in range(3):
             before = len(bench.read())
             with harvester(bench):
-                wait_until(lambda before=before: len(bench.read()) > before + 100, 40)
+                wait_until(lambda before=before: len(bench.read()) > before + 100, 60)
     with harvester(bench):
         bench.wait_empty(40)
     bench.check()
@@ -58,13 +58,13 @@ def test_one_harvester_after_another(bench):
 
 def test_harvesters_share_the_lanes_and_one_is_killed(bench, child):
     with bench.writing():
-        wait_until(lambda: len(bench.read()) > 100, 40)
+        wait_until(lambda: len(bench.read()) > 100, 60)
         with harvester(bench, LANES=2) as second:
-            wait_until(lambda: len(second.leader_ids) == 1, 40)
-            wait_until(lambda: second.statistics and all(s.delivered for s in second.statistics.values()), 40)
+            wait_until(lambda: len(second.leader_ids) == 1, 60)
+            wait_until(lambda: second.statistics and all(s.delivered for s in second.statistics.values()), 60)
             child.send_signal(signal.SIGKILL)
-            wait_until(lambda: len(second.leader_ids) == 2, 40)
-            wait_until(lambda: all(s.delivered for s in second.statistics.values()), 40)
+            wait_until(lambda: len(second.leader_ids) == 2, 60)
+            wait_until(lambda: all(s.delivered for s in second.statistics.values()), 60)
             assert second.in_flight >= 0
     with harvester(bench, LANES=2):
         bench.wait_empty(60)

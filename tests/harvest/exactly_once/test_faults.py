@@ -142,7 +142,7 @@ def test_kafka_away_for_a_while(proxied):
         time.sleep(2)
         proxied.proxy.accept()
         before = host.worker.statistics().delivered
-        wait_until(lambda: host.worker.statistics().delivered > before + 50, 40)
+        wait_until(lambda: host.worker.statistics().delivered > before + 50, 60)
         wait_until(lambda: host.worker.statistics().circuit.state == "closed")
         assert host.of(RecordHeld) == [], "an outage costs no record an attempt"
         assert host.errors == []
@@ -194,5 +194,5 @@ def test_postgresql_does_not_answer_for_a_while(bench):
         database.cut()
         database.release(TO_CLIENT)
         before = host.worker.statistics().delivered
-        wait_until(lambda: host.worker.statistics().delivered > before + 50, 40)
+        wait_until(lambda: host.worker.statistics().delivered > before + 50, 60)
     drained(bench)

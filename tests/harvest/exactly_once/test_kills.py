@@ -29,7 +29,7 @@ POINTS = [
 
 def wait_killed(process):
     try:
-        assert process.wait(40) == -signal.SIGKILL
+        assert process.wait(60) == -signal.SIGKILL
     finally:
         process.kill()
         process.wait()
@@ -106,7 +106,7 @@ def test_two_processes_with_kills_between(bench):
         for _ in range(3):
             processes = [bench.spawn() for _ in range(2)]
             before = len(bench.read())
-            wait_until(lambda before=before: len(bench.read()) > before + 200, 40)
+            wait_until(lambda before=before: len(bench.read()) > before + 200, 60)
             for process in processes:
                 process.kill()
                 process.wait()
@@ -120,7 +120,7 @@ def test_stopped_while_a_successor_goes_on_and_resumed(bench, point):
     bench.stash([f"key-{n % 20}" for n in range(1000)])
     paused = bench.spawn(f"{point}=stop@2")
     try:
-        wait_until(lambda: _is_stopped(paused.pid), 40)
+        wait_until(lambda: _is_stopped(paused.pid), 60)
         with bench.working() as host:
             wait_until(lambda: host.worker.statistics().delivered > 300)
             os.kill(paused.pid, signal.SIGCONT)
@@ -147,9 +147,9 @@ def test_sigterm_under_load_repeats_nothing_even_for_uncommitted_readers(bench):
         for _ in range(3):
             process = bench.spawn()
             before = len(bench.read())
-            wait_until(lambda before=before: len(bench.read()) > before + 100, 40)
+            wait_until(lambda before=before: len(bench.read()) > before + 100, 60)
             process.send_signal(signal.SIGTERM)
-            assert process.wait(20) == 0
+            assert process.wait(60) == 0
     with bench.working() as host:
         bench.wait_empty()
         finish(host)

@@ -90,7 +90,7 @@ def test_an_owner_that_sleeps_through_the_change_is_fenced(bench, monkeypatch, i
     with working_lanes(bench, [0], LANES=2):
         sleeper = bench.spawn("before-commit=stop@1", lanes=[1], LANES=2)
         try:
-            wait_until(lambda: is_stopped(sleeper.pid), 40)
+            wait_until(lambda: is_stopped(sleeper.pid), 60)
             with working_lanes(bench, [2]):
                 wish(bench, 3)
                 wait_until(lambda: lanes_of(bench) == 3, 60)

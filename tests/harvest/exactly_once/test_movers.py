@@ -12,12 +12,12 @@ def moved(bench, request):
 
     def move(**settings):
         with bench.writing(keys=40), harvester(bench, LANES=4, **settings) as first:
-            wait_until(lambda: len(_delivering(first)) == 4, 40)
+            wait_until(lambda: len(_delivering(first)) == 4, 60)
             before = dict(first.leader_ids)
             with harvester(bench, LANES=4, **settings) as second:
-                wait_until(lambda: len(_delivering(second)) == 2 and len(first.leader_ids) == 2, 40)
+                wait_until(lambda: len(_delivering(second)) == 2 and len(first.leader_ids) == 2, 60)
                 sent = {lane: found.delivered for lane, found in first.statistics.items()}
-                wait_until(lambda: all(first.statistics[lane].delivered > sent[lane] for lane in sent), 40)
+                wait_until(lambda: all(first.statistics[lane].delivered > sent[lane] for lane in sent), 60)
                 stayed = {lane: (first.leader_ids[lane], first.statistics[lane].takeovers) for lane in sent}
         with harvester(bench, LANES=4, **settings):
             bench.wait_empty(40)

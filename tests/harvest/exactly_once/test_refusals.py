@@ -79,7 +79,7 @@ def test_a_truncated_table_with_other_ids_goes_on(bench, monkeypatch):
     gate = gate_purges(monkeypatch)
     bench.stash([f"key-{n}" for n in range(50)])
     with bench.working():
-        assert gate.reached.wait(20)
+        assert gate.reached.wait(60)
         bench.db.execute("TRUNCATE outbox")
         bench.stash([f"key-{n}" for n in range(50)])
         gate.open()
@@ -91,7 +91,7 @@ def test_vacuum_full_beside_a_purge_changes_nothing(bench, monkeypatch):
     gate = gate_purges(monkeypatch)
     bench.stash([f"key-{n}" for n in range(50)])
     with bench.working():
-        assert gate.reached.wait(20)
+        assert gate.reached.wait(60)
         bench.db.execute("VACUUM FULL outbox")
         gate.open()
         bench.wait_empty()
@@ -102,7 +102,7 @@ def test_a_sequence_restarted_by_hand_does_not_let_a_purge_delete_new_rows(bench
     gate = gate_purges(monkeypatch)
     bench.stash([f"key-{n}" for n in range(50)])
     with bench.working() as host:
-        assert gate.reached.wait(20)
+        assert gate.reached.wait(60)
         bench.db.execute("DELETE FROM outbox")
         bench.db.execute("ALTER SEQUENCE outbox_id_seq RESTART")
         bench.stash([f"key-{n}" for n in range(30)])

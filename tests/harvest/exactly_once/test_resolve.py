@@ -131,7 +131,7 @@ def test_a_lagging_copy_takes_over_under_a_living_harvester(bench):
         bench.wait_empty(40)
         put_back(bench, 1)
         bench.stash(["key-1"])
-        wait_until(lambda: living.statistics[0].phase == "stopped", 40)
+        wait_until(lambda: living.statistics[0].phase == "stopped", 60)
         sent = len(bench.read())
         assert resolve(bench, PURGE_SENT).deleted == 300 - bench.entries()[0].count
         bench.wait_empty()
@@ -175,11 +175,11 @@ def test_a_ledger_deleted_under_a_living_harvester(bench):
     deliver(bench)
     name = f"{bench.name}.ledger"
     with harvester(bench) as living:
-        wait_until(lambda: living.statistics and living.statistics[0].takeovers, 40)
+        wait_until(lambda: living.statistics and living.statistics[0].takeovers, 60)
         admin = AdminClient({"bootstrap.servers": bench.servers})
         admin.delete_topics([name])[name].result(20)
         bench.stash(["a"])
-        wait_until(lambda: living.statistics[0].phase == "stopped", 40)
+        wait_until(lambda: living.statistics[0].phase == "stopped", 60)
         refused = command(bench, "--lane", 0, "--purge-sent")
         assert refused.returncode == 1
         assert "no entry says what was sent. Only --resend applies" in refused.stderr

@@ -80,7 +80,7 @@ def test_random_late_frames_and_cut_connections(proxied, chance):
                 with proxied.working():
                     time.sleep(chance.uniform(0.1, 1))
             before = host.worker.statistics().delivered
-            wait_until(lambda before=before: host.worker.statistics().delivered > before, 30)
+            wait_until(lambda before=before: host.worker.statistics().delivered > before, 60)
         assert host.errors == []
         print(f"{faults} faults, {proxied.stashed.count} records, {host.worker.statistics()}")
     with proxied.working():

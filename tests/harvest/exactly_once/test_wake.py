@@ -18,7 +18,7 @@ def test_a_notification_wakes_the_reader(bench, monkeypatch):
     monkeypatch.setattr(exactly_once_rounds, "_IDLE_MIN_S", NEVER_S)
     bench.db.execute(wakeups.install("outbox"))
     with bench.working(NOTIFY=True, MARK_BACKOFF=NEVER_S):
-        wait_until(lambda: is_listening(bench), 30)
+        wait_until(lambda: is_listening(bench), 60)
         for _ in range(3):
             bench.stash(["a"])
             bench.wait_empty()
