@@ -14,6 +14,15 @@ class EmptyTextArray(Func):
         super().__init__(output_field=ArrayField(TextField()))
 
 
+class EmptyIntegerArray(Func):
+    """Likewise."""
+
+    template = "'{}'::integer[]"
+
+    def __init__(self) -> None:
+        super().__init__(output_field=ArrayField(IntegerField()))
+
+
 class Cardinality(Func):
     function = "cardinality"
     arity = 1

@@ -1,7 +1,7 @@
-"""The outbox table.
+"""The outbox table, and what is kept beside it for operators: holds, dead letters, what was done, samples.
 
-Its columns carry the names that other writers and harvesters of this table layout expect, and every default lives in
-the database, so that any program can insert with plain SQL.
+The columns of the outbox carry the names that other writers and harvesters of this table layout expect, and every
+default lives in the database, so that any program can insert with plain SQL.
 """
 
 from typing import Any
@@ -10,9 +10,10 @@ from django.contrib.postgres.fields import ArrayField
 from django.contrib.postgres.functions import TransactionNow
 from django.db import models
 from django.db.models import Q
+from django.db.models.functions import Now
 
 from outbox.conf import table_name
-from outbox.expressions import EmptyTextArray, no_null_element, same_length
+from outbox.expressions import EmptyIntegerArray, EmptyTextArray, no_null_element, same_length
 
 # The layout that older programs know, in its order.
 CLASSIC_COLUMNS = (
@@ -57,6 +58,7 @@ class OutboxRecord(models.Model):
         db_table = table_name()
         verbose_name = "pending record"
         verbose_name_plural = "pending records"
+        permissions = [("view_payload", "Can see values and headers")]
         constraints = [
             models.CheckConstraint(
                 name="outbox_headers_paired",
@@ -74,3 +76,137 @@ class OutboxRecord(models.Model):
 
     def __str__(self) -> str:
         return f"{self.kafka_topic}[{self.kafka_key}] #{self.pk}"
+
+
+def _text(**given: Any) -> "models.TextField[str, str]":
+    return models.TextField(blank=True, db_default="", **given)
+
+
+def _history() -> "models.JSONField[Any, Any]":
+    return models.JSONField(db_default=models.Value([], models.JSONField()))
+
+
+class Hold(models.Model):
+    """What is kept back: one record without key, a key, a topic or a lane, with the reason.
+
+    The harvester places and lifts `parked` and `quarantined`, operators place and lift `paused`; `editing` stands while
+    a record is changed. Operators say in `wanted` what is to become of a refused record, the harvester carries it out.
+    """
+
+    class Reason(models.TextChoices):
+        PARKED = "parked", "refused by Kafka"
+        PAUSED = "paused", "paused by an operator"
+        QUARANTINED = "quarantined", "crashed a harvester"
+        EDITING = "editing", "being edited"
+
+    class Wanted(models.TextChoices):
+        RETRY = "retry", "retry"
+        SKIP = "skip", "skip"
+        DISCARD = "discard", "discard"
+
+    id = models.BigAutoField(primary_key=True)
+    topic = models.CharField(max_length=249, blank=True, db_default="")  # empty: a whole lane
+    key = models.TextField(null=True, blank=True)  # NULL: the whole topic; empty: the one record
+    lane = models.IntegerField(null=True, blank=True)
+    record_id = models.BigIntegerField(null=True, blank=True)  # the record at the head, which was refused
+    reason = models.TextField(choices=Reason.choices)
+    since = models.DateTimeField(db_default=Now())
+    attempts = models.IntegerField(db_default=0)
+    error_code = _text()
+    last_error = _text()
+    next_try = models.DateTimeField(null=True, blank=True)  # NULL: not by itself
+    wanted = _text(choices=Wanted.choices)
+    confirmed_by = ArrayField(models.IntegerField(), db_default=EmptyIntegerArray())  # lanes that leave it alone
+    history = _history()
+
+    class Meta:
+        db_table = f"{table_name()}_hold"
+        default_permissions = ("view",)
+        permissions = [
+            ("retry", "Can have held records and dead letters sent again"),
+            ("edit", "Can edit records that are held or dead"),
+            ("skip", "Can move held records to the dead letters"),
+            ("discard", "Can delete held records and dead letters"),
+            ("pause", "Can pause and resume topics, keys and lanes"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.reason}: {self.scope}"
+
+    @property
+    def scope(self) -> str:
+        """What is held, for people."""
+        if not self.topic:
+            return f"lane {self.lane}"
+        if self.key is None:
+            return f"topic {self.topic}"
+        return f"{self.topic}[{self.key}]" if self.key else f"{self.topic} #{self.record_id}"
+
+
+class DeadLetter(models.Model):
+    """A whole message that is not sent any more, kept for an operator, with the reason."""
+
+    class Reason(models.TextChoices):
+        REFUSED = "refused", "refused by Kafka"
+        CRASHED = "crashed", "crashed a harvester"
+        SKIPPED = "skipped", "skipped by an operator"
+
+    id = models.BigAutoField(primary_key=True)
+    record_id = models.BigIntegerField()  # its id in the outbox
+    topic = models.CharField(max_length=249)
+    key = models.TextField(blank=True)
+    value = models.TextField(null=True, blank=True)
+    value_binary = models.BinaryField(null=True, blank=True)
+    header_keys = ArrayField(models.TextField(), db_default=EmptyTextArray())
+    header_values = ArrayField(models.TextField(), db_default=EmptyTextArray())
+    stashed_at = models.DateTimeField(null=True, blank=True)
+    died_at = models.DateTimeField(db_default=Now())
+    reason = models.TextField(choices=Reason.choices)
+    error_code = _text()
+    last_error = _text()
+    attempts = models.IntegerField(db_default=0)
+    history = _history()  # [{"at": ..., "code": ..., "error": ...}], the latest attempts last
+
+    class Meta:
+        db_table = f"{table_name()}_dead"
+        default_permissions = ("view",)
+
+    def __str__(self) -> str:
+        return f"{self.topic}[{self.key}] #{self.record_id}"
+
+
+class AuditRow(models.Model):
+    """What an operator has changed: who, when, what, why."""
+
+    id = models.BigAutoField(primary_key=True)
+    at = models.DateTimeField(db_default=Now())
+    who = models.TextField()
+    what = models.TextField()
+    why = _text()
+    details = models.JSONField(db_default=models.Value({}, models.JSONField()))
+
+    class Meta:
+        db_table = f"{table_name()}_audit"
+        default_permissions = ("view",)
+
+    def __str__(self) -> str:
+        return f"{self.who}: {self.what}"
+
+
+class Sample(models.Model):
+    """The state of one minute, kept for 24 hours. Totals are those of the harvesters at that moment."""
+
+    taken_at = models.DateTimeField(primary_key=True, db_default=Now())
+    backlog = models.BigIntegerField()
+    oldest_age_s = models.FloatField()
+    delivered = models.BigIntegerField(db_default=0)
+    refused = models.BigIntegerField(db_default=0)
+    holds = models.BigIntegerField(db_default=0)
+    dead = models.BigIntegerField(db_default=0)
+
+    class Meta:
+        db_table = f"{table_name()}_sample"
+        default_permissions = ("view",)
+
+    def __str__(self) -> str:
+        return f"{self.taken_at}: {self.backlog}"

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from psycopg import sql
 
-COMPANIONS = ("state", "purged", "lane", "spark")
-"""Suffixes of the tables that belong to the harvester alone."""
+COMPANIONS = ("state", "purged", "lane", "spark", "hold", "dead", "audit", "sample", "watch")
+"""Suffixes of the tables beside the outbox. The harvester keeps them; holds, dead letters and audit are also written by
+whoever runs the commands."""
 
 HELP: Mapping[str, str] = {
     "writer": "stashes: inserts records and learns their ids; sees no record, also not its own, and changes none",
