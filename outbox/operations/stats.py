@@ -41,31 +41,40 @@ def collect(conf: Conf, alias: str, *, with_kafka: bool = True, interval_s: floa
     """Everything, as plain values. With an interval two looks are taken, and rates stand between them."""
     with closing(connect(conf, alias)) as connection:
         try:
-            first = _waiting(connection, conf)
-            rates = _rates(connection, conf, first, interval_s) if interval_s else None
-            lanes = _lanes(connection, conf)
-            state = _state(connection, conf)
-            kept = {
-                name: backlogs.count_rows(connection, f"{conf.table}_{suffix}")
-                for name, suffix in (("holds", "hold"), ("dead_letters", "dead"))
-            }
+            found = of_database(connection, conf)
+            rates = _rates(connection, conf, found["backlog"], interval_s) if interval_s else None
         except psycopg.errors.UndefinedTable as error:
             raise WrongTable(
                 f"The table {conf.table!r} does not exist on the alias {alias!r}. "
                 f"Run: python manage.py migrate outbox --database {alias}"
             ) from error
-    ledger = _ledger(conf, lanes, state) if with_kafka and conf.delivery == EXACTLY_ONCE else None
+    asks_kafka = with_kafka and conf.delivery == EXACTLY_ONCE
+    ledger = _ledger(conf, found["lanes"], found["state"]) if asks_kafka else None
     return {
         "name": conf.name,
         "database": alias,
         "table": conf.table,
         "delivery": conf.delivery,
-        "backlog": first,
+        "backlog": found.pop("backlog"),
         "rates": rates,
-        "state": state,
-        "lanes": lanes,
+        "state": found.pop("state"),
+        "lanes": found.pop("lanes"),
         "ledger": ledger,
-        **kept,
+        **found,
+    }
+
+
+def of_database(connection: Connection, conf: Conf) -> dict[str, Any]:
+    """What the database knows, in a few statements that are cheap on a table of any size. The planner of the
+    connection is to be told not to read whole tables (`table.PLANNER`)."""
+    return {
+        "backlog": _waiting(connection, conf),
+        "lanes": _lanes(connection, conf),
+        "state": _state(connection, conf),
+        **{
+            name: backlogs.count_rows(connection, f"{conf.table}_{suffix}")
+            for name, suffix in (("holds", "hold"), ("dead_letters", "dead"))
+        },
     }
 
 
