@@ -125,7 +125,7 @@ class LedgerTopic:
         except KafkaException as error:
             if error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
                 return 0
-            raise self._refused(error, "described", "DESCRIBE, READ and WRITE") from error
+            raise self._refused(topic, error, "described", "DESCRIBE, READ and WRITE") from error
 
     def _create(self, lanes: int, audit_window_s: float) -> None:
         from confluent_kafka import KafkaError, KafkaException
@@ -142,8 +142,13 @@ class LedgerTopic:
         try:
             self._result(self._admin().create_topics([topic], request_timeout=_REQUEST_S)[self.name])
         except KafkaException as error:
+            if error.args[0].code() == KafkaError.INVALID_REPLICATION_FACTOR:  # perhaps for as long as one is away
+                raise self._unreachable(
+                    f"it cannot be created: {error.args[0].str()}. Start the brokers that are away, or lower "
+                    "default.replication.factor"
+                ) from error
             if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
-                raise self._refused(error, "created", "CREATE") from error
+                raise self._refused(self.name, error, "created", "CREATE") from error
         else:
             logger.info("ledger_topic_created topic=%s partitions=%d", self.name, lanes)
 
@@ -168,9 +173,10 @@ class LedgerTopic:
             return None
         return str(found["cleanup.policy"].value)
 
-    def _refused(self, error: Any, what: str, rights: str) -> LedgerRefused:
+    def _refused(self, topic: str, error: Any, what: str, rights: str) -> LedgerRefused:
+        kind = "ledger topic" if topic == self.name else "topic"
         return LedgerRefused(
-            f"The ledger topic {self.name!r} cannot be {what}: {error.args[0].str()}. Allow the user {rights} on it."
+            f"The {kind} {topic!r} cannot be {what}: {error.args[0].str()}. Allow the user {rights} on it."
         )
 
     # ---- the last entry

@@ -26,6 +26,14 @@ _FACTOR, _MIN_ISR = "transaction.state.log.replication.factor", "transaction.sta
 _REQUEST_S = 5.0
 
 
+class BrokersMissing(LedgerUnreachable):
+    """Fewer brokers take part than the transaction log shall have replicas. `is_hopeless`: no others are known of."""
+
+    def __init__(self, text: str, *, is_hopeless: bool) -> None:
+        self.is_hopeless = is_hopeless
+        super().__init__(text)
+
+
 class TransactionLog:
     """The brokers' own topic. `close` lets go of the client: errors that were raised here hold this object."""
 
@@ -42,7 +50,8 @@ class TransactionLog:
         del self._admin
 
     def check(self) -> None:
-        """Raises `TransactionsRefused` where no transaction could ever begin, or be committed."""
+        """Raises `TransactionsRefused` where no transaction could ever be committed, `BrokersMissing` where none can
+        begin before more brokers take part."""
         from confluent_kafka import KafkaException
 
         try:
@@ -54,11 +63,7 @@ class TransactionLog:
             logger.info("transaction_log_unknown reason=%r", str(error))
             return
         if replicas is None and wanted > brokers:
-            raise TransactionsRefused(
-                f"No transaction can begin: the brokers want {wanted} replicas of their transaction log ({_FACTOR}), "
-                f"there are {brokers}. Set {_FACTOR} to {brokers} and {_MIN_ISR} to no more than that on every broker, "
-                'or start more brokers. Or use DELIVERY="at-least-once".'
-            )
+            raise self._missing(brokers, wanted)
         if replicas is not None and needed > replicas:
             raise TransactionsRefused(
                 f"No transaction can be committed: the brokers' transaction log has {replicas} replicas and needs "
@@ -66,6 +71,30 @@ class TransactionLog:
                 f"kafka-configs.sh --alter --entity-type topics --entity-name {TOPIC} --add-config "
                 f"min.insync.replicas={replicas}; or give the topic more replicas."
             )
+
+    def _missing(self, brokers: int, wanted: int) -> BrokersMissing:
+        """A broker that is away for a while is still among the replicas of some topic."""
+        from confluent_kafka import KafkaException
+
+        try:
+            topics = self._admin.list_topics(timeout=_REQUEST_S).topics.values()
+        except KafkaException as error:
+            raise self._silent(error) from error
+        known = {number for topic in topics for part in topic.partitions.values() for number in part.replicas}
+        begun = (
+            f"No transaction can begin: the brokers want {wanted} replicas of their transaction log ({_FACTOR}), "
+            f"there are {brokers}"
+        )
+        if len(known) >= wanted:
+            listed = ", ".join(map(str, sorted(known)))
+            return BrokersMissing(
+                f"{begun} now. Start those that are away: topics are kept by {listed}.", is_hopeless=False
+            )
+        return BrokersMissing(
+            f"{begun}. Set {_FACTOR} to {brokers} and {_MIN_ISR} to no more than that on every broker, "
+            'or start more brokers. Or use DELIVERY="at-least-once".',
+            is_hopeless=True,
+        )
 
     def _brokers(self) -> tuple[int, int, int]:
         """How many there are, and the replicas that a transaction log will have and need."""
@@ -102,9 +131,12 @@ class TransactionLog:
                 error.args[0].retriable() or kind_of(error.args[0].name()) is Kind.OUTAGE
             ):
                 raise
-            raise LedgerUnreachable(
-                f"The brokers at {self._servers} do not answer what they are asked about transactions: {error}"
-            ) from error
+            raise self._silent(error) from error
+
+    def _silent(self, error: BaseException) -> LedgerUnreachable:
+        return LedgerUnreachable(
+            f"The brokers at {self._servers} do not answer what they are asked about transactions: {error}"
+        )
 
 
 class _Quiet:

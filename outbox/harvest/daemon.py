@@ -202,7 +202,7 @@ class Harvester:
         self._clients = self._clients or Clients(conf)
         with closing(LeaderTopic(self._clients, conf, self._stopping)) as topic:
             partitions = self._until(topic.prepare)
-        if partitions is None or not self._until(lambda: starting.look_at_brokers(conf)):
+        if partitions is None or not self._until(starting.LookAtBrokers(conf, fail_fast=self._fail_fast)):
             return None
         return partitions
 

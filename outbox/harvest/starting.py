@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import closing
 from typing import Any
 
@@ -11,9 +12,12 @@ from outbox.edges.companions import Companions
 from outbox.edges.ledger_topic import LedgerUnreachable
 from outbox.edges.marks import COLUMNS
 from outbox.edges.reader import Reader
-from outbox.edges.transaction_log import TransactionLog
+from outbox.edges.transaction_log import BrokersMissing, TransactionLog
+from outbox.edges.transactions import TransactionsRefused
 from outbox.edges.ways import Claim
 from outbox.election.errors import KafkaUnreachable
+
+BROKERS_S = 30.0  # brokers of a cluster that starts join one after the other
 
 
 def look(conf: Conf, owner: str) -> None:
@@ -28,15 +32,35 @@ def look(conf: Conf, owner: str) -> None:
         Claim(conf.table, conf.delivery, owner, conf.session_timeout_s).take(connection, lanes=conf.lanes, quietly=True)
 
 
-def look_at_brokers(conf: Conf) -> bool:
-    """Raises why the brokers cannot have what the delivery needs of them."""
-    if conf.delivery == EXACTLY_ONCE:
-        with closing(TransactionLog(conf.client_properties)) as log:
-            try:
-                log.check()
-            except LedgerUnreachable as error:
-                raise KafkaUnreachable(str(error)) from error
-    return True
+class LookAtBrokers:
+    """Raises why the brokers cannot have what the delivery needs of them. Called again and again while they are away.
+
+    Brokers that were never heard of may still be starting, beside the first one: they are waited for, but not for
+    ever. With `fail_fast` nothing is waited for.
+    """
+
+    def __init__(self, conf: Conf, *, fail_fast: bool = False) -> None:
+        self._conf, self._hope_s = conf, 0.0 if fail_fast else BROKERS_S
+        self._missing_since: float | None = None
+
+    def __call__(self) -> bool:
+        if self._conf.delivery == EXACTLY_ONCE:
+            with closing(TransactionLog(self._conf.client_properties)) as log:
+                try:
+                    log.check()
+                except LedgerUnreachable as error:
+                    self._give_up(error)
+                    raise KafkaUnreachable(str(error)) from error
+        return True
+
+    def _give_up(self, error: LedgerUnreachable) -> None:
+        if not isinstance(error, BrokersMissing) or not error.is_hopeless:
+            self._missing_since = None
+            return
+        now = time.monotonic()
+        self._missing_since = self._missing_since if self._missing_since is not None else now
+        if now - self._missing_since >= self._hope_s:
+            raise TransactionsRefused(str(error)) from error
 
 
 def _look_at_plans(conf: Conf, connection: Any) -> None:

@@ -1,6 +1,7 @@
 """What the servers do not allow is one error at the start, with its remedy: rights, transactions, an index."""
 
 import os
+import time
 import uuid
 
 import pytest
@@ -16,14 +17,15 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 
-from outbox.conf import AT_LEAST_ONCE, EXACTLY_ONCE
+from outbox.conf import AT_LEAST_ONCE
 from outbox.devstack import Kafka
 from outbox.edges.plans import WholeTableRead
 from outbox.edges.transaction_log import TOPIC, TransactionLog
 from outbox.edges.transactions import TransactionsRefused
+from outbox.election.errors import KafkaUnreachable
 from outbox.exceptions import OutboxError
-from outbox.harvest import Harvester
-from tests.harvest.exactly_once.bench import Bench
+from outbox.harvest import Harvester, starting
+from tests.harvest.exactly_once.bench import Bench, wait_until
 from tests.support.databases import fresh_database
 from tests.support.topics import create_topic
 
@@ -183,8 +185,35 @@ def test_a_log_that_cannot_be_made_is_refused_at_the_start(postgres, kafka_facto
     with fresh_database(os.environ["DATABASE_URL"]) as url:
         bench = Bench(url, cluster.bootstrap_servers)
         monkeypatch.setattr("outbox.edges.table.parameters", lambda alias: {"conninfo": url})
-        error = error_of(harvester(bench, DELIVERY=EXACTLY_ONCE))
+        with pytest.raises(KafkaUnreachable, match="want 3 replicas of their transaction log"):
+            starting.LookAtBrokers(bench.conf())()  # others may be starting beside it
+        monkeypatch.setattr(starting, "BROKERS_S", 1.0)
+        began = time.monotonic()
+        error = error_of(Harvester(bench.conf()))
+        assert time.monotonic() - began >= 1
         bench.db.close()
     assert isinstance(error, TransactionsRefused)
     assert "want 3 replicas of their transaction log" in str(error)
     assert "Set transaction.state.log.replication.factor to 1" in str(error)
+
+
+@pytest.mark.slow
+def test_a_broker_that_is_away_at_the_first_start_is_waited_for(postgres, kafka_factory, monkeypatch):
+    """There is no transaction log yet, and it could not be made: but topics tell of the third broker."""
+    monkeypatch.setattr(starting, "BROKERS_S", 0.0)
+    cluster = kafka_factory(brokers=3)
+    with fresh_database(os.environ["DATABASE_URL"]) as url:
+        bench = Bench(url, cluster.bootstrap_servers)
+        monkeypatch.setattr("outbox.edges.table.parameters", lambda alias: {"conninfo": url})
+        conf = bench.conf(HEARTBEAT_TIMEOUT=2, SESSION_TIMEOUT=6)
+        create_topic(bench.servers, 1, conf.leader_topic, copies=3)
+        bench.stash(["a", "b"])
+        cluster.brokers[2].kill()
+        admin = AdminClient({"bootstrap.servers": bench.servers})
+        wait_until(lambda: len(admin.list_topics(timeout=10).brokers) == 2, 60)
+        with Harvester(conf) as made:
+            wait_until(lambda: "topics are kept by 1, 2, 3" in made.waiting_for, 90)
+            cluster.brokers[2].start()
+            bench.wait_empty(90)
+        bench.check()
+        bench.db.close()
