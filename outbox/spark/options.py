@@ -21,6 +21,8 @@ class Options:
     max_records: int = 50_000
     statement_timeout: float = 30.0
     resend: bool = False
+    owner: str = ""
+    """How the driver is called where others see it; a unique part is added."""
 
     @classmethod
     def parse(cls, given: Mapping[str, str]) -> Options:
@@ -37,7 +39,7 @@ class Options:
         if not found.get("url"):
             wrong.append('url: missing, give for instance "postgresql://user@host/database"')
         if wrong:
-            known = "url, table, slices, maxRecords, statementTimeout, resend"
+            known = "url, table, slices, maxRecords, statementTimeout, resend, owner"
             raise WrongOptions(f"Options of the source outbox: {'; '.join(wrong)}. The options are: {known}.")
         return cls(**found)
 

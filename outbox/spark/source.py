@@ -53,7 +53,7 @@ SCHEMA = (
 _BEAT_S = 1.0
 _OUTAGE_MAX_S = 120.0
 _OUTAGE_PAUSE_S = 0.5
-_OUTAGES = (psycopg.OperationalError, psycopg.InterfaceError)
+
 _GRACE_S = 5.0
 
 
@@ -111,7 +111,8 @@ class OutboxStreamReader(DataSourceStreamReader):
 
     def __init__(self, options: Options) -> None:
         self.options = options
-        self.owner = f"spark {socket.gethostname()} {os.getpid()} {uuid.uuid4().hex[:12]}"
+        name = options.owner or f"spark {socket.gethostname()} {os.getpid()}"
+        self.owner = f"{name} {uuid.uuid4().hex[:12]}"
         self._stream = Stream(options.table)
         self._connection: BoundedConnection | None = None
         self._is_claimed = False
@@ -282,7 +283,7 @@ class OutboxStreamReader(DataSourceStreamReader):
         """What fails now is tried again at Spark's next question; for so long and no longer."""
         try:
             job(self._connected())
-        except _OUTAGES as error:
+        except stream.OUTAGES as error:
             self._give_way(error)
         else:
             self._up_at = time.monotonic()
@@ -293,7 +294,7 @@ class OutboxStreamReader(DataSourceStreamReader):
         while True:
             try:
                 return job(self._connected())
-            except _OUTAGES as error:
+            except stream.OUTAGES as error:
                 self._give_way(error)
 
     def _give_way(self, error: psycopg.Error) -> None:

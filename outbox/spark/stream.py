@@ -22,6 +22,7 @@ from uuid import UUID
 
 import psycopg
 from psycopg import sql
+from psycopg.conninfo import conninfo_to_dict
 
 from outbox.edges.marks import WrongTable
 from outbox.edges.session import BoundedConnection
@@ -33,6 +34,7 @@ WAY = "spark"
 _HELD = "9999-01-01 00:00:00+00"
 _PATIENCE_S = 15.0
 _POLL_S = 0.1
+OUTAGES = (psycopg.OperationalError, psycopg.InterfaceError)
 Connection = psycopg.Connection[Any]
 
 
@@ -86,10 +88,10 @@ class State:
 
 
 def connect(url: str, statement_timeout_s: float) -> BoundedConnection:
+    given = conninfo_to_dict(url)
+    options = f"{given.get('options') or ''} -c synchronous_commit=on".strip()  # beside those of the URL
     return connect_bounded(
-        {"conninfo": url, "options": "-c synchronous_commit=on"},
-        statement_timeout_s=statement_timeout_s,
-        application_name="outbox spark",
+        {**given, "options": options}, statement_timeout_s=statement_timeout_s, application_name="outbox spark"
     )
 
 
@@ -275,22 +277,28 @@ class Stream:
 
     # ---- an orderly end
 
-    def pause(self, connection: Connection) -> None:
-        """The source marks nothing more; what is under way is finished and purged."""
-        connection.execute(self._build("/* pause */ UPDATE {spark} SET paused = true"))
+    def pause(self, connection: Connection, owner: str = "") -> bool:
+        """The source marks nothing more; what is under way is finished and purged. `owner`: how the owner's name must
+        begin; False when another driver has the table."""
+        text = "/* pause */ UPDATE {spark} SET paused = true WHERE starts_with(owner, %s)"
+        return bool(connection.execute(self._build(text), [owner]).rowcount)
 
     def is_idle(self, connection: Connection) -> bool:
         found = self.state(connection)
         return found.prior is None and found.is_purged
 
 
-def finish(url: str, table: str = "outbox", timeout_s: float = 60.0) -> bool:
+def finish(url: str, table: str = "outbox", timeout_s: float = 60.0, owner: str = "") -> bool:
     """Let the running query end its batch and purge it, and mark nothing more; whether that happened in time. To be
-    called before `query.stop()`: then no record stays behind that is in Kafka already. The next start marks again."""
+    called before `query.stop()`: then no record stays behind that is in Kafka already. The next start marks again.
+
+    `owner`: the source's option of this name, where another driver may have the table by now: that one is let alone.
+    """
     stream, give_up_at = Stream(table), time.monotonic() + timeout_s
     connection = connect(url, timeout_s)
     try:
-        stream.pause(connection)
+        if not stream.pause(connection, owner):
+            return True
         while not (idle := stream.is_idle(connection)) and time.monotonic() < give_up_at:
             time.sleep(_POLL_S)
         return idle

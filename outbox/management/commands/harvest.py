@@ -6,8 +6,9 @@ import logging
 import os
 import signal
 import sys
+import threading
 from argparse import ArgumentParser
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -56,17 +57,17 @@ class Command(BaseCommand):
         parser.add_argument(
             "--metrics-port", metavar="[ADDRESS:]PORT", help="Serve /metrics, /livez and /readyz there."
         )
+        _add_spark(parser)
 
     def handle(self, *args: Any, **options: Any) -> None:
         from outbox.harvest import collector
-        from outbox.harvest.daemon import Harvester
         from outbox.harvest.drain import HeldBack, NotElected
 
         _show_log(options["verbosity"])
         collector.relax()
         try:
-            harvester = Harvester(_settings(options), fail_fast=options["fail_fast"])
-            with _signals(harvester):
+            harvester, stop = _harvester(options)
+            with _signals(stop):
                 code = self._drain(harvester, options["wait"]) if options["once"] else self._run(harvester, options)
         except (NotElected, HeldBack) as error:
             raise CommandError(str(error), returncode=3 if isinstance(error, NotElected) else 4) from error
@@ -120,6 +121,78 @@ def _settings(options: dict[str, Any]) -> conf.Conf:
     return conf.parse({**(getattr(settings, "OUTBOX", None) or {}), **given})
 
 
+Stop = Callable[[bool], None]
+"""Called with whether what is in hand is to be dropped."""
+
+
+def _harvester(options: dict[str, Any]) -> tuple[Any, Stop]:
+    """And what a signal calls."""
+    from outbox.harvest.daemon import Harvester
+
+    if options["engine"] == "spark":
+        return _spark_harvester(options)
+    harvester = Harvester(_settings(options), fail_fast=options["fail_fast"])
+    return harvester, lambda force: harvester.stop(force=force)
+
+
+def _add_spark(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "--engine", choices=["python", "spark"], default="python", help="What moves the records (python)."
+    )
+    group = parser.add_argument_group("with --engine spark")
+    group.add_argument("--master", default="local[*,4]", metavar="URL", help="Spark's master (local[*,4]).")
+    group.add_argument(
+        "--transform", default="", metavar="PATH", help="Dotted path of a function that takes a DataFrame, returns one."
+    )
+    group.add_argument(
+        "--checkpoint", default="", metavar="PLACE", help="Where Spark keeps it; all harvesters must reach it."
+    )
+    group.add_argument(
+        "--sink", default="", metavar="NAME", help="Names ledger and transactional ids, instead of NAME."
+    )
+    group.add_argument("--slices", type=int, default=4, help="Kafka transactions and tasks per micro-batch (4).")
+    group.add_argument("--max-records", type=int, default=50_000, metavar="N", help="Of a micro-batch (50000).")
+    group.add_argument(
+        "--spark-conf", action="append", default=[], metavar="NAME=VALUE", help="A setting of Spark; repeatable."
+    )
+    group.add_argument("--connector", action="store_true", help="Give Spark its own Kafka connector, for --transform.")
+    group.add_argument(
+        "--resend", action="store_true", help="After a lost checkpoint: send again what may be in Kafka already."
+    )
+
+
+def _spark_harvester(options: dict[str, Any]) -> tuple[Any, Stop]:
+    from outbox.harvest.daemon import Harvester
+    from outbox.harvest.lanes import MeterRead, owner_name
+    from outbox.spark import setup
+    from outbox.spark.engine import Engine
+
+    names = ("master", "transform", "checkpoint", "sink", "slices", "max_records", "resend", "connector")
+    flags = setup.Flags(config=options["spark_conf"], **{name: options[name] for name in names})
+    setup.check(flags)
+    conf = setup.settled(_settings(options))
+    engine = Engine(lambda: setup.job_of(conf, flags), MeterRead)
+    harvester = Harvester(
+        conf,
+        worker_factory=engine,
+        check_table=lambda alias, table: setup.look(conf, owner_name()),
+        fail_fast=options["fail_fast"],
+    )
+
+    def drain() -> None:
+        """The batch ends while this process still leads: a micro-batch may take longer than a rebalance waits."""
+        engine.drain()
+        harvester.stop()
+
+    def stop(force: bool) -> None:
+        if force:
+            harvester.stop(force=True)
+        else:
+            threading.Thread(target=drain, name="outbox-spark-drain", daemon=True).start()
+
+    return harvester, stop
+
+
 def _metrics(harvester: Any, spec: str | None) -> Any:
     if not spec:
         return nullcontext()
@@ -129,16 +202,14 @@ def _metrics(harvester: Any, spec: str | None) -> Any:
 
 
 @contextmanager
-def _signals(harvester: Any) -> Iterator[None]:
+def _signals(stop: Stop) -> Iterator[None]:
     """The first SIGTERM or SIGINT drains, the second forces; a process that then hangs ends at the third."""
     seen: list[int] = []
 
     def handle(number: int, frame: Any) -> None:
         seen.append(number)
-        if len(seen) == 1:
-            harvester.stop()
-        elif len(seen) == 2:
-            harvester.stop(force=True)
+        if len(seen) <= 2:
+            stop(len(seen) == 2)
         else:
             os._exit(5)
 

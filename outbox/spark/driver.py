@@ -1,0 +1,277 @@
+"""`python -m outbox.spark.driver`: the process that drives Spark while its harvester leads.
+
+It is told what to do by lines on its standard input, first the job, and says what happens as JSON lines on what was its
+standard output. It ends at once when that input ends: its harvester is gone, and another one may lead. Whatever it
+leaves behind then, the next driver completes from the checkpoint.
+
+    <- the job                      -> {"event": "ready", "ui": ...}      the JVM runs, nothing was claimed
+    <- go                           -> {"event": "epoch", ...}            once per micro-batch that is in Kafka
+                                    -> {"event": "log", ...}, {"event": "retry", ...}
+    <- finish                       -> {"event": "finished"}              and ends with 0
+                                    -> {"event": "failed", "kind": ..., "text": ...}   and ends with 1
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from outbox.core.patience import Backoff
+from outbox.exceptions import OutboxError
+from outbox.spark.job import Job
+from outbox.spark.troubles import Kind, Trouble, judge
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+    from outbox.spark.sink import KafkaSink
+
+_TRIGGER = "100 milliseconds"  # an idle query asks the table ten times a second
+_POLL_S = 0.1
+_PAUSE_MIN_S, _PAUSE_MAX_S = 0.5, 10.0
+_FAILURES_MAX = 5  # one after the other, of a kind that is not known to pass
+_CLAIMED_WITHIN_S = 30.0
+_STATEMENT_S = 10.0
+_DEFAULTS = {
+    "spark.log.level": "ERROR",
+    "spark.sql.streaming.stopTimeout": "30s",
+    "spark.sql.shuffle.partitions": "4",
+}
+
+
+class Channel:
+    """Lines from and to the harvester."""
+
+    def __init__(self) -> None:
+        self._out = os.fdopen(os.dup(1), "w", buffering=1)
+        os.dup2(2, 1)  # what a transformation prints goes to the log
+        self._mutex = threading.Lock()
+        self.going, self.finishing = threading.Event(), threading.Event()
+        self.job = Job.decode(sys.stdin.readline())
+        threading.Thread(target=self._listen, name="outbox-spark-listener", daemon=True).start()
+
+    def say(self, event: str, **given: Any) -> None:
+        with self._mutex:
+            self._out.write(json.dumps({"event": event, **given}) + "\n")
+
+    def _listen(self) -> None:
+        for line in sys.stdin:
+            if line.strip() == "go":
+                self.going.set()
+            elif line.strip() == "finish":
+                self.finishing.set()
+        _die()
+
+
+def _die() -> None:
+    """Nobody is there any more: Spark first, which would go on for a moment without its Python."""
+    module = sys.modules.get("pyspark")
+    gateway: Any = getattr(getattr(module, "SparkContext", None), "_gateway", None)
+    with contextlib.suppress(Exception):
+        gateway.proc.kill()
+    os._exit(1)
+
+
+class Forwarding(logging.Handler):
+    """Log records to the harvester, whose settings decide about them."""
+
+    def __init__(self, channel: Channel) -> None:
+        super().__init__()
+        self._channel = channel
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._channel.say("log", name=record.name, level=record.levelno, text=record.getMessage())
+
+
+class Driver:
+    def __init__(self, job: Job, channel: Channel) -> None:
+        self.job, self._channel = job, channel
+        self._delivered = 0
+        self._failures = 0
+        self._backoff = Backoff(_PAUSE_MIN_S, _PAUSE_MAX_S, lambda: 0.5)
+
+    def run(self) -> None:
+        transform = resolve(self.job.transform)
+        spark = self._session()
+        try:
+            self._channel.say("ready", ui=spark.sparkContext.uiWebUrl or "")
+            while not (self._channel.going.wait(_POLL_S) or self._channel.finishing.is_set()):
+                pass
+            while not self._channel.finishing.is_set():
+                self._query_once(spark, transform)
+            self._channel.say("finished")
+        finally:
+            spark.stop()
+
+    def _session(self) -> SparkSession:
+        from outbox.spark import source, start
+
+        config = {**_DEFAULTS, **self.job.config}
+        spark = start.session(
+            f"outbox {self.job.name}", self.job.master, config, kafka=self.job.connector, show_ui=False
+        )
+        source.register(spark)
+        return spark
+
+    # ---- one query, until it fails or is finished
+
+    def _query_once(self, spark: SparkSession, transform: Callable[[DataFrame], DataFrame]) -> None:
+        try:
+            query = self._start(spark, transform)
+        except OutboxError:
+            raise
+        except Exception as error:  # of the transformation, which Spark analyses here
+            raise Refused(f"The query cannot be started: {type(error).__name__}: {_first_line(error)}") from error
+        while query.isActive and not self._channel.finishing.is_set():
+            self._channel.finishing.wait(_POLL_S)
+        if self._channel.finishing.is_set() and query.isActive:
+            self._finish(query)
+            query.stop()
+            return
+        reason = query.exception()
+        self._consider(judge(str(reason)) if reason is not None else Trouble(Kind.UNKNOWN, "the query ended by itself"))
+
+    def _start(self, spark: SparkSession, transform: Callable[[DataFrame], DataFrame]) -> StreamingQuery:
+        from outbox.spark.sink import KafkaSink
+
+        job = self.job
+        records = (
+            spark.readStream.format("outbox")
+            .options(url=job.url, table=job.table, slices=str(job.slices), maxRecords=str(job.max_records))
+            .options(resend=str(job.resend and not self._delivered).lower(), owner=job.owner)
+            .load()
+        )
+        sink = KafkaSink(
+            job.name,
+            slices=job.slices,
+            properties=job.properties,
+            transaction_timeout_s=job.transaction_timeout_s,
+            audit_window_s=job.audit_window_s,
+            id_header=job.id_header,
+            keep_empty_key=job.keep_empty_key,
+            origin=job.origin,
+        )
+        writer = transform(records).writeStream.foreachBatch(self._telling(sink))
+        return (
+            writer.option("checkpointLocation", job.checkpoint)
+            .trigger(processingTime=_TRIGGER)
+            .queryName(f"outbox {job.name}")
+            .start()
+        )
+
+    def _telling(self, sink: KafkaSink) -> Callable[[DataFrame, int], None]:
+        def deliver(frame: DataFrame, epoch: int) -> None:
+            sink(frame, epoch)
+            written = sink.last_written
+            assert written is not None
+            self._delivered += written.count
+            self._failures = 0
+            self._backoff.worked()
+            self._channel.say(
+                "epoch", epoch=epoch, count=written.count, skipped=written.skipped, seconds=round(written.seconds, 3)
+            )
+
+        return deliver
+
+    def _finish(self, query: StreamingQuery) -> None:
+        """Let the batch under way end and be purged. What cannot be, the next driver completes."""
+        from outbox.spark import stream
+
+        table, give_up_at = stream.Stream(self.job.table), time.monotonic() + _CLAIMED_WITHIN_S
+        try:
+            with contextlib.closing(stream.connect(self.job.url, _STATEMENT_S)) as connection:
+                # A query that was just started may be about to claim the table, and to mark its first batch.
+                while not table.pause(connection, self.job.owner):
+                    if not query.isActive or time.monotonic() > give_up_at:
+                        return
+                    time.sleep(_POLL_S)
+                while query.isActive and not table.is_idle(connection):
+                    time.sleep(_POLL_S)
+        except stream.OUTAGES as error:
+            self._channel.say("retry", text=f"the batch stays unfinished: {' '.join(str(error).split())}", pause_s=0)
+
+    def _consider(self, trouble: Trouble) -> None:
+        if trouble.kind in (Kind.REFUSED, Kind.FENCED):
+            raise Refused(trouble.text, trouble.kind)
+        self._failures += trouble.kind is Kind.UNKNOWN
+        if self._failures >= _FAILURES_MAX:
+            raise Refused(f"The query failed {self._failures} times without a batch delivered: {trouble.text}")
+        pause_s = self._backoff.failed()
+        self._channel.say("retry", text=trouble.text, pause_s=round(pause_s, 1))
+        self._channel.finishing.wait(pause_s)
+
+
+class Refused(OutboxError):
+    """Trying again cannot help."""
+
+    def __init__(self, text: str, kind: Kind = Kind.REFUSED) -> None:
+        super().__init__(text)
+        self.kind = kind
+
+
+def resolve(path: str) -> Callable[[Any], Any]:
+    """The function that a dotted path names; one that changes nothing for an empty path."""
+    if not path:
+        return lambda frame: frame
+    from importlib import import_module
+
+    module, _, name = path.rpartition(".")
+    try:
+        found = getattr(import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise OutboxError(
+            f"The transformation {path!r} cannot be imported: {error}. Give the dotted path of a function that takes "
+            "a DataFrame and returns one, for instance shop.pipeline.large_orders."
+        ) from error
+    if not callable(found):
+        raise OutboxError(f"The transformation {path!r} is {type(found).__name__}, not a function of a DataFrame.")
+    return found  # type: ignore[no-any-return]
+
+
+def _first_line(error: Exception) -> str:
+    return next((line for line in str(error).splitlines() if line.strip()), "")
+
+
+def _set_up_django() -> None:
+    """A transformation may use the project's settings and models."""
+    if os.environ.get("DJANGO_SETTINGS_MODULE"):
+        import django
+
+        django.setup()
+
+
+def main() -> int:
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # the harvester gets them too, and says what follows
+    channel = Channel()
+    logger = logging.getLogger("outbox")
+    logger.addHandler(Forwarding(channel))
+    logger.propagate = False
+    try:
+        _set_up_django()
+        Driver(channel.job, channel).run()
+    except Refused as refused:
+        channel.say("failed", kind=refused.kind, text=str(refused))
+    except OutboxError as error:
+        channel.say("failed", kind=Kind.REFUSED, text=str(error))
+    except Exception as error:
+        logger.exception("spark_driver_failed error=%r", str(error))
+        channel.say("failed", kind=Kind.UNKNOWN, text=f"{type(error).__name__}: {_first_line(error)}")
+    else:
+        return 0
+    return 1
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stderr.flush()
+    os._exit(code)  # Spark's own threads and sockets are not worth waiting for

@@ -1,0 +1,312 @@
+"""Harvesting with Spark, as a worker of the lane that its harvester's election is about: one process per leadership.
+
+The process, `driver.py`, brings the JVM; a harvester that stands by has none. Losing the leadership kills the process:
+whatever it had begun, its successor completes from the checkpoint, and the table's owner and Kafka's fences keep
+anything that survives it from doing harm.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import sysconfig
+import threading
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+from uuid import UUID
+
+from outbox.core.patience import Backoff
+from outbox.exceptions import OutboxError
+from outbox.spark.job import Job
+from outbox.spark.troubles import Kind
+
+logger = logging.getLogger("outbox.spark")
+
+LANE = 0
+_RESTARTS_MAX = 5  # one after the other, without a batch between
+_RESTART_MIN_S, _RESTART_MAX_S = 1.0, 30.0
+_EXIT_S = 30.0
+_DRAIN_S = 120.0
+
+
+class EngineFailed(OutboxError):
+    """Spark cannot go on; an operator must look."""
+
+
+class Host(Protocol):
+    """What the harvester gives a worker."""
+
+    def step_down(self, lane: int) -> None: ...
+    def finished(self, lane: int) -> None: ...
+    def emit(self, event: object) -> None: ...
+    def fatal(self, error: BaseException) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Statistics:
+    """What is known of the lane at one moment."""
+
+    phase: str
+    delivered: int = 0
+    batches: int = 0
+    in_flight: int = 0
+    in_flight_keys: tuple[Any, ...] = ()
+    held: int = 0
+    progress: str = ""
+    """For a terminal."""
+
+
+class Engine:
+    """Makes the worker of a lane; one object serves a harvester through all its leaderships."""
+
+    def __init__(self, job: Callable[[], Job], meter: Callable[..., object] | None = None) -> None:
+        """`job` is asked when a leadership begins. `meter` makes the reading of a meter from lane, leader_id,
+        delivered, interval_s, rate, average_rate and in_flight."""
+        self._job, self._meter = job, meter
+        self._worker: Worker | None = None
+
+    def __call__(self, conf: Any, lane: int, leader_id: UUID, epoch: int, host: Host) -> Worker:
+        self._worker = Worker(self._job, lane, leader_id, host, self._meter, conf.metrics_interval_s)
+        return self._worker
+
+    def drain(self) -> None:
+        """Wait until the batch under way has ended, or the leadership has."""
+        if self._worker is not None:
+            self._worker.drain()
+
+
+class Worker:
+    """One leadership. The thread follows the process; everything else only sets flags and sends signals."""
+
+    def __init__(
+        self,
+        job: Callable[[], Job],
+        lane: int,
+        leader_id: UUID,
+        host: Host,
+        meter: Callable[..., object] | None,
+        meter_interval_s: float,
+    ) -> None:
+        self._new_job, self.lane, self._leader_id, self._host = job, lane, leader_id, host
+        self._meter = Meter(lane, meter, meter_interval_s)
+        self._mutex = threading.Lock()
+        self._process: subprocess.Popen[str] | None = None
+        self._is_ready = self._is_finishing = self._is_abandoned = False
+        self._is_draining = False
+        self._wake, self._drained, self._ended = threading.Event(), threading.Event(), threading.Event()
+        self._failed: tuple[str, str] | None = None
+        self._failures = 0
+        self._statistics = Statistics("starting")
+        self._thread = threading.Thread(target=self._run, name=f"outbox-spark-{lane}", daemon=True)
+
+    # ---- what the harvester asks
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def refreshed(self, leader_id: UUID) -> None:
+        self._leader_id = leader_id
+
+    def drain(self) -> None:
+        """Let the batch under way end and begin none; the lane is kept until `finish`. Returns when it has ended, or
+        does not: a server that it needs may be away."""
+        with self._mutex:
+            self._end_batch()
+        self._drained.wait(_DRAIN_S)
+
+    def finish(self, deadline: float) -> None:
+        with self._mutex:
+            self._is_finishing = True
+            self._end_batch()
+            self._ended.set()
+
+    def abandon(self) -> None:
+        with self._mutex:
+            self._is_abandoned = self._is_draining = True
+            self._wake.set()
+            self._ended.set()
+            self._kill()
+
+    def join(self, timeout_s: float) -> bool:
+        if self._thread.ident is not None:
+            self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def statistics(self) -> Statistics:
+        return self._statistics
+
+    # ---- the thread
+
+    def _run(self) -> None:
+        try:
+            backoff = Backoff(_RESTART_MIN_S, _RESTART_MAX_S, lambda: 0.5)
+            while not self._is_draining:
+                before = self._statistics.batches
+                self._follow(self._launch())
+                if self._is_draining or not self._may_restart(before):
+                    break
+                self._wake.wait(backoff.failed())
+        except Exception as error:
+            self._host.fatal(error)
+        finally:
+            self._note(phase="ended", progress="")
+            self._drained.set()
+            self._ended.wait()  # the lane is this process's until the election wants it back
+            if self._is_finishing and not self._is_abandoned:
+                self._host.finished(self.lane)
+
+    def _launch(self) -> subprocess.Popen[str]:
+        job = replace(self._new_job(), owner=f"spark {os.getpid()} {uuid.uuid4().hex[:12]}")
+        with self._mutex:
+            self._is_ready, self._failed = False, None
+            # In a session of its own: Ctrl-C in a terminal is for the harvester, which lets the batch end.
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "outbox.spark.driver"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(_search_path())},
+                start_new_session=True,
+            )
+            self._tell(job.encode())
+            if self._is_draining:
+                self._kill()
+            return self._process
+
+    def _follow(self, process: subprocess.Popen[str]) -> None:
+        self._note(phase="starting", progress="Spark starts")
+        assert process.stdout is not None
+        try:
+            for line in process.stdout:
+                with suppress(ValueError):  # a line that was cut by a kill
+                    self._hear(json.loads(line))
+        finally:
+            self._end(process)
+
+    def _end(self, process: subprocess.Popen[str]) -> None:
+        with suppress(OSError):
+            assert process.stdin is not None
+            process.stdin.close()
+        try:
+            process.wait(_EXIT_S)
+        except subprocess.TimeoutExpired:
+            pass
+        with self._mutex:
+            self._kill()  # what is left of its group: the JVM
+            self._process = None
+        process.wait()
+        assert process.stdout is not None
+        process.stdout.close()
+
+    def _may_restart(self, batches_before: int) -> bool:
+        """After the process has ended by itself."""
+        kind, text = self._failed or (Kind.UNKNOWN, "Spark's driver process was killed, or ran out of memory")
+        self._failures = 0 if self._statistics.batches > batches_before else self._failures + 1
+        if kind == Kind.FENCED:
+            logger.warning("spark_fenced reason=%r", text)
+            self._host.step_down(self.lane)
+            return False
+        if kind == Kind.REFUSED or self._failures >= _RESTARTS_MAX:
+            raise EngineFailed(f"Spark cannot go on: {text}")
+        logger.warning("spark_driver_ended reason=%r", text)
+        return True
+
+    # ---- what the process says
+
+    def _hear(self, said: dict[str, Any]) -> None:
+        event = said["event"]
+        if event == "ready":
+            self._let_go(said["ui"])
+        elif event == "epoch":
+            self._count(said)
+        elif event == "log":
+            record = {"name": said["name"], "levelno": said["level"], "levelname": logging.getLevelName(said["level"])}
+            logging.getLogger(said["name"]).handle(logging.makeLogRecord({**record, "msg": said["text"]}))
+        elif event == "retry":
+            self._note(progress=f"waits: {said['text'][:80]}")
+            logger.warning("spark_retry pause_s=%s reason=%r", said["pause_s"], said["text"])
+        elif event == "failed":
+            self._failed = (said["kind"], said["text"])
+
+    def _let_go(self, address: str) -> None:
+        with self._mutex:
+            self._is_ready = True
+            if self._is_draining:
+                self._kill()
+                return
+            self._tell("go")
+        logger.info("spark_started ui=%s", address or "none")
+        self._note(phase="running", progress=f"Spark's web interface: {address}" if address else "")
+
+    def _count(self, said: dict[str, Any]) -> None:
+        found = self._statistics
+        count, seconds = said["count"], said["seconds"]
+        if count:
+            self._note(progress=f"batch {said['epoch']}: {count:,} in {seconds:.1f} s")
+        self._note(phase="running", delivered=found.delivered + count, batches=found.batches + 1)
+        if reading := self._meter.read(self._leader_id, self._statistics.delivered, time.monotonic()):
+            self._host.emit(reading)
+
+    def _note(self, **given: Any) -> None:
+        self._statistics = replace(self._statistics, **given)
+
+    # ---- with the mutex
+
+    def _end_batch(self) -> None:
+        if self._is_draining:
+            return
+        self._is_draining = True
+        self._wake.set()
+        if self._process is not None and self._is_ready:
+            self._tell("finish")
+        else:
+            self._kill()  # nothing was claimed yet
+
+    def _tell(self, line: str) -> None:
+        assert self._process is not None
+        assert self._process.stdin is not None
+        with suppress(OSError):  # it has ended
+            self._process.stdin.write(line + "\n")
+            self._process.stdin.flush()
+
+    def _kill(self) -> None:
+        if self._process is not None:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+
+
+class Meter:
+    """A reading at most once per interval, and only after something was delivered."""
+
+    def __init__(self, lane: int, make: Callable[..., object] | None, interval_s: float) -> None:
+        self._lane, self._make, self._interval_s = lane, make, interval_s
+        self._began = self._read_at = time.monotonic()
+        self._before = 0
+
+    def read(self, leader_id: UUID, delivered: int, now: float) -> object | None:
+        interval_s, moved = now - self._read_at, delivered - self._before
+        if self._make is None or interval_s < self._interval_s or not moved:
+            return None
+        self._read_at, self._before = now, delivered
+        rates = {"rate": moved / interval_s, "average_rate": delivered / max(now - self._began, 0.001)}
+        return self._make(
+            lane=self._lane, leader_id=leader_id, delivered=delivered, interval_s=interval_s, in_flight=0, **rates
+        )
+
+
+def _search_path() -> Sequence[str]:
+    """Where this process finds the project: its Python workers must find the transformation there too."""
+    own = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    return [path or os.getcwd() for path in sys.path if not path.endswith(".zip") and not _is_in(path, own)]
+
+
+def _is_in(path: str, folders: set[str]) -> bool:
+    return any(path == folder or path.startswith(folder + os.sep) for folder in folders)

@@ -1,0 +1,133 @@
+"""From the settings and the flags of `harvest --engine spark` to a job, and what is looked at before the election."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from psycopg import sql
+from psycopg.conninfo import make_conninfo
+
+from outbox.conf import EXACTLY_ONCE, Conf
+from outbox.edges import overview
+from outbox.edges.marks import COLUMNS, WrongTable
+from outbox.edges.table import identifier, parameters
+from outbox.edges.ways import Claim
+from outbox.exceptions import OutboxError
+from outbox.spark import start
+from outbox.spark.driver import resolve
+from outbox.spark.job import Job
+from outbox.spark.stream import WAY
+
+_TRANSACTION_TIMEOUT_S = 60.0  # a slice is one transaction, and larger than a batch of the other engine
+
+
+@dataclass(frozen=True)
+class Flags:
+    """What the command line says about Spark; empty: the default."""
+
+    master: str = "local[*,4]"
+    transform: str = ""
+    checkpoint: str = ""
+    sink: str = ""
+    slices: int = 4
+    max_records: int = 50_000
+    config: Sequence[str] = ()
+    resend: bool = False
+    connector: bool = False
+
+
+def settled(conf: Conf) -> Conf:
+    """The settings of a harvester with this engine: one lane, one promise."""
+    return replace(conf, delivery=EXACTLY_ONCE, lanes=1)
+
+
+def check(flags: Flags) -> None:
+    """Raises what is missing on this machine, or wrong with the flags, before anything begins. Starts no JVM that
+    stays."""
+    start.check_extra()
+    resolve(flags.transform)
+    _config(flags.config)
+    if flags.slices < 1 or flags.max_records < 1:
+        raise OutboxError(f"--slices={flags.slices} --max-records={flags.max_records}: give numbers above 0.")
+    from outbox.devstack import spark_install
+
+    spark_install.java()
+    if flags.connector:
+        from pyspark import __version__ as version
+
+        spark_install.connector(version)
+
+
+def look(conf: Conf, owner: str) -> None:
+    """The table, and whether this way may have it. A driver that is at work has it already; a standby lets it be."""
+    with overview.connected(conf.database) as connection:
+        overview.check_columns(connection, conf.database, conf.table, [*COLUMNS, overview.BINARY])
+        if not _exists(connection, f"{conf.table}_spark"):
+            raise WrongTable(
+                f"The table {conf.table + '_spark'!r} does not exist on the alias {conf.database!r}. "
+                f"Run: python manage.py migrate outbox --database {conf.database}"
+            )
+        row = connection.execute(
+            sql.SQL("/* way */ SELECT way FROM {}").format(identifier(f"{conf.table}_state"))
+        ).fetchone()
+        if row is None or row[0] != WAY:
+            Claim(conf.table, WAY, owner, conf.session_timeout_s).take(connection, lanes=conf.lanes, quietly=True)
+
+
+def _exists(connection: Any, name: str) -> bool:
+    row = connection.execute(
+        "/* tables */ SELECT to_regclass(%s) IS NOT NULL", [identifier(name).as_string()]
+    ).fetchone()
+    return bool(row and row[0])
+
+
+def job_of(conf: Conf, flags: Flags) -> Job:
+    database = _database(conf)
+    return Job(
+        url=make_conninfo("", **{name: str(value) for name, value in parameters(conf.database).items() if value != ""}),
+        table=conf.table,
+        name=flags.sink or conf.name,
+        checkpoint=flags.checkpoint or str(default_checkpoint(conf.name, database)),
+        properties=conf.producer_properties,
+        master=flags.master,
+        transform=flags.transform,
+        config=_config(flags.config),
+        slices=flags.slices,
+        max_records=flags.max_records,
+        resend=flags.resend,
+        connector=flags.connector,
+        origin=database,
+        id_header=conf.id_header or "",
+        keep_empty_key=conf.keep_empty_key,
+        transaction_timeout_s=max(_TRANSACTION_TIMEOUT_S, conf.transaction_timeout_s),
+        audit_window_s=conf.audit_window_s,
+    )
+
+
+def _database(conf: Conf) -> str:
+    """The UUID of the database, from the state row that `look` has seen to."""
+    with overview.connected(conf.database) as connection:
+        row = connection.execute(
+            sql.SQL("/* database */ SELECT database FROM {}").format(identifier(f"{conf.table}_state"))
+        ).fetchone()
+    if row is None:
+        raise WrongTable(f"The row of {conf.table}_state was deleted while the harvester ran. Start it again.")
+    return str(row[0])
+
+
+def default_checkpoint(name: str, database: str) -> Path:
+    """On this machine, and of this database: a harvester elsewhere needs a place that both see."""
+    root = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
+    return root / "outbox" / "spark" / re.sub(r"[^\w.-]", "_", name) / database
+
+
+def _config(given: Sequence[str]) -> dict[str, str]:
+    pairs = [text.partition("=") for text in given]
+    if wrong := [text for text, (name, sign, _) in zip(given, pairs, strict=True) if not (sign and name.strip())]:
+        raise OutboxError(f"--spark-conf {wrong[0]!r}: give name=value, for instance spark.driver.memory=1g.")
+    return {name.strip(): value for name, _, value in pairs}
