@@ -14,6 +14,7 @@ from uuid import UUID
 import psycopg
 from psycopg import sql
 
+from outbox.edges.marks import WrongTable
 from outbox.edges.table import identifier
 from outbox.exceptions import OutboxError
 
@@ -21,9 +22,11 @@ Connection = psycopg.Connection[Any]
 _SPARK = "spark"  # whose claim ends only when what it has marked is purged
 RIGHTS = "SELECT, INSERT, UPDATE, DELETE"
 _CLAIM = (
-    "UPDATE {state} SET way = %(way)s, way_owner = %(owner)s, way_time = clock_timestamp() WHERE way = '' "
-    "OR way_time < clock_timestamp() - make_interval(secs => %(patience)s)"
+    "UPDATE {state} SET way = %(way)s, way_owner = %(owner)s, way_time = clock_timestamp(), "
+    "keep_empty_key = %(keep)s WHERE way = '' OR way_time < clock_timestamp() - make_interval(secs => %(patience)s)"
 )
+# Records without key have another lane with the other formula: two processes would both send them, or neither would.
+_SAME = " OR (way = %(way)s AND coalesce(keep_empty_key = %(keep)s, true))"
 _SHOW = (
     "WITH claimed AS (<claim> RETURNING 1) INSERT INTO {lane} (lane, owner, owner_name, heartbeat) "
     "SELECT lane, owner, %(owner)s, clock_timestamp() FROM unnest(%(lanes)s::int[], %(ids)s::uuid[]) AS t(lane, owner) "
@@ -44,10 +47,13 @@ class Claim:
     """What one process, called `owner`, says of itself to all others of the table. A claim that is not repeated within
     `patience_s` counts no longer."""
 
-    def __init__(self, table: str, way: str, owner: str, patience_s: float) -> None:
+    def __init__(
+        self, table: str, way: str, owner: str, patience_s: float, *, keep_empty_key: bool | None = None
+    ) -> None:
+        """`keep_empty_key`: by which formula this process divides records into lanes; None: into none."""
         self.way, self.owner = way, owner
-        self._table, self._patience_s = table, patience_s
-        self._given = {"way": way, "owner": owner, "patience": patience_s}
+        self._table, self._patience_s, self._keep = table, patience_s, keep_empty_key
+        self._given = {"way": way, "owner": owner, "patience": patience_s, "keep": keep_empty_key}
         self._parts = {name: identifier(f"{table}_{name}") for name in ("state", "lane")}
         self._exists = False
 
@@ -60,7 +66,8 @@ class Claim:
         owned: Mapping[int, UUID] = MappingProxyType({}),
     ) -> bool:
         """Claim the table, or repeat the claim; False where it has no state row to be claimed. Raises `OtherWay` while
-        the claim of another way is fresh. `quietly`: the fresh claim of another process for this way stands.
+        the claim of another way, or of another formula of lanes, is fresh.
+        `quietly`: the fresh claim of another process for this way stands.
 
         `owned`: which lanes this process works on, under which ids, for operators and the processes of this way to
         see: with the claim in one statement, as both are repeated for ever. `lanes` is for a row that has to be made.
@@ -85,23 +92,32 @@ class Claim:
     def _has_tables(self, connection: Connection) -> bool:
         if not self._exists:
             row = connection.execute(
-                "/* way */ SELECT to_regclass(%s) IS NOT NULL AND to_regclass(%s) IS NOT NULL",
-                [part.as_string() for part in self._parts.values()],
+                "/* way */ SELECT to_regclass(%(state)s) IS NOT NULL AND to_regclass(%(lane)s) IS NOT NULL, "
+                "EXISTS (SELECT FROM pg_attribute WHERE attrelid = to_regclass(%(state)s) "
+                "AND attname = 'keep_empty_key' AND NOT attisdropped)",
+                {name: part.as_string() for name, part in self._parts.items()},
             ).fetchone()
-            self._exists = bool(row and row[0])
+            assert row is not None
+            self._exists, is_present = row
+            if self._exists and not is_present:
+                self._exists = False
+                raise WrongTable(
+                    f"{self._parts['state'].as_string()} is that of an older release: it lacks keep_empty_key. "
+                    "Run: python manage.py migrate outbox"
+                )
         return self._exists
 
     def _claimed(self, connection: Connection, owned: Mapping[int, UUID], *, quietly: bool) -> bool:
         """False when there is no row."""
-        statement = _CLAIM + ("" if quietly else " OR way = %(way)s")
+        statement = _CLAIM + ("" if quietly else _SAME)
         given = {**self._given, "lanes": list(owned), "ids": list(owned.values())}
         if self._run(connection, _SHOW.replace("<claim>", statement) if owned else statement, given).rowcount:
             return True
         row = self._run(
             connection,
             "SELECT way, way_owner, "
-            "round(extract(epoch FROM clock_timestamp() - least(greatest(way_time, 'epoch'), '9999-12-31')), 1) "
-            "FROM {state}",
+            "round(extract(epoch FROM clock_timestamp() - least(greatest(way_time, 'epoch'), '9999-12-31')), 1), "
+            "keep_empty_key FROM {state}",
         ).fetchone()
         if row is not None and row[0] == _SPARK != self.way and row[2] < 0:
             raise OtherWay(
@@ -115,6 +131,14 @@ class Claim:
                 f"is {row[2]} s old; this process is for {self.way!r}. Two ways at once would send records twice. Stop "
                 f"the other one: this one may begin at once when that has ended in good order, and "
                 f"{self._patience_s:g} s after its last heartbeat when it has not."
+            )
+        if row is not None and self._keep is not None and row[3] is (not self._keep):
+            raise OtherWay(
+                f"The table {self._table!r} is harvested by {row[1]!r} with KEEP_EMPTY_KEY={row[3]}, whose last "
+                f"heartbeat is {row[2]} s old; this process has KEEP_EMPTY_KEY={self._keep}. Records without key would "
+                f"have two lanes, and be sent twice or not at all. Give every process the same, or stop the other "
+                f"ones: this one may begin at once when they have ended in good order, else {self._patience_s:g} s "
+                "after their last heartbeat."
             )
         return row is not None
 

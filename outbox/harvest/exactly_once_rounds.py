@@ -72,7 +72,9 @@ class Rounds:
 
     def __init__(self, conf: Conf, database: Database, ledger: LedgerTopic, owner_name: str) -> None:
         self._conf, self.database, self.ledger = conf, database, ledger
-        self._way = Claim(conf.table, EXACTLY_ONCE, owner_name, conf.session_timeout_s)
+        self._way = Claim(
+            conf.table, EXACTLY_ONCE, owner_name, conf.session_timeout_s, keep_empty_key=conf.keep_empty_key
+        )
         self._changed = threading.Condition()
         self._lanes: dict[int, LaneState] = {}
         self._closing = False

@@ -29,7 +29,8 @@ def look(conf: Conf, owner: str) -> None:
         overview.check_columns(connection, conf.database, conf.table, columns)
         if is_exact:
             _look_at_plans(conf, connection)
-        Claim(conf.table, conf.delivery, owner, conf.session_timeout_s).take(connection, lanes=conf.lanes, quietly=True)
+        claim = Claim(conf.table, conf.delivery, owner, conf.session_timeout_s, keep_empty_key=conf.keep_empty_key)
+        claim.take(connection, lanes=conf.lanes, quietly=True)
 
 
 class LookAtBrokers:

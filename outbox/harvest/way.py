@@ -21,7 +21,9 @@ class WayKeeper:
     """Shared by the lanes of one process; `take`, `beat` and `release` run in the threads of their sessions."""
 
     def __init__(self, conf: Conf, owner: str) -> None:
-        self._claim = Claim(conf.table, conf.delivery, owner, conf.session_timeout_s)
+        self._claim = Claim(
+            conf.table, conf.delivery, owner, conf.session_timeout_s, keep_empty_key=conf.keep_empty_key
+        )
         self._patience_s, self._lanes_max = conf.session_timeout_s, conf.lanes
         self._mutex = threading.Lock()
         self._leader_ids: dict[int, UUID] = {}

@@ -7,6 +7,7 @@ import psycopg
 import pytest
 
 from outbox.conf import AT_LEAST_ONCE, EXACTLY_ONCE
+from outbox.edges.marks import WrongTable
 from outbox.edges.ways import Claim, NoRights, OtherWay
 from tests.harvest.exactly_once.bench import create_tables
 from tests.support.databases import fresh_database
@@ -65,6 +66,33 @@ def test_a_released_table_can_be_had_at_once(db, one, other):
     first.take(db, owned={0: uuid.uuid4()})
     first.release(db)
     assert claim(other, "host_2").take(db)
+
+
+def test_two_formulas_of_lanes_are_refused_while_the_other_is_in_use(db):
+    """Else a record without key has two lanes, in one of which each process looks for it."""
+
+    def using(keep, owner):
+        return Claim("outbox", EXACTLY_ONCE, owner, 60.0, keep_empty_key=keep)
+
+    first, same, other = using(False, "host_1"), using(False, "host_2"), using(True, "host_3")
+    first.take(db, owned={0: uuid.uuid4()})
+    same.take(db)
+    for quietly in (False, True):
+        with pytest.raises(
+            OtherWay, match=r"'host_2' with KEEP_EMPTY_KEY=False.*this process has KEEP_EMPTY_KEY=True.*the same"
+        ):
+            other.take(db, quietly=quietly, owned={1: uuid.uuid4()})
+    assert row(db)[1] == "host_2"
+    first.release(db)
+    other.take(db)
+    with pytest.raises(OtherWay, match="'host_3' with KEEP_EMPTY_KEY=True"):
+        first.take(db)
+
+
+def test_a_state_row_of_an_older_release_is_told(db):
+    db.execute("ALTER TABLE outbox_state DROP keep_empty_key")
+    with pytest.raises(WrongTable, match="of an older release: it lacks keep_empty_key"):
+        claim(AT_LEAST_ONCE, "host_1").take(db)
 
 
 def test_processes_of_one_way_share_it_and_the_last_one_releases_it(db):
