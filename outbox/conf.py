@@ -25,6 +25,8 @@ NAME_MAX = 200
 _SIZE_PROPERTY, _SIZE_DEFAULT = "message.max.bytes", 1_000_000
 EXACTLY_ONCE = "exactly-once"
 AT_LEAST_ONCE = "at-least-once"
+BLOCK = "block"
+SKIP = "skip"
 
 # Django signals of the harvester that may also become Celery tasks.
 EVENTS = (
@@ -185,6 +187,14 @@ def _dotted_path(value: Any) -> str:
 def _properties(value: Any) -> dict[str, Any]:
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
         raise _Refused("is not a dict of client properties.", 'Write e.g. {"security.protocol": "SSL"}.')
+    return dict(value)
+
+
+def _policies(value: Any) -> dict[str, str]:
+    if not isinstance(value, Mapping) or not all(isinstance(topic, str) and topic for topic in value):
+        raise _Refused("is not a dict of topics.", 'Write e.g. {"shop.orders": "skip"}, or leave it out.')
+    if not all(policy in (BLOCK, SKIP) for policy in value.values()):
+        raise _Refused("has something else than a policy for a topic.", f"Set each to one of: {BLOCK}, {SKIP}.")
     return dict(value)
 
 
@@ -466,6 +476,24 @@ class Conf:
         key="AUDIT_WINDOW",
     )
 
+    # --- refusals -------------------------------------------------------------------------------------------------
+    refusal_policy: str = _setting(
+        _one_of(BLOCK, SKIP),
+        BLOCK,
+        "What becomes of a record that Kafka refuses: block holds its key and tries it again, skip makes it a dead "
+        "letter and lets the key go on.",
+    )
+    refusal_policies: Mapping[str, str] = _setting(
+        _policies, None, "Topics with another policy than REFUSAL_POLICY.", shown="{}"
+    )
+    refusal_attempts: int = _setting(
+        _count(1, 1000), 1, "Refusals after which skip makes a record a dead letter.", unit="attempts"
+    )
+
+    def skips(self, topic: str) -> bool:
+        """Whether a refused record of the topic becomes a dead letter."""
+        return self.refusal_policies.get(topic, self.refusal_policy) == SKIP
+
     # --- outbox.contrib.celery ------------------------------------------------------------------------------------
     celery_events: Mapping[str, Any] = _setting(
         _celery_events,
@@ -588,6 +616,7 @@ def _settle_kafka(values: dict[str, Any]) -> Iterator[SettingError]:
     values["producer"] = dict(producer)
     yield from _settle_size(values)
     values.setdefault("celery_events", {})
+    values.setdefault("refusal_policies", {})
 
 
 def _settle_size(values: dict[str, Any]) -> Iterator[SettingError]:

@@ -1,0 +1,264 @@
+"""The statements on `<TABLE>_hold`, `<TABLE>_dead` and `<TABLE>_watch`, as harvesters use them. No decisions here.
+
+What is written while a record is only refused is news for people and may be late or lost. What deletes a record, or
+promises that it is left alone, belongs into the transaction that purges a batch: see `Errands`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+from psycopg import sql
+
+from outbox.core.quarantine import Care, Watch
+from outbox.edges.reader import lane_of_row
+from outbox.edges.table import identifier
+
+Connection = psycopg.Connection[Any]
+HISTORY_MAX = 20
+TEXT_MAX = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class HoldRow:
+    """One row as a lane sees it."""
+
+    id: int
+    topic: str
+    key: str | None
+    lane: int | None
+    of_lane: int | None
+    """The only lane that the hold concerns; None: all of them."""
+    record_id: int | None
+    reason: str
+    attempts: int
+    code: str
+    error: str
+    wanted: str
+    due_s: float | None
+    """From now; None: not by itself."""
+    confirmed_by: tuple[int, ...]
+    history: tuple[dict[str, Any], ...]
+    is_there: bool
+    """The record at the head is still in the outbox, or there is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Park:
+    """A record, or its whole topic, was refused."""
+
+    record_id: int
+    topic: str
+    key: str | None
+    attempts: int
+    code: str
+    error: str
+    next_try_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Burial:
+    """A record that becomes a dead letter."""
+
+    record_id: int
+    reason: str
+    attempts: int
+    code: str
+    error: str
+    history: tuple[dict[str, Any], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Errands:
+    """What is done with the purge of a batch, in its transaction: only then the lane is known to own the records.
+
+    The batch was committed in Kafka by a producer that nobody had fenced, none of these records was part of it or of
+    a later one, and whoever takes over afterwards reads the table as the purge has left it.
+    """
+
+    burials: tuple[Burial, ...] = ()
+    discarded: tuple[int, ...] = ()
+    confirmed: tuple[int, ...] = ()
+    """Ids of holds that the lane respects."""
+
+    def __bool__(self) -> bool:
+        return bool(self.burials or self.discarded or self.confirmed)
+
+
+_LOAD = (
+    "/* holds */ SELECT hold_id, topic, key, lane, CASE WHEN lane IS NOT NULL THEN lane "
+    "WHEN key IS NOT NULL THEN {lane} END, record_id, reason, attempts, error_code, last_error, wanted, "
+    "extract(epoch FROM next_try - clock_timestamp())::float8, confirmed_by, history, "
+    "record_id IS NULL OR EXISTS (SELECT FROM {table} AS o WHERE o.id = record_id) "
+    "FROM (SELECT id AS hold_id, coalesce(key, '') AS kafka_key, coalesce(record_id, 0) AS id, topic, key, lane, "
+    "record_id, reason, attempts, error_code, last_error, wanted, next_try, confirmed_by, history "
+    "FROM {hold}) AS h ORDER BY hold_id"
+)
+_PARK = (
+    "/* hold */ INSERT INTO {hold} AS h (topic, key, record_id, reason, attempts, error_code, last_error, next_try, "
+    "history) SELECT topic, key, record_id, 'parked', attempts, code, error, "
+    "clock_timestamp() + make_interval(secs => next_try_s), "
+    "jsonb_build_array(jsonb_build_object('at', clock_timestamp(), 'code', code, 'error', error)) "
+    "FROM unnest(%s::bigint[], %s::text[], %s::text[], %s::int[], %s::text[], %s::text[], %s::float8[]) "
+    "AS p(record_id, topic, key, attempts, code, error, next_try_s) "
+    "WHERE EXISTS (SELECT FROM {table} AS o WHERE o.id = p.record_id) ORDER BY record_id "
+    "ON CONFLICT (unit, reason) DO UPDATE SET record_id = EXCLUDED.record_id, attempts = EXCLUDED.attempts, "
+    "error_code = EXCLUDED.error_code, last_error = EXCLUDED.last_error, next_try = EXCLUDED.next_try, "
+    "wanted = CASE WHEN h.wanted = 'retry' OR h.record_id <> EXCLUDED.record_id THEN '' ELSE h.wanted END, "
+    "since = CASE WHEN h.record_id = EXCLUDED.record_id THEN h.since ELSE EXCLUDED.since END, "
+    "history = CASE WHEN h.record_id = EXCLUDED.record_id THEN "
+    f"jsonb_path_query_array(h.history || EXCLUDED.history, '$[last - {HISTORY_MAX - 1} to last]') "
+    "ELSE EXCLUDED.history END"
+)
+_LIFT = "/* hold */ DELETE FROM {hold} WHERE record_id = ANY(%s::bigint[]) AND reason IN ('parked', 'quarantined')"
+_BURY = (
+    "/* bury */ WITH gone AS (DELETE FROM {table} WHERE id = ANY(%(ids)s::bigint[])<guard> RETURNING *), "
+    "lifted AS (DELETE FROM {hold} WHERE record_id IN (SELECT id FROM gone) AND reason IN ('parked', 'quarantined')) "
+    "INSERT INTO {dead} (record_id, topic, key, value, value_binary, header_keys, header_values, stashed_at, "
+    "reason, attempts, error_code, last_error, history) SELECT id, kafka_topic, kafka_key, kafka_value, "
+    "kafka_value_binary, coalesce(kafka_header_keys, '{{}}'), coalesce(kafka_header_values, '{{}}'), create_time, "
+    "b.reason, b.attempts, b.code, b.error, b.history FROM gone JOIN unnest(%(ids)s::bigint[], %(reasons)s::text[], "
+    "%(attempts)s::int[], %(codes)s::text[], %(errors)s::text[], %(histories)s::jsonb[]) "
+    "AS b(record_id, reason, attempts, code, error, history) ON b.record_id = id ORDER BY id"
+)
+_DISCARD = (
+    "/* discard */ WITH gone AS (DELETE FROM {table} WHERE id = ANY(%(ids)s::bigint[])<guard> RETURNING id) "
+    "DELETE FROM {hold} WHERE record_id IN (SELECT id FROM gone) AND reason IN ('parked', 'quarantined')"
+)
+_CONFIRM = (
+    "/* confirm */ UPDATE {hold} SET confirmed_by = confirmed_by || %(lane)s::int "
+    "WHERE id = ANY(%(ids)s::bigint[]) AND NOT %(lane)s = ANY(confirmed_by)"
+)
+_QUARANTINE = (
+    "/* hold */ INSERT INTO {hold} (topic, key, record_id, reason, attempts, error_code, last_error) "
+    "SELECT kafka_topic, kafka_key, id, 'quarantined', %(crashes)s, 'CRASHED', %(error)s FROM {table} "
+    "WHERE id = %(id)s ON CONFLICT (unit, reason) DO UPDATE SET record_id = EXCLUDED.record_id, "
+    "attempts = EXCLUDED.attempts, last_error = EXCLUDED.last_error, wanted = '', since = now()"
+)
+_WATCH = (
+    "/* watch */ INSERT INTO {watch} (lane, owner, crashes, started) VALUES (%(lane)s, %(owner)s, %(crashes)s, "
+    "%(started)s) ON CONFLICT (lane) DO UPDATE SET owner = EXCLUDED.owner, is_clean = false, "
+    "crashes = EXCLUDED.crashes, started = EXCLUDED.started"
+)
+
+
+class HoldTable:
+    """For one outbox table. `guard` narrows what may be deleted, as at-least-once delivery needs it."""
+
+    def __init__(self, table: str, *, keep_empty_key: bool = False, guard: str = "") -> None:
+        self._keep_empty_key = keep_empty_key
+        self._parts = {
+            "table": identifier(table),
+            **{part: identifier(f"{table}_{part}") for part in ("hold", "dead", "watch")},
+        }
+        self._park, self._lift, self._confirm = map(self._build, (_PARK, _LIFT, _CONFIRM))
+        self._bury, self._discard = (self._build(text.replace("<guard>", guard)) for text in (_BURY, _DISCARD))
+        self._loads: dict[int, str] = {}
+
+    def _build(self, text: str, **parts: sql.Composable) -> str:
+        return sql.SQL(text).format(**self._parts, **parts).as_string()
+
+    def exist(self, connection: Connection) -> bool:
+        """Whether there are such tables: a table of the classic layout has none."""
+        names = [self._parts[part].as_string() for part in ("hold", "dead", "watch")]
+        row = connection.execute(
+            "/* tables */ SELECT " + " AND ".join("to_regclass(%s) IS NOT NULL" for _ in names), names
+        ).fetchone()
+        return bool(row and row[0])
+
+    # ---- what a lane may not send
+
+    def load(self, connection: Connection, lanes: int) -> list[HoldRow]:
+        """Every hold, in the order in which they were placed. Next to nothing while there is none."""
+        if lanes not in self._loads:
+            lane = lane_of_row(lanes, keep_empty_key=self._keep_empty_key).as_string().replace("%%", "%")
+            self._loads[lanes] = self._build(_LOAD, lane=sql.SQL(lane))
+        found = []
+        for row in connection.execute(self._loads[lanes]).fetchall():
+            values: Any = (*row[:12], tuple(row[12]), tuple(row[13]), row[14])
+            found.append(HoldRow(*values))
+        return found
+
+    def park(self, connection: Connection, parks: Sequence[Park]) -> None:
+        columns = list(zip(*((p.record_id, p.topic, p.key, p.attempts, p.code, _cut(p.error), p.next_try_s)
+                             for p in parks), strict=True))  # fmt: skip
+        connection.execute(self._park, [list(column) for column in columns])
+
+    def lift(self, connection: Connection, record_ids: Sequence[int]) -> None:
+        """These records are delivered, or gone."""
+        connection.execute(self._lift, [list(record_ids)])
+
+    # ---- with a purge
+
+    def run(self, connection: Connection, lane: int, errands: Errands, **given: Any) -> None:
+        """Inside of a transaction."""
+        if errands.burials:
+            self._bury_all(connection, errands.burials, given)
+        if errands.discarded:
+            connection.execute(self._discard, {"ids": list(errands.discarded), **given})
+        if errands.confirmed:
+            connection.execute(self._confirm, {"lane": lane, "ids": list(errands.confirmed)})
+
+    def _bury_all(self, connection: Connection, burials: Sequence[Burial], given: dict[str, Any]) -> None:
+        connection.execute(
+            self._bury,
+            {
+                "ids": [b.record_id for b in burials],
+                "reasons": [b.reason for b in burials],
+                "attempts": [b.attempts for b in burials],
+                "codes": [b.code for b in burials],
+                "errors": [_cut(b.error) for b in burials],
+                "histories": [json.dumps(b.history) for b in burials],
+                **given,
+            },
+        )
+
+    # ---- crashes
+
+    def watch(self, connection: Connection, lane: int) -> Watch | None:
+        row = connection.execute(
+            self._build("/* watch */ SELECT owner, is_clean, crashes, started FROM {watch} WHERE lane = %s"), [lane]
+        ).fetchone()
+        return Watch(row[0], row[1], row[2], tuple(row[3])) if row else None
+
+    def own(self, connection: Connection, lane: int, owner: str, care: Care) -> None:
+        """From now on the lane counts as left uncleanly, until `leave`; a culprit is held."""
+        with connection.transaction():
+            if care.culprit is not None:
+                error = f"{care.crashes} harvesters ended without warning while they sent this record alone"
+                given = {"id": care.culprit, "crashes": care.crashes, "error": error}
+                connection.execute(self._build(_QUARANTINE), given)
+            started = list(care.suspects)
+            connection.execute(
+                self._build(_WATCH), {"lane": lane, "owner": owner, "crashes": care.counted, "started": started}
+            )
+
+    def start(self, connection: Connection, lane: int, owner: str, ids: Sequence[int]) -> None:
+        """A batch is about to be sent."""
+        connection.execute(
+            self._build("/* watch */ UPDATE {watch} SET started = %s WHERE lane = %s AND owner = %s"),
+            [list(ids), lane, owner],
+        )
+
+    def calm(self, connection: Connection, lane: int, owner: str) -> None:
+        """A batch has succeeded: nothing is counted any more."""
+        connection.execute(
+            self._build("/* watch */ UPDATE {watch} SET started = '{{}}', crashes = 0 WHERE lane = %s AND owner = %s"),
+            [lane, owner],
+        )
+
+    def leave(self, connection: Connection, lane: int, owner: str) -> None:
+        """The lane ends in good order."""
+        connection.execute(
+            self._build("/* watch */ UPDATE {watch} SET is_clean = true WHERE lane = %s AND owner = %s"),
+            [lane, owner],
+        )
+
+
+def _cut(text: str) -> str:
+    """PostgreSQL takes no NUL."""
+    return text.replace("\0", "")[:TEXT_MAX]
