@@ -31,6 +31,7 @@ from outbox.harvest.host import Host
 from outbox.harvest.lanes import LaneWorker, WorkerFactory
 from outbox.harvest.measurements import Measured, Measurements
 from outbox.harvest.retries import Found, until_reachable
+from outbox.harvest.samples import Sampler
 
 RECEIVERS_SHARE = 0.1  # of the time to give back a lane: what receivers of leader_revoked have at the least
 LEAVE_TIMEOUT_S = 5.0
@@ -75,6 +76,7 @@ class Harvester:
         self._events = Events(Harvester, self, self._logger)
         self._member: Member | None = None
         self._measurements = Measurements()
+        self._sampler = Sampler(self.conf, lambda: self.is_leader, lambda: self.measured.refused)
         self._hosts: dict[int, Host] = {}  # of the lanes in work
         self._ending: list[LaneWorker] = []
 
@@ -223,11 +225,13 @@ class Harvester:
             name=self.member_name,
         )
         self._member.start()
+        self._sampler.start()
         while not self._stopping.wait(1.0):
             self._forget_ended()
 
     def _tear_down(self) -> None:
         """Every wait is bounded, so that a stop ends also while PostgreSQL or Kafka are away."""
+        self._sampler.stop()
         try:
             if self._member is not None:
                 self._leave(self._member)

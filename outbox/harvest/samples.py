@@ -1,0 +1,71 @@
+"""Once a minute the owner of lane 0 writes down how the table is, so that the admin can show the last hours.
+
+A thread of its own, on a connection of its own that lasts as long as the look: nothing here can hold up a lane, and a
+look that fails is a gap in a chart.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from contextlib import closing
+from typing import Any
+
+import psycopg
+
+from outbox.edges import samples, table
+from outbox.harvest.readings import Troubles
+
+EVERY_S = 60.0
+STATEMENT_TIMEOUT_S = 2.0
+
+
+class Sampler:
+    def __init__(
+        self,
+        conf: Any,
+        leads: Callable[[], bool],
+        refused: Callable[[], int],
+        *,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """`leads`: whether this process is the one that samples; `refused`: its count of refused attempts."""
+        self._conf, self._leads, self._refused, self._clock = conf, leads, refused, clock
+        self._stopping = threading.Event()
+        self._troubles = Troubles(0)
+        self._thread = threading.Thread(target=self._run, name="outbox-samples", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Does not wait: whatever it does is bounded, and nothing depends on it."""
+        self._stopping.set()
+
+    def _run(self) -> None:
+        while not self._stopping.wait(EVERY_S - self._clock() % EVERY_S):
+            if self._leads():
+                self.take()
+
+    def take(self) -> bool:
+        """Whether this process has written the sample of this minute."""
+        try:
+            written = self._write()
+        except psycopg.errors.UndefinedTable:
+            return False  # a table without companions has no charts
+        except Exception as error:
+            self._troubles.seen("sampling", f"{type(error).__name__}: {' '.join(str(error).split())}")
+            return False
+        self._troubles.over("sampling")
+        return written
+
+    def _write(self) -> bool:
+        with closing(
+            table.connect_bounded(
+                table.parameters(self._conf.database),
+                statement_timeout_s=STATEMENT_TIMEOUT_S,
+                application_name="outbox sample",
+            )
+        ) as connection:
+            return samples.take(connection, self._conf.table, self._refused())

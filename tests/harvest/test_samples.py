@@ -1,0 +1,116 @@
+"""Samples of the table: one a minute whoever takes them, kept for a day, and of no consequence when they fail."""
+
+import logging
+import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import psycopg
+import pytest
+
+from outbox import conf
+from outbox.edges import samples, table
+from outbox.harvest.samples import Sampler
+from tests.support.databases import fresh_database
+from tests.support.tables import create_table, insert
+
+
+@pytest.fixture
+def database(migrated_template, monkeypatch):
+    with fresh_database(os.environ["DATABASE_URL"], template=migrated_template) as url:
+        monkeypatch.setattr(table, "parameters", lambda alias: psycopg.conninfo.conninfo_to_dict(url))
+        with psycopg.connect(url, autocommit=True) as connection:
+            yield connection
+
+
+def rows(connection):
+    return connection.execute(
+        "SELECT backlog, oldest_age_s, stashed, delivered, refused, holds, dead FROM outbox_sample"
+    ).fetchall()
+
+
+def sampler(leads=lambda: True, **given):
+    return Sampler(conf.parse({}), leads, lambda: 7, **given)
+
+
+def test_a_sample_says_how_the_table_is(database):
+    insert(database, "heroes", ["a", "b", "c"])
+    database.execute("DELETE FROM outbox WHERE kafka_key = 'c'")
+    database.execute("INSERT INTO outbox_hold (topic, key, record_id, reason) VALUES ('heroes', 'a', 1, 'parked')")
+    database.execute("INSERT INTO outbox_hold (topic, reason) VALUES ('heroes', 'paused')")
+    database.execute("INSERT INTO outbox_dead (record_id, topic, key, reason) VALUES (9, 'heroes', 'a', 'refused')")
+    database.execute("SELECT pg_stat_force_next_flush()")
+    assert sampler().take()
+    ((backlog, oldest_age_s, stashed, delivered, refused, holds, dead),) = rows(database)
+    assert (backlog, stashed, delivered, refused, holds, dead) == (2, 3, 1, 7, 1, 1)
+    assert oldest_age_s > 0
+
+
+def test_many_harvesters_write_one_sample_a_minute(database):
+    def minute():
+        return database.execute("SELECT date_trunc('minute', clock_timestamp() + interval '30 s')").fetchone()[0]
+
+    while True:
+        before = minute()
+        with ThreadPoolExecutor(4) as pool:
+            written = list(pool.map(lambda _: sampler().take(), range(8)))
+        if minute() == before:
+            break
+        database.execute("DELETE FROM outbox_sample")
+    assert sorted(written) == [False] * 7 + [True]
+    assert len(rows(database)) == 1
+
+
+def test_samples_are_forgotten_after_a_day(database):
+    database.execute(
+        "INSERT INTO outbox_sample (taken_at, backlog, oldest_age_s) "
+        "SELECT now() - make_interval(hours => n), 0, 0 FROM generate_series(1, 48) n"
+    )
+    assert sampler().take()
+    kept = database.execute("SELECT min(taken_at) > now() - interval '24 hours', count(*) FROM outbox_sample")
+    assert kept.fetchone() == (True, 24)
+
+
+def test_only_who_leads_takes_samples(database):
+    asked, led = threading.Event(), threading.Event()
+
+    def standing_by():
+        asked.set()
+        return False
+
+    def leading():
+        led.set()
+        return True
+
+    for leads, seen in ((standing_by, asked), (leading, led)):
+        taking = sampler(leads, clock=lambda: 59.99)
+        taking.start()
+        assert seen.wait(30)
+        if leads is standing_by:
+            assert rows(database) == []
+        else:
+            while not rows(database):
+                assert taking._thread.is_alive()
+        taking.stop()
+        taking._thread.join(30)
+
+
+def test_a_table_without_companions_has_no_samples(database, caplog):
+    database.execute("DROP TABLE outbox_sample")
+    assert not sampler().take()
+    database.execute("DROP TABLE outbox CASCADE")
+    create_table(database)
+    assert not sampler().take()
+    assert caplog.text == ""
+
+
+def test_trouble_is_told_once_with_its_end(database, caplog, monkeypatch):
+    caplog.set_level(logging.INFO)
+    taking = sampler()
+    with monkeypatch.context() as broken:
+        broken.setattr(samples, "take", lambda *given: (_ for _ in ()).throw(psycopg.OperationalError("gone")))
+        assert not taking.take()
+        assert not taking.take()
+    assert taking.take()
+    assert caplog.text.count("sampling_failed") == 1
+    assert caplog.text.count("sampling_works_again") == 1
