@@ -23,6 +23,8 @@ FAILPOINTS = {
     "before-settle": "the ledger is one batch ahead of the table, and nothing was done about it",
     "before-commit": "records and ledger entry were produced, the transaction is open",
     "after-commit": "the transaction is committed, its records are in the table",
+    "epoch-begun": "Spark: a micro-batch goes to the sink, nothing of it was sent",
+    "epoch-delivered": "Spark: a micro-batch is in Kafka, the checkpoint does not know of it",
     "before-copy": "an operator's decision is carried out in the table, a foreign ledger is not adopted yet",
     "lanes-grown": "partitions for another lane count were added, the lanes are open",
     "lanes-closed": "the lanes are closed for another count, no old lane is settled",

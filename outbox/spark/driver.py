@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from outbox.core.patience import Backoff
 from outbox.exceptions import OutboxError
+from outbox.failpoints import failpoint
 from outbox.spark.job import Job
 from outbox.spark.troubles import Kind, Trouble, judge
 
@@ -93,15 +94,17 @@ class Forwarding(logging.Handler):
 
 
 class Driver:
-    def __init__(self, job: Job, channel: Channel) -> None:
+    def __init__(self, job: Job, channel: Channel, session: Callable[[Job], SparkSession] | None = None) -> None:
+        """Without `session` one is started, and stopped at the end."""
         self.job, self._channel = job, channel
+        self._given = session
         self._delivered = 0
         self._failures = 0
         self._backoff = Backoff(_PAUSE_MIN_S, _PAUSE_MAX_S, lambda: 0.5)
 
     def run(self) -> None:
         transform = resolve(self.job.transform)
-        spark = self._session()
+        spark = self._given(self.job) if self._given else _session(self.job)
         try:
             self._channel.say("ready", ui=spark.sparkContext.uiWebUrl or "")
             while not (self._channel.going.wait(_POLL_S) or self._channel.finishing.is_set()):
@@ -110,17 +113,8 @@ class Driver:
                 self._query_once(spark, transform)
             self._channel.say("finished")
         finally:
-            spark.stop()
-
-    def _session(self) -> SparkSession:
-        from outbox.spark import source, start
-
-        config = {**_DEFAULTS, **self.job.config}
-        spark = start.session(
-            f"outbox {self.job.name}", self.job.master, config, kafka=self.job.connector, show_ui=False
-        )
-        source.register(spark)
-        return spark
+            if self._given is None:
+                spark.stop()
 
     # ---- one query, until it fails or is finished
 
@@ -170,7 +164,9 @@ class Driver:
 
     def _telling(self, sink: KafkaSink) -> Callable[[DataFrame, int], None]:
         def deliver(frame: DataFrame, epoch: int) -> None:
+            failpoint("epoch-begun")
             sink(frame, epoch)
+            failpoint("epoch-delivered")
             written = sink.last_written
             assert written is not None
             self._delivered += written.count
@@ -208,6 +204,15 @@ class Driver:
         pause_s = self._backoff.failed()
         self._channel.say("retry", text=trouble.text, pause_s=round(pause_s, 1))
         self._channel.finishing.wait(pause_s)
+
+
+def _session(job: Job) -> SparkSession:
+    from outbox.spark import source, start
+
+    config = {**_DEFAULTS, **job.config}
+    spark = start.session(f"outbox {job.name}", job.master, config, kafka=job.connector, show_ui=False)
+    source.register(spark)
+    return spark
 
 
 class Refused(OutboxError):

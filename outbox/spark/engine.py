@@ -37,6 +37,13 @@ _EXIT_S = 30.0
 _DRAIN_S = 120.0
 
 
+_FLAGS = {
+    'the option resend="true" sends': "--resend sends",
+    "another sink name": "another sink name (--sink)",
+    "give the sink begin_at=": "begin anew under another name (--sink), or give a sink of your own begin_at=",
+}
+
+
 class EngineFailed(OutboxError):
     """Spark cannot go on; an operator must look."""
 
@@ -67,6 +74,8 @@ class Statistics:
 class Engine:
     """Makes the worker of a lane; one object serves a harvester through all its leaderships."""
 
+    command: Sequence[str] = (sys.executable, "-m", "outbox.spark.driver")
+
     def __init__(self, job: Callable[[], Job], meter: Callable[..., object] | None = None) -> None:
         """`job` is asked when a leadership begins. `meter` makes the reading of a meter from lane, leader_id,
         delivered, interval_s, rate, average_rate and in_flight."""
@@ -74,7 +83,8 @@ class Engine:
         self._worker: Worker | None = None
 
     def __call__(self, conf: Any, lane: int, leader_id: UUID, epoch: int, host: Host) -> Worker:
-        self._worker = Worker(self._job, lane, leader_id, host, self._meter, conf.metrics_interval_s)
+        meter = Meter(lane, self._meter, conf.metrics_interval_s)
+        self._worker = Worker(self.command, self._job, lane, leader_id, host, meter)
         return self._worker
 
     def drain(self) -> None:
@@ -88,15 +98,15 @@ class Worker:
 
     def __init__(
         self,
+        command: Sequence[str],
         job: Callable[[], Job],
         lane: int,
         leader_id: UUID,
         host: Host,
-        meter: Callable[..., object] | None,
-        meter_interval_s: float,
+        meter: Meter,
     ) -> None:
-        self._new_job, self.lane, self._leader_id, self._host = job, lane, leader_id, host
-        self._meter = Meter(lane, meter, meter_interval_s)
+        self._command, self._new_job = command, job
+        self.lane, self._leader_id, self._host, self._meter = lane, leader_id, host, meter
         self._mutex = threading.Lock()
         self._process: subprocess.Popen[str] | None = None
         self._is_ready = self._is_finishing = self._is_abandoned = False
@@ -169,7 +179,7 @@ class Worker:
             self._is_ready, self._failed = False, None
             # In a session of its own: Ctrl-C in a terminal is for the harvester, which lets the batch end.
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "outbox.spark.driver"],
+                self._command,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,
@@ -215,7 +225,7 @@ class Worker:
             self._host.step_down(self.lane)
             return False
         if kind == Kind.REFUSED or self._failures >= _RESTARTS_MAX:
-            raise EngineFailed(f"Spark cannot go on: {text}")
+            raise EngineFailed(f"Spark cannot go on: {with_flags(text)}")
         logger.warning("spark_driver_ended reason=%r", text)
         return True
 
@@ -281,6 +291,13 @@ class Worker:
         if self._process is not None:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)
+
+
+def with_flags(text: str) -> str:
+    """The remedy of the source or the sink, in the words of the command line."""
+    for words, flag in _FLAGS.items():
+        text = text.replace(words, flag)
+    return text
 
 
 class Meter:

@@ -1,0 +1,36 @@
+"""What Spark's words about an error mean for the engine."""
+
+import pytest
+
+from outbox.spark.troubles import Kind, judge
+
+SOURCE = """[PYTHON_STREAMING_DATA_SOURCE_RUNTIME_ERROR] Failed when Python streaming data source perform latestOffset: \
+Traceback (most recent call last):
+  File "outbox/spark/source.py", line 140, in latestOffset
+    self._once(self._advance)
+outbox.spark.stream.Fenced: Another driver has taken over the outbox table "o" from 'spark vm'.
+ SQLSTATE: 38000"""
+TASK = """[STREAM_FAILED] Query [id = 1] terminated with exception: An exception was raised by the Python Proxy.
+Traceback (most recent call last):
+py4j.protocol.Py4JJavaError: An error occurred while calling o1.collectToPython.
+: org.apache.spark.SparkException: Job aborted due to stage failure: Task 1 in stage 3.0 failed 4 times
+outbox.spark.plan.SliceFailed: Records go to topics that the brokers do not have: 'x' (unknown). Create them.
+"""
+CASES = [
+    (SOURCE, Kind.FENCED, "Another driver has taken over"),
+    (TASK, Kind.OUTAGE, "Records go to topics"),
+    (SOURCE + "\noutbox.spark.entries.OtherQuery: The ledger belongs to another.", Kind.REFUSED, "The ledger belongs"),
+    ("x\npsycopg.OperationalError: server closed the connection", Kind.OUTAGE, "server closed"),
+    ("cimpl.KafkaException: KafkaError{code=_TRANSPORT}", Kind.OUTAGE, "KafkaError"),
+    ("java.io.IOException: Python worker failed to connect back to the JVM", Kind.OUTAGE, "java.io.IOException"),
+    ("ExecutorLostFailure (executor 1 exited)", Kind.OUTAGE, "ExecutorLostFailure"),
+    ("Traceback\n  File\nValueError: no such colour", Kind.UNKNOWN, "ValueError: no such colour"),
+    ("[DIVIDE_BY_ZERO] Division by zero", Kind.UNKNOWN, "[DIVIDE_BY_ZERO]"),
+    ("", Kind.UNKNOWN, "no reason was given"),
+]
+
+
+@pytest.mark.parametrize(("text", "kind", "words"), CASES)
+def test_the_worst_that_is_named_counts(text, kind, words):
+    found = judge(text)
+    assert (found.kind, found.text[: len(words)]) == (kind, words)
