@@ -4,7 +4,7 @@ import pytest
 
 from outbox.spark.troubles import Kind, judge
 
-SOURCE = """[PYTHON_STREAMING_DATA_SOURCE_RUNTIME_ERROR] Failed when Python streaming data source perform latestOffset: \
+SOURCE = """[PYTHON_STREAMING_DATA_SOURCE_RUNTIME_ERROR] Failed when Python data source performs latestOffset: \
 Traceback (most recent call last):
   File "outbox/spark/source.py", line 140, in latestOffset
     self._once(self._advance)

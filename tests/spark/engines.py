@@ -1,0 +1,171 @@
+"""The engine in a test: its driver on the session that all tests share, or `manage.py harvest` as processes."""
+
+import os
+import re
+import signal
+import threading
+import time
+from pathlib import Path
+
+from outbox.spark.driver import Driver, Refused
+from outbox.spark.job import Job
+from tests.harvest.processes import Harvest
+from tests.support.topics import read_topic
+
+PATIENCE_S = 240
+
+
+class Channel:
+    """What a driver says, kept."""
+
+    def __init__(self):
+        self.said, self.changed = [], threading.Condition()
+        self.going, self.finishing = threading.Event(), threading.Event()
+        self.going.set()
+
+    def say(self, event, **given):
+        with self.changed:
+            self.said.append((event, given))
+            self.changed.notify_all()
+
+    def of(self, event):
+        return [given for name, given in self.said if name == event]
+
+
+class Running:
+    """A driver in a thread of this process; ends with `finish`, or with what it refused."""
+
+    def __init__(self, spark, outbox, servers, place, **given):
+        self.channel, self.refused, self.outbox = Channel(), None, outbox
+        given = {"slices": 2, "max_records": 300, "id_header": "outbox-id", **given}
+        job = Job(
+            url=outbox.url, table=outbox.table, checkpoint=str(place), properties={"bootstrap.servers": servers},
+            owner=f"test {time.monotonic_ns()}", **{"name": outbox.table, **given},
+        )  # fmt: skip
+        self._driver = Driver(job, self.channel, lambda job: spark)
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self):
+        try:
+            self._driver.run()
+        except Exception as error:
+            self.refused = error
+
+    def until(self, condition):
+        give_up_at = time.monotonic() + PATIENCE_S
+        while not condition():
+            assert self._thread.is_alive(), self.refused or self.channel.said
+            assert time.monotonic() < give_up_at, self.channel.said
+            time.sleep(0.02)
+
+    def drain(self):
+        self.until(lambda: self.outbox.count() == 0)
+        return self
+
+    def finish(self):
+        self.channel.finishing.set()
+        self._thread.join(PATIENCE_S)
+        assert not self._thread.is_alive()
+        assert self.refused is None, self.refused
+        return self
+
+    def refusal(self):
+        self._thread.join(PATIENCE_S)
+        assert isinstance(self.refused, Refused), (self.refused, self.channel.said)
+        return str(self.refused)
+
+    def discard(self):
+        self.channel.finishing.set()
+        self._thread.join(PATIENCE_S)
+
+
+CONFIG = (
+    "spark.ui.enabled=false",
+    "spark.driver.memory=512m",
+    "spark.driver.maxResultSize=1m",
+    "spark.sql.shuffle.partitions=2",
+    "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+)
+
+
+class Engines:
+    """Processes of `manage.py harvest --engine spark` on one table, with one checkpoint."""
+
+    def __init__(self, outbox, servers, folder, *, master="local[2,4]", transform="", config=(), **environment):
+        self.outbox, self.servers, self.folder, self.running = outbox, servers, folder, []
+        self.checkpoint = folder / "checkpoint"
+        self._arguments = ["--engine", "spark", "--master", master, "--max-records", "300", "--slices", "2"]
+        for pair in (*CONFIG, *config):
+            self._arguments += ["--spark-conf", pair]
+        if transform:
+            self._arguments += ["--transform", transform]
+        self._environment = {"OUTBOX_NAME": outbox.table, "OUTBOX_TABLE": outbox.table, **environment}
+
+    def start(self, *arguments, **environment):
+        place = ["--checkpoint", str(self.checkpoint)] if "--checkpoint" not in arguments else []
+        given = {"OUTBOX_BOOTSTRAP_SERVERS": self.servers, **self._environment, **environment}
+        made = Harvest(self.folder, self.outbox.url, *self._arguments, *place, *arguments, **given)
+        self.running.append(made)
+        return made
+
+    def wait_for(self, condition):
+        give_up_at = time.monotonic() + PATIENCE_S
+        while not condition():
+            assert any(found.process.poll() is None for found in self.running), self.logs()
+            assert time.monotonic() < give_up_at, self.logs()
+            time.sleep(0.05)
+
+    def drain(self):
+        self.wait_for(lambda: self.outbox.count() == 0)
+
+    def state(self):
+        """(batch, whether everything that was marked is purged)"""
+        found = self.outbox.run("SELECT batch, purged AND prior_leader_id IS NULL FROM {spark}")
+        return found[0] if found else (0, True)
+
+    def logs(self):
+        return "\n".join(found.log for found in self.running)
+
+    def discard(self):
+        for found in self.running:
+            if found.process.poll() is None:
+                os.kill(found.process.pid, signal.SIGCONT)
+            found.discard()
+
+
+def children(pid):
+    """Command lines of all descendants of a process."""
+    parents = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parents[int(stat.parent.name)] = int(re.sub(r".*\) ", "", stat.read_text()).split()[1])
+        except OSError:
+            continue
+    found, queue = {}, [pid]
+    while queue:
+        parent = queue.pop()
+        for child in [child for child, its in parents.items() if its == parent]:
+            queue.append(child)
+            try:
+                found[child] = Path(f"/proc/{child}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+            except OSError:
+                continue
+    return found
+
+
+def javas(pid):
+    return [line for line in children(pid).values() if "/java " in line or line.startswith("java ")]
+
+
+def judge(servers, topics, expected):
+    """Exactly the ids of `expected`, once each, and every key in order of ids."""
+    received = [message for topic in topics for message in read_topic(servers, topic)]
+    ids = [int(dict(message.headers)["outbox-id"]) for message in received]
+    assert len(ids) == len(set(ids)), "doubled"
+    assert set(ids) == set(expected), (set(expected) - set(ids), set(ids) - set(expected))
+    by_key = {}
+    for message, id_ in zip(received, ids, strict=True):
+        by_key.setdefault((message.topic, message.key), []).append(id_)
+    assert all(own == sorted(own) for own in by_key.values()), "reordered"
+    return received

@@ -1,0 +1,96 @@
+"""The engine's driver on the session that all tests share: what a query survives, and what it refuses."""
+
+import shutil
+
+import pytest
+
+from outbox.spark.driver import Refused, resolve
+from tests.spark.engines import Running, judge
+from tests.spark.tables import make_outbox
+from tests.support.databases import django
+from tests.support.topics import create_topic
+
+
+@pytest.fixture
+def run(spark, outbox_table, bootstrap_servers, tmp_path):
+    made = []
+
+    def make(outbox=outbox_table, servers=bootstrap_servers, place=tmp_path / "checkpoint", **given):
+        made.append(Running(spark, outbox, servers, place, **given))
+        return made[-1]
+
+    yield make
+    for found in made:
+        found.discard()
+
+
+def test_an_epoch_that_fails_is_completed_with_other_shuffle_partitions(spark, run, outbox_table, bootstrap_servers):
+    """A topic is missing, so that one slice may be delivered and another not; the query is begun again until it is
+    there."""
+    topic = create_topic(bootstrap_servers, 3)
+    outbox_table.insert(topic, 500)
+    running = run(transform="tests.spark.transforms.shaped")
+    running.until(lambda: running.channel.of("retry"))
+    assert "Create them" in running.channel.of("retry")[0]["text"]
+    spark.conf.set("spark.sql.shuffle.partitions", "5")
+    try:
+        routed = create_topic(bootstrap_servers, 1, name=f"{topic}-routed")
+        running.drain().finish()
+    finally:
+        spark.conf.set("spark.sql.shuffle.partitions", "2")
+    judge(bootstrap_servers, [topic, routed], [id_ for id_ in range(1, 501) if (id_ - 1) % 7 != 3])
+
+
+def test_epochs_without_a_record_are_purged_too_and_a_lost_checkpoint_is_refused(
+    run, outbox_table, bootstrap_servers, tmp_path
+):
+    topic = create_topic(bootstrap_servers, 1)
+    outbox_table.insert(topic, 400, keys=6)
+    first = run(transform="tests.spark.transforms.only_some").drain()
+    outbox_table.insert(topic, 7)
+    first.drain().finish()
+    assert [said["count"] for said in first.channel.of("epoch")] == [0, 0, 1]
+    judge(bootstrap_servers, [topic], [407])
+
+    shutil.rmtree(tmp_path / "checkpoint")
+    outbox_table.insert(topic, 7)
+    refusal = run().refusal()
+    assert "Either the checkpoint was deleted or moved: restore it, or begin anew under another sink name" in refusal
+    refusal = run(place=tmp_path / "another", name="another").refusal()
+    assert "7 records of batch" in refusal
+    assert 'the option resend="true" sends those records again' in refusal
+    run(place=tmp_path / "third", name=f"{outbox_table.table}-again", resend=True).drain().finish()
+    judge(bootstrap_servers, [topic], range(407, 415))
+
+
+def test_what_a_transformation_does_wrong_is_told_in_a_line(run):
+    refusal = run(transform="tests.spark.transforms.failing").refusal()
+    assert refusal.startswith("The query cannot be started: AnalysisException: [UNRESOLVED_COLUMN")
+    assert "\n" not in refusal
+    for path in (
+        "tests.spark.transforms.not_there",
+        "nowhere.at_all",
+        "shaped",
+        "tests.spark.transforms.not_a_function",
+    ):
+        with pytest.raises(
+            Exception, match=r"The transformation '.*' (cannot be imported|is int, not a function)"
+        ) as error:
+            resolve(path)
+        assert not isinstance(error.value, Refused)
+
+
+@pytest.mark.slow
+def test_restarts_of_both_servers_lose_and_double_nothing(run, postgres_factory, kafka_factory, tmp_path):
+    postgres, kafka = postgres_factory(), kafka_factory()
+    assert django("migrate", "outbox", url=postgres.url).returncode == 0
+    table = make_outbox(postgres.url)
+    topic = create_topic(kafka.bootstrap_servers, 3)
+    table.insert(topic, 600)
+    running = run(table, kafka.bootstrap_servers)
+    running.until(lambda: running.channel.of("epoch"))
+    for server in (kafka, postgres):
+        table.insert(topic, 600)
+        server.restart()
+    running.drain().finish()
+    judge(kafka.bootstrap_servers, [topic], range(1, 1801))
