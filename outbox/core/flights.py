@@ -30,7 +30,7 @@ class Share(Protocol):
 
     @property
     def ids(self) -> Sequence[int]:
-        """Ascending."""
+        """Ascending; a batch of errands has none."""
 
     @property
     def filenode(self) -> int:
@@ -125,7 +125,7 @@ class Flights:
             {lane.number: lane.acknowledged for lane in ready},
             # Of the others nothing is read, and what they had in hand may be another lane's by now: the lane count
             # has changed, or a lagging copy draws ids a second time. Left out, it would be overtaken.
-            tuple(share.ids for share in flying),
+            tuple(share.ids for share in flying if share.ids),
             limit * min(len(ready), LANES_OF_A_PAGE_MAX),
             frozenset(share.filenode for share in flying),
         )

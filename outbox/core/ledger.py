@@ -63,7 +63,7 @@ class DamagedEntry(LedgerEntryError):
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One committed batch of one lane. Batch 0 has no ids: it only says under which count the lanes work."""
+    """One committed batch of one lane, perhaps of no row. Batch 0 only says under which count the lanes work."""
 
     lane: int
     batch: int
@@ -115,7 +115,7 @@ def entry_key(lane: int) -> bytes:
 
 def encode(entry: Entry) -> bytes:
     """Magic, version, fixed fields, numbers as varints, ids as differences, and a CRC-32 of all that as the seal. The
-    number of the change is the fifth varint of version 2; version 1 ends with the fourth, and always has ids."""
+    number of the change is the fifth varint of version 2; version 1 ends with the fourth."""
     if entry.read_at.tzinfo is None:
         raise ValueError(f"read_at {entry.read_at!r} has no time zone; take clock_timestamp() as timestamptz")
     numbers = (entry.lane, entry.batch, entry.digest, entry.count, entry.change)
@@ -157,8 +157,9 @@ def decode(payload: bytes | None) -> Entry:
 
 
 def _is_sound(batch: int, count: int, change: int) -> bool:
-    """A batch has rows. Only the entry that a change writes into a lane without any is of none."""
-    return count > 0 if batch else not count and change > 0
+    """A batch without rows shows that its owner may act, see `edges.holds.Errands`. Batch 0 is the entry that a change
+    writes into a lane without any."""
+    return batch > 0 or (not count and change > 0)
 
 
 def _unseal(payload: bytes) -> bytes:

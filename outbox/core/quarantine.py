@@ -49,7 +49,7 @@ def after(found: Watch | None, owner: str) -> Care:
     if found is None or found.is_clean:
         return Care()
     if found.owner == owner:
-        return Care(found.crashes > 0, found.crashes, found.started)
+        return Care(found.crashes > 0, found.crashes)
     # Deaths that befell no batch count once: they blame nobody.
     crashes = found.crashes + 1 if found.started else max(found.crashes, 1)
     if len(found.started) == 1 and crashes >= CRASHES:

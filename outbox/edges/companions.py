@@ -112,6 +112,12 @@ class Companions:
             "AND EXISTS (SELECT FROM moved)) "
             "DELETE FROM {table} WHERE id = ANY(%(ids)s) AND EXISTS (SELECT FROM moved)"
         )
+        self._purge_counted = (
+            self._purge.replace(
+                self._build("DELETE FROM {table} WHERE"), self._build(", gone AS (DELETE FROM {table} WHERE")
+            )
+            + " RETURNING 1) SELECT (SELECT count(*) FROM moved), (SELECT count(*) FROM gone)"
+        )
         self._look_up = self._build(
             "/* look up */ SELECT id, kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values, "
             "kafka_value_binary, create_time FROM {table} WHERE id = ANY(%s) ORDER BY id"
@@ -256,6 +262,15 @@ class Companions:
             },
             prepare=True,
         ).rowcount
+
+    def purge_counted(
+        self, connection: Connection, lane: int, batch: int, ids: Sequence[int], filenode: int
+    ) -> tuple[bool, int]:
+        """The same, for a batch that may have no rows: whether m was moved, and the number of rows deleted."""
+        given = {"lane": lane, "batch": batch, "ids": Ids(ids), "filenode": filenode}
+        row = connection.execute(self._purge_counted, {**given, "highest": ids[-1] if ids else 0}).fetchone()
+        assert row is not None
+        return bool(row[0]), int(row[1])
 
     def sent(self, connection: Connection, ids: Sequence[int], read_at: datetime) -> int:
         """How many rows stand under these ids that are as old as the reading of their batch."""

@@ -117,13 +117,16 @@ _PARK = (
 _LIFT = "/* hold */ DELETE FROM {hold} WHERE record_id = ANY(%s::bigint[]) AND reason IN ('parked', 'quarantined')"
 _BURY = (
     "/* bury */ WITH gone AS (DELETE FROM {table} WHERE id = ANY(%(ids)s::bigint[])<guard> RETURNING *), "
-    "lifted AS (DELETE FROM {hold} WHERE record_id IN (SELECT id FROM gone) AND reason IN ('parked', 'quarantined')) "
+    "lifted AS (DELETE FROM {hold} WHERE record_id IN (SELECT id FROM gone) AND reason IN ('parked', 'quarantined') "
+    "RETURNING record_id, history) "
     "INSERT INTO {dead} (record_id, topic, key, value, value_binary, header_keys, header_values, stashed_at, "
     "reason, attempts, error_code, last_error, history) SELECT id, kafka_topic, kafka_key, kafka_value, "
     "kafka_value_binary, coalesce(kafka_header_keys, '{{}}'), coalesce(kafka_header_values, '{{}}'), create_time, "
-    "b.reason, b.attempts, b.code, b.error, b.history FROM gone JOIN unnest(%(ids)s::bigint[], %(reasons)s::text[], "
+    "b.reason, b.attempts, b.code, b.error, coalesce(l.history, b.history) "
+    "FROM gone JOIN unnest(%(ids)s::bigint[], %(reasons)s::text[], "
     "%(attempts)s::int[], %(codes)s::text[], %(errors)s::text[], %(histories)s::jsonb[]) "
-    "AS b(record_id, reason, attempts, code, error, history) ON b.record_id = id ORDER BY id"
+    "AS b(record_id, reason, attempts, code, error, history) ON b.record_id = id "
+    "LEFT JOIN (SELECT DISTINCT ON (record_id) * FROM lifted) AS l ON l.record_id = id ORDER BY id"
 )
 _DISCARD = (
     "/* discard */ WITH gone AS (DELETE FROM {table} WHERE id = ANY(%(ids)s::bigint[])<guard> RETURNING id) "
@@ -183,14 +186,17 @@ class HoldTable:
             found.append(HoldRow(*values))
         return found
 
-    def park(self, connection: Connection, parks: Sequence[Park]) -> None:
+    def write(self, connection: Connection, parks: Sequence[Park], lifted: Sequence[int]) -> None:
+        """What was refused, and then what is delivered or gone."""
+        if parks:
+            self._write_parks(connection, parks)
+        if lifted:
+            connection.execute(self._lift, [list(lifted)])
+
+    def _write_parks(self, connection: Connection, parks: Sequence[Park]) -> None:
         columns = list(zip(*((p.record_id, p.topic, p.key, p.attempts, p.code, _cut(p.error), p.next_try_s)
                              for p in parks), strict=True))  # fmt: skip
         connection.execute(self._park, [list(column) for column in columns])
-
-    def lift(self, connection: Connection, record_ids: Sequence[int]) -> None:
-        """These records are delivered, or gone."""
-        connection.execute(self._lift, [list(record_ids)])
 
     # ---- with a purge
 

@@ -20,7 +20,7 @@ import psycopg
 
 from outbox.conf import Conf
 from outbox.context import is_tracing
-from outbox.core import faults, ledger
+from outbox.core import faults, ledger, quarantine
 from outbox.core.flights import has_flushed
 from outbox.core.ledger import Entry, LedgerEntryError
 from outbox.core.patience import Backoff, Circuit
@@ -32,6 +32,7 @@ from outbox.exceptions import OutboxError
 from outbox.failpoints import failpoint
 from outbox.harvest import telling
 from outbox.harvest.exactly_once_database import Database, Source
+from outbox.harvest.exactly_once_holds import Holds
 from outbox.harvest.exactly_once_rounds import LaneState, Rounds
 from outbox.harvest.exactly_once_takeover import Outcome, Owned, Takeover, Unreadable, unreadable_text
 from outbox.harvest.exactly_once_values import (
@@ -86,7 +87,8 @@ class ExactlyOnce:
         self._find_rounds = rounds
         self._rounds: Rounds | None = None
         self._mailbox: SimpleQueue[Any] = SimpleQueue()
-        self._state = LaneState(lane, post=self._mailbox.put)
+        holds = Holds(lane, lambda topic: conf.refusal_attempts if conf.skips(topic) else 0)
+        self._state = LaneState(lane, post=self._mailbox.put, holds=holds)
         self._producer: TransactionalProducer | None = None
         self._identity: UUID | None = None
         self._change = 0
@@ -205,6 +207,7 @@ class ExactlyOnce:
         self._stages["takeover"] += time.monotonic() - begun
         if isinstance(outcome, Owned):
             self._producer, self._batch, self._identity = outcome.producer, outcome.batch, outcome.identity
+            self._take_care(rounds)
             self._change = outcome.state.resize_no
             self._takeovers += 1
             self._stopped_for = ""
@@ -222,6 +225,28 @@ class ExactlyOnce:
             self._phase = "closed" if isinstance(outcome, Closed) else "idle"
             return _CLOSED_S if isinstance(outcome, Closed) else _IDLE_S
         return 0.0
+
+    def _take_care(self, rounds: Rounds) -> None:
+        """Whether the owner before has died, and of which record; from now on this one's death would be noticed."""
+        table, lane, holds = rounds.database.holds, self._lane, self._state.holds
+
+        def look(connection: Any) -> quarantine.Care:
+            found = table.watch(connection, lane)
+            care = quarantine.after(found, rounds.owner)
+            if found is None or found.owner != rounds.owner or found.started or found.is_clean:
+                table.own(connection, lane, rounds.owner, care)
+            return care
+
+        care = rounds.purges.ask(look, self._may_go_on)
+        if care is None:
+            return  # it ends
+        holds.is_careful = care.is_careful
+        if care.suspects:
+            holds.suspect(care.suspects)
+        if care.culprit is not None:
+            logger.error("record_quarantined lane=%d id=%d crashes=%d", lane, care.culprit, care.crashes)
+        elif care.crashes and not self._takeovers:
+            logger.warning("unclean_takeover lane=%d crashes=%d suspects=%d", lane, care.crashes, len(care.suspects))
 
     def _lane_count_followed(self) -> AskElection | Stop | Unreadable | None:
         """The owner of lane 0 changes the count, before it takes the lane over like every other."""
@@ -309,7 +334,7 @@ class ExactlyOnce:
         try:
             if not self._host.may_start(self._lane) or not self._topics_exist(rounds, batch):
                 return 0.0
-            entry = self._transact(batch)
+            entry = self._transact_watched(rounds, batch)
         except RecordRefused as error:
             self._hold(rounds, batch.rows[error.index], str(error))
             return 0.0
@@ -329,6 +354,7 @@ class ExactlyOnce:
         self._delivered += entry.count
         self._circuit.worked()
         self._probing = self._state.holds.is_narrow
+        self._calm_down(rounds)
         self._troubles.over("send")
         return self._renewal()
 
@@ -342,6 +368,27 @@ class ExactlyOnce:
         self._renewals += 1
         logger.info("producer_renewed lane=%d trouble=%r", self._lane, producer.trouble)
         return 0.0
+
+    def _transact_watched(self, rounds: Rounds, batch: Batch) -> Entry:
+        """After a crash it is written down before which records are sent, one lane of the process after the other."""
+        holds = self._state.holds
+        if not (holds.is_careful or holds.is_risky):
+            return self._transact(batch)
+        table, lane, owner = rounds.database.holds, self._lane, rounds.owner
+        with rounds.careful_turn:
+            holds.is_careful = True
+            rounds.purges.ask(lambda connection: table.start(connection, lane, owner, batch.ids), self._may_go_on)
+            failpoint("careful")
+            entry = self._transact(batch)
+            rounds.purges.tell(lambda connection: table.start(connection, lane, owner, ()))
+            return entry
+
+    def _calm_down(self, rounds: Rounds) -> None:
+        holds = self._state.holds
+        if holds.is_careful and not holds.is_narrow:
+            holds.is_careful = False
+            table, lane, owner = rounds.database.holds, self._lane, rounds.owner
+            rounds.purges.tell(lambda connection: table.calm(connection, lane, owner))
 
     def _transact(self, batch: Batch) -> Entry:
         producer = self._producer
@@ -528,6 +575,8 @@ class ExactlyOnce:
         rounds.failed(self._state)
         try:
             if rounds.wait_purged(self._state, self._may_wait):
+                table, lane, owner = rounds.database.holds, self._lane, rounds.owner
+                rounds.purges.ask(lambda connection: table.leave(connection, lane, owner), self._may_wait)
                 rounds.release_way(self._may_wait)
         except (psycopg.Error, OutboxError) as error:
             logger.info("left_untidily lane=%d reason=%r", self._lane, str(error))

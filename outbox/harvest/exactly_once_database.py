@@ -22,6 +22,7 @@ from outbox.core.flights import may_purge_at_once
 from outbox.core.verdict import LookUpRows, MoveOnly, PurgeEntry, State, Stop
 from outbox.edges import companions, table
 from outbox.edges.companions import Companions, OtherDatabase
+from outbox.edges.holds import HoldTable
 from outbox.edges.session import BoundedConnection, Session
 from outbox.failpoints import failpoint
 from outbox.harvest.exactly_once_values import Awaited, Purge, Ticket
@@ -47,6 +48,7 @@ class Database:
         self.state = State(conf.lanes)
         self.sequence = ""
         self.companions: Companions | None = None
+        self.holds = HoldTable(conf.table, keep_empty_key=conf.keep_empty_key)
 
     def connect(self, name: str) -> BoundedConnection:
         """A checked connection. `opened_at` says since when it stands."""
@@ -159,24 +161,35 @@ class Purges:
         failpoint("before-purge")
         statements = self._database.statements
         known = [p for p in ticket.purges if may_purge_at_once(connection.opened_at, p.asked_at)]
-        if len(known) == 1:  # a statement is a transaction by itself
-            moved = self._delete(statements, connection, known)
+        done: list[Purge] = []
+        if len(known) == 1 and known[0].errands is None:  # a statement is a transaction by itself
+            moved = self._delete(statements, connection, known, done)
         else:
             with connection.transaction():
-                moved = self._delete(statements, connection, known)
+                moved = self._delete(statements, connection, known, done)
+        ticket.done += done
         if moved and not attempt:
             ticket.flushed_since = connection.opened_at
         for purge in ticket.purges:
             if purge not in moved:
                 self._settle(statements, connection, purge, ticket)
 
-    @staticmethod
-    def _delete(statements: Companions, connection: Any, purges: Sequence[Purge]) -> list[Purge]:
+    def _delete(
+        self, statements: Companions, connection: Any, purges: Sequence[Purge], done: list[Purge]
+    ) -> list[Purge]:
+        """Those that were moved; those of them whose errands are done are added to `done`."""
         moved = []
         for purge in purges:
             entry = purge.entry
-            deleted = statements.purge(connection, entry.lane, entry.batch, entry.ids, purge.filenode)
-            if deleted:
+            of_batch = entry.lane, entry.batch, entry.ids, purge.filenode
+            if purge.errands is None:
+                deleted = statements.purge(connection, *of_batch)
+                is_moved = bool(deleted)
+            else:
+                is_moved, deleted = statements.purge_counted(connection, *of_batch)
+                if is_moved and self._run(connection, purge):
+                    done.append(purge)
+            if is_moved:
                 moved.append(purge)
                 if deleted != entry.count:
                     logger.warning(
@@ -184,6 +197,19 @@ class Purges:
                         entry.lane, entry.batch, entry.count, deleted,
                     )  # fmt: skip
         return moved
+
+    def _run(self, connection: Any, purge: Purge) -> bool:
+        """Errands that cannot be done must not keep a batch from being purged."""
+        assert purge.errands is not None
+        try:
+            with connection.transaction():
+                self._database.holds.run(connection, purge.entry.lane, purge.errands)
+        except psycopg.OperationalError:
+            raise
+        except psycopg.Error as error:
+            logger.error("errands_failed lane=%d reason=%r", purge.entry.lane, str(error))
+            return False
+        return True
 
     @staticmethod
     def _settle(statements: Companions, connection: Any, purge: Purge, ticket: Ticket) -> None:

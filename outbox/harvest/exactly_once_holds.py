@@ -1,63 +1,129 @@
-"""Which keys of a lane are held back because their head was refused, and how the culprit of a batch is found.
+"""Which keys of a lane are held back, and how the culprit of a refused batch is found.
 
-Pure, without a clock. A hold lives in memory: after a takeover by another process the record is simply refused again.
-A record that was refused travels alone whenever it is tried again.
+Pure, without a clock. What is decided here lasts in `<TABLE>_hold`: `writes` is what the table is to be told, `load`
+takes in what it says, which is also how operators are heard. A record that was refused travels alone whenever it is
+tried again. What deletes a record, or promises operators that it is left alone, is an errand of the lane's next batch
+(see `edges.holds.Errands`); until it is done the key is held.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
+from outbox.core import faults
 from outbox.core.bisection import Bisection
+from outbox.core.quarantine import CAREFUL_MAX
 from outbox.core.scoreboard_values import RecordHeld
+from outbox.edges.holds import HISTORY_MAX, Burial, Errands, HoldRow, Park
 from outbox.edges.reader import Row
 
 Name = tuple[str, str] | int | str
-"""(topic, key); the id of a record without key; a topic that does not exist."""
+"""(topic, key); the id of a record without key; a topic."""
 
 _BACKOFF_MIN_S, _BACKOFF_MAX_S = 0.5, 60.0
+_NEVER = float("inf")
+REFUSED, CRASHED, SKIPPED, DISCARD = "refused", "crashed", "skipped", "discard"
+_CODE = re.compile(r"\b_?[A-Z][A-Z0-9_]+\b")
 
 
 @dataclass(slots=True)
 class _Hold:
     head: int
-    lowest: int
+    lowest: float
     """Of the rows that were read and dropped: from here the reading goes on when the hold ends."""
-    attempts: int
-    retry_at: float
+    attempts: int = 0
+    retry_at: float = _NEVER
+    reason: str = "parked"
+    code: str = ""
+    error: str = ""
+    history: tuple[dict[str, Any], ...] = ()
+    is_known: bool = False
+    """The table has shown it: when it is missing there, somebody has lifted it."""
+    fate: str = ""
+    """Why the head becomes a dead letter, or DISCARD; empty: it does not leave."""
+    is_leaving: bool = False
+    """A batch is under way that carries this out."""
+
+    def burial(self) -> Burial:
+        return Burial(self.head, self.fate, self.attempts, self.code, self.error, self.history)
+
+
+@dataclass(slots=True)
+class Writes:
+    """News for the table, to be written as soon as possible."""
+
+    parks: list[Park] = field(default_factory=list)
+    lifted: list[int] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return bool(self.parks or self.lifted)
 
 
 def name_of(row: Row) -> Name:
     return (row[1], row[2]) if row[2] else int(row[0])
 
 
-class Holds:
-    """The holds of one lane."""
+def code_in(error: str) -> str:
+    """The client's name of the error, found in its text; empty when it has none."""
+    return next((word for word in _CODE.findall(error) if word in faults.KINDS), "")
 
-    def __init__(self) -> None:
+
+def _never(topic: str) -> int:
+    return 0
+
+
+class Holds:
+    """The holds of one lane. `attempts_max` gives the refusals after which a record of a topic becomes a dead letter;
+    0: never."""
+
+    def __init__(self, lane: int = 0, attempts_max: Callable[[str], int] = _never) -> None:
+        self._lane, self._attempts_max = lane, attempts_max
         self._held: dict[Name, _Hold] = {}
         self._tried: dict[Name, _Hold] = {}  # released for another attempt whose outcome is not known
+        self._paused: dict[Name, _Hold] = {}  # by operators
+        self._all: _Hold | None = None  # the lane itself is paused
+        self._leaving: set[Name] = set()  # those of the held that have a fate
+        self._confirming: dict[int, bool] = {}  # holds that are to be confirmed: whether that is under way
+        self._lifted: set[int] = set()  # records whose holds the table may still show
+        self._released: list[int] = []  # from which to read again
         self._search = Bisection()
+        self._may_try = True  # errands; after a failure not before the table was looked at again
+        self.is_careful = False
+        self.writes = Writes()
 
     def __len__(self) -> int:
-        return len(self._held)
+        return len(self._held) + len(self._paused) + (self._all is not None)
 
     def keep(self, rows: list[Row]) -> list[Row]:
         """Drop the rows under a hold."""
-        if not self._held:
+        if not (self._held or self._paused or self._all):
             return rows
+        if self._all is not None:
+            self._all.lowest = min([self._all.lowest, *(row[0] for row in rows[:1])])
+            return []
         kept = []
         for row in rows:
-            hold = self._held.get(name_of(row)) or self._held.get(row[1])
+            hold = self._hold_of(row)
             if hold is None:
                 kept.append(row)
             elif row[0] < hold.lowest:
                 hold.lowest = row[0]
         return kept
 
+    def _hold_of(self, row: Row) -> _Hold | None:
+        name, topic = name_of(row), row[1]
+        for holds in (self._paused, self._held):
+            if holds and (hold := holds.get(name) or holds.get(topic)) is not None:
+                return hold
+        return None
+
     def cut(self, rows: list[Row]) -> list[Row]:
         """As many rows from the front as may share a transaction."""
+        if self.is_careful:
+            rows = rows[:CAREFUL_MAX]
         if self._search.is_searching:
             ids = [row[0] for row in rows]
             self._search = self._search.among(ids)
@@ -74,6 +140,17 @@ class Holds:
         """Whether the culprit of a refused batch is being looked for."""
         return self._search.is_searching
 
+    @property
+    def is_risky(self) -> bool:
+        """Whether a record may be sent that has crashed a harvester before."""
+        return any(hold.reason == "quarantined" for hold in self._tried.values())
+
+    def suspect(self, ids: Collection[int]) -> None:
+        """An owner before this one died while it sent these records."""
+        self._search = Bisection(frozenset(ids))
+
+    # ---- what Kafka says
+
     def refused_batch(self, ids: Collection[int]) -> None:
         """These rows of a batch were refused together, and which of them is at fault is not known."""
         self._search = self._search.refused(ids)
@@ -84,24 +161,152 @@ class Holds:
         name: Name = row[1] if whole_topic else name_of(row)
         before = self._tried.pop(name, None) or self._held.get(name)
         attempts = before.attempts + 1 if before else 1
-        retry_at = now + min(_BACKOFF_MAX_S, _BACKOFF_MIN_S * 2 ** min(attempts - 1, 10))
-        self._held[name] = _Hold(row[0], row[0], attempts, retry_at)
+        pause_s = min(_BACKOFF_MAX_S, _BACKOFF_MIN_S * 2 ** min(attempts - 1, 10))
+        error = error.replace("\0", "")
+        code = code_in(error)
+        hold = _Hold(row[0], row[0], attempts, now + pause_s, code=code, error=error)
+        if before is not None and before.head == row[0]:
+            hold.history, hold.is_known, hold.fate = before.history, before.is_known, before.fate
+        hold.history = (*hold.history, {"code": code, "error": error})[-HISTORY_MAX:]
+        self._held[name] = hold
+        self._lifted.discard(row[0])
+        # A topic is at fault for all of its records: nobody wants a whole backlog among the dead letters.
+        if not whole_topic and 0 < self._attempts_max(row[1]) <= attempts:
+            hold.fate = hold.fate or REFUSED
+        self._part_if_fated(name, hold)
+        self.writes.parks.append(Park(row[0], row[1], None if whole_topic else row[2], attempts, code, error, pause_s))
         shown = (row[1], "*") if whole_topic else name
         assert not isinstance(shown, str)
-        return RecordHeld(row[0], shown, attempts, retry_at, error)
+        return RecordHeld(row[0], shown, attempts, now + pause_s, error)
 
     def delivered(self, rows: Iterable[Row]) -> None:
         """A batch was committed: its records are no suspects any more."""
         if self._search.is_searching or self._tried:
             ids = {row[0] for row in rows}
             self._search = self._search.cleared(ids)
-            self._tried = {name: hold for name, hold in self._tried.items() if hold.head not in ids}
+            for name in [name for name, hold in self._tried.items() if hold.head in ids]:
+                self._lift(self._tried.pop(name).head)
+
+    def _lift(self, record_id: int) -> None:
+        self._lifted.add(record_id)
+        self.writes.lifted.append(record_id)
 
     def release_due(self, now: float) -> list[int]:
         """End the holds whose time has come; the ids from which to read again."""
+        released, self._released = self._released, []
         if not self._held:
-            return []
+            return released
         due = [name for name, hold in self._held.items() if hold.retry_at <= now]
         for name in due:
             self._tried[name] = self._held.pop(name)
-        return [self._tried[name].lowest for name in due]
+        return released + [int(self._tried[name].lowest) for name in due]
+
+    # ---- errands
+
+    def _part_if_fated(self, name: Name, hold: _Hold) -> None:
+        """The head is to leave. Its key waits until that is certain: were its later records sent before, a successor
+        could still send the head behind them."""
+        if hold.fate:
+            hold.retry_at = _NEVER
+            self._leaving.add(name)
+
+    def take_errands(self) -> Errands | None:
+        """What the next batch is to carry out beside its purge."""
+        if not (self._leaving or self._confirming) or not self._may_try:
+            return None
+        leaving = [self._held[name] for name in sorted(self._leaving, key=str) if not self._held[name].is_leaving]
+        confirmed = tuple(id_ for id_, is_under_way in self._confirming.items() if not is_under_way)
+        if not leaving and not confirmed:
+            return None
+        for hold in leaving:
+            hold.is_leaving = True
+        self._confirming.update(dict.fromkeys(confirmed, True))
+        burials = tuple(hold.burial() for hold in leaving if hold.fate != DISCARD)
+        return Errands(burials, tuple(hold.head for hold in leaving if hold.fate == DISCARD), confirmed)
+
+    def done(self, errands: Errands) -> None:
+        """The heads are gone, their keys go on."""
+        gone = {*errands.discarded, *(burial.record_id for burial in errands.burials)}
+        for name in [name for name in self._leaving if self._held[name].head in gone]:
+            self._leaving.discard(name)
+            self._released.append(int(self._held.pop(name).lowest))
+        for id_ in errands.confirmed:
+            self._confirming.pop(id_, None)
+
+    def not_done(self) -> None:
+        """What was under way is to be carried out once more."""
+        for name in self._leaving:
+            self._held[name].is_leaving = False
+        self._confirming = dict.fromkeys(self._confirming, False)
+        self._may_try = False
+
+    # ---- what the table says
+
+    def load(self, rows: Sequence[HoldRow], now: float) -> None:
+        """Take in all holds of the table."""
+        self._may_try = True
+        if not rows and not (self._held or self._tried or self._paused or self._all or self._lifted):
+            return
+        mine = [row for row in rows if row.of_lane in (None, self._lane)]
+        self._load_pauses([row for row in mine if row.reason in ("paused", "editing")])
+        refused = [row for row in mine if row.reason in ("parked", "quarantined")]
+        self._lifted &= {row.record_id for row in refused if row.record_id is not None}
+        for row in refused:
+            if row.record_id not in self._lifted:
+                self._load_refused(_name(row), row, now)
+        self._forget_lifted({_name(row) for row in refused})
+
+    def _load_pauses(self, rows: Sequence[HoldRow]) -> None:
+        before = dict(self._paused)
+        if self._all is not None:
+            before[""] = self._all
+        after = {_name(row): before.get(_name(row)) or _Hold(0, _NEVER, reason=row.reason) for row in rows}
+        self._released += [int(h.lowest) for name, h in before.items() if name not in after and h.lowest < _NEVER]
+        self._all = after.pop("", None)
+        self._paused = after
+        wanted = sorted(row.id for row in rows if self._lane not in row.confirmed_by)
+        self._confirming = {id_: self._confirming.get(id_, False) for id_ in wanted}
+
+    def _load_refused(self, name: Name, row: HoldRow, now: float) -> None:
+        assert row.record_id is not None
+        hold = self._held.get(name) or self._tried.get(name)
+        if hold is not None and hold.is_leaving:
+            return  # what is under way ends first
+        if not row.is_there:
+            self._lift(row.record_id)
+            self._forget(name)
+            return
+        if hold is None or hold.head != row.record_id:
+            self._forget(name)
+            due = _NEVER if row.due_s is None else now + row.due_s
+            hold = self._held[name] = _Hold(row.record_id, row.record_id, row.attempts, due, row.reason)
+            hold.code, hold.error = row.code, row.error
+        hold.is_known, hold.history = True, row.history
+        if row.wanted == "retry" and name in self._held and not hold.fate:
+            hold.retry_at = now
+        elif row.wanted in ("skip", "discard"):
+            hold.fate = SKIPPED if row.wanted == "skip" else DISCARD
+        elif row.reason == "quarantined" and self._attempts_max(row.topic):
+            hold.fate = CRASHED
+        if hold.fate:
+            self._held[name] = self._tried.pop(name, hold)
+            self._part_if_fated(name, hold)
+
+    def _forget_lifted(self, names: Collection[Name]) -> None:
+        for holds in (self._held, self._tried):
+            for name in [n for n, hold in holds.items() if hold.is_known and not hold.is_leaving and n not in names]:
+                self._forget(name)
+
+    def _forget(self, name: Name) -> None:
+        for holds in (self._held, self._tried):
+            hold = holds.pop(name, None)
+            if hold is not None:
+                self._released.append(int(hold.lowest))
+        self._leaving.discard(name)
+
+
+def _name(row: HoldRow) -> Name:
+    """The empty text is the lane."""
+    if row.key is None:
+        return row.topic
+    return (row.topic, row.key) if row.key else int(row.record_id or 0)

@@ -17,7 +17,9 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import partial
 from typing import Any
+from uuid import uuid4
 
 import psycopg
 
@@ -34,7 +36,7 @@ from outbox.edges.reader import Page, Reader, Row
 from outbox.edges.session import BoundedConnection
 from outbox.edges.ways import Claim, NoRights, OtherWay
 from outbox.harvest.exactly_once_database import Database, Purges
-from outbox.harvest.exactly_once_holds import Holds
+from outbox.harvest.exactly_once_holds import Holds, Writes
 from outbox.harvest.exactly_once_values import Awaited, Batch, Broken, Doubt, Order, Purge, Retake, Ticket
 from outbox.harvest.exactly_once_wake import Ear
 from outbox.harvest.readings import Troubles
@@ -45,13 +47,14 @@ logger = logging.getLogger("outbox.harvest")
 _IDLE_MIN_S = 0.001
 _IDLE_GROWTH = 1.3
 _IDLE_AGAIN_S = 0.05
-_IDLE_SHARE = 1.06  # of MARK_BACKOFF: room for claim and state beside the reads, within 20 questions a second
+_IDLE_SHARE = 1.12  # of MARK_BACKOFF: room for claim, state and holds beside the reads, within 20 questions a second
 _RETRY_MIN_S, _RETRY_MAX_S = 0.1, 2.0
 _FIRST_PAGE_ROWS = 500
 _LANES_OF_BYTES_MAX = 2
 _SAMPLE, _SAMPLE_S = 16, 1.0
 _SWEEP_SHARE = 1000  # a sweep may take one thousandth of the time
 _BEAT_S = 2.0
+_HOLDS_S = 1.0  # until an operator's hold is noticed
 
 
 @dataclass(eq=False, kw_only=True)
@@ -84,6 +87,10 @@ class Rounds:
         self._last_ticket: Ticket | None = None
         self._wants_reset = False
         self._count = self._reading_count = 0  # by which records are divided: of the lanes that are ready, of a read
+        self._holds_are_fresh, self._holds_at = False, 0.0
+        self.owner = f"{owner_name} {uuid4()}"
+        self.careful_turn = threading.Lock()
+        """Of lanes that look for a record that crashes the process: which lane it was must be certain."""
         self._prepared = False
         self._preparing = threading.Lock()
         self.purges = Purges(database, self._purged, conf.statement_timeout_s)
@@ -177,6 +184,8 @@ class Rounds:
             lane.begin(batch)
             lane.count = self._count = count = state.lane_count
             lane.change = state.resize_no
+            lane.holds.not_done()
+            self._holds_are_fresh = False  # what holds before the first read, lasts: see `edges.holds.Errands`
             self._retake([other for other in self._lanes.values() if other.ready and other.count != count])
             self._flights.forget(lane.number)
             if self._last_ticket is not None:
@@ -200,8 +209,9 @@ class Rounds:
             self._flights.committed(batch, entry.batch)
             lane.holds.delivered(batch.rows)
             batch.rows = []
-            self._round_purges.append(Purge(entry, batch.filenode, batch.asked_at))
+            self._round_purges.append(Purge(entry, batch.filenode, batch.asked_at, batch.errands))
             self._end_share(lane)
+            self._write_holds()
 
     def failed(self, lane: LaneState) -> None:
         """Nothing more is read for the lane until it is ready again; what it had in hand is read anew then."""
@@ -235,7 +245,16 @@ class Rounds:
     def guarded(self, action: Callable[[], Any]) -> Any:
         """Run while nothing else looks at the lanes' holds."""
         with self._changed:
-            return action()
+            result = action()
+            self._write_holds()
+            return result
+
+    def _write_holds(self) -> None:
+        """For operators, and for whoever takes over; when it fails, the record is refused once more."""
+        for lane in self._lanes.values():
+            if lane.holds.writes:
+                writes, lane.holds.writes = lane.holds.writes, Writes()
+                self.purges.tell(partial(self.database.holds.write, parks=writes.parks, lifted=writes.lifted))
 
     def in_flight(self, lane: int) -> int:
         with self._changed:
@@ -263,7 +282,22 @@ class Rounds:
                 elif lane is not None:
                     lane.purged(batch)
                 self._flights.purged(number, batch)
+                if lane is not None and purge.errands is not None:
+                    self._heed_errands(lane, purge, is_done=purge in ticket.done)
             self._changed.notify_all()
+
+    @staticmethod
+    def _heed_errands(lane: LaneState, purge: Purge, *, is_done: bool) -> None:
+        assert purge.errands is not None
+        if not is_done:
+            lane.holds.not_done()
+            return
+        lane.holds.done(purge.errands)
+        for burial in purge.errands.burials:
+            logger.warning(
+                "dead_letter lane=%d id=%d reason=%s attempts=%d error=%r",
+                lane.number, burial.record_id, burial.reason, burial.attempts, burial.error,
+            )  # fmt: skip
 
     # ---- the reading thread
 
@@ -299,25 +333,52 @@ class Rounds:
             self._changed.notify_all()
 
     def _await_work(self) -> Plan | None:
+        while True:
+            with self._changed:
+                if not self._await_ready():
+                    return None
+                if self._holds_are_fresh and time.monotonic() < self._holds_at:
+                    return self._plan()
+            self._load_holds()
+
+    def _load_holds(self) -> None:
+        """What operators have paused, and what earlier owners were refused. Next to nothing while there is nothing."""
         with self._changed:
-            while not self._closing:
-                self._keep_beating()
-                if self._flights.may_read(self._lanes.values(), is_connected=self._connection is not None):
-                    break
-                self._changed.wait(_BEAT_S / 2)
-            else:
-                return None
-            self._woken = False  # before the read: what is told during it is read by the next one
-            if self._wants_reset:
-                self._wants_reset = False
-                self._frontier.reset()
-            plan = self._flights.plan(self._lanes.values(), self._limit)
-            self._reading_count = self._count
-            now = time.monotonic()
-            for number in plan.lanes:
-                if due := self._lanes[number].holds.release_due(now):
-                    self._frontier.give_back(due)
-            return plan
+            self._holds_are_fresh, self._holds_at = True, time.monotonic() + _HOLDS_S
+        try:
+            connection = self._connected()
+            connection.give_up_at = time.monotonic() + self._conf.statement_timeout_s
+            rows = self.database.holds.load(connection, self._count)
+        except psycopg.Error as error:
+            self._holds_are_fresh = False
+            self._after_failure(error)
+            return
+        with self._changed:
+            for lane in self._lanes.values():
+                lane.holds.load(rows, time.monotonic())
+            self._write_holds()
+
+    def _await_ready(self) -> bool:
+        """Until something may be read; False: these rounds have ended."""
+        while not self._closing:
+            self._keep_beating()
+            if self._flights.may_read(self._lanes.values(), is_connected=self._connection is not None):
+                return True
+            self._changed.wait(_BEAT_S / 2)
+        return False
+
+    def _plan(self) -> Plan:
+        self._woken = False  # before the read: what is told during it is read by the next one
+        if self._wants_reset:
+            self._wants_reset = False
+            self._frontier.reset()
+        plan = self._flights.plan(self._lanes.values(), self._limit)
+        self._reading_count = self._count
+        now = time.monotonic()
+        for number in plan.lanes:
+            if due := self._lanes[number].holds.release_due(now):
+                self._frontier.give_back(due)
+        return plan
 
     def _keep_beating(self) -> None:
         now = time.monotonic()
@@ -467,11 +528,11 @@ class Rounds:
                 lane = self._lanes.get(number)
                 if lane is None or not self._may_follow(lane, plan, page):
                     continue
-                rows = self._held_back(lane, shares.get(number, []))
-                if rows:
+                rows, errands = self._held_back(lane, shares.get(number, [])), lane.holds.take_errands()
+                if rows or errands:
                     ids = [row[0] for row in rows]
                     batch = Batch(number, session, rows, ids, page.read_at, page.filenode, self._asked_at, returned_at)
-                    batch.created = self._created
+                    batch.created, batch.errands = self._created, errands
                     self._flights.add(batch)
                     batches.append(batch)
         return batches

@@ -13,6 +13,7 @@ from uuid import UUID
 from outbox.core.ledger import Entry
 from outbox.core.patience import CircuitView, State
 from outbox.core.verdict import Stop
+from outbox.edges.holds import Errands
 from outbox.edges.reader import Row
 from outbox.harvest.lanes import LaneStopped as LaneStopped
 
@@ -44,6 +45,8 @@ class Purge:
     filenode: int
     asked_at: float = float("-inf")
     """When the read of its rows was sent, on the monotonic clock."""
+    errands: Errands | None = None
+    """Done in the same transaction, if the purge moves m itself."""
 
 
 class Ticket(Awaited):
@@ -54,6 +57,8 @@ class Ticket(Awaited):
         self.purges = tuple(purges)
         self.submitted_at = time.monotonic()
         self.stops: dict[int, Stop] = {}
+        self.done: list[Purge] = []
+        """Those whose errands are done."""
         self.flushed_since: float | None = None
         """Everything that the server showed since then, and before the purge was sent, is on its disk: the purge
         deleted rows at its first attempt, over a connection as old as this."""
@@ -80,6 +85,7 @@ class Batch:
     """Must be settled before this batch commits."""
     created: Mapping[int, datetime] = field(default_factory=dict)
     """When some of the page's records were stashed, by id."""
+    errands: Errands | None = None
 
 
 @dataclass(frozen=True, slots=True)
