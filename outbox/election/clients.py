@@ -102,6 +102,8 @@ def reader_properties(conf: Conf) -> dict[str, Any]:
         "isolation.level": "read_uncommitted",
         "fetch.wait.max.ms": 500,
         "fetch.error.backoff.ms": 50,
+        # A broker that has just started may not know the topic yet, and would be asked again after five minutes only.
+        "topic.metadata.refresh.interval.ms": 10_000,
         "queued.max.messages.kbytes": 4096,  # a flooded topic costs no more memory than this
         **_connections(),
     }

@@ -193,9 +193,15 @@ class Member:
         from confluent_kafka import KafkaException
 
         try:
-            self._producer.produce(self._topic, core.encode_heartbeat(effect.beat), partition=effect.lane)
+            self._producer.produce(
+                self._topic, core.encode_heartbeat(effect.beat), partition=effect.lane, on_delivery=self._on_delivery
+            )
         except (BufferError, KafkaException) as error:
             self._troubles.note("heartbeat", str(error))  # the core misses it in time
+
+    def _on_delivery(self, error: Any, message: Any) -> None:
+        if error is not None:
+            self._troubles.note("heartbeat", error.str())
 
     def _confirm(self, effect: core.ConfirmMembership) -> None:
         """Asked by the thread that polls: a commit from any other waits for as long as that one goes on polling."""
@@ -262,6 +268,10 @@ class Member:
                 # Somebody always beats: after such a silence the client is made to look for the partitions anew.
                 is_silent = time.monotonic() - silent_since > SILENCE_SHARE * self._conf.heartbeat_timeout_s
                 if reading != self._readable or is_silent:
+                    if is_silent:
+                        self._troubles.note(
+                            "silence", f"no heartbeat was read from {self._topic!r}: reading begins anew"
+                        )
                     silent_since = time.monotonic()
                     self._learn_leaders()
                     reading = set(self._readable)
