@@ -67,6 +67,8 @@ EVENTS: Mapping[str, str] = {
     "takeover_works_again": "and does again",
     "read_failed": "exactly-once: PostgreSQL could not be read",
     "read_works_again": "and can be again",
+    "claim_failed": "exactly-once: the claim on the table could not be repeated; nothing is read when it is old",
+    "claim_works_again": "and could be again",
     "purge_failed": "exactly-once: what was delivered could not be deleted; it is tried until it can be",
     "purge_works_again": "and was",
     "purged_fewer": "rows that were sent had vanished before they were deleted: something else deletes from the table",

@@ -149,13 +149,18 @@ def found_rows(entry: Entry, count: int, digest: int, newest: datetime | None) -
     return Rows.ALL if same else Rows.DIFFERENT
 
 
+def waits_for(lane: int, state: State) -> Closed | Idle | None:
+    """Why nobody may take the lane over, by the state row alone."""
+    if state.resize_to is not None:
+        return Closed(state.resize_to)
+    return Idle(state.lane_count) if lane >= state.lane_count else None
+
+
 def takeover(facts: Facts) -> Verdict:
     """The verdict of a takeover. Total: every combination of facts has exactly one answer."""
     state, entry = facts.state, facts.entry
-    if not facts.settling and state.resize_to is not None:
-        return Closed(state.resize_to)
-    if not facts.settling and facts.lane >= state.lane_count:
-        return Idle(state.lane_count)
+    if not facts.settling and (waiting := waits_for(facts.lane, state)) is not None:
+        return waiting
     if not facts.settling and forgets_change(state, facts.newest_change):
         return Closed(state.lane_count)
     if facts.purged != facts.purged_again:

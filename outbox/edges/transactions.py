@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from outbox.edges.kafka import PRODUCER_DEFAULTS, require_bootstrap
+from outbox.edges.kafka import PRODUCER_DEFAULTS, make, require_bootstrap
 from outbox.edges.reader import columns
 from outbox.exceptions import OutboxError, missing_extra
 
@@ -130,7 +130,7 @@ class TransactionalProducer:
         except ImportError as error:
             missing_extra("harvest", error)
         self._log = _ClientLog()
-        self._client: Producer | None = Producer({**properties}, logger=self._log)
+        self._client: Producer | None = make(Producer, properties, logger=self._log)
         self._id_header, self._keep_empty_key = id_header, keep_empty_key
 
     @property

@@ -261,7 +261,8 @@ class Harvester:
             self._logger.warning("group_not_left name=%s: the brokers notice after SESSION_TIMEOUT", self.conf.name)
 
     def _forget_ended(self) -> None:
-        self._ending = [worker for worker in self._ending if not worker.join(0.0)]
+        for worker in [worker for worker in self._ending if worker.join(0.0)]:
+            self._ending.remove(worker)  # in place: the election's thread adds others meanwhile
 
     def fail(self, error: BaseException) -> None:
         """Stop for this error, which `wait` raises; the first one counts."""

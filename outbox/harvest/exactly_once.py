@@ -20,7 +20,7 @@ import psycopg
 
 from outbox.conf import Conf
 from outbox.context import is_tracing
-from outbox.core import faults, ledger, quarantine
+from outbox.core import faults, ledger, quarantine, verdict
 from outbox.core.flights import has_flushed
 from outbox.core.ledger import Entry, LedgerEntryError
 from outbox.core.patience import Backoff, Circuit
@@ -55,6 +55,7 @@ _PATIENCE_S = 0.005  # between two looks at whether the lane may start
 _BACKOFF_MIN_S, _BACKOFF_MAX_S = 0.05, 2.0
 _PARKED_S = 2.0  # a stopped lane is examined again: an operator may have settled it
 _CLOSED_S, _IDLE_S = 0.05, 0.5
+_IDLE_SEEN_S = 2.5  # a little more than between two heartbeats, which look at the state row too
 _TAKEOVER_S = 30.0
 _TOPICS_S = 5.0
 _WAKE_S = 0.5
@@ -203,7 +204,7 @@ class ExactlyOnce:
         rounds.prepare()
         if not rounds.wait_purged(self._state, self._may_go_on):
             return 0.0
-        outcome = self._lane_count_followed() or self._examined(rounds) or self._taken_over()
+        outcome = self._lane_count_followed() or self._waits(rounds) or self._examined(rounds) or self._taken_over()
         self._stages["takeover"] += time.monotonic() - begun
         if isinstance(outcome, Owned):
             self._producer, self._batch, self._identity = outcome.producer, outcome.batch, outcome.identity
@@ -253,6 +254,18 @@ class ExactlyOnce:
         if self._lane != 0:
             return None
         return self._lane_count.follow(self._may_take_over, self._host.partitions_added)
+
+    def _waits(self, rounds: Rounds) -> Closed | Idle | None:
+        """Asked before, to spare both servers what is only to be thrown away; what counts is read after the init. What
+        a lane waits for is found out for all lanes of the process together."""
+        for wanted, max_age_s in ((Idle, _IDLE_SEEN_S), (Closed, _CLOSED_S)):
+            state = rounds.seen_state(max_age_s, self._may_take_over)
+            if state is None:
+                return None
+            found = verdict.waits_for(self._lane, state)
+            if isinstance(found, wanted):
+                return found
+        return None
 
     def _examined(self, rounds: Rounds) -> Closed | Stop | Unreadable | None:
         try:
@@ -305,6 +318,8 @@ class ExactlyOnce:
                 return 0.0
             elif isinstance(order, Stop):
                 return self._park(order.text)
+            elif (pause_s := self._renewal()) is not None:
+                return pause_s  # at rest: the next record does not have to wait for it
         return 0.0
 
     def _next_order(self) -> Any:
@@ -331,6 +346,8 @@ class ExactlyOnce:
         from confluent_kafka import KafkaException
 
         self._phase = "sending"
+        if (pause_s := self._renewal()) is not None:
+            return pause_s
         try:
             if not self._host.may_start(self._lane) or not self._topics_exist(rounds, batch):
                 return 0.0
@@ -577,7 +594,7 @@ class ExactlyOnce:
             if rounds.wait_purged(self._state, self._may_wait):
                 table, lane, owner = rounds.database.holds, self._lane, rounds.owner
                 rounds.purges.ask(lambda connection: table.leave(connection, lane, owner), self._may_wait)
-                rounds.release_way(self._may_wait)
+                rounds.release_way(self._state, self._may_wait)
         except (psycopg.Error, OutboxError) as error:
             logger.info("left_untidily lane=%d reason=%r", self._lane, str(error))
 

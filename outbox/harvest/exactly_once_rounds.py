@@ -14,12 +14,13 @@ import os
 import random
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
+from types import MappingProxyType
 from typing import Any
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import psycopg
 
@@ -55,6 +56,7 @@ _SAMPLE, _SAMPLE_S = 16, 1.0
 _SWEEP_SHARE = 1000  # a sweep may take one thousandth of the time
 _BEAT_S = 2.0
 _HOLDS_S = 1.0  # until an operator's hold is noticed
+_TRUST = 0.75  # of the time after which others may claim; the rest is for what runs late
 
 
 @dataclass(eq=False, kw_only=True)
@@ -67,6 +69,8 @@ class LaneState(Standing):
     change: int = 0
     """The number of the change that led to it."""
     busy: Batch | None = None
+    is_leaving: bool = False
+    """It ends in good order, and all that it has committed is purged."""
     holds: Holds = field(default_factory=Holds)
 
 
@@ -110,6 +114,9 @@ class Rounds:
         self._asked_at = self._returned_at = 0.0  # of the last page
         self._beat: Awaited | None = None
         self._beat_at = 0.0
+        self._claimed_at = float("-inf")
+        self._seen: tuple[float, State] | None = None  # the state row, and when it was asked for
+        self._looking = threading.Lock()
         self._interrupt_r, self._interrupt_w = os.pipe()
         self.stages: dict[str, float] = dict.fromkeys(("read", "divide", "round", "flush"), 0.0)
         self.reads = 0
@@ -164,13 +171,32 @@ class Rounds:
             self._idle_s = _IDLE_MIN_S
             self._changed.notify_all()
 
-    def _claim(self, connection: Any) -> None:
-        self._way.take(connection, lanes=self._conf.lanes)
+    def _claim(self, connection: Any, owned: Mapping[int, UUID] = MappingProxyType({})) -> None:
+        begun = time.monotonic()
+        self._way.take(connection, lanes=self._conf.lanes, owned=owned)
+        self._claimed_at = begun
 
-    def release_way(self, may_go_on: Callable[[], bool]) -> None:
-        """The process ends in good order: nobody has to wait until its claim is old."""
+    def _is_claimed(self) -> bool:
+        """A claim that could not be repeated in time may have gone to another way of delivery."""
+        return time.monotonic() < self._claimed_at + _TRUST * self._conf.session_timeout_s
+
+    def seen_state(self, max_age_s: float, may_go_on: Callable[[], bool]) -> State | None:
+        """The state row as it was so long ago at most, for lanes that only wait for a change of it: one question
+        serves all of them. None when it may not go on."""
+        with self._looking:
+            begun = time.monotonic()
+            if self._seen is None or begun - self._seen[0] > max_age_s:
+                ask = partial(self.database.statements.state, lanes=self._conf.lanes)
+                if (found := self.purges.ask(ask, may_go_on)) is None:
+                    return None
+                self._seen = begun, found[1]
+            return self._seen[1]
+
+    def release_way(self, lane: LaneState, may_go_on: Callable[[], bool]) -> None:
+        """Of the lanes that end in good order the last one: nobody has to wait until this process' claim is old."""
         with self._changed:
-            if len(self._lanes) > 1 or not self._prepared or self._closing:
+            lane.is_leaving = True
+            if not self._prepared or self._closing or not all(other.is_leaving for other in self._lanes.values()):
                 return
             self._prepared = False  # no heartbeat may claim again
         self.purges.ask(self._way.release, may_go_on)
@@ -362,7 +388,8 @@ class Rounds:
         """Until something may be read; False: these rounds have ended."""
         while not self._closing:
             self._keep_beating()
-            if self._flights.may_read(self._lanes.values(), is_connected=self._connection is not None):
+            is_connected = self._connection is not None
+            if self._is_claimed() and self._flights.may_read(self._lanes.values(), is_connected=is_connected):
                 return True
             self._changed.wait(_BEAT_S / 2)
         return False
@@ -386,14 +413,21 @@ class Rounds:
             return
         if self._beat is not None and isinstance(self._beat.error, OtherWay | OtherDatabase | NoRights):
             raise self._beat.error
+        if self._beat is not None and self._beat.error is not None:
+            self._troubles.seen("claim", str(self._beat.error))
+        elif self._beat is not None:
+            self._troubles.over("claim")
         self._beat_at = now + min(_BEAT_S, self._conf.session_timeout_s / 3)
         numbers = [lane.number for lane in self._lanes.values() if lane.ready]
 
         def beat(connection: Any) -> None:
             identity = self.database.identity
             owned = dict.fromkeys(numbers, identity) if identity is not None else {}
-            self._way.take(connection, lanes=self._conf.lanes, owned=owned)
-            self._heed(self.database.statements.state(connection, self._conf.lanes)[1])
+            self._claim(connection, owned)
+            begun = time.monotonic()
+            state = self.database.statements.state(connection, self._conf.lanes)[1]
+            self._seen = begun, state
+            self._heed(state)
 
         self._beat = self.purges.tell(beat)
 
@@ -416,7 +450,7 @@ class Rounds:
             page = self._read_completely(plan)
             self._returned_at = time.monotonic()
             self._created = self._sample(page)
-        except (WrongTable, AssertionError):
+        except (WrongTable, OtherWay, NoRights, AssertionError):
             raise
         except psycopg.Error as error:
             self._after_failure(error)
@@ -479,7 +513,14 @@ class Rounds:
 
     def _connected(self) -> BoundedConnection:
         if self._connection is None:
-            self._connection = self.database.connect("read")
+            connection = self.database.connect("read")
+            try:
+                if self._prepared:
+                    self._claim(connection)  # who knows for how long there was none
+            except BaseException:
+                connection.close()
+                raise
+            self._connection = connection
             self._connection.interrupt = self._interrupt_r
             self._frontier.reset()  # perhaps another server, which draws its own transaction ids
         return self._connection

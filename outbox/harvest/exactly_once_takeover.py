@@ -57,13 +57,22 @@ class UnreadableMark(Exception):
 
 def newest_change(ledger: LedgerTopic, identity: UUID, give_up_at: float, *, waits: bool = True) -> int:
     """The latest change of the lane count that the ledger knows of: each is marked in the partition of lane 0 before
-    the lanes are opened."""
+    the lanes are opened. Raises `LedgerMissing`: a ledger that is not there knows nothing, also not of none."""
     try:
         return verdict.change_of(ledger.last_entry(0, give_up_at, waits=waits), identity)
-    except LedgerMissing:
-        return 0
     except LedgerEntryError as error:
         raise UnreadableMark(error) from error
+
+
+def newest_change_of_any(
+    ledger: LedgerTopic, identity: UUID, give_up_at: float, conf: Conf, state: State, *, waits: bool = True
+) -> int:
+    """The same; a ledger that the brokers say is not there is made anew. Empty, it knows of no change."""
+    try:
+        return newest_change(ledger, identity, give_up_at, waits=waits)
+    except LedgerMissing:
+        ledger.prepare(state.lane_count, conf.audit_window_s)
+        return newest_change(ledger, identity, give_up_at, waits=waits)
 
 
 Outcome = Owned | AskElection | Closed | Idle | Stop | Unreadable | None
@@ -94,8 +103,6 @@ class Takeover:
     def run(self, timeout_s: float, may_go_on: Callable[[], bool]) -> Outcome:
         """To be called when the lane's own purges are done and its producer is dropped."""
         give_up_at = time.monotonic() + timeout_s
-        if (unusable := self._unusable(may_go_on)) is not None:
-            return unusable
         producer = initialised(self._make, self.transactional_id, give_up_at, may_go_on)
         if producer is None:
             return None
@@ -111,17 +118,6 @@ class Takeover:
         if not isinstance(outcome, Owned):
             producer.drop()
         return outcome
-
-    def _unusable(self, may_go_on: Callable[[], bool]) -> Closed | Idle | None:
-        """Asked before, to spare the brokers what is only to be thrown away; what counts is read after the init."""
-        if self._settling is not None:
-            return None
-        first = self._purges.ask(lambda c: self._database.statements.state(c, self._conf.lanes), may_go_on)
-        if first is None:
-            return None
-        identity, state = first
-        found = verdict.takeover(Facts(self._lane, identity, state, 0, None, 0))
-        return found if isinstance(found, Closed | Idle) else None
 
     def _look(self, connection: Any) -> Any:
         statements = self._database.statements
@@ -162,7 +158,7 @@ class Takeover:
         settling = self._settling is not None
         if self._settling is not None and self._has_ended(state):
             return None
-        if not settling and (state.resize_to is not None or lane >= state.lane_count):
+        if not settling and verdict.waits_for(lane, state) is not None:
             return Facts(lane, identity, state, purged, None, purged)
         try:
             entry = self._ledger.last_entry(lane, give_up_at)
@@ -172,7 +168,7 @@ class Takeover:
             entry = self._ledger.last_entry(lane, give_up_at)
         newest = verdict.change_of(entry, identity)
         if lane and not settling:
-            newest = max(newest, newest_change(self._ledger, identity, give_up_at))
+            newest = max(newest, newest_change_of_any(self._ledger, identity, give_up_at, self._conf, state))
         again = self._purges.ask(lambda connection: database.statements.purged(connection, lane), may_go_on)
         if again is None:
             return None

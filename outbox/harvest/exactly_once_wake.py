@@ -53,8 +53,11 @@ class Ear:
             connection.execute(sql.SQL("/* wake */ LISTEN {}").format(sql.Identifier(self._channel)))
             self._heard()  # what was said before is not repeated
             pgconn: Any = connection.pgconn
+            poller = select.poll()  # select() takes no descriptor above 1023
+            for descriptor in (pgconn.socket, self._end_r):
+                poller.register(descriptor, select.POLLIN)
             while not self._closing.is_set():
-                select.select([pgconn.socket, self._end_r], [], [])
+                poller.poll()
                 pgconn.consume_input()
                 if _drained(pgconn):
                     self._heard()

@@ -24,7 +24,7 @@ from outbox.conf import Conf
 from outbox.core import ledger as entries
 from outbox.core.ledger import Entry
 from outbox.core.verdict import AskElection, Closed, State, Stop, change_of, forgets_change, idle_lane
-from outbox.edges.ledger_topic import LedgerOpen, LedgerRefused, LedgerTopic
+from outbox.edges.ledger_topic import LedgerMissing, LedgerOpen, LedgerRefused, LedgerTopic
 from outbox.failpoints import failpoint
 from outbox.harvest.exactly_once_database import Database, Purges
 from outbox.harvest.exactly_once_takeover import (
@@ -33,6 +33,7 @@ from outbox.harvest.exactly_once_takeover import (
     Unreadable,
     UnreadableMark,
     newest_change,
+    newest_change_of_any,
     unreadable_text,
 )
 
@@ -78,7 +79,8 @@ class LaneCount:
             return None
         identity, state = found
         try:
-            newest = newest_change(self._ledger, identity, time.monotonic() + _SETTLE_S, waits=False)
+            give_up_at = time.monotonic() + _SETTLE_S
+            newest = newest_change_of_any(self._ledger, identity, give_up_at, self._conf, state, waits=False)
         except LedgerOpen:
             # Of an owner that died in the middle of a transaction, which only the taking over of this lane ends. That
             # looks at the mark too; what is wished waits for the next time.
@@ -175,7 +177,7 @@ class LaneCount:
         assert identity is not None
         try:
             return newest_change(self._ledger, identity, time.monotonic() + _SETTLE_S) >= state.resize_no
-        except UnreadableMark:
+        except (UnreadableMark, LedgerMissing):
             return True
 
     def _settle(self, lane: int, state: State, may_go_on: Callable[[], bool]) -> int | Stop | Unreadable | None:

@@ -466,3 +466,17 @@ def test_a_lane_is_given_back_in_bounded_time_while_postgres_is_away(
         first.stop()
         assert first.wait(60)
         assert time.monotonic() - began < 20
+
+
+def test_a_worker_that_ends_while_others_are_forgotten_is_joined_too(conf):
+    """Lanes are dropped in the election's thread, what has ended is forgotten in another."""
+    harvester = Harvester(conf)
+    late = Mock(join=lambda timeout_s: False)
+
+    def join(timeout_s):
+        harvester._ending.append(late)
+        return True
+
+    harvester._ending.append(Mock(join=join))
+    harvester._forget_ended()
+    assert harvester._ending == [late]

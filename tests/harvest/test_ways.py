@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 import uuid
 from contextlib import ExitStack, contextmanager
@@ -15,9 +16,11 @@ import pytest
 
 from outbox.conf import AT_LEAST_ONCE, EXACTLY_ONCE
 from outbox.edges.ways import OtherWay
-from outbox.harvest import Harvester
+from outbox.harvest import Harvester, exactly_once_rounds
 from outbox.harvest.at_least_once import AtLeastOnceFactory
 from outbox.harvest.drain import NotElected, drain
+from outbox.harvest.exactly_once import ExactlyOnceFactory
+from outbox.harvest.exactly_once_rounds import Rounds
 from tests.cli import classic
 from tests.harvest import hosts
 from tests.harvest.exactly_once.bench import Bench
@@ -90,11 +93,12 @@ def test_a_way_that_was_taken_meanwhile_ends_with_the_name_of_the_other(bench, o
         assert f"harvested by 'else' with DELIVERY='{other}'" in str(wait_until(lambda: host.errors)[0])
 
 
-def test_nothing_is_marked_when_the_claim_could_not_be_repeated_in_time(bench):
-    with working(bench, AT_LEAST_ONCE, session_s=3, HEARTBEAT_TIMEOUT=1) as host:
+@pytest.mark.parametrize("way", WAYS)
+def test_nothing_is_sent_when_the_claim_could_not_be_repeated_in_time(bench, way):
+    with working(bench, way, session_s=3, HEARTBEAT_TIMEOUT=1) as host:
         bench.stash(["a"])
         delivers(host)
-        # The table has no such column for a while: every heartbeat fails, every mark would work.
+        # The table has no such column for a while: every heartbeat fails, all else would work.
         bench.db.execute("ALTER TABLE outbox_state RENAME way_time TO hidden")
         time.sleep(3.5)
         bench.stash(["b"])
@@ -102,6 +106,54 @@ def test_nothing_is_marked_when_the_claim_could_not_be_repeated_in_time(bench):
         assert bench.count == 1
         bench.db.execute("ALTER TABLE outbox_state RENAME hidden TO way_time")
         bench.wait_empty()
+
+
+@pytest.mark.parametrize("is_heeded", [True, False])
+def test_a_new_connection_looks_at_the_claim_before_it_reads(bench, monkeypatch, is_heeded):
+    """After an outage of PostgreSQL, in which the claim may have gone to another way, and before the next heartbeat.
+    The control reads first."""
+    monkeypatch.setattr(exactly_once_rounds, "_BEAT_S", 600)
+    bench.stash(["a"])
+    with working(bench, EXACTLY_ONCE, session_s=1200, HEARTBEAT_TIMEOUT=400) as host:
+        delivers(host)
+        bench.wait_empty()
+        if not is_heeded:
+            monkeypatch.setattr(Rounds, "_claim", lambda *given: None)
+        bench.db.execute("UPDATE outbox_state SET way = 'at-least-once', way_owner = 'else', way_time = now()")
+        bench.db.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+            "WHERE datname = current_database() AND application_name = 'outbox read'"
+        )
+        bench.stash(["b"])
+        if is_heeded:
+            assert "harvested by 'else'" in str(wait_until(lambda: host.errors)[0])
+        else:
+            bench.wait_empty()
+    assert bench.count == is_heeded
+
+
+def test_several_lanes_that_leave_at_once_release_the_claim(bench, monkeypatch):
+    """Each sees the others still there: the last one that has purged what it sent releases for all."""
+    released, leave = threading.Barrier(2), Rounds.leave
+
+    def leave_together(rounds, lane):
+        released.wait(30)
+        leave(rounds, lane)
+
+    monkeypatch.setattr(Rounds, "leave", leave_together)
+    factory = ExactlyOnceFactory(source=lambda: {"conninfo": bench.url})
+    with ExitStack() as stack:
+        made = [
+            stack.enter_context(working(bench, EXACTLY_ONCE, LANES=2, lane=lane, factory=factory)) for lane in range(2)
+        ]
+        for host in made:
+            wait_until(lambda host=host: host.worker.statistics().takeovers)
+        assert owner(bench) == (EXACTLY_ONCE, True)
+        for host in made:
+            host.worker.finish(time.monotonic() + 20)
+        for host in made:
+            assert host.ended.wait(30)
+        assert owner(bench) == (EXACTLY_ONCE, False)
 
 
 def test_lanes_of_one_process_repeat_one_claim(bench):

@@ -121,6 +121,21 @@ def test_a_broker_that_nobody_listens_on_is_no_trouble(bench):
     producer.drop_and_wait()
 
 
+def test_connections_that_are_closed_while_a_lane_rests_cost_the_next_record_nothing(proxied, caplog):
+    """As brokers do after ten minutes without a request: the producer is renewed then, and nothing has failed."""
+    with proxied.working() as host:
+        proxied.stash(["a"])
+        proxied.wait_empty()
+        proxied.proxy.cut()
+        wait_until(lambda: host.worker.statistics().renewals and host.worker.statistics().phase == "ready")
+        assert host.worker.statistics().batches == 1
+        proxied.stash(["a"])
+        proxied.wait_empty()
+        assert host.worker.statistics().circuit.failures == 0
+    assert "send_failed" not in caplog.text
+    drained(proxied)
+
+
 def test_an_init_that_is_slow_is_hedged_and_exact(proxied):
     proxied.stash([f"key-{n % 20}" for n in range(1000)])
     rule = proxied.proxy.on_request(INIT_PRODUCER_ID, HOLD)

@@ -1,7 +1,13 @@
 """Both sides must agree: a database or a ledger that went back in time stops the lane, which says why."""
 
+import time
 import uuid
 
+import pytest
+
+from outbox.core.verdict import State
+from outbox.edges.ledger_topic import LedgerMissing, LedgerTopic
+from outbox.harvest.exactly_once_takeover import newest_change, newest_change_of_any
 from tests.faults.exactly_once.naive import gate_purges
 from tests.harvest.exactly_once.bench import finish, stopped, wait_until
 from tests.support.topics import create_topic
@@ -27,6 +33,18 @@ def test_a_deleted_ledger_stops_the_lane(bench):
     assert "outbox_resolve --lane 0 with --resend" in text
     assert bench.count == 1
     assert len(bench.read()) == 300
+
+
+def test_a_ledger_that_is_not_there_is_no_word_about_changes_of_the_count(bench):
+    """Only one that is there and empty knows of none."""
+    deliver(bench)
+    topic = LedgerTopic({"bootstrap.servers": bench.servers}, f"{bench.name}.none")
+    identity, give_up_at = uuid.uuid4(), time.monotonic() + 60
+    with pytest.raises(LedgerMissing):
+        newest_change(topic, identity, give_up_at)
+    assert newest_change_of_any(topic, identity, give_up_at, bench.conf(), State(2)) == 0
+    assert topic.partitions() == 2
+    topic.close()
 
 
 def test_the_ledger_of_another_database_stops_the_lane(bench):

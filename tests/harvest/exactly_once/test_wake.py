@@ -1,5 +1,9 @@
 """Woken by a notification instead of a poll."""
 
+import os
+
+import pytest
+
 from outbox import wakeups
 from outbox.harvest import exactly_once_rounds
 from tests.harvest.hosts import wait_until
@@ -14,7 +18,21 @@ def is_listening(bench):
     ).fetchone()[0]
 
 
-def test_a_notification_wakes_the_reader(bench, monkeypatch):
+@pytest.fixture(params=[0, 1100])
+def descriptors(request):
+    """So many are open already: select() would take none above 1023."""
+    held = []
+    try:
+        held.extend(os.dup(0) for _ in range(request.param))
+        yield
+    except OSError:
+        pytest.skip("this process may not have so many descriptors")
+    finally:
+        for descriptor in held:
+            os.close(descriptor)
+
+
+def test_a_notification_wakes_the_reader(bench, monkeypatch, descriptors):
     monkeypatch.setattr(exactly_once_rounds, "_IDLE_MIN_S", NEVER_S)
     bench.db.execute(wakeups.install("outbox"))
     with bench.working(NOTIFY=True, MARK_BACKOFF=NEVER_S):

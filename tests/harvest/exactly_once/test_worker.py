@@ -2,11 +2,13 @@
 
 import time
 import uuid
+from contextlib import ExitStack
 
 import psycopg
 import pytest
 
 from outbox.core.scoreboard_values import RecordHeld
+from outbox.edges.companions import Companions
 from outbox.edges.marks import WrongTable
 from outbox.harvest.exactly_once import ExactlyOnceFactory
 from outbox.harvest.lanes import MeterRead
@@ -208,6 +210,33 @@ def test_the_lanes_of_the_state_row_win_over_the_setting(bench):
     bench.db.execute("INSERT INTO outbox_state (lanes) VALUES (1)")
     with bench.working(lane=3, LANES=4) as host:
         wait_until(lambda: host.worker.statistics().phase == "idle")
+
+
+def test_lanes_that_wait_ask_together(bench, monkeypatch):
+    """Whatever their number: what they wait for is one row, which the heartbeat looks at too."""
+    asked, state = [], Companions.state
+    monkeypatch.setattr(Companions, "state", lambda *given, **named: asked.append(1) or state(*given, **named))
+    factory = ExactlyOnceFactory(source=lambda: {"conninfo": bench.url})
+    create_topic(bench.servers, 2, f"{bench.name}.ledger", **{"cleanup.policy": "compact"})
+    with ExitStack() as stack:
+        made = [
+            stack.enter_context(bench.working(lane=lane, LANES=1, factory=factory, BATCH_MAX=7)) for lane in range(12)
+        ]
+        for host in made[1:]:
+            wait_until(lambda host=host: host.worker.statistics().phase == "idle")
+        asked.clear()
+        time.sleep(2)
+        assert len(asked) <= 4
+        bench.db.execute("UPDATE outbox_state SET lanes = 2, resize_no = resize_no + 1")
+        wait_until(lambda: made[1].worker.statistics().takeovers)
+
+
+def test_a_property_that_the_client_does_not_take_is_named(bench):
+    with bench.working(PRODUCER={"batch.size": "large"}) as host:
+        error = wait_until(lambda: host.errors)[0]
+    assert "A Kafka client cannot be made" in str(error)
+    assert "batch.size" in str(error)
+    assert "Correct KAFKA or PRODUCER" in str(error)
 
 
 def test_the_meter_reads_while_records_are_delivered(bench):
