@@ -1,0 +1,127 @@
+"""A standalone cluster from PySpark's wheel on loopback: a master and two workers of one core each."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+from outbox.spark import start
+from tests.spark.engines import children
+from tests.support.databases import ROOT
+
+PATIENCE_S = 240
+JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+
+
+class Cluster:
+    def __init__(self, folder):
+        self.folder, self.events = folder, folder / "events"
+        self.events.mkdir()
+        self._processes, self._logs = [], []
+        start.prepare_environment()
+        log = self._launch("master.Master", "--host", "127.0.0.1", "--port", "0")
+        self.url = self._says(log, r"(spark://127\.0\.0\.1:\d+)")
+        for number in range(2):
+            work = ("--cores", "1", "--memory", "600m", "--work-dir", str(folder / f"work-{number}"))
+            log = self._launch("worker.Worker", "--host", "127.0.0.1", *work, self.url)
+            self._says(log, "(Successfully registered)")
+
+    def _launch(self, name, *arguments):
+        path = self.folder / f"{name}-{len(self._processes)}.log"
+        program = Path(os.environ["SPARK_HOME"]) / "bin" / "spark-class"
+        with path.open("w") as log:
+            self._processes.append(
+                subprocess.Popen(
+                    [program, f"org.apache.spark.deploy.{name}", "--webui-port", "0", *arguments],
+                    env={**os.environ, "SPARK_DAEMON_JAVA_OPTS": JAVA, "SPARK_DAEMON_MEMORY": "256m"},
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
+            )
+        return path
+
+    def _says(self, path, pattern):
+        give_up_at = time.monotonic() + PATIENCE_S
+        while not (found := re.search(pattern, path.read_text())):
+            assert time.monotonic() < give_up_at, path.read_text()
+            assert self._processes[-1].poll() is None, path.read_text()
+            time.sleep(0.05)
+        return found[1]
+
+    def config(self, **executor_environment):
+        """Settings of an application on this cluster."""
+        environment = {"PYTHONPATH": str(ROOT), **executor_environment}
+        return (
+            "spark.executor.cores=1",
+            "spark.executor.memory=512m",
+            f"spark.executor.extraJavaOptions={JAVA}",
+            "spark.eventLog.enabled=true",
+            "spark.eventLog.rolling.enabled=false",
+            "spark.eventLog.compress=false",
+            f"spark.eventLog.dir={self.events.as_uri()}",
+            *(f"spark.executorEnv.{name}={value}" for name, value in environment.items()),
+        )
+
+    def _find(self, words):
+        return [pid for process in self._processes for pid, line in children(process.pid).items() if words in line]
+
+    def executors(self):
+        return self._find("CoarseGrainedExecutorBackend")
+
+    def stopped(self):
+        """Python workers that a failpoint has stopped, with their executors."""
+        found = []
+        for executor in self.executors():
+            found += [(pid, executor) for pid in children(executor) if _state(pid) == "T"]
+        return found
+
+    def producers(self):
+        """Executors whose tasks have written slices with records, by the event logs of all applications."""
+        found = set()
+        for path in self.events.iterdir():
+            writing = set()
+            for line in path.read_text().splitlines():
+                event = json.loads(line) if line.endswith("}") else {}
+                if event.get("Event") == "SparkListenerStageSubmitted":
+                    scopes = " ".join(str(rdd.get("Scope")) for rdd in event["Stage Info"]["RDD Info"])
+                    if "MapInArrow" in scopes:
+                        writing.add(event["Stage Info"]["Stage ID"])
+                elif event.get("Event") == "SparkListenerTaskEnd" and event["Stage ID"] in writing:
+                    read = (
+                        (event.get("Task Metrics") or {}).get("Shuffle Read Metrics", {}).get("Total Records Read", 0)
+                    )
+                    if read > 1 and event["Task End Reason"]["Reason"] == "Success":  # one is the sentinel
+                        found.add((path.name, event["Task Info"]["Executor ID"]))
+        return found
+
+    def close(self):
+        for pid in [pid for process in self._processes for pid in (process.pid, *children(process.pid))]:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        for process in self._processes:
+            process.wait(60)
+
+
+def _state(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0]
+    except OSError:
+        return ""
+
+
+def kill(*pids):
+    for pid in pids:
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            continue
+
+
+def resume(pid):
+    os.kill(pid, signal.SIGCONT)
