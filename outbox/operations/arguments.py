@@ -1,0 +1,120 @@
+"""What the commands of operations have in common: selectors, ages, who asks, and how an outcome is shown."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import re
+from argparse import ArgumentParser
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import psycopg
+from django.core.management.base import BaseCommand, CommandError
+from django.db import Error as DatabaseError
+
+from outbox import conf as settings
+from outbox.exceptions import OutboxError
+from outbox.operations.outcomes import Outcome
+from outbox.operations.selection import Selector
+
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+EXIT_CODES = {0: "done, or nothing to do", 1: "refused, for the reason named: nothing was changed"}
+_DONE = {
+    "requeue": "requeued", "skip": "skipped", "discard": "discarded", "purge": "purged", "pause": "paused",
+    "resume": "resumed", "edit": "edited",
+}  # fmt: skip
+
+
+def add_common(parser: ArgumentParser) -> None:
+    parser.epilog = "Exit codes: " + "; ".join(f"{code}: {text}" for code, text in EXIT_CODES.items()) + "."
+    parser.add_argument("--reason", default="", metavar="TEXT", help="Why: kept in the audit row.")
+    parser.add_argument("--actor", default="", metavar="NAME", help="Who: the user of the system by default.")
+    parser.add_argument("--dry-run", action="store_true", help="Say what would be changed, and change nothing.")
+    parser.add_argument("--database", metavar="ALIAS", help="Alias of the database, instead of DATABASE.")
+    parser.add_argument("--json", action="store_true", help="Print one JSON object.")
+
+
+def add_selector(parser: ArgumentParser) -> None:
+    parser.add_argument("--topic", help="Of this topic.")
+    parser.add_argument("--key", help="Of this key of the topic.")
+    parser.add_argument(
+        "--id", type=int, action="append", default=[], metavar="ID", help="The record's id; may be repeated."
+    )
+    parser.add_argument("--lane", type=int, metavar="N", help="Of this lane.")
+    parser.add_argument("--older-than", metavar="AGE", help="Held or dead for longer: 90s, 15m, 12h or 30d.")
+    parser.add_argument("--all", action="store_true", help="Everything; needed when nothing else selects.")
+
+
+def selector_of(options: dict[str, Any]) -> Selector:
+    return Selector(
+        topic=options["topic"],
+        key=options["key"],
+        ids=tuple(options["id"]),
+        lane=options["lane"],
+        older_than=age(options["older_than"]) if options["older_than"] else None,
+        all=options["all"],
+    )
+
+
+def age(text: str) -> timedelta:
+    found = re.fullmatch(r"(\d{1,9})([smhd])", text.strip())
+    if not found:
+        raise CommandError(f"{text!r} is no age: write 90s, 15m, 12h or 30d.")
+    return timedelta(seconds=int(found[1]) * _UNITS[found[2]])
+
+
+def actor_of(options: dict[str, Any]) -> str:
+    try:
+        return str(options["actor"] or getpass.getuser())
+    except (KeyError, OSError):  # a container's user without a name
+        return "unknown"
+
+
+def given_of(options: dict[str, Any]) -> dict[str, Any]:
+    """The arguments that every operation takes."""
+    return {
+        "actor": actor_of(options),
+        "reason": options["reason"],
+        "dry_run": options["dry_run"],
+        "alias": options["database"],
+    }
+
+
+def run(operation: Callable[[], Outcome]) -> Outcome:
+    try:
+        return operation()
+    except (OutboxError, settings.ConfErrors) as error:
+        raise CommandError(str(error)) from error
+    except (DatabaseError, psycopg.Error) as error:
+        reason = " ".join(str(error).split())
+        raise CommandError(f"PostgreSQL: {reason} (Is the table migrated? python manage.py migrate outbox)") from error
+
+
+def shown(outcome: Outcome, options: dict[str, Any]) -> str:
+    if options["json"]:
+        return json.dumps(outcome.as_dict())
+    done = _DONE[outcome.what]
+    if outcome.dry_run:
+        return f"{outcome.matched} would be {done}. Nothing was changed."
+    if not outcome.matched:
+        return f"0 {done}: nothing matches. Nothing was changed."
+    parts = [f"{outcome.changed} {done}"] if outcome.changed else []
+    if outcome.pending:
+        parts.append(f"{outcome.pending} to be carried out by the harvester at work, or the next one")
+    return ", ".join(parts) + "."
+
+
+class SelectingCommand(BaseCommand):
+    """A bulk operation on what a selector finds."""
+
+    operation: Callable[..., Outcome]
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        add_selector(parser)
+        add_common(parser)
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        selector, operation = selector_of(options), type(self).operation
+        self.stdout.write(shown(run(lambda: operation(selector, **given_of(options))), options))

@@ -1,0 +1,187 @@
+"""Changing what a record says: one that is held, one that waits, one that is dead.
+
+A record in the outbox may be on its way at this moment. So its key is put under a hold first, and the record is
+changed when its lane has confirmed that it leaves the key alone; then the key goes on, in its order.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from django.db import connections, transaction
+
+from outbox import conf as settings
+from outbox.exceptions import InvalidMessage
+from outbox.message import as_pairs
+from outbox.models import DeadLetter, Hold, OutboxRecord
+from outbox.operations.outcomes import REFUSED, Outcome, alias_of, audit, put_back
+from outbox.operations.selection import OperationRefused, lane_count
+from outbox.validation import Row, Validator
+
+FIELDS = ("topic", "key", "value", "headers")
+_LOOK_S = 0.1
+_DEAD_COLUMNS = ("topic", "key", "value", "value_binary", "header_keys", "header_values")
+_COLUMNS = (
+    "kafka_topic", "kafka_key", "kafka_value", "kafka_value_binary", "kafka_header_keys", "kafka_header_values",
+)  # fmt: skip
+
+
+class NotConfirmed(OperationRefused):
+    """No harvester has said in time that it leaves the record alone."""
+
+
+def edit(
+    *,
+    record_id: int,
+    changes: Mapping[str, Any],
+    actor: str,
+    reason: str = "",
+    wait_s: float = 30.0,
+    dry_run: bool = False,
+    alias: str | None = None,
+) -> Outcome:
+    """Change fields of `FIELDS` of a record in the outbox, or else of the dead letter that it became, and send it.
+
+    Waits up to `wait_s` for the record's lane. A record whose key changes is sent when the harvester next looks at
+    everything (SWEEP_INTERVAL) at the latest."""
+    found_alias = alias_of(alias)
+    record = OutboxRecord.objects.using(found_alias).filter(pk=record_id).first()
+    if record is None:
+        letter = DeadLetter.objects.using(found_alias).filter(record_id=record_id).order_by("-pk").first()
+        if letter is None:
+            raise OperationRefused(f"Record {record_id} is neither in the outbox nor among the dead letters.")
+        return edit_dead(letter.pk, changes, actor=actor, reason=reason, dry_run=dry_run, alias=found_alias)
+    row = _checked(changes, _fields_of(record, _COLUMNS))
+    if dry_run:
+        return Outcome("edit", 1, dry_run=True, details={"id": record_id, "fields": sorted(changes)})
+    if connections[found_alias].in_atomic_block:
+        raise OperationRefused(
+            "An edit waits for the harvester, which cannot see what an open transaction has written: call it outside "
+            "of transaction.atomic(), in a view with transaction.non_atomic_requests."
+        )
+    hold = _hold_for_edit(record, found_alias)
+    try:
+        _await_confirmation(hold, found_alias, time.monotonic() + wait_s, wait_s)
+        return _change(hold, record_id, row, changes, actor, reason, found_alias)
+    finally:
+        Hold.objects.using(found_alias).filter(pk=hold.pk).delete()
+
+
+def edit_dead(
+    dead_id: int,
+    changes: Mapping[str, Any],
+    *,
+    actor: str,
+    reason: str = "",
+    dry_run: bool = False,
+    alias: str | None = None,
+) -> Outcome:
+    """Change a dead letter and put it back into the outbox as a new record."""
+    found_alias = alias_of(alias)
+    with transaction.atomic(using=found_alias):
+        letter = DeadLetter.objects.using(found_alias).select_for_update().filter(pk=dead_id).first()
+        if letter is None:
+            raise OperationRefused(f"Dead letter {dead_id} is not there any more: it was sent again or deleted.")
+        row = _checked(changes, _fields_of(letter, _DEAD_COLUMNS))
+        details = {"id": letter.record_id, "fields": sorted(changes)}
+        if dry_run:
+            return Outcome("edit", 1, dry_run=True, details=details)
+        DeadLetter.objects.using(found_alias).filter(pk=dead_id).update(**_values(row, _DEAD_COLUMNS))
+        put_back(found_alias, [dead_id])
+        audit(found_alias, actor, "edit", reason, {**details, "was": "dead"})
+    return Outcome("edit", 1, 1, details=details)
+
+
+# ---- one step each
+
+
+def _hold_for_edit(record: Any, alias: str) -> Hold:
+    """Committed when this returns, else no lane sees it."""
+    scope = {"topic": record.kafka_topic, "key": record.kafka_key, "reason": Hold.Reason.EDITING}
+    if not record.kafka_key:
+        scope["record_id"] = record.pk
+    if Hold.objects.using(alias).filter(**scope).exists():
+        raise OperationRefused(
+            f"A record of {record} is being edited already. If that was broken off, resume it: "
+            "manage.py outbox_resume --id or --topic and --key."
+        )
+    return Hold.objects.using(alias).create(**{**scope, "record_id": record.pk})
+
+
+def _await_confirmation(hold: Hold, alias: str, give_up_at: float, wait_s: float) -> None:
+    lane = lane_of(hold.key or "", hold.record_id or 0, alias)
+    while True:
+        found = Hold.objects.using(alias).filter(pk=hold.pk).values_list("confirmed_by", flat=True).first()
+        if found is None:
+            raise OperationRefused("The edit was ended by somebody else; nothing was changed.")
+        if lane in found:
+            return
+        if time.monotonic() > give_up_at:
+            raise NotConfirmed(
+                f"Lane {lane} did not confirm within {wait_s:g} s that it leaves the record alone, so nothing was "
+                "changed. Is a harvester at work on it (manage.py outbox_stats)? Start one, or wait longer."
+            )
+        time.sleep(_LOOK_S)
+
+
+def _change(
+    hold: Hold, record_id: int, row: Row, changes: Mapping[str, Any], actor: str, reason: str, alias: str
+) -> Outcome:
+    with transaction.atomic(using=alias):
+        if not Hold.objects.using(alias).filter(pk=hold.pk).delete()[0]:
+            raise OperationRefused("The edit was ended by somebody else; nothing was changed.")
+        if not OutboxRecord.objects.using(alias).filter(pk=record_id).update(**_values(row, _COLUMNS)):
+            raise OperationRefused(f"Record {record_id} was delivered or deleted meanwhile; nothing was changed.")
+        refused = Hold.objects.using(alias).filter(record_id=record_id, reason__in=REFUSED)
+        pending = refused.exclude(wanted__in=("skip", "discard")).update(wanted="retry")
+        details = {"id": record_id, "fields": sorted(changes)}
+        audit(alias, actor, "edit", reason, details)
+    return Outcome("edit", 1, 1, pending, details=details)
+
+
+def lane_of(key: str, record_id: int, alias: str) -> int:
+    """As in `edges.reader.lane_of_row`."""
+    count = lane_count(alias)
+    if not key and not settings.current().keep_empty_key:
+        return record_id % count
+    with connections[alias].cursor() as cursor:
+        cursor.execute("SELECT (hashtextextended(%s, 0) & 9223372036854775807) %% %s", [key, count])
+        row = cursor.fetchone()
+    return int(row[0])
+
+
+# ---- fields
+
+
+def _fields_of(found: Any, columns: tuple[str, ...]) -> dict[str, Any]:
+    topic, key, value, binary, names, texts = (getattr(found, column) for column in columns)
+    value = bytes(binary) if binary is not None else value
+    return {
+        "topic": topic,
+        "key": key,
+        "value": value,
+        "headers": tuple(zip(names or (), texts or (), strict=True)),
+    }
+
+
+def _checked(changes: Mapping[str, Any], present: dict[str, Any]) -> Row:
+    """The whole message as it will be, judged as `stash` judges one; nothing is added to it."""
+    if not changes or not set(changes) <= set(FIELDS):
+        raise OperationRefused(
+            f"An edit changes some of {', '.join(FIELDS)}; given: {', '.join(sorted(changes)) or 'none'}."
+        )
+    wanted = {**present, **changes}
+    conf = replace(settings.current(), message_id_header="", correlation_id_header="", tracing=False)
+    try:
+        pairs = as_pairs(wanted["headers"] or ())
+        return Validator(conf).row(wanted["topic"], wanted["value"], wanted["key"], pairs, None, None)
+    except InvalidMessage as error:
+        raise OperationRefused(str(error)) from error
+
+
+def _values(row: Row, columns: tuple[str, ...]) -> dict[str, Any]:
+    values = (row.topic, row.key, row.value, row.binary, list(row.names), list(row.values))
+    return dict(zip(columns, values, strict=True))

@@ -1,0 +1,52 @@
+"""What every operation has in common: its outcome, its audit row, and how a dead letter comes back."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from django.db import connections
+
+from outbox import conf as settings
+from outbox.edges.table import identifier
+from outbox.models import AuditRow, DeadLetter, Hold, OutboxRecord
+
+REFUSED = (Hold.Reason.PARKED, Hold.Reason.QUARANTINED)
+IDS_KEPT = 1000  # of the records, in an audit row
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    what: str
+    matched: int
+    changed: int = 0
+    """Now, by this call."""
+    pending: int = 0
+    """Asked of the harvester."""
+    dry_run: bool = False
+    details: dict[str, Any] = field(default_factory=dict)
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def alias_of(alias: str | None) -> str:
+    return alias or settings.current().database
+
+
+def audit(alias: str, actor: str, what: str, reason: str, details: dict[str, Any]) -> None:
+    AuditRow.objects.using(alias).create(who=actor, what=what, why=reason, details=details)
+
+
+def put_back(alias: str, pks: list[int]) -> int:
+    """In one statement, so that a letter is either dead or in the outbox."""
+    table, dead = (identifier(model._meta.db_table).as_string() for model in (OutboxRecord, DeadLetter))
+    with connections[alias].cursor() as cursor:
+        cursor.execute(
+            f"WITH gone AS (DELETE FROM {dead} WHERE id = ANY(%s) RETURNING *) "
+            f"INSERT INTO {table} (kafka_topic, kafka_key, kafka_value, kafka_value_binary, kafka_header_keys, "
+            "kafka_header_values) SELECT topic, key, value, value_binary, header_keys, header_values FROM gone "
+            "ORDER BY record_id, id",
+            [pks],
+        )
+        return int(cursor.rowcount)

@@ -1,0 +1,116 @@
+"""Which holds and dead letters an operation is meant for. A selector that selects nothing must be told to mean all."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from typing import Any
+
+from django.db import connections
+from django.db.models import BigIntegerField, F, Func, Q
+from django.db.models.functions import Now
+
+from outbox import conf as settings
+from outbox.edges.table import identifier
+from outbox.exceptions import OutboxError
+from outbox.models import DeadLetter, Hold
+
+
+class OperationRefused(OutboxError):
+    """What an operator has asked for cannot be done; nothing was changed."""
+
+
+class NothingSelected(OperationRefused):
+    def __init__(self) -> None:
+        super().__init__(
+            "Nothing selects what is meant. Name a topic, a key, ids, a lane or an age, or say that all are meant "
+            "(--all)."
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Selector:
+    """All of what is given must fit. `ids` are those that the records have or had in the outbox."""
+
+    topic: str | None = None
+    key: str | None = None
+    ids: Sequence[int] = ()
+    lane: int | None = None
+    older_than: timedelta | None = None
+    all: bool = False
+    hold_ids: Sequence[int] = ()
+    """Primary keys of holds: then no dead letter is meant."""
+    dead_ids: Sequence[int] = ()
+    """Primary keys of dead letters: then no hold is meant."""
+
+    def require(self) -> None:
+        """Raises `NothingSelected`."""
+        given = (self.ids, self.hold_ids, self.dead_ids)
+        if not self.all and not any(given) and (self.topic, self.key, self.lane, self.older_than) == (None,) * 4:
+            raise NothingSelected
+        if self.key is not None and self.topic is None:
+            raise OperationRefused("A key belongs to a topic: name the topic too.")
+
+    def holds(self, alias: str) -> Any:
+        if self.dead_ids:
+            return Hold.objects.none()
+        wanted = self._wanted("since")
+        if self.hold_ids:
+            wanted &= Q(pk__in=list(self.hold_ids))
+        if self.lane is not None:
+            wanted &= Q(lane=self.lane) | Q(lane__isnull=True, key__isnull=False, of_lane=self.lane)
+        return self._with_lane(Hold.objects, alias).filter(wanted)
+
+    def dead_letters(self, alias: str) -> Any:
+        if self.hold_ids:
+            return DeadLetter.objects.none()
+        wanted = self._wanted("died_at")
+        if self.dead_ids:
+            wanted &= Q(pk__in=list(self.dead_ids))
+        if self.lane is not None:
+            wanted &= Q(of_lane=self.lane)
+        return self._with_lane(DeadLetter.objects, alias).filter(wanted)
+
+    def _wanted(self, time_field: str) -> Q:
+        wanted = Q()
+        for name, value in (("topic", self.topic), ("key", self.key)):
+            if value is not None:
+                wanted &= Q(**{name: value})
+        if self.ids:
+            wanted &= Q(record_id__in=list(self.ids))
+        if self.older_than is not None:
+            wanted &= Q(**{f"{time_field}__lt": Now() - self.older_than})
+        return wanted
+
+    def _with_lane(self, manager: Any, alias: str) -> Any:
+        found = manager.using(alias)
+        return found if self.lane is None else found.annotate(of_lane=lane_expression(alias))
+
+    def as_dict(self) -> dict[str, Any]:
+        """What was given, for the audit row."""
+        given = {name: value for name, value in asdict(self).items() if value not in (None, (), [], False)}
+        if self.older_than is not None:
+            given["older_than"] = self.older_than.total_seconds()
+        return {
+            name: list(v)[:100] if isinstance(v, Sequence) and not isinstance(v, str) else v
+            for name, v in given.items()
+        }
+
+
+def lane_count(alias: str) -> int:
+    """How many lanes there are; the setting before the first harvester has made the state row."""
+    conf = settings.current()
+    with connections[alias].cursor() as cursor:
+        cursor.execute(f"SELECT lanes FROM {identifier(f'{conf.table}_state').as_string()}")
+        row = cursor.fetchone()
+    return int(row[0]) if row else conf.lanes
+
+
+def lane_expression(alias: str) -> Any:
+    """The lane of a row with `key` and `record_id`: as in `edges.reader.lane_of_row`."""
+    count, keep = lane_count(alias), settings.current().keep_empty_key
+    by_key = f"(hashtextextended(k, 0) & 9223372036854775807) %%%% {count}"
+    by_either = by_key if keep else f"CASE WHEN k = '' THEN r %%%% {count} ELSE {by_key} END"
+    template = f"(SELECT {by_either} FROM (VALUES (%(expressions)s)) AS t(k, r))"
+    return Func(F("key"), F("record_id"), template=template, output_field=BigIntegerField())

@@ -1,0 +1,214 @@
+"""What operators do, in a real PostgreSQL; that harvesters carry it out is tested with them."""
+
+import json
+from datetime import timedelta
+from io import StringIO
+
+import pytest
+from django.core.management import CommandError, call_command
+from django.db import connection
+
+import outbox
+from outbox.models import AuditRow, DeadLetter, Hold, OutboxRecord
+from outbox.operations import actions
+from outbox.operations.actions import NothingSelected, OperationRefused, Selector
+from outbox.operations.selection import lane_expression
+
+pytestmark = pytest.mark.django_db
+WHO = {"actor": "ann", "reason": "told to"}
+
+
+def parked(record_id, key="k", topic="t", reason="parked", **given):
+    return Hold.objects.create(topic=topic, key=key, record_id=record_id, reason=reason, **given)
+
+
+def dead(record_id, key="k", topic="t", **given):
+    return DeadLetter.objects.create(
+        record_id=record_id, topic=topic, key=key, value=f"v{record_id}", reason="refused", **given
+    )
+
+
+def wishes():
+    return dict(Hold.objects.values_list("record_id", "wanted"))
+
+
+def test_nothing_is_not_everything():
+    for operation in (actions.requeue, actions.skip, actions.discard, actions.purge, actions.resume):
+        with pytest.raises(NothingSelected, match="--all"):
+            operation(Selector(), "ann")
+    with pytest.raises(OperationRefused, match="name the topic too"):
+        actions.skip(Selector(key="k"), "ann")
+    assert not AuditRow.objects.exists()
+
+
+def test_wishes_about_held_records_are_written_down_in_bulk(django_assert_max_num_queries):
+    for number in range(50):
+        parked(number, key=f"k{number}")
+    parked(99, key=None)
+    Hold.objects.create(topic="t", key="z", reason="paused")
+    with django_assert_max_num_queries(6):
+        outcome = actions.skip(Selector(topic="t"), **WHO)
+    assert (outcome.matched, outcome.changed, outcome.pending) == (50, 0, 50)  # neither the topic nor the pause
+    assert actions.requeue(Selector(ids=[3, 99]), "ann").pending == 2
+    assert actions.discard(Selector(topic="t", key="k5"), "ann").pending == 1
+    found = wishes()
+    assert (found[3], found[99], found[5], found[7], found[None]) == ("retry", "retry", "discard", "skip", "")
+    assert list(AuditRow.objects.order_by("id").values_list("who", "what", "why")) == [
+        ("ann", "skip", "told to"),
+        ("ann", "requeue", ""),
+        ("ann", "discard", ""),
+    ]
+    assert AuditRow.objects.earliest("id").details["selector"] == {"topic": "t"}
+
+
+def test_a_dry_run_changes_nothing():
+    parked(1)
+    dead(2)
+    for operation in (actions.requeue, actions.discard):
+        outcome = operation(Selector(all=True), "ann", dry_run=True)
+        assert (outcome.matched, outcome.changed, outcome.pending) == (2, 0, 0)
+    assert actions.pause(topic="t", actor="ann", dry_run=True).changed == 0
+    assert (wishes(), DeadLetter.objects.count(), AuditRow.objects.count()) == ({1: ""}, 1, 0)
+
+
+def test_dead_letters_come_back_in_the_order_they_had():
+    for number in (7, 3, 5):
+        dead(number, header_keys=["a"], header_values=["b"])
+    other = dead(8)
+    assert actions.requeue(Selector(ids=[3, 5, 7]), **WHO).changed == 3
+    rows = OutboxRecord.objects.order_by("id").values_list("kafka_value", "kafka_key", "kafka_header_keys")
+    assert list(rows) == [("v3", "k", ["a"]), ("v5", "k", ["a"]), ("v7", "k", ["a"])]
+    assert list(DeadLetter.objects.all()) == [other]
+
+
+def test_dead_letters_are_purged_by_age():
+    old = dead(1)
+    dead(2)
+    DeadLetter.objects.filter(pk=old.pk).update(died_at="2020-01-01T00:00Z")
+    assert actions.purge(Selector(older_than=timedelta(days=1)), **WHO).changed == 1
+    assert [letter.record_id for letter in DeadLetter.objects.all()] == [2]
+
+
+def test_the_ids_of_rows_say_which_table_is_meant():
+    hold, letter = parked(1), dead(1)
+    assert actions.discard(Selector(dead_ids=[letter.pk]), "ann").pending == 0
+    assert actions.discard(Selector(hold_ids=[hold.pk]), "ann").changed == 0
+    assert (wishes(), DeadLetter.objects.count()) == ({1: "discard"}, 0)
+
+
+def test_a_lane_selects_by_the_key_and_keyless_records_by_their_id(settings):
+    settings.OUTBOX = {**settings.OUTBOX, "LANES": 4}
+    for number in range(40):
+        parked(number, key=f"k{number}")
+        parked(100 + number, key="", topic="none")
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT n FROM generate_series(0, 39) n WHERE (hashtextextended('k' || n, 0) & 9223372036854775807) % 4 = 2"
+        )
+        expected = {row[0] for row in cursor.fetchall()}
+    found = set(Selector(lane=2).holds("default").values_list("record_id", flat=True))
+    assert found == expected | {100 + n for n in range(40) if (100 + n) % 4 == 2}
+    assert set(Hold.objects.annotate(lane_of=lane_expression("default")).values_list("lane_of", flat=True)) == {
+        0,
+        1,
+        2,
+        3,
+    }
+
+
+def test_pauses_are_placed_once_and_end():
+    assert actions.pause(topic="t", key="k", **WHO).details == {"scope": "t[k]"}
+    actions.pause(topic="t", actor="ann")
+    actions.pause(lane=1, actor="ann")
+    with pytest.raises(OperationRefused, match=r"paused already: t\[k\]"):
+        actions.pause(topic="t", key="k", actor="ann")
+    for given in ({}, {"topic": "t", "lane": 1}, {"lane": 1, "key": "k"}, {"topic": "t", "key": ""}, {"lane": -1}):
+        with pytest.raises(OperationRefused):
+            actions.pause(actor="ann", **given)
+    parked(5)
+    assert actions.resume(Selector(topic="t"), **WHO).changed == 2
+    assert sorted(Hold.objects.values_list("reason", flat=True)) == ["parked", "paused"]
+    assert actions.resume(Selector(all=True), "ann").changed == 1
+
+
+def test_a_dead_letter_is_edited_and_put_back():
+    letter = dead(3)
+    with pytest.raises(OperationRefused, match="MAX_MESSAGE_BYTES"):
+        actions.edit_dead(letter.pk, {"value": "x" * 2_000_000}, actor="ann")
+    with pytest.raises(OperationRefused, match="some of topic, key, value, headers; given: colour"):
+        actions.edit_dead(letter.pk, {"colour": "red"}, actor="ann")
+    assert actions.edit(record_id=3, changes={"value": "better", "headers": {"a": "b"}}, **WHO).changed == 1
+    row = OutboxRecord.objects.get()
+    assert (row.kafka_value, row.kafka_key, row.kafka_header_keys, row.kafka_header_values) == (
+        "better",
+        "k",
+        ["a"],
+        ["b"],
+    )
+    assert not DeadLetter.objects.exists()
+    with pytest.raises(OperationRefused, match="neither in the outbox nor"):
+        actions.edit(record_id=3, changes={"value": ""}, actor="ann")
+
+
+@pytest.mark.django_db(transaction=True)
+def test_an_edit_that_no_lane_confirms_changes_nothing():
+    id_ = outbox_record()
+    with pytest.raises(actions.NotConfirmed, match=r"Lane 0 did not confirm within 0.2 s.*outbox_stats"):
+        actions.edit(record_id=id_, changes={"value": "better"}, actor="ann", wait_s=0.2)
+    assert OutboxRecord.objects.get(pk=id_).kafka_value == "v"
+    assert not Hold.objects.exists()
+    assert not AuditRow.objects.exists()
+
+
+def test_an_edit_does_not_wait_inside_of_a_transaction():
+    with pytest.raises(OperationRefused, match="non_atomic_requests"):
+        actions.edit(record_id=outbox_record(), changes={"value": "better"}, actor="ann")
+
+
+def outbox_record():
+    from django.db import transaction
+
+    with transaction.atomic():
+        return outbox.stash("t", "v", key="k")
+
+
+# ---- commands
+
+
+def run(name, *arguments):
+    out = StringIO()
+    call_command(name, *arguments, stdout=out)
+    return out.getvalue()
+
+
+def test_commands_take_selectors_and_answer_in_json():
+    parked(1)
+    dead(2, topic="u")
+    assert json.loads(run("outbox_requeue", "--topic", "t", "--dry-run", "--json"))["matched"] == 1
+    assert json.loads(run("outbox_skip", "--id", "1", "--json"))["pending"] == 1
+    assert json.loads(run("outbox_discard", "--topic", "u", "--reason", "old", "--json"))["changed"] == 1
+    assert "1 paused" in run("outbox_pause", "--topic", "t")
+    assert "1 resumed" in run("outbox_resume", "--all")
+    dead(3)
+    assert "0 " in run("outbox_purge", "--older-than", "1d")
+    assert "1 " in run("outbox_purge", "--all")
+    assert "Nothing was changed" in run("outbox_purge", "--all")
+    whats = list(AuditRow.objects.order_by("id").values_list("what", flat=True))
+    assert whats == ["skip", "discard", "pause", "resume", "purge"]
+
+
+def test_commands_refuse_what_is_not_meant():
+    for name in ("outbox_requeue", "outbox_skip", "outbox_discard", "outbox_purge", "outbox_resume"):
+        with pytest.raises(CommandError, match="--all"):
+            run(name)
+    with pytest.raises(CommandError, match="either a topic"):
+        run("outbox_pause")
+    with pytest.raises(CommandError, match="30d"):
+        run("outbox_purge", "--older-than", "soon")
+
+
+def test_the_edit_command_changes_dead_letters():
+    dead(9)
+    assert "1 edited" in run("outbox_edit", "--id", "9", "--value", "better", "--header", "a=b=c")
+    row = OutboxRecord.objects.get()
+    assert (row.kafka_value, row.kafka_header_keys, row.kafka_header_values) == ("better", ["a"], ["b=c"])
