@@ -21,6 +21,7 @@ FAILPOINTS = {
     "before-reset": "a lane that ends is about to give back what it has marked and not sent",
     "after-init": "older producers of the lane are fenced, the ledger was not read",
     "before-settle": "the ledger is one batch ahead of the table, and nothing was done about it",
+    "careful": "after a crash: the records of a batch were written down, nothing of it was sent",
     "before-commit": "records and ledger entry were produced, the transaction is open",
     "after-commit": "the transaction is committed, its records are in the table",
     "epoch-begun": "Spark: a micro-batch goes to the sink, nothing of it was sent",
