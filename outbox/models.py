@@ -188,17 +188,21 @@ class AuditRow(models.Model):
     class Meta:
         db_table = f"{table_name()}_audit"
         default_permissions = ("view",)
+        verbose_name = "audit row"
+        verbose_name_plural = "audit trail"
 
     def __str__(self) -> str:
         return f"{self.who}: {self.what}"
 
 
 class Sample(models.Model):
-    """The state of one minute, kept for 24 hours. Totals are those of the harvesters at that moment."""
+    """The state of one minute, kept for 24 hours. What was stashed and delivered is counted by PostgreSQL, since its
+    statistics began."""
 
     taken_at = models.DateTimeField(primary_key=True, db_default=Now())
     backlog = models.BigIntegerField()
     oldest_age_s = models.FloatField()
+    stashed = models.BigIntegerField(db_default=0)
     delivered = models.BigIntegerField(db_default=0)
     refused = models.BigIntegerField(db_default=0)
     holds = models.BigIntegerField(db_default=0)
@@ -207,6 +211,8 @@ class Sample(models.Model):
     class Meta:
         db_table = f"{table_name()}_sample"
         default_permissions = ("view",)
+        verbose_name = "sample"
+        verbose_name_plural = "dashboard"  # its page in the admin
 
     def __str__(self) -> str:
         return f"{self.taken_at}: {self.backlog}"

@@ -74,6 +74,7 @@ CREATE TABLE IF NOT EXISTS {SAMPLE} (
     taken_at timestamptz PRIMARY KEY DEFAULT now(),
     backlog bigint NOT NULL,
     oldest_age_s double precision NOT NULL,
+    stashed bigint NOT NULL DEFAULT 0,
     delivered bigint NOT NULL DEFAULT 0,
     refused bigint NOT NULL DEFAULT 0,
     holds bigint NOT NULL DEFAULT 0,
@@ -89,7 +90,7 @@ CREATE TABLE IF NOT EXISTS {WATCH} (
 """
 BACKWARDS = f"DROP TABLE IF EXISTS {HOLD}, {DEAD}, {AUDIT}, {SAMPLE}, {WATCH};"
 
-BIG_ID = ("id", models.BigAutoField(primary_key=True, serialize=False))
+BIG_ID: Any = ("id", models.BigAutoField(primary_key=True, serialize=False))
 NOW = django.db.models.functions.datetime.Now()
 
 
@@ -201,7 +202,12 @@ STATE_OPERATIONS = [
             ("why", text()),
             ("details", models.JSONField(db_default=models.Value({}, models.JSONField()))),
         ],
-        options={"db_table": f"{table_name()}_audit", "default_permissions": ("view",)},
+        options={
+            "db_table": f"{table_name()}_audit",
+            "default_permissions": ("view",),
+            "verbose_name": "audit row",
+            "verbose_name_plural": "audit trail",
+        },
     ),
     migrations.CreateModel(
         name="Sample",
@@ -209,12 +215,18 @@ STATE_OPERATIONS = [
             ("taken_at", models.DateTimeField(db_default=NOW, primary_key=True, serialize=False)),
             ("backlog", models.BigIntegerField()),
             ("oldest_age_s", models.FloatField()),
+            ("stashed", models.BigIntegerField(db_default=0)),
             ("delivered", models.BigIntegerField(db_default=0)),
             ("refused", models.BigIntegerField(db_default=0)),
             ("holds", models.BigIntegerField(db_default=0)),
             ("dead", models.BigIntegerField(db_default=0)),
         ],
-        options={"db_table": f"{table_name()}_sample", "default_permissions": ("view",)},
+        options={
+            "db_table": f"{table_name()}_sample",
+            "default_permissions": ("view",),
+            "verbose_name": "sample",
+            "verbose_name_plural": "dashboard",
+        },
     ),
 ]
 
