@@ -15,6 +15,7 @@ WORKER = (
     *("after-init", "before-settle", "before-send", "after-send", "after-ack"),
     *("before-commit", "after-commit", "before-purge", "after-purge"),
 )
+CAREFUL = ("careful",)  # reached in the first batches after an owner that left no farewell
 MEMBER = ("assigned", "acquired", "revoking", "before-leave")
 ENDING = {"revoking", "before-leave"}  # reached by a harvester that stops
 ONCE = {"after-init", "assigned", "acquired"}  # reached once by a harvester that goes on
