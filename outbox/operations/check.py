@@ -149,7 +149,17 @@ def _positions(conf: Conf, alias: str) -> Iterator[Finding]:
         else:
             yield error("ledger and table", ledger["error"], "See what manage.py outbox_resolve tells.")
         return
+    here = found["state"]["database_uuid"] if found["state"] else None
     for lane in found["lanes"]:
+        there = lane["ledger_database"]
+        if there is not None and there != here:
+            yield error(
+                "ledger and table",
+                f"lane {lane['lane']}: the ledger is that of database {there}, this is {here}",
+                "Correct DATABASES or NAME. If this database is to follow the other: "
+                f"manage.py outbox_resolve --lane {lane['lane']} --adopt-ledger.",
+            )
+            return
         purged, last = lane["purged_batch"] or 0, lane["ledger_batch"]
         if last is not None and last - purged not in (0, 1) and not lane["is_owned"]:
             yield error(

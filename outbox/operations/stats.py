@@ -27,7 +27,16 @@ _NAME = "outbox stats"
 Connection = psycopg.Connection[Any]
 
 
+def require_alias(alias: str) -> None:
+    from django.db import connections
+
+    if alias not in connections:
+        known = ", ".join(map(repr, connections))
+        raise OutboxError(f"The alias {alias!r} is not in DATABASES, which has {known}. Correct it.")
+
+
 def connect(conf: Conf, alias: str) -> Connection:
+    require_alias(alias)
     try:
         return table.connect_bounded(
             table.parameters(alias), statement_timeout_s=conf.statement_timeout_s, application_name=_NAME
@@ -130,17 +139,21 @@ def _lanes(connection: Connection, conf: Conf) -> list[dict[str, Any]]:
             "ORDER BY lane"
         ).format(lane=table.identifier(f"{conf.table}_lane"), purged=table.identifier(f"{conf.table}_purged"))
     ).fetchall()
-    return [
-        {
-            "lane": lane,
-            "owner": owner,
-            "heartbeat_s": None if heartbeat_s is None else round(heartbeat_s, 3),
-            "is_owned": heartbeat_s is not None and heartbeat_s <= ALIVE_S,
-            "purged_batch": batch,
-            "ledger_batch": None,
-        }
-        for lane, owner, heartbeat_s, batch in rows
-    ]
+    return [_lane(*row) for row in rows]
+
+
+def _lane(
+    lane: int, owner: str | None = None, heartbeat_s: float | None = None, batch: int | None = None
+) -> dict[str, Any]:
+    return {
+        "lane": lane,
+        "owner": owner,
+        "heartbeat_s": None if heartbeat_s is None else round(heartbeat_s, 3),
+        "is_owned": heartbeat_s is not None and heartbeat_s <= ALIVE_S,
+        "purged_batch": batch,
+        "ledger_batch": None,
+        "ledger_database": None,
+    }
 
 
 def _ledger(conf: Conf, lanes: list[dict[str, Any]], state: dict[str, Any] | None) -> dict[str, Any]:
@@ -151,9 +164,15 @@ def _ledger(conf: Conf, lanes: list[dict[str, Any]], state: dict[str, Any] | Non
     try:
         lags = backlogs.stable_lag(conf.client_properties, topic.name)
         found["open_offsets"] = max(lags.values(), default=0)
-        for lane in (lane for lane in lanes if lane["lane"] < count):
+        known = {lane["lane"] for lane in lanes}
+        unknown = [number for number in range(topic.partitions()) if number not in known]
+        lanes += [_lane(number) for number in unknown]  # which a restored database may have forgotten
+        lanes.sort(key=lambda lane: int(lane["lane"]))
+        for lane in (lane for lane in lanes if lane["lane"] < count or lane["lane"] in unknown):
             entry = topic.last_entry(lane["lane"], time.monotonic() + _LEDGER_S)
             lane["ledger_batch"] = entry.batch if entry is not None else 0
+            lane["ledger_database"] = str(entry.database) if entry is not None else None
+        lanes[:] = [lane for lane in lanes if lane["lane"] not in unknown or lane["ledger_batch"]]
     except (LedgerUnreachable, LedgerMissing, LedgerEntryError) as error:
         found["error"] = str(error)
     except Exception as error:  # of a client that has no brokers

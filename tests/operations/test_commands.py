@@ -3,6 +3,7 @@
 import json
 import os
 import time
+import uuid
 from contextlib import contextmanager
 from io import StringIO
 
@@ -184,6 +185,35 @@ def test_table_and_ledger_that_disagree_are_an_error(at):
     assert (code, level) == (1, "error")
     assert "the table is at batch" in text
     at.db.execute("UPDATE outbox_purged SET batch = batch - 5")
+
+
+def test_a_lane_that_the_database_has_forgotten_is_asked_for_too(at):
+    """As after a restore to before its first batch: only the ledger knows of it."""
+    purged = at.db.execute("DELETE FROM outbox_purged RETURNING batch").fetchone()[0]
+    at.db.execute("DELETE FROM outbox_lane")
+    try:
+        [lane] = stats()["lanes"]
+    finally:
+        at.db.execute("INSERT INTO outbox_purged (lane, batch) VALUES (0, %s)", [purged])
+    assert (lane["lane"], lane["purged_batch"], lane["ledger_batch"]) == (0, None, purged)
+
+
+def test_the_ledger_of_another_database_is_an_error(at):
+    here, there = uuid.uuid4(), at.db.execute("SELECT database FROM outbox_state").fetchone()[0]
+    at.db.execute("UPDATE outbox_state SET database = %s", [here])
+    try:
+        _, found = check()
+    finally:
+        at.db.execute("UPDATE outbox_state SET database = %s", [there])
+    [(level, text)] = of(found, "ledger and table")
+    assert level == "error"
+    assert f"the ledger is that of database {there}, this is {here}" in text
+
+
+@pytest.mark.parametrize("command", ["outbox_check", "outbox_stats"])
+def test_an_alias_that_is_not_there_is_named(command):
+    with pytest.raises(CommandError, match=r"'typo' is not in DATABASES, which has 'default'"):
+        call_command(command, database="typo")
 
 
 def test_rights_that_are_missing_are_named(at):

@@ -8,9 +8,11 @@ from argparse import ArgumentParser
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
+from django.db import connections
 
 from outbox import conf as settings
-from outbox.operations import check
+from outbox.exceptions import OutboxError
+from outbox.operations import check, stats
 from outbox.operations.findings import Level, verdict
 from outbox.operations.secrets import Redactor, shown
 
@@ -40,6 +42,10 @@ class Command(BaseCommand):
         except settings.ConfErrors as error:
             raise CommandError(str(error)) from error
         alias = options["database"] or conf.database
+        try:
+            stats.require_alias(alias)
+        except OutboxError as error:
+            raise CommandError(str(error)) from error
         redact = Redactor(conf.client_properties, conf.producer_properties, _database_secrets(alias))
         findings = check.examine(conf, alias, topics=tuple(options["topic"]))
         said = verdict(findings)
@@ -61,9 +67,4 @@ class Command(BaseCommand):
 
 
 def _database_secrets(alias: str) -> dict[str, Any]:
-    from django.db import connections
-
-    try:
-        return {"password": connections[alias].settings_dict.get("PASSWORD") or ""}
-    except Exception:  # an alias that does not exist is among the findings
-        return {}
+    return {"password": connections[alias].settings_dict.get("PASSWORD") or ""}
