@@ -21,14 +21,18 @@ $(VENV)/.demo-installed: $(VENV)/.venv-made pyproject.toml
 	$(BIN)/python -m pip install --disable-pip-version-check -e ".[harvest,devstack]"
 	@touch $@
 
+$(VENV)/.demo-spark-installed: $(VENV)/.venv-made pyproject.toml
+	$(BIN)/python -m pip install --disable-pip-version-check -e ".[spark,devstack]"
+	@touch $@
+
 $(VENV)/.dev-installed: $(VENV)/.venv-made pyproject.toml
 	$(BIN)/python -m pip install --disable-pip-version-check -e ".[dev]"
 	@touch $@
 
 install: $(VENV)/.dev-installed  ## everything that the other targets need
 
-demo: $(VENV)/.demo-installed  ## from a Django transaction to a Kafka topic, counted by a consumer (SERVE=1 stays up)
-	$(STACK) $(abspath $(BIN))/python example_project/demo.py $(if $(SERVE),--serve)
+demo: $(VENV)/.demo$(if $(SPARK),-spark)-installed  ## from a Django transaction to a Kafka topic, counted by a consumer (SERVE=1 stays up, SPARK=1 harvests with Spark and audits)
+	$(STACK) $(abspath $(BIN))/python example_project/demo.py $(if $(SERVE),--serve) $(if $(SPARK),--spark)
 
 test: $(VENV)/.dev-installed  ## the tests, on a real PostgreSQL and a real Kafka
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations=15 $(ARGS)

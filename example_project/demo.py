@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter
 from dataclasses import dataclass, field
@@ -30,10 +31,14 @@ def step(text: str) -> None:
     print(f"· {text}", file=sys.stderr, flush=True)
 
 
-def manage(*arguments: str) -> str:
-    done = subprocess.run(
+def run_command(*arguments: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
         [sys.executable, str(HERE / "manage.py"), *arguments], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False
     )
+
+
+def manage(*arguments: str) -> str:
+    done = run_command(*arguments)
     if done.returncode:
         sys.exit(f"demo: manage.py {' '.join(arguments)} ended with {done.returncode}\n{done.stdout}")
     return done.stdout
@@ -123,6 +128,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--heroes", type=int, default=HEROES, help="how many heroes to make")
     parser.add_argument("--serve", action="store_true", help="stay up with site and admin until Ctrl-C")
+    parser.add_argument("--spark", action="store_true", help="harvest with Spark, and let Spark audit what it moved")
     parser.add_argument("--port", type=int, default=8000, help="where the site is served (8000)")
     arguments = parser.parse_args()
     servers = os.environ["OUTBOX_BOOTSTRAP_SERVERS"]
@@ -136,8 +142,10 @@ def main() -> int:
     create_topic(servers)
     step(f"making {arguments.heroes:,} heroes, each in one transaction with its message")
     made = json.loads(manage("make_heroes", str(arguments.heroes), "--run", run, "--json"))
-    step("moving their messages to Kafka: manage.py harvest --once")
-    manage("harvest", "--once")
+    checkpoint = tempfile.TemporaryDirectory(prefix="outbox-demo-spark-")
+    engine = ("--engine", "spark", "--checkpoint", checkpoint.name) if arguments.spark else ()
+    step(f"moving their messages to Kafka: manage.py harvest --once{' --engine spark' if arguments.spark else ''}")
+    manage("harvest", "--once", *engine)
     step("counting with an independent read_committed consumer")
     seen = count(servers, run, made["stashed"])
     lost, doubled = made["stashed"] - len(seen.times), sum(times - 1 for times in seen.times.values())
@@ -156,10 +164,20 @@ def main() -> int:
     if lost or doubled or seen.phantoms:
         print("demo: the numbers above should have been 0", file=sys.stderr)
         return 1
-    return serve(f"127.0.0.1:{arguments.port}") if arguments.serve else 0
+    if arguments.spark and (code := audit()):
+        return code
+    return serve(f"127.0.0.1:{arguments.port}", engine) if arguments.serve else 0
 
 
-def serve(address: str) -> int:
+def audit() -> int:
+    """One Spark job compares topics, ledger and table."""
+    step("comparing topics, ledger and table: manage.py outbox_audit")
+    done = run_command("outbox_audit")
+    print(done.stdout, end="", flush=True)
+    return done.returncode
+
+
+def serve(address: str, engine: tuple[str, ...] = ()) -> int:
     """Site, admin, harvester and consumer, until Ctrl-C or the end of one of them."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)  # so that the children end with this process
@@ -173,7 +191,11 @@ def serve(address: str) -> int:
         check=False,
     )
     # runserver serves the admin's style sheets under DEBUG alone; a harvester under DEBUG would keep every query.
-    commands = {("runserver", "--noreload", address): "1", ("consume_heroes",): "0", ("harvest", "-v", "0"): "0"}
+    commands = {
+        ("runserver", "--noreload", address): "1",
+        ("consume_heroes",): "0",
+        ("harvest", "-v", "0", *engine): "0",
+    }
     children: list[subprocess.Popen[bytes]] = []
     try:
         for command, debug in commands.items():

@@ -37,7 +37,10 @@ class StatusLine:
             return f"{harvester.state}, standing by"
         delivered = sum(found.delivered for found in harvester.statistics.values())
         text = f"{harvester.state}, lanes {','.join(map(str, lanes))}, delivered {delivered:,}"
-        return f"{text}, {self._rate(delivered):,.0f}/s, in flight {harvester.in_flight:,}{self._backlog()}"
+        text = f"{text}, {self._rate(delivered):,.0f}/s, in flight {harvester.in_flight:,}{self._backlog()}"
+        # What an engine of its own kind says about its batches.
+        said = [found.progress for found in harvester.statistics.values() if getattr(found, "progress", "")]
+        return ", ".join([text, *said])
 
     def _rate(self, delivered: int) -> float:
         (then, before), now = self._before, time.monotonic()

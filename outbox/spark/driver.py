@@ -210,7 +210,7 @@ def _session(job: Job) -> SparkSession:
     from outbox.spark import source, start
 
     config = {**_DEFAULTS, **job.config}
-    spark = start.session(f"outbox {job.name}", job.master, config, kafka=job.connector, show_ui=False)
+    spark = start.session(f"outbox {job.name}", job.master, config, kafka=job.connector)
     source.register(spark)
     return spark
 
