@@ -197,9 +197,10 @@ class KafkaSink:
         columns = [name for name in ("id", "topic", "key", "value", "headers") if name in frame.columns]
         slice_ = expressions.slice_of(columns, self.order, self.slices, keep_empty_key=self.keep_empty_key)
         extra = [name for name in self.order if name not in columns]
+        taken = [expressions.headers().alias(name) if name == "headers" else F.col(name) for name in columns]
         return frame.select(
-            (slice_ * 2).alias(PART), expressions.checksum(columns).alias(CHECKSUM), *columns, *extra
-        ).withColumn(PART, F.col(PART).cast("int"))
+            (slice_ * 2).cast("int").alias(PART), expressions.checksum(columns).alias(CHECKSUM), *taken, *extra
+        )
 
     def _run(self, sliced: DataFrame, plan: Plan) -> list[Any]:
         from pyspark.sql import functions as F

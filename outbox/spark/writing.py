@@ -18,6 +18,7 @@ import logging
 import time
 from array import array
 from collections.abc import Iterable, Iterator
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from outbox.edges.ledger_topic import LedgerUnreachable
@@ -241,42 +242,45 @@ def _shown(entry: entries.Entry | None) -> str:
 
 
 def _produce(producer: TransactionalProducer, rows: Any, plan: Plan, give_up_at: float) -> None:
+    """Positional arguments: by name each call costs half as much again."""
     produce = producer.client.produce
     header, keep = plan.id_header, plan.keep_empty_key
     for id_, topic, key, value, headers in _python_rows(rows, plan):
-        if not key and not keep:
-            key = None
         if header and id_ is not None:
-            headers = [*(headers or ()), (header, str(id_))]
+            headers = [*headers, (header, b"%d" % id_)] if headers else [(header, b"%d" % id_)]
+        record = (topic, value, key if key or keep else None, -1, None, None, 0, headers)
         try:
-            produce(topic, value, key, headers=headers)
+            produce(*record)
         except BufferError:
-            _produce_when_there_is_room(
-                producer, {"topic": topic, "value": value, "key": key, "headers": headers}, give_up_at
-            )
+            _produce_when_there_is_room(producer, record, give_up_at)
 
 
 def _python_rows(rows: Any, plan: Plan) -> Iterator[tuple[Any, ...]]:
     ids = rows.column("id").to_pylist() if plan.has_ids else [None] * rows.num_rows
-    headers: list[Any] = [None] * rows.num_rows
-    if "headers" in rows.schema.names and rows.column("headers").null_count < rows.num_rows:
-        headers = [found and [(pair["key"], pair["value"]) for pair in found] for found in _lists(rows)]
+    headers = _headers(rows.column("headers")) if "headers" in rows.schema.names else [None] * rows.num_rows
     topics, keys, values = (rows.column(name).to_pylist() for name in ("topic", "key", "value"))
     return zip(ids, topics, keys, values, headers, strict=True)
 
 
-def _lists(rows: Any) -> list[Any]:
-    found: list[Any] = rows.column("headers").to_pylist()
-    return found
+def _headers(column: Any) -> list[list[tuple[str, Any]] | None]:
+    """Pairs of each row, without a dictionary for each."""
+    import pyarrow.compute as pc
+
+    lengths = pc.list_value_length(column).to_pylist()
+    if not any(lengths):
+        return [None] * len(lengths)
+    flat = column.flatten()
+    pairs = zip(flat.field("key").to_pylist(), flat.field("value").to_pylist(), strict=True)
+    return [list(islice(pairs, length)) if length else None for length in lengths]
 
 
-def _produce_when_there_is_room(producer: TransactionalProducer, record: dict[str, Any], give_up_at: float) -> None:
+def _produce_when_there_is_room(producer: TransactionalProducer, record: tuple[Any, ...], give_up_at: float) -> None:
     while True:
         if time.monotonic() > give_up_at:
             raise SliceFailed("The client's queue stayed full: the brokers take no records.")
         producer.client.poll(0.05)
         try:
-            producer.client.produce(**record)
+            producer.client.produce(*record)
         except BufferError:
             continue
         return
