@@ -37,7 +37,7 @@ SERVER: Side = "server"
 BOTH: Side = "both"
 
 PRODUCE, FETCH, METADATA, FIND_COORDINATOR, HEARTBEAT, JOIN_GROUP = 0, 1, 3, 10, 12, 11
-INIT_PRODUCER_ID, ADD_PARTITIONS_TO_TXN, END_TXN = 22, 24, 26
+API_VERSIONS, INIT_PRODUCER_ID, ADD_PARTITIONS_TO_TXN, END_TXN = 18, 22, 24, 26
 
 Action = Literal["pass", "drop", "hold", "cut"]
 PASS: Action = "pass"
@@ -152,7 +152,7 @@ class _Pump:
 
     def _admit(self, data: bytes) -> None:
         due = asyncio.get_running_loop().time() + self.proxy.delay_s[self.direction]
-        rule = self._rule(data) if self.proxy.kafka else None
+        rule, data = self._rule(data) if self.proxy.kafka else (None, data)
         if rule is None or rule.action == PASS:
             self._put(_Item(data, due))
         elif rule.action == HOLD:
@@ -160,15 +160,17 @@ class _Pump:
         elif rule.action == CUT:
             self.link.cut(BOTH, reset=True)
 
-    def _rule(self, data: bytes) -> Rule | None:
+    def _rule(self, data: bytes) -> tuple[Rule | None, bytes]:
         frame = self.link.frame(self.direction, data)
+        if self.proxy.edit is not None:
+            data = self.proxy.edit(frame)
         if self.proxy.hook is not None:
             self.proxy.hook(frame)
         for rule in self.proxy.rules:
             if rule.matches(frame):
                 rule.take(frame)
-                return rule
-        return None
+                return rule, data
+        return None, data
 
     def _put(self, item: _Item | None) -> None:
         self.queue.append(item)
@@ -259,6 +261,8 @@ class Proxy:
         self.target = target
         self.kafka = kafka
         self.hook: Callable[[Frame], None] | None = None
+        self.edit: Callable[[Frame], bytes] | None = None
+        """What goes on in place of a Kafka frame: as long as it, or with a length prefix of its own."""
         self.refusing = False
         self.accepted = 0
         self.rules: list[Rule] = []
@@ -352,6 +356,7 @@ class Proxy:
             for rule in self.rules:
                 rule.release()
             self.rules.clear()
+            self.edit = None
             self.refusing = False
             for direction in (TO_SERVER, TO_CLIENT):
                 self.delay_s[direction] = 0.0

@@ -11,6 +11,7 @@ from outbox.edges import transactions
 from tests.harvest.exactly_once.bench import finish, wait_until
 from tests.support.proxy import (
     ADD_PARTITIONS_TO_TXN,
+    API_VERSIONS,
     CLIENT,
     DROP,
     END_TXN,
@@ -134,6 +135,58 @@ def test_connections_that_are_closed_while_a_lane_rests_cost_the_next_record_not
         assert host.worker.statistics().circuit.failures == 0
     assert "send_failed" not in caplog.text
     drained(proxied)
+
+
+def without(hidden):
+    """Brokers that do not know these requests: their numbers are none in the answer to which they do."""
+
+    def edit(frame):
+        if (frame.direction, frame.api_key) != (TO_CLIENT, API_VERSIONS):
+            return frame.data
+        data, first = bytearray(frame.data), 11  # after length, correlation, error and a count of one byte
+        assert data[10] < 0x80, "the count has one byte"
+        for at in range(first, first + 7 * (data[10] - 1), 7):
+            if int.from_bytes(data[at : at + 2], "big") in hidden:
+                data[at : at + 2] = (30_000 + at).to_bytes(2, "big")
+        return bytes(data)
+
+    return edit
+
+
+def answering(error):
+    """A producer is initialised with this error, as brokers of other releases do."""
+
+    def edit(frame):
+        data = frame.data
+        if (frame.direction, frame.api_key) == (TO_CLIENT, INIT_PRODUCER_ID):
+            data = data[:13] + error.to_bytes(2, "big") + data[15:]  # after length, correlation, tags and throttling
+        return data
+
+    return edit
+
+
+@pytest.mark.parametrize(
+    ("edit", "code", "remedy"),
+    [
+        (without({22, 24, 25, 26, 28}), "_UNSUPPORTED_FEATURE", "use Kafka 3.0 or newer"),
+        (answering(35), "UNSUPPORTED_VERSION", "use Kafka 3.0 or newer"),
+        (answering(31), "CLUSTER_AUTHORIZATION_FAILED", "Allow the user IDEMPOTENT_WRITE on the cluster"),
+        (answering(53), "TRANSACTIONAL_ID_AUTHORIZATION_FAILED", "Allow the user WRITE and DESCRIBE on the transact"),
+        (answering(50), "INVALID_TRANSACTION_TIMEOUT", "Lower TRANSACTION_TIMEOUT"),
+    ],
+)
+def test_brokers_without_transactions_or_rights_are_one_error_at_the_start(proxied, caplog, edit, code, remedy):
+    proxied.stash(["a"])
+    proxied.proxy.edit = edit
+    with proxied.working() as host:
+        error = wait_until(lambda: host.errors)[0]
+        assert isinstance(error, transactions.TransactionsRefused)
+        assert code in str(error)
+        assert remedy in str(error)
+        assert host.worker.join(15)
+    assert len(host.errors) == 1
+    assert len([record for record in caplog.records if record.levelname == "ERROR"]) == 1
+    assert proxied.count == 1
 
 
 def test_an_init_that_is_slow_is_hedged_and_exact(proxied):
