@@ -187,6 +187,7 @@ class OutboxStreamReader(DataSourceStreamReader):
         """Claim the table once; learn what is marked."""
         table = self._stream
         state = table.state(connection) if self._is_claimed else table.claim(connection, self.owner)
+        failpoint("after-claim")
         if state.owner != self.owner:
             raise self._stream.fenced(self.owner)
         last = state.last

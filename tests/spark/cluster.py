@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from outbox.spark import start
-from tests.spark.engines import children
+from tests.spark.engines import children, kill, stopped
 from tests.support.databases import ROOT
 
 PATIENCE_S = 240
@@ -76,7 +76,7 @@ class Cluster:
         """Python workers that a failpoint has stopped, with their executors."""
         found = []
         for executor in self.executors():
-            found += [(pid, executor) for pid in children(executor) if _state(pid) == "T"]
+            found += [(pid, executor) for pid in stopped(executor)]
         return found
 
     def producers(self):
@@ -99,28 +99,9 @@ class Cluster:
         return found
 
     def close(self):
-        for pid in [pid for process in self._processes for pid in (process.pid, *children(process.pid))]:
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
+        kill(*[pid for process in self._processes for pid in (process.pid, *children(process.pid))])
         for process in self._processes:
             process.wait(60)
-
-
-def _state(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0]
-    except OSError:
-        return ""
-
-
-def kill(*pids):
-    for pid in pids:
-        try:
-            os.kill(pid, signal.SIGKILL)
-        except ProcessLookupError:
-            continue
 
 
 def resume(pid):

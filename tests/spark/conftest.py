@@ -76,3 +76,19 @@ def migrated(postgres):
 @pytest.fixture
 def outbox_table(migrated):
     return make_outbox(migrated)
+
+
+@pytest.fixture
+def engines(outbox_table, bootstrap_servers, tmp_path):
+    """Makes processes of the engine on a table of the test's own."""
+    from tests.spark.engines import Engines
+
+    made = []
+
+    def make(**given):
+        made.append(Engines(outbox_table, bootstrap_servers, tmp_path, **given))
+        return made[-1]
+
+    yield make
+    for found in made:
+        found.discard()

@@ -92,10 +92,13 @@ CONFIG = (
 class Engines:
     """Processes of `manage.py harvest --engine spark` on one table, with one checkpoint."""
 
-    def __init__(self, outbox, servers, folder, *, master="local[2,4]", transform="", config=(), **environment):
+    def __init__(
+        self, outbox, servers, folder, *, master="local[2,4]", transform="", config=(), max_records=300, **environment
+    ):
         self.outbox, self.servers, self.folder, self.running = outbox, servers, folder, []
         self.checkpoint = folder / "checkpoint"
-        self._arguments = ["--engine", "spark", "--master", master, "--max-records", "300", "--slices", "2"]
+        self._arguments = ["--engine", "spark", "--master", master, "--max-records", str(max_records)]
+        self._arguments += ["--slices", "2"]
         for pair in (*CONFIG, *config):
             self._arguments += ["--spark-conf", pair]
         if transform:
@@ -109,15 +112,22 @@ class Engines:
         self.running.append(made)
         return made
 
-    def wait_for(self, condition):
-        give_up_at = time.monotonic() + PATIENCE_S
+    def wait_for(self, condition, patience_s=PATIENCE_S):
+        give_up_at = time.monotonic() + patience_s
         while not condition():
             assert any(found.process.poll() is None for found in self.running), self.logs()
             assert time.monotonic() < give_up_at, self.logs()
             time.sleep(0.05)
 
-    def drain(self):
-        self.wait_for(lambda: self.outbox.count() == 0)
+    def drain(self, patience_s=PATIENCE_S):
+        self.wait_for(lambda: self.outbox.count() == 0, patience_s)
+
+    def signal(self, found, number, *, with_children):
+        for pid in (found.process.pid, *(children(found.process.pid) if with_children else ())):
+            try:
+                os.kill(pid, number)
+            except ProcessLookupError:
+                continue
 
     def state(self):
         """(batch, whether everything that was marked is purged)"""
@@ -127,11 +137,34 @@ class Engines:
     def logs(self):
         return "\n".join(found.log for found in self.running)
 
+    def kill(self, found):
+        """The harvester, its driver, the JVM and every Python worker, at one moment."""
+        kill(found.process.pid, *children(found.process.pid))
+        found.process.wait(60)
+
     def discard(self):
         for found in self.running:
-            if found.process.poll() is None:
-                os.kill(found.process.pid, signal.SIGCONT)
-            found.discard()
+            self.kill(found)
+
+
+def kill(*pids):
+    for pid in pids:
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            continue
+
+
+def stopped(pid):
+    """Descendants that a failpoint has stopped."""
+    return [child for child in children(pid) if _state(child) == "T"]
+
+
+def _state(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0]
+    except OSError:
+        return ""
 
 
 def children(pid):
