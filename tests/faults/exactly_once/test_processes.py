@@ -13,6 +13,7 @@ import pytest
 
 from outbox.failpoints import FAILPOINTS
 from tests.faults.exactly_once.acts import (
+    CAREFUL,
     MEMBER,
     WORKER,
     believe_they_lead,
@@ -40,7 +41,7 @@ ACTS = {
 def test_every_failpoint_of_the_worker_is_an_act():
     rooms = [*(ROOT / "outbox" / "harvest").glob("exactly_once*.py")]
     source = "".join(path.read_text() for path in rooms)
-    assert set(re.findall(r'failpoint\("([a-z-]+)"\)', source)) == set(WORKER)
+    assert set(re.findall(r'failpoint\("([a-z-]+)"\)', source)) == {*WORKER, *CAREFUL}
     assert set(FAILPOINTS) >= {*WORKER, *MEMBER}
 
 
