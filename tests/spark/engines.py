@@ -142,6 +142,15 @@ class Engines:
         kill(found.process.pid, *children(found.process.pid))
         found.process.wait(60)
 
+    def wait_gone(self, pids, patience_s=PATIENCE_S):
+        """Until none of these processes is left."""
+        give_up_at = time.monotonic() + patience_s
+        while left := [pid for pid in pids if _state(pid) not in ("", "Z")]:
+            if time.monotonic() > give_up_at:
+                kill(*pids)
+                raise AssertionError(left)
+            time.sleep(0.05)
+
     def discard(self):
         for found in self.running:
             self.kill(found)

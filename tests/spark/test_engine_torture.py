@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from tests.spark.engines import judge, stopped
+from tests.spark.engines import children, judge, kill, stopped
 from tests.support.topics import create_topic, read_topic
 
 RECORDS = 900
@@ -42,16 +42,22 @@ def test_a_harvester_killed_at_a_stage_loses_and_doubles_nothing(
 def test_a_harvester_killed_at_twenty_random_moments_loses_and_doubles_nothing(
     engines, outbox_table, bootstrap_servers, request
 ):
+    """Alone, so that what it has started ends by itself, or with all of that."""
     topic = create_topic(bootstrap_servers, 3)
     chance = random.Random(request.config.getoption("--seed") or 1)
     fleet = engines()
-    for _ in range(20):
+    for number in range(20):
         outbox_table.insert(topic, RECORDS)
         before = fleet.state()
         found = fleet.start()
         fleet.wait_for(lambda before=before: fleet.state() != before)
         time.sleep(chance.uniform(0, 6))
-        fleet.kill(found)
+        if number % 2:
+            left = children(found.process.pid)
+            kill(found.process.pid)
+            fleet.wait_gone(left)
+        else:
+            fleet.kill(found)
     fleet.start()
     fleet.drain()
     judge(bootstrap_servers, [topic], range(1, 20 * RECORDS + 1))

@@ -1,0 +1,123 @@
+"""What `harvest --engine spark` looks at before the election, and what it makes of settings and flags."""
+
+import importlib.util
+import json
+from pathlib import Path
+
+import psycopg
+import pytest
+from django.core.management import CommandError, call_command
+from django.db import connections
+
+from outbox import conf
+from outbox.devstack import spark_install
+from outbox.devstack.errors import DevstackError
+from outbox.edges.ways import OtherWay
+from outbox.spark import setup
+from outbox.spark.job import Job
+from outbox.spark.setup import Flags
+
+
+@pytest.fixture
+def alias(outbox_table):
+    """Django's default alias at the tests' database, with a search path of its own."""
+    django = connections["default"]
+    before = django.settings_dict
+    parts = psycopg.conninfo.conninfo_to_dict(outbox_table.url)
+    names = {"HOST": "host", "PORT": "port", "NAME": "dbname", "USER": "user", "PASSWORD": "password"}
+    given = {name: parts.get(key, "") for name, key in names.items()}
+    django.settings_dict = {**before, **given, "OPTIONS": {"options": "-c search_path=public,pg_catalog"}}
+    yield django
+    django.settings_dict = before
+
+
+@pytest.fixture
+def settings_of(outbox_table):
+    def make(**given):
+        raw = {"NAME": "shop", "TABLE": outbox_table.table, "BOOTSTRAP_SERVERS": "kafka:9092", "LANES": 4, **given}
+        return setup.settled(conf.parse(raw))
+
+    return make
+
+
+def refusal(*arguments):
+    with pytest.raises(CommandError) as error:
+        call_command("harvest", "--engine", "spark", *arguments)
+    text = str(error.value)
+    assert "\n" not in text
+    return text
+
+
+@pytest.mark.parametrize("module", ["pyspark", "pyarrow", "google.protobuf"])
+def test_without_a_package_the_command_names_the_extra(module, monkeypatch):
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == module else find(name))
+    assert refusal() == f'{module} is not installed, Spark needs it: pip install "outbox[spark]"'
+
+
+def test_without_java_the_command_says_how_to_get_it(monkeypatch):
+    monkeypatch.setattr(spark_install, "java", spark_install.java.__wrapped__)
+    monkeypatch.setattr(spark_install, "_candidates", list)
+    assert refusal().startswith("Spark needs a Java of 17 to 21 (none was found). Set JAVA_HOME to one")
+
+
+def test_a_connector_that_cannot_be_had_is_said_before_the_election(monkeypatch):
+    def away(version):
+        raise DevstackError("The Kafka connector cannot be fetched.")
+
+    monkeypatch.setattr(spark_install, "connector", away)
+    assert refusal("--connector") == "The Kafka connector cannot be fetched."
+
+
+def test_wrong_flags_are_refused():
+    assert "--spark-conf 'spark.driver.memory': give name=value" in refusal("--spark-conf", "spark.driver.memory")
+    assert "--slices=0" in refusal("--slices", "0")
+    assert "The transformation 'shop.nothing' cannot be imported" in refusal("--transform", "shop.nothing")
+
+
+def test_a_job_is_what_settings_and_flags_say(alias, outbox_table, settings_of, monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    conf_ = settings_of(KEEP_EMPTY_KEY=True, TRANSACTION_TIMEOUT=90, KAFKA={"security.protocol": "SSL"})
+    setup.look(conf_, "somebody")
+    job = setup.job_of(conf_, Flags(transform="a.b", config=["spark.driver.memory=1g", "spark.jars=x=y"], slices=3))
+    database = str(outbox_table.run("SELECT database FROM {state}")[0][0])
+    assert (conf_.lanes, job.name, job.table, job.slices) == (1, "shop", outbox_table.table, 3)
+    assert Path(job.checkpoint) == tmp_path / "outbox" / "spark" / "shop" / database
+    assert job.origin == database
+    assert job.config == {"spark.driver.memory": "1g", "spark.jars": "x=y"}
+    assert (job.id_header, job.keep_empty_key, job.transaction_timeout_s) == ("outbox-id", True, 90)
+    assert (job.properties["bootstrap.servers"], job.properties["security.protocol"]) == ("kafka:9092", "SSL")
+    assert psycopg.conninfo.conninfo_to_dict(job.url)["options"] == "-c search_path=public,pg_catalog"
+    assert setup.job_of(conf_, Flags(sink="other", checkpoint="s3a://b/c")).checkpoint == "s3a://b/c"
+    assert Job.decode(job.encode()) == job
+    assert json.loads(job.encode())["max_records"] == 50_000
+
+
+def test_the_options_of_the_url_are_kept(outbox_table):
+    from outbox.spark import stream
+
+    with stream.connect(f"{outbox_table.url}?options=-c%20search_path%3Dpg_catalog", 5) as connection:
+        assert connection.execute("SHOW search_path").fetchone() == ("pg_catalog",)
+        assert connection.execute("SHOW synchronous_commit").fetchone() == ("on",)
+
+
+def test_a_standby_lets_the_driver_have_its_claim(alias, outbox_table, settings_of):
+    conf_ = settings_of()
+    setup.look(conf_, "first")
+    outbox_table.run("UPDATE {state} SET way_time = '2000-01-01'")
+    setup.look(conf_, "standby")
+    assert outbox_table.run("SELECT way, way_owner FROM {state}") == [("spark", "first")]
+
+
+def test_the_engine_waits_for_another_way(alias, outbox_table, settings_of):
+    outbox_table.run(
+        "INSERT INTO {state} (lanes, way, way_owner, way_time) VALUES (1, 'exactly-once', 'a', clock_timestamp())"
+    )
+    with pytest.raises(OtherWay, match="this process is for 'spark'"):
+        setup.look(settings_of(), "somebody")
+
+
+def test_a_table_without_its_companion_is_named(alias, outbox_table, settings_of):
+    outbox_table.run("DROP TABLE {spark}")
+    with pytest.raises(Exception, match=r"_spark' does not exist.*migrate outbox"):
+        setup.look(settings_of(), "somebody")
