@@ -1,6 +1,7 @@
-"""The pending records in Django's admin: read-only, and harmless on a table of any size.
+"""The pending records in Django's admin, harmless on a table of any size.
 
-Search, filters, columns and the page of one record; how they count and page is in ``outbox.admin_paging``.
+Search, filters, columns and the page of one record; how they count and page is in ``outbox.admin_paging``, the other
+pages are in ``outbox.admin_pages``.
 """
 
 from datetime import timedelta
@@ -8,18 +9,23 @@ from typing import TYPE_CHECKING, Any
 
 from django.contrib import admin
 from django.contrib.admin.views.main import ChangeList
+from django.core.exceptions import PermissionDenied
 from django.core.paginator import InvalidPage
 from django.db import connections
 from django.db.models import DurationField, ExpressionWrapper, F, Q
 from django.db.models.functions import Now
-from django.http import HttpRequest
+from django.http import HttpRequest, HttpResponse
 from django.template.defaultfilters import filesizeformat
+from django.urls import path
 from django.utils import timezone
 from django.utils.html import escape, format_html, format_html_join
 from django.utils.safestring import SafeString
 from django.utils.timesince import timesince
 
 from outbox import conf
+from outbox.admin_pages import audit, board, dead_letters, holds, payload  # noqa: F401  they register their models
+from outbox.admin_pages.base import may_see_payload, waiting
+from outbox.admin_pages.editing import edit_view
 from outbox.admin_paging import BINARY_PREFIX_BYTES, LIST_CHARS, Count, RecordPaginator, count, with_preview
 from outbox.models import OutboxRecord
 from outbox.redaction import TEXT_MAX, redact
@@ -170,9 +176,13 @@ def _cut(text: str, characters: int) -> str:
 
 @admin.register(OutboxRecord)
 class OutboxRecordAdmin(_ModelAdmin):
-    """Records that wait for the harvester; nothing can be changed here, because the harvester owns them."""
+    """Records that wait for the harvester, which first leaves a key alone where one of them is changed."""
+
+    class Media:
+        css = {"all": ["outbox/dashboard.css"]}
 
     actions = None
+    change_form_template = "admin/outbox/record_change.html"
     list_display = ("id", "topic", "key", "value_start", "size", "age", "create_time")
     list_display_links = ("id",)
     list_filter = (TopicFilter, AgeFilter)
@@ -193,8 +203,7 @@ class OutboxRecordAdmin(_ModelAdmin):
             None,
             {
                 "fields": readonly_fields,
-                "description": "The record waits to be sent to Kafka and disappears from here once it has been. "
-                "Nothing can be changed, because the harvester may be sending it now.",
+                "description": "The record waits to be sent to Kafka and disappears from here once it has been.",
             },
         ),
     )
@@ -207,6 +216,43 @@ class OutboxRecordAdmin(_ModelAdmin):
 
     def has_delete_permission(self, request: HttpRequest, obj: OutboxRecord | None = None) -> bool:
         return False
+
+    def get_urls(self) -> list[Any]:
+        edit = waiting(self.admin_site.admin_view(self.edit_view))
+        return [path("<int:pk>/edit/", edit, name="outbox_outboxrecord_edit"), *super().get_urls()]
+
+    def edit_view(self, request: HttpRequest, pk: int) -> HttpResponse:
+        if not self._may_edit(request):
+            raise PermissionDenied
+        return edit_view(self, request, payload.of_record(pk))
+
+    def _may_edit(self, request: HttpRequest) -> bool:
+        return request.user.has_perm("outbox.edit") and may_see_payload(request)
+
+    def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
+        link = {"outbox_dashboard": request.user.has_perm("outbox.view_sample")}
+        return super().changelist_view(request, {**link, **(extra_context or {})})
+
+    def change_view(
+        self,
+        request: HttpRequest,
+        object_id: str,
+        form_url: str = "",
+        extra_context: dict[str, Any] | None = None,
+    ) -> HttpResponse:
+        links = {"outbox_edit": self._may_edit(request), "outbox_pause": request.user.has_perm("outbox.pause")}
+        return super().change_view(request, object_id, form_url, {**links, **(extra_context or {})})
+
+    def get_list_display(self, request: HttpRequest) -> Any:
+        if may_see_payload(request):
+            return self.list_display
+        return tuple(name for name in self.list_display if name != "value_start")
+
+    def get_readonly_fields(self, request: HttpRequest, obj: OutboxRecord | None = None) -> Any:
+        return _allowed(request, self.readonly_fields)
+
+    def get_fieldsets(self, request: HttpRequest, obj: OutboxRecord | None = None) -> Any:
+        return [(name, {**options, "fields": _allowed(request, options["fields"])}) for name, options in self.fieldsets]
 
     def get_form(
         self, request: HttpRequest, obj: OutboxRecord | None = None, change: bool = False, **kwargs: Any
@@ -275,8 +321,12 @@ class OutboxRecordAdmin(_ModelAdmin):
     @admin.display(description="value")
     def value_whole(self, record: Any) -> SafeString:
         value = self._value(record, TEXT_MAX)
-        shown = format_html('<pre style="white-space: pre-wrap; overflow-wrap: anywhere; margin: 0">{}</pre>', value)
+        shown = format_html('<pre class="outbox-pre">{}</pre>', value)
         return shown if not self.size(record) else format_html("{}<p class=help>{}</p>", shown, self.size(record))
+
+    @admin.display(description="value and headers")
+    def payload_hidden(self, record: OutboxRecord) -> str:
+        return payload.HIDDEN
 
     @admin.display(description="headers")
     def headers(self, record: OutboxRecord) -> str:
@@ -297,6 +347,13 @@ class OutboxRecordAdmin(_ModelAdmin):
             return SafeString("<em>tombstone (no value)</em>")
         more = "…" if len(record.text_start) == TEXT_MAX < record.text_bytes else ""
         return SafeString(escape(_cut(redact(record, record.text_start), characters) + more))
+
+
+def _allowed(request: HttpRequest, names: Any) -> Any:
+    """The fields of a page; without the permission one note stands for value and headers."""
+    if may_see_payload(request):
+        return names
+    return tuple("payload_hidden" if name == "value_whole" else name for name in names if name != "headers")
 
 
 def _as_id(text: str) -> int | None:

@@ -9,6 +9,7 @@ import hypothesis
 import pytest
 
 from outbox.devstack import Postgres
+from tests.support.browsers import installed
 from tests.support.databases import django, fresh_database
 
 # How long one example takes says how busy the machine is, not whether the code is right.
@@ -16,6 +17,7 @@ hypothesis.settings.register_profile("outbox", deadline=None)
 hypothesis.settings.load_profile("outbox")
 
 LEFT_OUT = "left out: the long fault runs (make torture) and the measurements (make bench)"
+NO_BROWSER = "left out: the tests in a browser, because chromium or chromedriver is not installed"
 
 
 @pytest.fixture(scope="session")
@@ -68,3 +70,5 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if "torture" not in terminalreporter.config.option.markexpr.replace("not torture", ""):
         terminalreporter.write_line(LEFT_OUT)
+    if installed() is None:
+        terminalreporter.write_line(NO_BROWSER)

@@ -29,9 +29,9 @@ DETAIL = "admin:outbox_outboxrecord_change"
 
 @pytest.fixture
 def viewer(client: Client) -> Client:
-    """Signed in with the view permission alone."""
+    """Signed in with the permissions to see records and what is in them."""
     user = User.objects.create_user("viewer", is_staff=True)
-    user.user_permissions.add(Permission.objects.get(codename="view_outboxrecord"))
+    user.user_permissions.set(Permission.objects.filter(codename__in=["view_outboxrecord", "view_payload"]))
     client.force_login(user)
     return client
 
@@ -72,8 +72,35 @@ def test_view_permission_is_enough(viewer: Client) -> None:
 
 def test_the_page_of_a_record_explains_itself(viewer: Client) -> None:
     text = detail_text(viewer, record().pk)
-    for explanation in ("Nothing can be changed", "in the order of their ids", "cut at 10,000", "a name may repeat"):
+    for explanation in ("disappears from here once", "in the order of their ids", "cut at 10,000", "a name may repeat"):
         assert explanation in text
+
+
+def test_without_its_permission_no_payload_is_shown(client: Client) -> None:
+    user = User.objects.create_user("stranger", is_staff=True)
+    user.user_permissions.add(Permission.objects.get(codename="view_outboxrecord"))
+    client.force_login(user)
+    made = record(kafka_value="canary-1", kafka_header_keys=["canary-2"], kafka_header_values=["canary-3"])
+    assert listed(client) == [made.pk]
+    for text in (list_text(client), detail_text(client, made.pk)):
+        assert "canary" not in text
+        assert "heroes" in text
+    assert "outbox.view_payload" in detail_text(client, made.pk)
+
+
+def test_editing_and_pausing_are_offered_to_those_who_may(admin_client: Client) -> None:
+    made = record(kafka_key="a&b=c")
+    edit = reverse("admin:outbox_outboxrecord_edit", args=[made.pk])
+    user = User.objects.create_user("reader", is_staff=True)
+    user.user_permissions.set(Permission.objects.filter(codename__in=["view_outboxrecord", "view_payload"]))
+    reader = Client()
+    reader.force_login(user)
+    assert edit not in detail_text(reader, made.pk)
+    assert reader.get(edit).status_code == 403
+    text = detail_text(admin_client, made.pk)
+    assert edit in text
+    assert "pause/?topic=heroes&amp;key=a%26b%3Dc" in text
+    assert admin_client.get(edit).status_code == 200
 
 
 def test_without_permission_nothing_is_shown(client: Client) -> None:

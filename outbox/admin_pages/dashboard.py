@@ -1,0 +1,201 @@
+"""What the dashboard shows, as plain values that are ready to be read: numbers, charts, lanes, and a sentence above.
+
+Everything comes from the database, by the functions that `outbox_stats` uses; Kafka is not asked. All of it is read
+within one bounded transaction that is rolled back: the page neither changes nor holds up anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from itertools import pairwise
+from typing import Any
+
+from django.db import connections, transaction
+
+from outbox.admin_pages import charts, held
+from outbox.admin_pages.charts import Chart, Point, Series
+from outbox.admin_pages.verdict import Verdict, verdict
+from outbox.admin_pages.wording import clock, duration, moment, number, rate
+from outbox.conf import Conf
+from outbox.edges.table import PLANNER
+from outbox.models import Sample
+from outbox.operations import stats
+
+WINDOW = timedelta(hours=1)
+STATEMENT_TIMEOUT_S = 5
+# Rates of this moment are taken over at least so long: PostgreSQL learns of rows up to a second late.
+RATE_MIN_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    name: str
+    label: str
+    value: str
+    raw: float
+    """As the program knows it, beside what people read."""
+    note: str = ""
+    level: str = ""
+    url: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LaneRow:
+    number: int
+    owner: str
+    state: str
+    level: str
+    heartbeat: str
+    heartbeat_s: float | None
+    batch: str
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    at: str
+    verdict: Verdict
+    tiles: Sequence[Tile]
+    charts: Sequence[Chart]
+    times: Sequence[str]
+    lanes: Sequence[LaneRow]
+    held: held.Held
+
+
+@contextmanager
+def bounded(alias: str) -> Iterator[Any]:
+    """Django's connection for reading: planned for a queue, with a limit on every statement. What is set here ends
+    with the rollback, which within a transaction of the caller is one to a savepoint."""
+    with transaction.atomic(using=alias):
+        with connections[alias].cursor() as cursor:
+            for name, value in {**PLANNER, "statement_timeout": f"{STATEMENT_TIMEOUT_S}s"}.items():
+                cursor.execute("SELECT set_config(%s, %s, true)", [name, value])
+        try:
+            yield connections[alias].connection
+        finally:
+            transaction.set_rollback(True, using=alias)
+
+
+def read(conf: Conf, may_view: Callable[[str], bool] = lambda name: True) -> Page:
+    """`may_view`: whether the user may see the model of this name; without, its number alone is shown."""
+    with bounded(conf.database) as connection:
+        found = stats.of_database(connection, conf)
+        now = _now(conf.database)
+        samples = list(Sample.objects.using(conf.database).filter(taken_at__gt=now - WINDOW).order_by("taken_at"))
+        kept = held.read(conf.database, now, may_view)
+    samples = _with_now(samples, found, now)
+    lanes = [_lane(lane) for lane in found["lanes"]]
+    return Page(
+        at=moment(now),
+        verdict=verdict(found, kept),
+        tiles=_tiles(found, kept, samples),
+        charts=_charts(samples, now),
+        times=[clock(now - WINDOW * part / 4) for part in range(4, 0, -1)] + ["now"],
+        lanes=lanes,
+        held=kept,
+    )
+
+
+def _now(alias: str) -> datetime:
+    """Of the database, whose clock all the times on the page are by."""
+    with connections[alias].cursor() as cursor:
+        cursor.execute("SELECT clock_timestamp()")
+        found: datetime = cursor.fetchone()[0]
+        return found
+
+
+def _with_now(samples: list[Sample], found: dict[str, Any], now: datetime) -> list[Sample]:
+    """The samples, and this moment as the last of them. One that was taken just before makes way."""
+    waiting = found["backlog"]
+    present = Sample(
+        taken_at=now,
+        backlog=waiting["records"],
+        oldest_age_s=waiting["oldest_age_s"],
+        stashed=waiting["stashed_total"],
+        delivered=waiting["deleted_total"],
+    )
+    earlier = [sample for sample in samples if (now - sample.taken_at).total_seconds() >= RATE_MIN_S]
+    return [*earlier, present]
+
+
+# --- numbers --------------------------------------------------------------------------------------------------------
+
+
+def _tiles(found: dict[str, Any], kept: held.Held, samples: Sequence[Sample]) -> list[Tile]:
+    waiting = found["backlog"]
+    about = "about " if waiting["is_estimate"] else ""
+    stashed, delivered = (_last_rate(samples, name) for name in ("stashed", "delivered"))
+    return [
+        Tile("backlog", "Waiting", f"{about}{number(waiting['records'])}", waiting["records"], "records in the table"),
+        Tile(
+            "oldest",
+            "The oldest for",
+            duration(waiting["oldest_age_s"]) if waiting["records"] else "–",
+            waiting["oldest_age_s"],
+            "by the database's clock" if waiting["records"] else "nothing waits",
+        ),
+        Tile("stashed", "Stashed", *_rate(stashed), _total(samples, "stashed")),
+        Tile("delivered", "Delivered", *_rate(delivered), _total(samples, "delivered")),
+        Tile(
+            "parked",
+            "Held back",
+            number(kept.parked_count),
+            kept.parked_count,
+            kept.pauses,
+            "warn" if kept.parked_count else "",
+            kept.url,
+        ),
+        Tile(
+            "dead",
+            "Dead letters",
+            number(kept.dead_count),
+            kept.dead_count,
+            "kept until you decide",
+            "warn" if kept.dead_count else "",
+            kept.dead_url,
+        ),
+    ]
+
+
+def _rate(value: float | None) -> tuple[str, float]:
+    return ("–", -1.0) if value is None else (rate(value), round(value, 3))
+
+
+def _points(samples: Sequence[Sample], name: str) -> list[Point]:
+    return [Point(sample.taken_at, getattr(sample, name)) for sample in samples]
+
+
+def _last_rate(samples: Sequence[Sample], name: str) -> float | None:
+    return charts.rates(_points(samples, name))[-1].value
+
+
+def _total(samples: Sequence[Sample], name: str) -> str:
+    """Since the first sample of the window, or since the count last began anew."""
+    counts = [getattr(sample, name) for sample in samples]
+    grown = sum(max(0, after - before) for before, after in pairwise(counts))
+    return f"{number(grown)} in the last hour" if len(counts) > 1 else "no samples yet"
+
+
+# --- charts ---------------------------------------------------------------------------------------------------------
+
+
+def _charts(samples: Sequence[Sample], now: datetime) -> list[Chart]:
+    waiting = Series("waiting", "waiting", _points(samples, "backlog"))
+    flows = [Series(name, name, charts.rates(_points(samples, name))) for name in ("stashed", "delivered")]
+    return [
+        charts.chart("Backlog, last hour", [waiting], now, WINDOW, number, clock, filled=True),
+        charts.chart("Throughput, last hour", flows, now, WINDOW, rate, clock),
+    ]
+
+
+# --- lanes ----------------------------------------------------------------------------------------------------------
+
+
+def _lane(lane: dict[str, Any]) -> LaneRow:
+    heartbeat_s = lane["heartbeat_s"]
+    state, level = ("at work", "") if lane["is_owned"] else ("no owner", "bad")
+    said = "never" if heartbeat_s is None else f"{duration(heartbeat_s)} ago"
+    batch = "" if lane["purged_batch"] is None else number(lane["purged_batch"])
+    return LaneRow(lane["lane"], lane["owner"] or "", state, level, said, heartbeat_s, batch)

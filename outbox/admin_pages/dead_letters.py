@@ -1,0 +1,98 @@
+"""Dead letters in the admin: messages that are not sent any more, kept until somebody decides."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.contrib import admin
+from django.core.exceptions import PermissionDenied
+from django.http import HttpRequest, HttpResponse
+from django.urls import path
+from django.utils import timezone
+from django.utils.safestring import SafeString
+
+from outbox.admin_pages import held, payload
+from outbox.admin_pages.editing import edit_view
+from outbox.admin_pages.kept import LIST_CHARS, KeptAdmin, search, shown_fields
+from outbox.admin_pages.wording import ago
+from outbox.models import DeadLetter
+from outbox.operations import actions as operations
+
+
+@admin.register(DeadLetter)
+class DeadLetterAdmin(KeptAdmin):
+    actions = ("retry", "discard")
+    list_display = ("name", "why_and_step", "attempts", "age", "last_error_start")
+    list_display_links = ("name",)
+    list_filter = ("reason",)
+    ordering = ("-id",)
+    search_fields = ("topic", "key", "record_id")
+    search_help_text = "Exact match with a topic, a key or the id of a record."
+    readonly_fields = (
+        "name",
+        "reason",
+        "why",
+        "step",
+        "died_at",
+        "stashed_at",
+        "attempts",
+        "last_error",
+        "record",
+        "attempts_made",
+    )
+
+    def get_urls(self) -> list[Any]:
+        edit = path("<int:pk>/edit/", self.admin_site.admin_view(self.edit_view), name="outbox_deadletter_edit")
+        return [edit, *super().get_urls()]
+
+    def get_queryset(self, request: HttpRequest) -> Any:
+        return super().get_queryset(request).defer("value", "value_binary", "header_keys", "header_values")
+
+    def buttons_of(self, row: DeadLetter | None) -> dict[str, str]:
+        return {"retry": "Send again", "discard": "Discard…"} if row is not None else {}
+
+    def is_editable(self, row: DeadLetter | None) -> bool:
+        return row is not None
+
+    def selector(self, pks: tuple[int, ...]) -> operations.Selector:
+        return operations.Selector(dead_ids=pks)
+
+    def get_search_results(self, request: HttpRequest, queryset: Any, search_term: str) -> tuple[Any, bool]:
+        return search(queryset, search_term), False
+
+    def get_readonly_fields(self, request: HttpRequest, obj: DeadLetter | None = None) -> Any:
+        return shown_fields(request, self.readonly_fields)
+
+    def get_fields(self, request: HttpRequest, obj: Any = None) -> Any:
+        return shown_fields(request, self.readonly_fields)
+
+    @admin.action(description="Send again, as new records", permissions=["retry"])
+    def retry(self, request: HttpRequest, queryset: Any) -> None:
+        self.act(request, queryset, operations.requeue, "put back into the table")
+
+    @admin.action(description="Discard: delete for good", permissions=["discard"])
+    def discard(self, request: HttpRequest, queryset: Any) -> HttpResponse | None:
+        text = "These messages are deleted for good: nothing else has them."
+        asked, why = self.confirm(request, queryset, "discard", "Discard dead letters?", text, "Delete them for good")
+        return asked or self.act(request, queryset, operations.discard, "deleted", why)  # type: ignore[func-returns-value]
+
+    def edit_view(self, request: HttpRequest, pk: int) -> HttpResponse:
+        if not self.has_edit_permission(request):
+            raise PermissionDenied
+        return edit_view(self, request, payload.of_dead(pk))
+
+    @admin.display(description="record")
+    def name(self, letter: DeadLetter) -> str:
+        return held.cut(str(letter), LIST_CHARS)
+
+    @admin.display(description="since")
+    def age(self, letter: DeadLetter) -> str:
+        return ago(letter.died_at, timezone.now())
+
+    @admin.display(description="Kafka's words")
+    def last_error_start(self, letter: DeadLetter) -> str:
+        return held.cut(letter.last_error, LIST_CHARS)
+
+    @admin.display(description="message")
+    def record(self, letter: DeadLetter) -> SafeString:
+        return payload.as_html(payload.of_dead(letter.pk))

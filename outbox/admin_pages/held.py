@@ -1,0 +1,165 @@
+"""What is held back and what was given up, for people: each with the reason in plain words and the next step.
+
+Reads the tables of holds and dead letters, which are small, and never more of them than a page shows.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from django.urls import reverse
+
+from outbox.admin_pages.wording import ago, duration, plural
+from outbox.core.faults import in_plain_words
+from outbox.models import DeadLetter, Hold
+
+SHOWN_MAX = 10
+COUNT_MAX = 10_000
+KEY_CHARS = 120
+ERROR_CHARS = 300
+REFUSED = (Hold.Reason.PARKED, Hold.Reason.QUARANTINED)
+
+_BY_REASON: Mapping[str, tuple[str, str]] = {
+    Hold.Reason.PAUSED: ("an operator has paused it", "resume it when its records may be sent again"),
+    Hold.Reason.EDITING: ("a record is being edited", "nothing needs to be done: it ends by itself"),
+    Hold.Reason.QUARANTINED: (
+        "the process that was sending it ended twice",
+        "look into the harvester's log of that time; then edit, skip or discard the record",
+    ),
+    DeadLetter.Reason.CRASHED: (
+        "the process that was sending it ended twice",
+        "look into the harvester's log of that time; then edit, requeue or discard the record",
+    ),
+    DeadLetter.Reason.SKIPPED: ("an operator has skipped it", "requeue it, or discard it"),
+    Hold.Reason.PARKED: ("Kafka refused it", "edit the record, or discard it"),
+    DeadLetter.Reason.REFUSED: ("Kafka refused it", "edit the record, or discard it"),
+}
+_SHOWN_OF_DEAD = ("record_id", "topic", "key", "died_at", "reason", "error_code", "last_error", "attempts")
+_WANTED = {
+    Hold.Wanted.RETRY: "is about to be tried again",
+    Hold.Wanted.SKIP: "is about to be moved to the dead letters",
+    Hold.Wanted.DISCARD: "is about to be deleted",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One hold or dead letter."""
+
+    name: str
+    topic: str
+    key: str
+    record_id: int | None
+    reason: str
+    step: str
+    error: str
+    attempts: int
+    at: str
+    age: str
+    became: str
+    url: str
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    parked: Sequence[Row]
+    parked_count: int
+    refusals: Sequence[Row]
+    dead_count: int
+    paused_count: int
+    url: str = ""
+    dead_url: str = ""
+
+    @property
+    def pauses(self) -> str:
+        return f"and {plural(self.paused_count, 'pause')}" if self.paused_count else "keys, records and topics"
+
+
+def explained(kept: Hold | DeadLetter) -> tuple[str, str]:
+    """What has happened, and the next step. The client's own code knows more than the reason."""
+    reason = str(kept.reason)
+    if kept.error_code and reason in (Hold.Reason.PARKED, DeadLetter.Reason.REFUSED):
+        try:
+            return in_plain_words(kept.error_code)
+        except KeyError:  # written by a newer version
+            pass
+    return _BY_REASON.get(reason, (reason, ""))
+
+
+def became(hold: Hold, now: datetime) -> str:
+    if hold.wanted:
+        return _WANTED.get(Hold.Wanted(hold.wanted), hold.wanted)
+    if hold.next_try is not None:
+        left_s = (hold.next_try - now).total_seconds()
+        return f"is tried again in {duration(left_s)}" if left_s >= 1 else "is being tried again"
+    return "waits for you"
+
+
+def read(alias: str, now: datetime, may_view: Callable[[str], bool] = lambda name: True) -> Held:
+    """`may_view`: whether holds or dead letters are shown; else their numbers alone."""
+    sees_holds, sees_dead = may_view("hold"), may_view("deadletter")
+    counts = _counts(alias)
+    holds = Hold.objects.using(alias).filter(reason__in=REFUSED).defer("history", "confirmed_by")
+    dead = DeadLetter.objects.using(alias).only(*_SHOWN_OF_DEAD)
+    recent: list[tuple[datetime, Row]] = []
+    if sees_holds:
+        recent += [(hold.since, _of_hold(hold, now)) for hold in holds.order_by("-since", "-id")[:SHOWN_MAX]]
+    if sees_dead:
+        recent += [(letter.died_at, _of_dead(letter, now)) for letter in dead.order_by("-id")[:SHOWN_MAX]]
+    recent.sort(key=lambda found: found[0], reverse=True)
+    return Held(
+        parked=[_of_hold(hold, now) for hold in holds.order_by("since", "id")[:SHOWN_MAX]] if sees_holds else [],
+        parked_count=sum(counts.get(reason, 0) for reason in REFUSED),
+        refusals=[row for _, row in recent[:SHOWN_MAX]],
+        dead_count=len(DeadLetter.objects.using(alias).values_list("pk")[:COUNT_MAX]),
+        paused_count=counts.get(Hold.Reason.PAUSED, 0),
+        url=reverse("admin:outbox_hold_changelist") if sees_holds else "",
+        dead_url=reverse("admin:outbox_deadletter_changelist") if sees_dead else "",
+    )
+
+
+def _counts(alias: str) -> dict[str, int]:
+    return Counter(Hold.objects.using(alias).values_list("reason", flat=True)[:COUNT_MAX])
+
+
+def cut(text: str, characters: int) -> str:
+    return text if len(text) <= characters else f"{text[:characters]}…"
+
+
+def _of_hold(hold: Hold, now: datetime) -> Row:
+    reason, step = explained(hold)
+    return Row(
+        cut(hold.scope, KEY_CHARS),
+        hold.topic,
+        cut(hold.key or "", KEY_CHARS),
+        hold.record_id,
+        reason,
+        step,
+        cut(hold.last_error, ERROR_CHARS),
+        hold.attempts,
+        hold.since.isoformat(timespec="seconds"),
+        ago(hold.since, now),
+        became(hold, now),
+        reverse("admin:outbox_hold_change", args=[hold.pk]),
+    )
+
+
+def _of_dead(letter: DeadLetter, now: datetime) -> Row:
+    reason, step = explained(letter)
+    return Row(
+        cut(str(letter), KEY_CHARS),
+        letter.topic,
+        cut(letter.key, KEY_CHARS),
+        letter.record_id,
+        reason,
+        step,
+        cut(letter.last_error, ERROR_CHARS),
+        letter.attempts,
+        letter.died_at.isoformat(timespec="seconds"),
+        ago(letter.died_at, now),
+        "is a dead letter",
+        reverse("admin:outbox_deadletter_change", args=[letter.pk]),
+    )

@@ -1,0 +1,159 @@
+"""Holds in the admin: what is parked, paused or quarantined, and the form that pauses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.contrib import admin, messages
+from django.core.exceptions import PermissionDenied
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.template.response import TemplateResponse
+from django.urls import path, reverse
+from django.utils import timezone
+from django.utils.safestring import SafeString
+
+from outbox.admin_pages import held, payload
+from outbox.admin_pages.base import waiting
+from outbox.admin_pages.editing import edit_view
+from outbox.admin_pages.forms import PauseForm
+from outbox.admin_pages.kept import LIST_CHARS, KeptAdmin, search, shown_fields
+from outbox.admin_pages.wording import ago
+from outbox.models import Hold
+from outbox.operations import actions as operations
+
+
+@admin.register(Hold)
+class HoldAdmin(KeptAdmin):
+    actions = ("retry", "skip", "discard", "resume")
+    list_display = ("what", "why_and_step", "tries", "age", "now")
+    list_display_links = ("what",)
+    list_filter = ("reason",)
+    ordering = ("since", "id")
+    search_fields = ("topic", "key", "record_id")
+    search_help_text = "Exact match with a topic, a key or the id of a record."
+    readonly_fields = (
+        "what",
+        "reason",
+        "why",
+        "step",
+        "now",
+        "since",
+        "tries",
+        "last_error",
+        "record_id",
+        "record",
+        "attempts_made",
+    )
+
+    def get_urls(self) -> list[Any]:
+        wrap = self.admin_site.admin_view
+        return [
+            path("pause/", wrap(self.pause_view), name="outbox_hold_pause"),
+            path("<int:pk>/edit/", waiting(wrap(self.edit_view)), name="outbox_hold_edit"),
+            *super().get_urls(),
+        ]
+
+    def buttons_of(self, row: Hold | None) -> dict[str, str]:
+        if row is None:
+            return {}
+        if row.reason not in held.REFUSED:
+            return {"resume": "Resume"}
+        if row.key is None:  # a whole topic: none of its records is at fault
+            return {"retry": "Try again now"}
+        return {"retry": "Try again now", "skip": "Skip…", "discard": "Discard…"}
+
+    def is_editable(self, row: Hold | None) -> bool:
+        return row is not None and row.reason in held.REFUSED and row.record_id is not None
+
+    def selector(self, pks: tuple[int, ...]) -> operations.Selector:
+        return operations.Selector(hold_ids=pks)
+
+    def get_search_results(self, request: HttpRequest, queryset: Any, search_term: str) -> tuple[Any, bool]:
+        return search(queryset, search_term), False
+
+    def get_readonly_fields(self, request: HttpRequest, obj: Hold | None = None) -> Any:
+        return shown_fields(request, self.readonly_fields)
+
+    def get_fields(self, request: HttpRequest, obj: Any = None) -> Any:
+        return shown_fields(request, self.readonly_fields)
+
+    # ---- actions
+
+    @admin.action(description="Try again now", permissions=["retry"])
+    def retry(self, request: HttpRequest, queryset: Any) -> None:
+        self.act(request, queryset, operations.requeue, "tried again")
+
+    @admin.action(description="Skip: to the dead letters, the key goes on", permissions=["skip"])
+    def skip(self, request: HttpRequest, queryset: Any) -> HttpResponse | None:
+        text = (
+            "Each record moves to the dead letters, and the later records of its key are sent without it. It can be "
+            "sent later, but then out of order."
+        )
+        asked, why = self.confirm(request, queryset, "skip", "Skip records that are held back?", text, "Skip them")
+        return asked or self.act(request, queryset, operations.skip, "moved to the dead letters", why)  # type: ignore[func-returns-value]
+
+    @admin.action(description="Discard: delete the refused records", permissions=["discard"])
+    def discard(self, request: HttpRequest, queryset: Any) -> HttpResponse | None:
+        text = "These records are deleted for good, and nobody receives them. The later records of their keys are sent."
+        asked, why = self.confirm(request, queryset, "discard", "Discard records?", text, "Delete them for good")
+        return asked or self.act(request, queryset, operations.discard, "deleted", why)  # type: ignore[func-returns-value]
+
+    @admin.action(description="Resume what is paused", permissions=["pause"])
+    def resume(self, request: HttpRequest, queryset: Any) -> None:
+        self.act(request, queryset.exclude(reason__in=held.REFUSED), operations.resume, "resumed")
+
+    # ---- pages
+
+    def pause_view(self, request: HttpRequest) -> HttpResponse:
+        if not self.has_pause_permission(request):
+            raise PermissionDenied
+        initial = {name: request.GET[name] for name in ("topic", "key", "lane") if name in request.GET}
+        form = PauseForm(request.POST if request.method == "POST" else None, initial=initial)
+        if form.is_valid():
+            try:
+                operations.pause(**form.what(), actor=request.user.get_username(), reason=form.cleaned_data["why"])
+            except operations.OperationRefused as error:
+                form.add_error(None, str(error))
+            else:
+                text = "Paused: what is on its way still arrives, then nothing more is sent until you resume it."
+                self.message_user(request, text, messages.SUCCESS)
+                return HttpResponseRedirect(reverse("admin:outbox_hold_changelist"))
+        context = {
+            **self.admin_site.each_context(request),
+            "title": "Pause a topic, a key or a lane",
+            "text": "Records are kept, in order, and sent when it is resumed. Writers notice nothing.",
+            "button": "Pause",
+            "opts": self.model._meta,
+            "form": form,
+        }
+        request.current_app = self.admin_site.name
+        return TemplateResponse(request, "admin/outbox/form.html", context)
+
+    def edit_view(self, request: HttpRequest, pk: int) -> HttpResponse:
+        if not self.has_edit_permission(request):
+            raise PermissionDenied
+        hold = self.get_queryset(request).filter(pk=pk, record_id__isnull=False).first()
+        return edit_view(self, request, payload.of_record(hold.record_id) if hold else None)
+
+    # ---- columns
+
+    @admin.display(description="what")
+    def what(self, hold: Hold) -> str:
+        return held.cut(hold.scope, LIST_CHARS)
+
+    @admin.display(description="since")
+    def age(self, hold: Hold) -> str:
+        return ago(hold.since, timezone.now())
+
+    @admin.display(description="attempts")
+    def tries(self, hold: Hold) -> int:
+        return hold.attempts
+
+    @admin.display(description="now")
+    def now(self, hold: Hold) -> str:
+        return "waits until it is resumed" if hold.reason == Hold.Reason.PAUSED else held.became(hold, timezone.now())
+
+    @admin.display(description="record")
+    def record(self, hold: Hold) -> SafeString:
+        message = payload.of_record(hold.record_id) if hold.record_id is not None else None
+        return payload.as_html(message)

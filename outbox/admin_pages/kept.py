@@ -1,0 +1,203 @@
+"""What the pages of holds and of dead letters share: permissions, confirmations, words, and how an action is done.
+
+Whatever is done goes through `outbox.operations.actions`, in bulk and with an audit row; here are only permissions,
+confirmations and words. Buttons on the page of one row send the same request as the list's actions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any
+
+from django.contrib import admin, messages
+from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
+from django.http import HttpRequest, HttpResponse
+from django.template.response import TemplateResponse
+from django.urls import reverse
+from django.utils.dateparse import parse_datetime
+from django.utils.html import format_html, format_html_join
+from django.utils.safestring import SafeString
+
+from outbox.admin_pages import held, payload
+from outbox.admin_pages.base import COUNT_MAX, ReadOnlyAdmin, may_see_payload
+from outbox.admin_pages.forms import WhyForm
+from outbox.admin_pages.wording import moment, plural
+from outbox.models import DeadLetter, Hold
+from outbox.operations import actions as operations
+
+HISTORY_MAX = 50
+LIST_CHARS = 80
+NOTHING = "Nothing was changed: this is not for any of these, or they are not there any more."
+
+
+class KeptAdmin(ReadOnlyAdmin):
+    """What holds and dead letters share."""
+
+    change_form_template = "admin/outbox/kept_change.html"
+    change_list_template = "admin/outbox/kept_list.html"
+    sortable_by = ()
+
+    def _may(self, request: HttpRequest, name: str) -> bool:
+        return bool(request.user.has_perm(f"outbox.{name}"))
+
+    def has_retry_permission(self, request: HttpRequest) -> bool:
+        return self._may(request, "retry")
+
+    def has_skip_permission(self, request: HttpRequest) -> bool:
+        return self._may(request, "skip")
+
+    def has_discard_permission(self, request: HttpRequest) -> bool:
+        return self._may(request, "discard")
+
+    def has_pause_permission(self, request: HttpRequest) -> bool:
+        return self._may(request, "pause")
+
+    def has_edit_permission(self, request: HttpRequest) -> bool:
+        return self._may(request, "edit") and may_see_payload(request)
+
+    def change_view(
+        self,
+        request: HttpRequest,
+        object_id: str,
+        form_url: str = "",
+        extra_context: dict[str, Any] | None = None,
+    ) -> HttpResponse:
+        allowed = self.get_actions(request)
+        row = self.get_object(request, object_id)
+        context = {
+            "outbox_buttons": [(name, text) for name, text in self.buttons_of(row).items() if name in allowed],
+            "outbox_checkbox": ACTION_CHECKBOX_NAME,
+            "outbox_list": reverse(f"admin:outbox_{self.model._meta.model_name}_changelist"),
+            "outbox_edit": self.is_editable(row) and self.has_edit_permission(request),
+            "outbox_edit_url": f"admin:outbox_{self.model._meta.model_name}_edit",
+            "object_pk": object_id,
+        }
+        return super().change_view(request, object_id, form_url, {**context, **(extra_context or {})})
+
+    def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
+        links = {
+            "outbox_dashboard": request.user.has_perm("outbox.view_sample"),
+            "outbox_pause": self.model is Hold and self.has_pause_permission(request),
+        }
+        return super().changelist_view(request, {**links, **(extra_context or {})})
+
+    def buttons_of(self, row: Any) -> dict[str, str]:
+        """Names of actions, with what the button says."""
+        raise NotImplementedError
+
+    def is_editable(self, row: Any) -> bool:
+        raise NotImplementedError
+
+    def act(
+        self,
+        request: HttpRequest,
+        queryset: Any,
+        operation: Callable[..., operations.Outcome],
+        done: str,
+        why: str = "",
+        alias: str | None = None,
+    ) -> None:
+        """Bulk: the operation gets primary keys, and changes them in statements of its own."""
+        pks = tuple(queryset.values_list("pk", flat=True)[:COUNT_MAX])
+        if not pks:
+            self.message_user(request, NOTHING, messages.WARNING)
+            return
+        try:
+            outcome = operation(self.selector(pks), actor=request.user.get_username(), reason=why)
+        except operations.OperationRefused as error:
+            self.message_user(request, str(error), messages.ERROR)
+            return
+        tell(self, request, outcome, done)
+
+    def selector(self, pks: tuple[int, ...]) -> operations.Selector:
+        raise NotImplementedError
+
+    def confirm(
+        self, request: HttpRequest, queryset: Any, name: str, title: str, text: str, button: str
+    ) -> tuple[HttpResponse | None, str]:
+        """The page that asks, or None and the reason when it was answered."""
+        form = WhyForm(request.POST if "confirmed" in request.POST else None)
+        if form.is_valid():
+            return None, form.cleaned_data["why"]
+        rows = list(queryset[: held.SHOWN_MAX])
+        context = {
+            **self.admin_site.each_context(request),
+            "title": title,
+            "text": text,
+            "button": button,
+            "action": name,
+            "opts": self.model._meta,
+            "form": form,
+            "rows": rows,
+            "more": max(0, queryset.count() - len(rows)),
+            "checkbox": ACTION_CHECKBOX_NAME,
+            "selected": request.POST.getlist(ACTION_CHECKBOX_NAME),
+            "across": request.POST.get("select_across", "0"),
+        }
+        request.current_app = self.admin_site.name
+        return TemplateResponse(request, "admin/outbox/confirm.html", context), ""
+
+    # ---- columns
+
+    @admin.display(description="why")
+    def why(self, row: Hold | DeadLetter) -> str:
+        return held.explained(row)[0]
+
+    @admin.display(description="why, and the next step")
+    def why_and_step(self, row: Hold | DeadLetter) -> SafeString:
+        return format_html('<span class="outbox-why"><b>{}</b><br>{}</span>', *held.explained(row))
+
+    @admin.display(description="next step")
+    def step(self, row: Hold | DeadLetter) -> str:
+        return held.explained(row)[1]
+
+    @admin.display(description="message")
+    def record_hidden(self, row: Hold | DeadLetter) -> str:
+        return payload.HIDDEN
+
+    @admin.display(description="attempts so far")
+    def attempts_made(self, row: Hold | DeadLetter) -> SafeString:
+        """The latest first."""
+        rows = [
+            (_said(attempt.get("at")), attempt.get("code", ""), held.cut(str(attempt.get("error", "")), 1000))
+            for attempt in reversed(row.history[-HISTORY_MAX:])
+            if isinstance(attempt, dict)
+        ]
+        if not rows:
+            return format_html("{}", "none is known")
+        body = format_html_join("", "<tr><td>{}</td><td>{}</td><td>{}</td></tr>", rows)
+        return format_html("<table class=outbox-history>{}</table>", body)
+
+
+def tell(model_admin: ReadOnlyAdmin, request: HttpRequest, outcome: operations.Outcome, done: str) -> None:
+    if outcome.changed:
+        model_admin.message_user(request, f"{plural(outcome.changed, 'row')} {done}.", messages.SUCCESS)
+    if outcome.pending:
+        text = f"{plural(outcome.pending, 'row')} will be {done}: the harvester does it within a few seconds."
+        model_admin.message_user(request, text, messages.SUCCESS)
+    if not outcome.changed and not outcome.pending:
+        model_admin.message_user(request, NOTHING, messages.WARNING)
+
+
+def _said(at: Any) -> str:
+    found = parse_datetime(at) if isinstance(at, str) else at
+    return moment(found) if isinstance(found, datetime) and found.tzinfo else str(at or "")
+
+
+def shown_fields(request: HttpRequest, fields: tuple[str, ...]) -> tuple[str, ...]:
+    """Of the page of one row: the message only for those who may see it."""
+    if may_see_payload(request):
+        return fields
+    return tuple("record_hidden" if name == "record" else name for name in fields)
+
+
+def search(queryset: Any, term: str) -> Any:
+    if not term:
+        return queryset
+    if "\0" in term:
+        return queryset.none()
+    found = queryset.filter(topic=term) | queryset.filter(key=term)
+    if term.isascii() and term.isdigit() and len(term) < 19:
+        found |= queryset.filter(record_id=int(term))
+    return found

@@ -1,0 +1,98 @@
+"""How it is, in one sentence, and what to do about it: above everything else on the dashboard. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from outbox.admin_pages.held import Held
+from outbox.admin_pages.wording import duration, plural
+
+OLD_S = 60.0
+START = "Start a harvester: python manage.py harvest"
+GOOD, WARN, BAD = "", "warn", "bad"
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    level: str
+    text: str
+    step: str
+    url: str = ""
+    link: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    level: str
+    headline: str
+    notices: Sequence[Notice]
+
+
+def verdict(found: dict[str, Any], held: Held) -> Verdict:
+    """`found` as `operations.stats` says it."""
+    notices = [notice for notice in (_delivery(found), _age(found, held), _parked(held), _dead(held)) if notice]
+    levels = {notice.level for notice in notices}
+    if BAD in levels:
+        some = "Some records" if any(lane["is_owned"] for lane in found["lanes"]) else "Records"
+        return Verdict(BAD, f"{some} are not being delivered.", notices)
+    if WARN in levels:
+        return Verdict(WARN, "Something waits for you.", notices)
+    waiting = found["backlog"]["records"]
+    if not waiting:
+        return Verdict(GOOD, "All is well: nothing waits.", notices)
+    return Verdict(GOOD, f"All is well: {plural(waiting, 'record')} on the way.", notices)
+
+
+def _delivery(found: dict[str, Any]) -> Notice | None:
+    state = found["state"] or {}
+    seen_s = state.get("way_seen_s")
+    if state.get("way") == "spark" and seen_s is not None and seen_s < OLD_S:
+        return None
+    if state.get("resize_to"):
+        return Notice(
+            WARN,
+            f"The lanes are being changed from {state['lanes']} to {state['resize_to']}.",
+            "Nothing needs to be done: delivery goes on when it is over.",
+        )
+    lanes = found["lanes"]
+    ownerless = [lane["lane"] for lane in lanes if not lane["is_owned"] and lane["lane"] < state.get("lanes", 1)]
+    if not any(lane["is_owned"] for lane in lanes):
+        return Notice(BAD, "No harvester is at work.", START)
+    if ownerless:
+        names = ", ".join(map(str, ownerless[:10]))
+        return Notice(
+            BAD,
+            f"Nobody works on lane {names}; its records wait.",
+            "Look for lane_stopped in the harvesters' log, or start another harvester.",
+        )
+    return None
+
+
+def _age(found: dict[str, Any], held: Held) -> Notice | None:
+    """Where something is held back, its records are the oldest, and that is known."""
+    age_s = found["backlog"]["oldest_age_s"]
+    if age_s <= OLD_S or held.parked_count or held.paused_count:
+        return None
+    return Notice(
+        WARN,
+        f"The oldest record has waited for {duration(age_s)}.",
+        "Look at the backlog below: where it grows, see the harvesters' log.",
+    )
+
+
+def _parked(held: Held) -> Notice | None:
+    if not held.parked_count:
+        return None
+    keys = plural(held.parked_count, "key")
+    verb = "is" if held.parked_count == 1 else "are"
+    text = f"{keys} {verb} held back, because Kafka refused a record; all others go on."
+    return Notice(WARN, text, "", "#outbox-parked", "See which, why, and what to do")
+
+
+def _dead(held: Held) -> Notice | None:
+    if not held.dead_count:
+        return None
+    text = f"{plural(held.dead_count, 'dead letter')} {'waits' if held.dead_count == 1 else 'wait'} for a decision."
+    return Notice(WARN, text, "", held.dead_url, "Look at them" if held.dead_url else "")

@@ -1,0 +1,47 @@
+"""Numbers and times as people read them on the pages of the admin. Pure."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from django.utils import timezone
+
+
+def number(value: float) -> str:
+    return f"{value:,.0f}"
+
+
+def rate(value: float) -> str:
+    """Per second. Slow ones keep a digit, so that what trickles is not called nothing."""
+    if value == 0 or value >= 10:
+        return f"{value:,.0f}/s"
+    return f"{value:.1f}/s" if value >= 0.1 else "under 0.1/s"
+
+
+def duration(seconds: float) -> str:
+    """The two largest units of it."""
+    whole = max(0, int(seconds))
+    if whole < 60:
+        return f"{max(0.0, seconds):.1f} s" if seconds < 10 else f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    if whole < 86_400:
+        return f"{whole // 3600} h {whole % 3600 // 60} min"
+    return f"{whole // 86_400} d {whole % 86_400 // 3600} h"
+
+
+def clock(at: datetime) -> str:
+    """Of the time zone that the project shows."""
+    return timezone.localtime(at).strftime("%H:%M")
+
+
+def moment(at: datetime) -> str:
+    return timezone.localtime(at).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def plural(count: int, one: str, many: str = "") -> str:
+    return f"{count:,} {one if count == 1 else many or one + 's'}"
+
+
+def ago(at: datetime, now: datetime) -> str:
+    return f"{duration((now - at).total_seconds())} ago"

@@ -1,0 +1,265 @@
+"""The dashboard: its numbers are those of the database, its words say what to do, and it costs little on any table."""
+
+import re
+from datetime import timedelta
+
+import pytest
+from django.db import connection
+from django.urls import reverse
+from django.utils import timezone
+
+from outbox.admin_pages import dashboard, held
+from outbox.admin_pages.verdict import BAD, GOOD, WARN, verdict
+from outbox.edges import backlog
+from outbox.models import DeadLetter, Hold, OutboxRecord, Sample
+from tests.admin.conftest import DASHBOARD, SECRET, dead, page, parked, record
+
+pytestmark = pytest.mark.django_db
+
+PARTS = "admin:outbox_dashboard_parts"
+ROWS = 300_000
+
+
+def sql(text, *given):
+    with connection.cursor() as cursor:
+        cursor.execute(text, given)
+        return cursor.fetchall() if cursor.description else None
+
+
+def lane(number=0, owner="web-1_7", age_s=0):
+    sql("INSERT INTO outbox_state (lanes) VALUES (1) ON CONFLICT (id) DO UPDATE SET lanes = outbox_state.lanes + 1")
+    sql(
+        "INSERT INTO outbox_lane VALUES (%s, gen_random_uuid(), %s, clock_timestamp() - make_interval(secs => %s))",
+        number,
+        owner,
+        age_s,
+    )
+
+
+def value(text, tile):
+    """The number of a tile as the program knows it."""
+    return float(re.search(rf'id="outbox-tile-{tile}">.*?data-outbox-value="([^"]+)"', text, re.DOTALL)[1])
+
+
+def samples(*rows):
+    for minutes, waiting, stashed, delivered in rows:
+        at = timezone.now() - timedelta(minutes=minutes)
+        Sample.objects.create(taken_at=at, backlog=waiting, oldest_age_s=0, stashed=stashed, delivered=delivered)
+
+
+# --- who may see it
+
+
+def test_the_permission_to_see_samples_is_the_one_for_the_page(sign_in):
+    assert sign_in("view_hold").get(reverse(DASHBOARD)).status_code == 403
+    assert sign_in("view_hold").get(reverse(PARTS)).status_code == 403
+    assert sign_in("view_sample").get(reverse(DASHBOARD)).status_code == 200
+
+
+def test_strangers_are_sent_to_sign_in(client):
+    for url in (DASHBOARD, PARTS):
+        assert client.get(reverse(url)).status_code == 302
+
+
+def test_without_permission_for_holds_only_their_number_is_shown(sign_in):
+    parked(record(kafka_key="a-telling-key"))
+    text = page(sign_in("view_sample"), DASHBOARD)
+    assert value(text, "parked") == 1
+    assert "a-telling-key" not in text
+    assert "outbox.view_hold" in text
+    assert "a-telling-key" in page(sign_in("view_sample", "view_hold"), DASHBOARD)
+
+
+def test_the_page_never_shows_a_payload(admin_client):
+    parked()
+    dead()
+    assert SECRET not in page(admin_client, DASHBOARD)
+
+
+# --- what it says
+
+
+def test_the_numbers_are_those_of_the_database(admin_client):
+    for index in range(3):
+        record(kafka_key=str(index), create_time=timezone.now() - timedelta(seconds=90 + index))
+    parked(OutboxRecord.objects.first())
+    Hold.objects.create(topic="mails", reason="paused")
+    dead()
+    text = page(admin_client, DASHBOARD)
+    assert value(text, "backlog") == OutboxRecord.objects.count() == 3
+    assert 92 <= value(text, "oldest") < 150
+    assert value(text, "parked") == 1
+    assert value(text, "dead") == DeadLetter.objects.count() == 1
+    assert "and 1 pause" in text
+
+
+def test_rates_and_totals_come_from_the_samples(admin_client):
+    now = dashboard._now("default")
+    found = {"backlog": {"records": 5, "oldest_age_s": 1.0, "stashed_total": 1300, "deleted_total": 1240}}
+    rows = [
+        Sample(taken_at=now - timedelta(seconds=120), backlog=0, oldest_age_s=0, stashed=1000, delivered=1000),
+        Sample(taken_at=now - timedelta(seconds=60), backlog=0, oldest_age_s=0, stashed=1060, delivered=1060),
+        Sample(taken_at=now - timedelta(seconds=2), backlog=0, oldest_age_s=0, stashed=1290, delivered=1230),
+    ]
+    shown = dashboard._with_now(rows, found, now)
+    assert [sample.stashed for sample in shown] == [1000, 1060, 1300]
+    assert dashboard._last_rate(shown, "stashed") == pytest.approx(4.0)
+    assert dashboard._last_rate(shown, "delivered") == pytest.approx(3.0)
+    assert dashboard._total(shown, "delivered") == "240 in the last hour"
+
+
+def test_charts_show_the_last_hour_and_have_a_table(admin_client):
+    samples((90, 777, 0, 0), (3, 11, 60, 0), (2, 12, 120, 60), (1, 13, 180, 120))
+    text = page(admin_client, DASHBOARD)
+    backlog = text[text.index("outbox-table-1") : text.index("outbox-table-2")]
+    assert re.findall(r'<td class="number">(\d+)</td>', backlog) == ["0", "13", "12", "11"]
+    assert "777" not in text
+    assert re.findall(r'<td class="number">([^<]*)</td>', text[text.index("outbox-table-2") :])[2:6] == [
+        "1.0/s",
+        "1.0/s",
+        "1.0/s",
+        "1.0/s",
+    ]
+    assert text.count('<path class="outbox-line') >= 3
+    assert 'role="img" aria-label="Backlog, last hour. waiting: between' in text
+
+
+def test_without_samples_it_says_so(admin_client):
+    text = page(admin_client, DASHBOARD)
+    assert "no samples yet" in text
+    assert text.count("a harvester takes one every minute") == 1  # of the throughput; the backlog is known
+
+
+def test_lanes_have_their_owner_and_the_age_of_the_heartbeat(admin_client):
+    lane(0, "web-1_7")
+    lane(1, "web-2_<b>", 400)
+    sql("INSERT INTO outbox_purged VALUES (0, 1234)")
+    text = page(admin_client, DASHBOARD)
+    first, second = (text[text.index(f'id="outbox-lane-{number}"') :][:900] for number in (0, 1))
+    assert "web-1_7" in first
+    assert "at work" in first
+    assert "1,234" in first
+    assert "no owner" in second
+    assert "6 min 40 s ago" in second
+    assert "<b>" not in second[: second.index("</tr>")]
+
+
+def test_a_refusal_is_told_in_plain_words_with_the_next_step(admin_client):
+    hold = parked()
+    letter = dead()
+    text = page(admin_client, DASHBOARD)
+    for said in (
+        "the record is larger than the topic allows",
+        "make the record smaller",
+        "orders[a]",
+        "is tried again",
+    ):
+        assert said in text
+    assert reverse("admin:outbox_hold_change", args=[hold.pk]) in text
+    assert reverse("admin:outbox_deadletter_change", args=[letter.pk]) in text
+    assert "is a dead letter" in text
+
+
+def test_a_code_of_a_newer_version_is_no_obstacle(admin_client):
+    parked(error_code="NEVER_HEARD_OF", last_error="who knows")
+    text = page(admin_client, DASHBOARD)
+    assert "Kafka refused it" in text
+    assert "who knows" in text
+
+
+# --- the sentence above
+
+
+def state(owned=(), **more):
+    return {
+        "backlog": {"records": 0, "oldest_age_s": 0.0, **more.pop("backlog", {})},
+        "state": {"lanes": 1, "way": "exactly-once", "way_seen_s": 0.1, "resize_to": None, **more},
+        "lanes": [{"lane": number, "is_owned": is_owned} for number, is_owned in enumerate(owned)],
+    }
+
+
+def kept(parked_count=0, dead_count=0, paused_count=0):
+    return held.Held([], parked_count, [], dead_count, paused_count)
+
+
+@pytest.mark.parametrize(
+    ("found", "kept", "level", "said"),
+    [
+        (state([True]), kept(), GOOD, "nothing waits"),
+        (state([True], backlog={"records": 7}), kept(), GOOD, "7 records on the way"),
+        (state([]), kept(), BAD, "python manage.py harvest"),
+        (state([False]), kept(), BAD, "No harvester is at work"),
+        (state([True, False], lanes=2), kept(), BAD, "Nobody works on lane 1"),
+        (state([True, False], lanes=1), kept(), GOOD, "nothing waits"),
+        (state([], way="spark", way_seen_s=2.0), kept(), GOOD, "nothing waits"),
+        (state([], way="spark", way_seen_s=200.0), kept(), BAD, "No harvester is at work"),
+        (state([False], resize_to=4), kept(), WARN, "being changed from 1 to 4"),
+        (state([True], backlog={"records": 1, "oldest_age_s": 300.0}), kept(), WARN, "has waited for 5 min"),
+        (
+            state([True], backlog={"records": 1, "oldest_age_s": 300.0}),
+            kept(parked_count=1),
+            WARN,
+            "1 key is held back",
+        ),
+        (state([True]), kept(dead_count=2), WARN, "2 dead letters wait"),
+        (state([True]), kept(paused_count=1), GOOD, "nothing waits"),
+    ],
+)
+def test_the_sentence_above_everything(found, kept, level, said):
+    shown = verdict(found, kept)
+    assert shown.level == level
+    assert said in " ".join([shown.headline, *(f"{notice.text} {notice.step}" for notice in shown.notices)])
+
+
+# --- what it costs
+
+
+def test_nothing_is_changed_and_the_settings_of_the_connection_stay(admin_client):
+    before = sql("SELECT current_setting('enable_seqscan'), current_setting('statement_timeout')")
+    page(admin_client, DASHBOARD)
+    assert sql("SELECT current_setting('enable_seqscan'), current_setting('statement_timeout')") == before
+
+
+def test_a_missing_table_is_told_with_the_remedy(admin_client):
+    sql("ALTER TABLE outbox_hold RENAME TO elsewhere")
+    for url in (DASHBOARD, PARTS):
+        response = admin_client.get(reverse(url))
+        assert response.status_code == 503
+        assert "python manage.py migrate outbox" in response.content.decode()
+
+
+def test_a_database_that_takes_too_long_is_told(admin_client, monkeypatch):
+    def slow(*given):
+        sql("SET LOCAL statement_timeout = 20")
+        sql("SELECT pg_sleep(5)")
+
+    monkeypatch.setattr(held, "read", slow)
+    response = admin_client.get(reverse(PARTS))
+    assert response.status_code == 503
+    assert "did not answer" in response.content.decode()
+
+
+@pytest.fixture
+def many(db):
+    sql(
+        "INSERT INTO outbox (kafka_topic, kafka_key, kafka_value) "
+        "SELECT 'topic-' || i %% 7, 'key-' || i %% 1000, 'v' FROM generate_series(1, %s) i",
+        ROWS,
+    )
+    sql("ANALYZE outbox")
+
+
+def read_so_far():
+    """Rows of the table that this transaction has read: by scans of the whole, and through an index."""
+    sql("SELECT pg_stat_clear_snapshot()")
+    return sql("SELECT seq_tup_read, idx_tup_fetch FROM pg_stat_xact_user_tables WHERE relname = 'outbox'")[0]
+
+
+@pytest.mark.parametrize("url", [DASHBOARD, PARTS])
+def test_a_large_table_is_never_read_whole(admin_client, many, url):
+    walked, looked_up = read_so_far()
+    text = page(admin_client, url)
+    walked_after, looked_up_after = read_so_far()
+    assert "about " in text
+    assert walked_after == walked
+    assert looked_up_after - looked_up <= backlog.COUNT_MAX + backlog.OLDEST_ROWS + 1

@@ -1,0 +1,383 @@
+"""Holds and dead letters in the admin: what is shown, who may do what, and that each act leaves an audit row."""
+
+import json
+import threading
+
+import psycopg
+import pytest
+from django.conf import settings
+from django.contrib.auth.models import Permission
+from django.db import connection
+from django.test import Client, override_settings
+from django.test.utils import CaptureQueriesContext
+from django.urls import resolve, reverse
+
+from outbox.admin_pages import editing
+from outbox.edges import table
+from outbox.models import AuditRow, DeadLetter, Hold, OutboxRecord
+from tests.admin.conftest import (
+    DEAD,
+    DEAD_ONE,
+    EDIT_DEAD,
+    EDIT_HOLD,
+    HOLD,
+    HOLDS,
+    SECRET,
+    act,
+    dead,
+    page,
+    parked,
+    record,
+)
+
+pytestmark = pytest.mark.django_db
+PAUSE = "admin:outbox_hold_pause"
+AUDIT = "admin:outbox_auditrow_changelist"
+
+
+def wanted(hold):
+    return Hold.objects.get(pk=hold.pk).wanted
+
+
+def mask(record, text):
+    return "***"
+
+
+# --- what is shown
+
+
+@pytest.mark.parametrize(
+    ("url", "permission"), [(HOLDS, "view_hold"), (DEAD, "view_deadletter"), (AUDIT, "view_auditrow")]
+)
+def test_each_list_has_a_permission_of_its_own(sign_in, url, permission):
+    assert sign_in("view_outboxrecord").get(reverse(url)).status_code == 403
+    assert sign_in(permission).get(reverse(url)).status_code == 200
+
+
+def test_a_hold_tells_everything_about_itself(admin_client):
+    hold = parked()
+    for text in (page(admin_client, HOLDS), page(admin_client, HOLD, hold.pk)):
+        for said in ("orders[a]", "the record is larger than the topic allows", "make the record smaller"):
+            assert said in text
+    assert "too large, once" in text
+    assert SECRET in text
+
+
+def test_a_dead_letter_tells_everything_about_itself(admin_client):
+    letter = dead()
+    for text in (page(admin_client, DEAD), page(admin_client, DEAD_ONE, letter.pk)):
+        for said in ("orders[b] #77", "the broker does not accept the record", "Broker: invalid"):
+            assert said in text
+    assert text.count(SECRET) == 2
+
+
+def test_payloads_are_hidden_without_their_permission(sign_in):
+    hold, letter = parked(), dead()
+    client = sign_in("view_hold", "view_deadletter")
+    for url, row in ((HOLD, hold), (DEAD_ONE, letter)):
+        text = page(client, url, row.pk)
+        assert SECRET not in text
+        assert "outbox.view_payload" in text
+    client = sign_in("view_hold", "view_deadletter", "view_payload")
+    for url, row in ((HOLD, hold), (DEAD_ONE, letter)):
+        assert SECRET in page(client, url, row.pk)
+
+
+def test_the_redactor_is_asked_and_what_it_returns_is_escaped(admin_client):
+    hold, letter = parked(record(kafka_value="<script>x()</script>")), dead()
+    assert "&lt;script&gt;x()" in page(admin_client, HOLD, hold.pk)
+    with override_settings(OUTBOX={"REDACTOR": f"{__name__}.mask"}):
+        for url, row in ((HOLD, hold), (DEAD_ONE, letter)):
+            text = page(admin_client, url, row.pk)
+            assert "***" in text
+            assert f'secret": "{SECRET}' not in text
+
+
+def test_search_is_exact(admin_client):
+    first, second = parked(), parked(record(kafka_key="b"))
+    assert [row.pk for row in admin_client.get(reverse(HOLDS), {"q": "b"}).context["cl"].result_list] == [second.pk]
+    found = admin_client.get(reverse(HOLDS), {"q": str(first.record_id)}).context["cl"].result_list
+    assert [row.pk for row in found] == [first.pk]
+    for odd in ("\0", "'", "9" * 40):
+        assert admin_client.get(reverse(HOLDS), {"q": odd}).status_code == 200
+
+
+def test_nothing_is_added_changed_or_deleted_by_django_itself(admin_client):
+    hold, letter = parked(), dead()
+    audit = AuditRow.objects.create(who="ada", what="pause")
+    for name, row in (("hold", hold), ("deadletter", letter), ("auditrow", audit)):
+        base = f"admin:outbox_{name}"
+        assert admin_client.get(reverse(f"{base}_add")).status_code == 403
+        assert admin_client.post(reverse(f"{base}_change", args=[row.pk]), {"topic": "x"}).status_code == 403
+        assert admin_client.post(reverse(f"{base}_delete", args=[row.pk]), {"post": "yes"}).status_code == 403
+        act(admin_client, f"{base}_changelist", "delete_selected", row)
+        row.refresh_from_db()
+
+
+# --- what may be done
+
+HOLD_ACTS = [("retry", "retry", "retry"), ("skip", "skip", "skip"), ("discard", "discard", "discard")]
+
+
+@pytest.mark.parametrize(("action", "permission", "asked"), HOLD_ACTS)
+def test_each_act_on_a_hold_takes_its_own_permission(sign_in, action, permission, asked):
+    hold = parked()
+    others = {"retry", "skip", "discard", "edit", "pause"} - {permission}
+    client = sign_in("view_hold", *others)
+    act(client, HOLDS, action, hold, confirmed="1", why="no")
+    assert wanted(hold) == ""
+    assert f'id="outbox-{action}"' not in page(client, HOLD, hold.pk)
+    assert not AuditRow.objects.exists()
+    client = sign_in("view_hold", permission)
+    assert f'id="outbox-{action}"' in page(client, HOLD, hold.pk)
+    act(client, HOLDS, action, hold, confirmed="1", why="because")
+    assert wanted(hold) == asked
+    (audit,) = AuditRow.objects.all()
+    assert audit.who == "ada"
+    if action != "retry":
+        assert audit.why == "because"
+
+
+@pytest.mark.parametrize("action", ["skip", "discard"])
+def test_what_gives_something_up_is_asked_for_first(admin_client, action):
+    hold = parked()
+    text = act(admin_client, HOLDS, action, hold).content.decode()
+    assert "orders[a]" in text
+    assert 'name="confirmed"' in text
+    assert wanted(hold) == ""
+    assert not AuditRow.objects.exists()
+
+
+def test_dead_letters_are_deleted_only_after_a_question_and_with_permission(sign_in):
+    letter = dead()
+    act(sign_in("view_deadletter", "retry"), DEAD, "discard", letter, confirmed="1")
+    assert DeadLetter.objects.count() == 1
+    client = sign_in("view_deadletter", "discard")
+    assert "deleted for good" in act(client, DEAD, "discard", letter).content.decode()
+    assert DeadLetter.objects.count() == 1
+    act(client, DEAD, "discard", letter, confirmed="1", why="rubbish")
+    assert DeadLetter.objects.count() == 0
+    assert AuditRow.objects.get().why == "rubbish"
+
+
+def test_dead_letters_go_back_into_the_table(sign_in):
+    first, second = dead(record_id=5, value="1"), dead(record_id=4, value="0")
+    act(sign_in("view_deadletter", "discard"), DEAD, "retry", first, second)
+    assert OutboxRecord.objects.count() == 0
+    act(sign_in("view_deadletter", "retry"), DEAD, "retry", first, second)
+    assert list(OutboxRecord.objects.order_by("id").values_list("kafka_value", flat=True)) == ["0", "1"]
+    assert DeadLetter.objects.count() == 0
+    assert AuditRow.objects.count() == 1
+
+
+def test_many_rows_take_as_many_statements_as_few(sign_in):
+    client = sign_in("view_hold", "retry")
+
+    def statements(count):
+        rows = [parked(record(kafka_key=f"{count}-{index}")) for index in range(count)]
+        with CaptureQueriesContext(connection) as queries:
+            act(client, HOLDS, "retry", *rows)
+        assert {wanted(row) for row in rows} == {"retry"}
+        return len(queries)
+
+    statements(1)
+    assert statements(2) == statements(25)
+
+
+def test_get_requests_change_nothing(admin_client):
+    hold = parked()
+    admin_client.get(reverse(HOLDS), {"action": "retry", "_selected_action": hold.pk})
+    assert wanted(hold) == ""
+
+
+def test_a_request_without_the_token_is_refused(admin_user):
+    hold = parked()
+    client = Client(enforce_csrf_checks=True)
+    client.force_login(admin_user)
+    posts = [
+        (reverse(HOLDS), {"action": "retry", "_selected_action": hold.pk}),
+        (reverse(PAUSE), {"topic": "orders"}),
+        (reverse(EDIT_HOLD, args=[hold.pk]), {"topic": "x"}),
+    ]
+    for url, given in posts:
+        assert client.post(url, given).status_code == 403
+    assert wanted(hold) == ""
+    assert Hold.objects.count() == 1
+
+
+def test_pause_and_resume(sign_in):
+    client = sign_in("view_hold", "retry")
+    assert client.get(reverse(PAUSE)).status_code == 403
+    client = sign_in("view_hold", "pause")
+    assert page(client, HOLDS).count("Pause…") == 1
+    client.post(reverse(PAUSE), {"topic": "mails", "key": "", "why": "too many"})
+    hold = Hold.objects.get()
+    assert (hold.topic, hold.key, hold.reason) == ("mails", None, "paused")
+    assert AuditRow.objects.get().why == "too many"
+    act(client, HOLDS, "resume", hold)
+    assert not Hold.objects.exists()
+    assert AuditRow.objects.count() == 2
+
+
+@pytest.mark.parametrize("given", [{}, {"topic": "a", "lane": "1"}, {"lane": "1", "key": "k"}, {"lane": "-1"}])
+def test_a_pause_needs_one_thing_to_pause(admin_client, given):
+    assert "errorlist" in admin_client.post(reverse(PAUSE), given).content.decode()
+    assert not Hold.objects.exists()
+
+
+# --- editing
+
+
+def edit(client, url, row, **changes):
+    """Load the page, change something, send it all as a browser does."""
+    address = reverse(url, args=[row.pk])
+    response = client.get(address)
+    assert response.status_code == 200
+    form = response.context["form"]
+    given = {name: form[name].value() for name in form.fields}
+    given = {name: value for name, value in given.items() if value not in (None, False)}
+    given = {name: value.replace("\n", "\r\n") if isinstance(value, str) else value for name, value in given.items()}
+    return client.post(address, {**given, "seen": response.context["seen"], **changes}, follow=True)
+
+
+@pytest.mark.parametrize("missing", ["edit", "view_payload"])
+def test_editing_takes_the_right_to_edit_and_to_see(sign_in, missing):
+    hold, letter = parked(), dead()
+    client = sign_in("view_hold", "view_deadletter", *({"edit", "view_payload"} - {missing}))
+    for url, row in ((EDIT_HOLD, hold), (EDIT_DEAD, letter)):
+        assert client.get(reverse(url, args=[row.pk])).status_code == 403
+        assert client.post(reverse(url, args=[row.pk]), {"topic": "x"}).status_code == 403
+
+
+@pytest.fixture
+def lane(transactional_db):
+    """A lane that confirms every edit, as a harvester's does."""
+    stop = threading.Event()
+
+    def confirm():
+        with psycopg.connect(**table.parameters("default"), autocommit=True) as own:
+            while not stop.wait(0.02):
+                own.execute("UPDATE outbox_hold SET confirmed_by = '{0}' WHERE reason = 'editing'")
+
+    thread = threading.Thread(target=confirm)
+    thread.start()
+    yield
+    stop.set()
+    thread.join()
+
+
+@pytest.mark.django_db(transaction=True)
+def test_an_edited_record_keeps_what_was_not_touched(lane, sign_in):
+    value = "line one\r\nline two\n  \n"
+    hold = parked(record(kafka_value=value, kafka_header_keys=["a", "a"], kafka_header_values=["1", "2"]))
+    client = sign_in("view_hold", "edit", "view_payload")
+    edit(client, EDIT_HOLD, hold, headers='[["b", "3"]]', why="typo")
+    made = OutboxRecord.objects.get()
+    assert (made.kafka_value, made.kafka_topic, made.kafka_key) == (value, "orders", "a")
+    assert (made.kafka_header_keys, made.kafka_header_values) == (["b"], ["3"])
+    assert wanted(hold) == "retry"
+    assert Hold.objects.count() == 1
+    (audit,) = AuditRow.objects.all()
+    assert (audit.who, audit.why) == ("ada", "typo")
+
+    edit(client, EDIT_HOLD, hold, value="short")
+    assert OutboxRecord.objects.get().kafka_value == "short"
+    edit(client, EDIT_HOLD, hold, is_tombstone="on")
+    assert OutboxRecord.objects.get().kafka_value is None
+
+
+@pytest.mark.django_db(transaction=True)
+def test_what_the_redactor_hides_and_what_is_binary_stay_as_they_are(lane, admin_client):
+    hold, binary = parked(), parked(record(kafka_key="b", kafka_value=None, kafka_value_binary=b"\x00\xff"))
+    with override_settings(OUTBOX={**settings.OUTBOX, "REDACTOR": f"{__name__}.mask"}):
+        text = page(admin_client, EDIT_HOLD, hold.pk)
+        assert SECRET not in text
+        assert "REDACTOR" in text
+        edit(admin_client, EDIT_HOLD, hold, key="k2")
+    made = OutboxRecord.objects.get(pk=hold.record_id)
+    assert SECRET in made.kafka_value
+    assert made.kafka_key == "k2"
+    assert "binary" in page(admin_client, EDIT_HOLD, binary.pk)
+    edit(admin_client, EDIT_HOLD, binary, headers='[["a", "b"]]')
+    made = OutboxRecord.objects.get(pk=binary.record_id)
+    assert bytes(made.kafka_value_binary) == b"\x00\xff"
+    assert made.kafka_header_keys == ["a"]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_no_harvester_no_edit(admin_client, monkeypatch):
+    monkeypatch.setattr(editing, "WAIT_S", 0.05)
+    hold = parked()
+    text = edit(admin_client, EDIT_HOLD, hold, value="short").content.decode()
+    assert "did not confirm" in text
+    assert "short" in text  # what was typed is not lost
+    assert SECRET in OutboxRecord.objects.get().kafka_value
+    assert Hold.objects.count() == 1
+
+
+def test_a_view_that_waits_is_in_no_transaction():
+    for url in ("admin:outbox_hold_edit", "admin:outbox_outboxrecord_edit"):
+        assert resolve(reverse(url, args=[1])).func._non_atomic_requests == {"default"}
+
+
+def test_an_edited_dead_letter_goes_back_into_the_table(admin_client):
+    edit(admin_client, EDIT_DEAD, dead(), value="short", why="cut")
+    made = OutboxRecord.objects.get()
+    assert (made.kafka_value, made.kafka_key, made.kafka_header_values) == ("short", "b", [SECRET])
+    assert not DeadLetter.objects.exists()
+
+
+def test_a_record_that_was_changed_meanwhile_is_not_overwritten(admin_client):
+    hold = parked()
+    text = edit(admin_client, EDIT_HOLD, hold, value="mine", seen="older").content.decode()
+    assert "Somebody else has changed this record" in text
+    assert OutboxRecord.objects.get().kafka_value != "mine"
+    assert not AuditRow.objects.exists()
+
+
+@pytest.mark.parametrize("headers", ["x", "{", '"ab"', "[[1, 2]]", '[["a"]]', "5", '{"a": 1}'])
+def test_headers_that_are_no_pairs_are_told(admin_client, headers):
+    hold = parked()
+    assert "errorlist" in edit(admin_client, EDIT_HOLD, hold, headers=headers).content.decode()
+    assert not AuditRow.objects.exists()
+
+
+def test_what_stash_refuses_is_refused_here_in_the_same_words(admin_client):
+    hold = parked()
+    text = edit(admin_client, EDIT_HOLD, hold, topic="no such / topic").content.decode()
+    assert "errorlist" in text
+    assert OutboxRecord.objects.get().kafka_topic == "orders"
+    assert wanted(hold) == ""
+
+
+def test_a_record_that_is_gone_leads_back(admin_client):
+    hold = parked()
+    OutboxRecord.objects.all().delete()
+    response = admin_client.get(reverse(EDIT_HOLD, args=[hold.pk]), follow=True)
+    assert "was delivered or deleted meanwhile" in response.content.decode()
+    assert "not in the table any more" in page(admin_client, HOLD, hold.pk)
+    assert admin_client.get(reverse(EDIT_HOLD, args=[0]), follow=True).status_code == 200
+
+
+# --- the audit trail
+
+
+def test_the_audit_trail_is_listed_and_shows_its_details(admin_client):
+    row = AuditRow.objects.create(who="ada", what="pause", why="<b>quiet</b>", details={"topic": "mails"})
+    for text in (page(admin_client, AUDIT), page(admin_client, "admin:outbox_auditrow_change", row.pk)):
+        for said in ("ada", "pause", "&lt;b&gt;quiet", "mails"):
+            assert said in text
+        assert "<b>quiet" not in text
+    assert [found.pk for found in admin_client.get(reverse(AUDIT), {"q": "ada"}).context["cl"].result_list] == [row.pk]
+
+
+def test_no_audit_row_holds_a_payload(admin_client):
+    edit(admin_client, EDIT_HOLD, parked(), value=f"changed {SECRET}", why="shorter")
+    edit(admin_client, EDIT_DEAD, dead(), value=f"changed {SECRET}", why="shorter")
+    said = json.dumps(list(AuditRow.objects.values("what", "why", "details")))
+    assert SECRET not in said
+
+
+def test_the_permissions_exist_under_their_names():
+    found = set(Permission.objects.filter(content_type__app_label="outbox").values_list("codename", flat=True))
+    assert {"view_payload", "retry", "edit", "skip", "discard", "pause", "view_sample", "view_auditrow"} <= found

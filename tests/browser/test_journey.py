@@ -1,0 +1,156 @@
+"""What an operator does at three in the morning, in a real browser beside a real harvester: a record that Kafka refuses
+is found on the dashboard, edited, and released with everything behind it in order. The numbers on the page are compared
+with the database and with the harvester's own."""
+
+import re
+import secrets
+import time
+import urllib.request
+
+import psycopg
+import pytest
+from selenium.webdriver.common.by import By
+
+from tests.browser.site import free_port
+from tests.harvest.processes import Harvest
+from tests.support.topics import create_topic, read_topic
+
+DASHBOARD = "/admin/outbox/sample/"
+ALLOWED_BYTES = 1000
+
+
+class Shop:
+    """A topic that takes small records alone, a database, and a harvester with metrics."""
+
+    def __init__(self, site, servers, folder):
+        self.servers = servers
+        self.topic = create_topic(servers, 3, **{"max.message.bytes": str(ALLOWED_BYTES)})
+        self.db = psycopg.connect(site.url, autocommit=True)
+        self.port = free_port()
+        self.harvest = Harvest(
+            folder,
+            site.url,
+            "--metrics-port",
+            f"127.0.0.1:{self.port}",
+            OUTBOX_BOOTSTRAP_SERVERS=servers,
+            OUTBOX_NAME=self.topic,
+        )
+
+    def stash(self, key, *values):
+        self.db.execute(
+            "INSERT INTO outbox (kafka_topic, kafka_key, kafka_value) SELECT %s, %s, v FROM unnest(%s::text[]) AS v",
+            [self.topic, key, list(values)],
+        )
+
+    def count(self, table="outbox"):
+        return self.db.execute(f"SELECT count(*) FROM {table}").fetchone()[0]
+
+    def metric(self, name):
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=10) as answer:
+            found = re.search(rf"^{name}(?:\{{[^}}]*\}})? (\S+)$", answer.read().decode(), re.MULTILINE)
+        return float(found[1]) if found else None
+
+    def arrived(self):
+        """key → values in the order of the topic."""
+        found = {}
+        for message in read_topic(self.servers, self.topic):
+            found.setdefault(message.key.decode(), []).append(message.value.decode())
+        return found
+
+
+@pytest.fixture
+def shop(site, bootstrap_servers, tmp_path):
+    made = Shop(site, bootstrap_servers, tmp_path)
+    yield made
+    made.harvest.discard()
+    made.db.close()
+
+
+def shown(browser, tile):
+    """The number of a tile as the page has it now."""
+    return browser.until(
+        lambda: [
+            float(e.get_attribute("data-outbox-value"))
+            for e in browser.find(f"#outbox-tile-{tile} [data-outbox-value]")
+        ],
+        tile,
+    )[0]
+
+
+def history(shop):
+    """The hour before: a chart is to be looked at."""
+    shop.db.execute(
+        "INSERT INTO outbox_sample (taken_at, backlog, oldest_age_s, stashed, delivered) "
+        "SELECT date_trunc('minute', now()) - make_interval(mins => 60 - n), 40 + (35 * sin(n / 5.0))::int, 0.1, "
+        "n * 600 + (90 * sin(n / 4.0))::int, n * 600 - 30 + (90 * sin((n - 1) / 4.0))::int "
+        "FROM generate_series(1, 58) n WHERE n NOT BETWEEN 20 AND 23"
+    )
+
+
+def wait(condition, timeout_s=90):
+    deadline = time.monotonic() + timeout_s
+    while not (found := condition()):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    return found
+
+
+@pytest.mark.slow
+def test_a_poison_record_is_found_edited_and_released_in_order(browser, site, shop):
+    history(shop)
+    browser.sign_in(site)
+    browser.complaints()  # of the page to sign in, which asks for a favicon
+    shop.harvest.leads()
+    big = secrets.token_urlsafe(3 * ALLOWED_BYTES)  # nothing that compresses to what is allowed
+    shop.stash("good", "1")
+    shop.stash("bad", big, "2", "3")
+    shop.stash("good", "2", "3")
+    wait(lambda: shop.count("outbox_hold") == 1 and shop.count() == 3)
+
+    # The page says what has happened; its numbers are those of the database and of the harvester.
+    browser.open(site, DASHBOARD)
+    browser.see(".outbox-verdict", "1 key is held back")
+    browser.see("[data-outbox-part=parked] tr", "the record is larger than the topic allows")
+    assert "make the record smaller" in browser.text
+    assert shown(browser, "backlog") == shop.count() == 3
+    assert shown(browser, "parked") == shop.metric("outbox_parked_keys") == 1
+    assert shown(browser, "dead") == shop.count("outbox_dead") == 0
+    owner = shop.db.execute("SELECT owner_name FROM outbox_lane WHERE lane = 0").fetchone()[0]
+    assert owner in browser.see("#outbox-lane-0").text
+    assert "at work" in browser.see("#outbox-lane-0").text
+    delivered = shop.metric("outbox_delivered_records_total")
+    assert delivered == 3
+    for size in ("desktop", "phone"):
+        browser.size(size)
+        browser.screenshot(f"dashboard-{size}")
+        assert browser.driver.execute_script("return document.documentElement.scrollWidth <= innerWidth")
+    browser.size("desktop")
+    browser.scheme("dark")
+    browser.screenshot("dashboard-dark")
+    browser.scheme("light")
+
+    # From the dashboard to the record, which is edited.
+    browser.click("[data-outbox-part=parked] a", "Decide")
+    browser.see("#outbox-discard")
+    browser.screenshot("hold")
+    browser.click(".outbox-actions a", "Edit and send again")
+    value = browser.see("#id_value")
+    assert value.get_attribute("value") == big
+    browser.screenshot("edit")
+    browser.driver.execute_script("arguments[0].value = '1, shorter'", value)
+    browser.driver.find_element(By.ID, "id_why").send_keys("too large for the topic")
+    browser.click("input[type=submit].default")
+    browser.see(".messagelist .success")
+
+    # Released in order, without a reload of the dashboard.
+    browser.open(site, DASHBOARD)
+    wait(lambda: shop.count() == 0)
+    assert shop.arrived() == {"bad": ["1, shorter", "2", "3"], "good": ["1", "2", "3"]}
+    browser.see(".outbox-verdict", "All is well")
+    assert shown(browser, "parked") == 0
+    wait(lambda: shop.metric("outbox_delivered_records_total") == 6)
+
+    browser.open(site, "/admin/outbox/auditrow/")
+    assert "too large for the topic" in browser.see("#result_list").text
+    assert "operator" in browser.text
+    assert browser.complaints() == []

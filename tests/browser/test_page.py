@@ -1,0 +1,80 @@
+"""The dashboard as a page: it renews itself, can be stopped, keeps what a reader has opened, and breaks no policy."""
+
+import psycopg
+import pytest
+from selenium.webdriver.common.by import By
+
+DASHBOARD = "/admin/outbox/sample/"
+
+
+@pytest.fixture
+def page(browser, site):
+    browser.sign_in(site)
+    browser.complaints()
+    with psycopg.connect(site.url, autocommit=True) as db:
+        for table in ("outbox", "outbox_hold", "outbox_dead", "outbox_sample"):
+            db.execute(f"DELETE FROM {table}")
+        browser.open(site, DASHBOARD)
+        browser.driver.execute_script("document.querySelector('[data-outbox-url]').dataset.marked = 'here'")
+        yield db
+    assert browser.complaints() == []
+
+
+def updates(browser):
+    return int(browser.see("[data-outbox-url]").get_attribute("data-outbox-updates") or 0)
+
+
+def renewed(browser):
+    before = updates(browser)
+    browser.until(lambda: updates(browser) > before, "an update")
+
+
+def stash(db, count=1):
+    db.execute(
+        "INSERT INTO outbox (kafka_topic, kafka_key, kafka_value) "
+        "SELECT 'orders', 'k', 'v' FROM generate_series(1, %s)",
+        [count],
+    )
+
+
+@pytest.mark.slow
+def test_it_renews_itself_and_keeps_what_the_reader_has_opened(browser, page):
+    summary = browser.see("#outbox-table-1 summary")
+    summary.click()
+    browser.driver.execute_script("arguments[0].focus()", summary)
+    assert browser.see("#outbox-table-1 td").is_displayed()
+    stash(page, 12)
+    browser.see("#outbox-tile-backlog", "12")
+    assert browser.see("#outbox-table-1").get_attribute("open")
+    assert browser.driver.execute_script("return document.activeElement.closest('details').id") == "outbox-table-1"
+    # The same page, not another one in its place.
+    assert browser.see("[data-outbox-url]").get_attribute("data-marked") == "here"
+
+    # It stops for those who ask it to, and goes on.
+    browser.click(".outbox-foot button", "Stop updating")
+    stash(page, 5)
+    seen = updates(browser)
+    browser.driver.execute_cdp_cmd(
+        "Runtime.evaluate", {"expression": "new Promise(r => setTimeout(r, 6000))", "awaitPromise": True}
+    )
+    assert updates(browser) == seen
+    browser.click(".outbox-foot button", "Go on updating")
+    browser.see("#outbox-tile-backlog", "17")
+
+
+@pytest.mark.slow
+def test_it_says_when_it_is_no_longer_fresh(browser, site, page):
+    browser.driver.delete_cookie("sessionid")
+    browser.see("[data-outbox-said]", "signed out")
+    browser.sign_in(site)
+
+
+def test_without_scripts_the_page_is_whole(browser, site, page):
+    browser.driver.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": True})
+    try:
+        browser.open(site, DASHBOARD)
+        assert "Load again" in browser.text
+        assert browser.see("#outbox-tile-backlog").is_displayed()
+        assert not browser.driver.find_element(By.CSS_SELECTOR, ".outbox-foot button").is_displayed()
+    finally:
+        browser.driver.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": False})
