@@ -339,7 +339,7 @@ class Scoreboard:
             return
         low, high = self._limits.refusal_backoff_min_s, self._limits.refusal_backoff_max_s
         for id_, error in refusals:
-            if self._flight.pop(id_, None) is None:
+            if (entry := self._flight.pop(id_, None)) is None:
                 continue
             key = self._where[id_]
             hold = self._holds.get(key.name)
@@ -347,8 +347,45 @@ class Scoreboard:
             until = now + _backoff(low, high, attempts)
             self._holds[key.name] = _Hold(id_, attempts, until)
             self._totals["refused"] += 1
-            self._events.append(RecordHeld(id_, key.name, attempts, until, error))
+            self._events.append(RecordHeld(id_, key.name, attempts, until, error, entry[0].kafka_topic))
             self._set_back(key, id_, until)
+
+    # ---- what operators say about held records
+
+    def remark(self, reason: str, now: float) -> None:
+        """Begin again with the marks: what is not sent is given up, what is sent is decided first."""
+        self._remark(reason, now)
+
+    def expect(self, id_: int, name: KeyName, attempts: int, until: float) -> None:
+        """An earlier leader was refused this record, which is tried again at `until`."""
+        if name not in self._holds and name not in self._keys:
+            self._holds[name] = _Hold(id_, attempts, until)
+
+    def is_asleep(self, id_: int) -> bool:
+        """Whether the record is the refused head of a key that waits for its next attempt."""
+        key = self._where.get(id_)
+        return bool(key is not None and key.until and key.deferred and key.deferred[0] == id_)
+
+    def retry(self, id_: int, at: float) -> None:
+        """Try a sleeping record again at this time; infinity: not at all."""
+        if self._phase is Phase.RUNNING and self.is_asleep(id_):
+            key = self._where[id_]
+            if key.name in self._holds:
+                self._holds[key.name].until = at
+            self._sleep(key, at)
+
+    def gone(self, ids: Iterable[int], now: float) -> None:
+        """These sleeping records were deleted on purpose: their keys go on."""
+        for id_ in ids:
+            if not self.is_asleep(id_):
+                continue
+            key = self._where.pop(id_)
+            assert key.deferred is not None
+            key.deferred.popleft()
+            self._deferred -= 1
+            self._holds.pop(key.name, None)
+            key.until = now
+            self._sleep(key, now)
 
     # ---- the term turns
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 from uuid import UUID
 
@@ -155,6 +155,7 @@ class RecordHeld:
     attempts: int
     retry_at: float
     error: str
+    topic: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,6 +55,13 @@ def _rows(cursor: Any) -> Any:
     return _row
 
 
+_HOLDS = (
+    " AND NOT EXISTS (SELECT FROM {hold} AS h WHERE (h.reason IN ('paused', 'editing') OR (h.reason = 'quarantined' "
+    "AND h.wanted <> 'retry')) AND (h.lane = {lane} OR (h.topic = kafka_topic AND (h.key IS NULL "
+    "OR (h.key = kafka_key AND (h.key <> '' OR h.record_id = {table}.id))))))"
+)
+
+
 class WrongTable(OutboxError):
     """The table is not there, or lacks columns of the outbox layout."""
 
@@ -68,6 +75,9 @@ class Marks:
         self.name, self.lane = table, lane
         self._table = identifier(table)
         self._shown = self._table.as_string()
+        self._hold = identifier(f"{table}_hold")
+        self.respects_holds = False
+        """Whether to leave out what operators hold: costs a look at the holds per row."""
         self._bytes_max = bytes_max
         self._mine = _lane_filter(lane, lanes, keep_empty_key=keep_empty_key)
         self._highest: int | None = None
@@ -160,14 +170,18 @@ class Marks:
             "/* mark */ UPDATE {table} SET leader_id = %(leader)s WHERE id = ANY(ARRAY("
             "SELECT id FROM (SELECT id, sum(size) OVER (ORDER BY id) - size AS before FROM ("
             "SELECT id, {size} AS size FROM {table} WHERE (leader_id IS NULL OR leader_id <> %(leader)s)"
-            "{mine}{exclude} ORDER BY id LIMIT %(limit)s) AS eligible) AS measured WHERE before < %(bytes)s)) "
+            "{mine}{exclude}{holds} ORDER BY id LIMIT %(limit)s) AS eligible) AS measured WHERE before < %(bytes)s)) "
             "RETURNING {fields}"
         )
         exclude = sql.SQL(
             " AND (kafka_topic, kafka_key) NOT IN (SELECT * FROM unnest(%(topics)s::text[], %(keys)s::text[]))"
         )
-        self._mark = self._build(mark, exclude=sql.SQL(""), **parts)
-        self._mark_others = self._build(mark, exclude=exclude, **parts)
+        none = sql.SQL("")
+        holds = sql.SQL(_HOLDS).format(hold=self._hold, table=self._table, lane=sql.Literal(self.lane))
+        self._mark = self._build(mark, exclude=none, holds=none, **parts)
+        self._mark_others = self._build(mark, exclude=exclude, holds=none, **parts)
+        self._mark_free = self._build(mark, exclude=none, holds=holds, **parts)
+        self._mark_other_free = self._build(mark, exclude=exclude, holds=holds, **parts)
         self._fetch = self._build(
             "/* fetch */ SELECT {fields} FROM {table} WHERE id = ANY(%s::bigint[]) AND leader_id = %s", **parts
         )
@@ -178,7 +192,8 @@ class Marks:
         given: dict[str, Any] = {"leader": leader, "limit": limit, "bytes": self._bytes_max}
         if exclude:
             given |= {"topics": [topic for topic, _ in exclude], "keys": [key for _, key in exclude]}
-        rows = _fetch_rows(connection, self._mark_others if exclude else self._mark, given)
+        forms = (self._mark_free, self._mark_other_free) if self.respects_holds else (self._mark, self._mark_others)
+        rows = _fetch_rows(connection, forms[bool(exclude)], given)
         if len(rows) < limit:
             self._highest = None
         else:

@@ -23,6 +23,7 @@ from outbox.edges import kafka, table
 from outbox.edges.producers import MakeProducer, Producers
 from outbox.edges.session import Connect
 from outbox.failpoints import failpoint
+from outbox.harvest.at_least_once_holds import HeldMarks
 from outbox.harvest.lanes import LaneHost, owner_name
 from outbox.harvest.readings import LaneStatistics, Meter, Troubles, keys_in_flight
 from outbox.harvest.statements import Statements
@@ -150,6 +151,7 @@ class AtLeastOnce:
             fatal=self._host.fatal,
         )
         self._serve |= self._statements.effects()
+        self._held = HeldMarks(self._conf, self._lane, self._board, self._statements)
         try:
             self._producers.open(self._conf.send_concurrency)
             while self._turn():
@@ -169,6 +171,8 @@ class AtLeastOnce:
         self._take_in()
         now, board = time.monotonic(), self._board
         self._statements.beat(now)
+        if not self._abandoned:
+            self._held.look(now, self._host.lanes_owned())
         if self._abandoned:
             effects = board.abandon()
         else:
@@ -185,7 +189,7 @@ class AtLeastOnce:
     def _may_go_on(self, now: float) -> bool:
         if self._board.phase is Phase.FINISHING:
             return self._host.may_send(self._lane)
-        return self._way.is_trusted(now) and self._host.may_start(self._lane)
+        return self._held.may_mark and self._way.is_trusted(now) and self._host.may_start(self._lane)
 
     def _take_in(self) -> None:
         """Outcomes and orders that have arrived."""
@@ -273,6 +277,8 @@ class AtLeastOnce:
 
     def _emit(self, event: Any) -> None:
         self._host.emit(event)
+        if isinstance(event, values.RecordHeld):
+            self._held.refused(event, time.monotonic())
         if isinstance(event, values.RemarkRequested) and event.reason == "rows-taken":
             self._host.doubt(self._lane)
 

@@ -41,7 +41,7 @@ class Statements:
         self.under_way = 0
         self._board, self._troubles, self._way, self._hand_over, self._fatal = board, troubles, way, post, fatal
         self._timeout_s = conf.statement_timeout_s
-        self._marks = Marks(
+        self.marks = self._marks = Marks(
             conf.table, lane, conf.lanes, bytes_max=conf.mark_bytes_max, keep_empty_key=conf.keep_empty_key
         )
         self._claimed_connection: Any = None
@@ -99,6 +99,30 @@ class Statements:
 
         self.under_way += 1
         session.submit(job, report, self._timeout_s + GRACE_S, renew=renew)
+
+    def run(
+        self, name: str, job: Callable[[Any], Any], done: Callable[[Any, float], None], failed: Callable[[float], None]
+    ) -> None:
+        """Something else, beside the marks."""
+        self._submit(self.purge_session, name, job, done, failed)
+
+    def look(
+        self, name: str, job: Callable[[Any], Any], done: Callable[[Any, float], None], failed: Callable[[float], None]
+    ) -> None:
+        """Between the marks: an idle lane has no other connection."""
+        self._submit(self.mark_session, name, job, done, failed)
+
+    def run_claimed(
+        self, name: str, job: Callable[[Any], Any], done: Callable[[Any, float], None], failed: Callable[[float], None]
+    ) -> None:
+        """Where the claim is held: nobody has claimed the lane since when it succeeds."""
+
+        def checked(connection: Any) -> Any:
+            if connection is not self._claimed_connection:
+                raise ConnectionError("The connection that held the claim of the lane is gone.")
+            return job(connection)
+
+        self._submit(self.mark_session, name, checked, done, failed)
 
     def beat(self, now: float) -> None:
         """Repeat the claim on the table when it is time."""

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 import psycopg
@@ -26,6 +27,25 @@ def fresh_database(server_url: str, template: str = "template1") -> Iterator[str
     finally:
         with psycopg.connect(server_url, autocommit=True) as connection:
             connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
+
+
+@contextmanager
+def leading(url: str, blocker: Any) -> Iterator[None]:
+    """Django's alias `default` leads to this database; `blocker` is pytest-django's."""
+    from django.db import connections
+
+    parts, wrapper = psycopg.conninfo.conninfo_to_dict(url), connections["default"]
+    before = dict(wrapper.settings_dict)
+    names = {"NAME": "dbname", "USER": "user", "PASSWORD": "password", "HOST": "host", "PORT": "port"}
+    with blocker.unblock():
+        wrapper.close()
+        wrapper.settings_dict.update({name: parts.get(part, "") for name, part in names.items()})
+        try:
+            yield
+        finally:
+            wrapper.close()
+            wrapper.settings_dict.clear()
+            wrapper.settings_dict.update(before)
 
 
 def django(*arguments: str, url: str, **environment: str) -> "subprocess.CompletedProcess[str]":

@@ -3,14 +3,13 @@
 import json
 
 import pytest
-from django.db import connections
-from psycopg.conninfo import conninfo_to_dict
 
 from outbox.core.scoreboard_values import RecordHeld
 from outbox.edges.transactions import TransactionalProducer
 from outbox.operations import actions
 from outbox.operations.actions import Selector
 from tests.harvest.exactly_once.bench import finish, wait_until
+from tests.support.databases import leading
 
 HOLDS = "SELECT record_id, key, reason, attempts, error_code, next_try IS NOT NULL FROM outbox_hold ORDER BY id"
 DEAD = "SELECT record_id, key, value, reason, error_code, attempts, history FROM outbox_dead ORDER BY id"
@@ -21,18 +20,8 @@ POISON = "UPDATE outbox SET kafka_value = repeat('x', 2000000) WHERE id = ANY(%s
 def at(bench, settings, django_db_blocker):
     """The operations lead to the bench."""
     settings.OUTBOX = {**settings.OUTBOX, "NAME": bench.name, "BOOTSTRAP_SERVERS": bench.servers}
-    parts, wrapper = conninfo_to_dict(bench.url), connections["default"]
-    before = dict(wrapper.settings_dict)
-    names = {"NAME": "dbname", "USER": "user", "PASSWORD": "password", "HOST": "host", "PORT": "port"}
-    with django_db_blocker.unblock():
-        wrapper.close()
-        wrapper.settings_dict.update({name: parts.get(part, "") for name, part in names.items()})
-        try:
-            yield bench
-        finally:
-            wrapper.close()
-            wrapper.settings_dict.clear()
-            wrapper.settings_dict.update(before)
+    with leading(bench.url, django_db_blocker):
+        yield bench
 
 
 def poison(bench, *ids):

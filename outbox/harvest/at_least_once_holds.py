@@ -1,0 +1,167 @@
+"""Holds of an at-least-once lane in their table: what was refused is written there, what operators want is read.
+
+The scoreboard keeps the order of a key whose head was refused, as long as its leader lives. Here stands what outlives
+it, and what others may ask for. What operators pause is left out of the marks; a lane that has such rows in hand begins
+again with its marks, and confirms when that is done. Deletions are guarded by the leader id, as every purge is.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from outbox.conf import Conf
+from outbox.core import faults
+from outbox.core.scoreboard import Phase, Scoreboard
+from outbox.core.scoreboard_values import RecordHeld
+from outbox.edges.holds import Burial, Errands, HoldRow, HoldTable, Park
+from outbox.harvest.exactly_once_holds import REFUSED, SKIPPED, code_in
+from outbox.harvest.statements import Statements
+
+logger = logging.getLogger("outbox.harvest")
+
+_LOOK_S, _LANES_MAX = 1.0, 4
+_NEVER = float("inf")
+_CLASSIC_S = 30.0  # between two looks for the tables, where there are none
+_AGAIN_S = 5.0  # after a deletion that failed
+_OPERATORS = ("paused", "editing", "quarantined")
+
+
+@dataclass(frozen=True, slots=True)
+class _Scope:
+    topic: str
+    key: str | None
+    lane: int | None
+    record_id: int | None
+
+
+class HeldMarks:
+    """Owned by the lane's thread, which calls everything here."""
+
+    def __init__(self, conf: Conf, lane: int, board: Scoreboard, statements: Statements) -> None:
+        self._conf, self._lane, self._board, self._statements = conf, lane, board, statements
+        self._table = HoldTable(
+            conf.table, keep_empty_key=conf.keep_empty_key, guard=" AND leader_id = %(leader)s::uuid"
+        )
+        self._exists = False
+        self._look_at = 0.0
+        self._pause_s = _LOOK_S
+        self._is_looking = False
+        self._is_first = True
+        self._scopes: frozenset[_Scope] = frozenset()
+        self._before: Any = None  # the leader id under which rows of these may still be in hand
+        self._confirming = False
+
+    @property
+    def may_mark(self) -> bool:
+        """Not before the holds were looked at once."""
+        return not self._is_first
+
+    def look(self, now: float, lanes: int) -> None:
+        """Once a second, or less often where one process has several lanes: an idle one asks little."""
+        if self._is_looking or now < self._look_at:
+            return
+        self._is_looking, self._pause_s = True, _LOOK_S * min(lanes, _LANES_MAX)
+        self._statements.look("holds", self._load, self._loaded, self._failed)
+
+    def refused(self, event: RecordHeld, now: float) -> None:
+        """A record is held: for people to see, or to become a dead letter."""
+        if not self._exists:
+            return
+        topic, key = event.topic, event.name[1] if isinstance(event.name, tuple) else ""
+        code = code_in(event.error)
+        attempts_max = self._conf.refusal_attempts if self._conf.skips(topic) else 0
+        is_own = code not in faults.KINDS or faults.KINDS[code] is not faults.Kind.TOPIC
+        if is_own and 0 < attempts_max <= event.attempts:
+            history = ({"code": code, "error": event.error},)
+            self._delete(Errands((Burial(event.id, REFUSED, event.attempts, code, event.error, history),)))
+        else:
+            park = Park(event.id, topic, key, event.attempts, code, event.error, max(0.0, event.retry_at - now))
+            self._write(partial(self._table.write, parks=[park], lifted=()))
+
+    # ---- looking
+
+    def _load(self, connection: Any) -> list[HoldRow] | None:
+        self._exists = self._exists or self._table.exist(connection)
+        return self._table.load(connection, self._conf.lanes) if self._exists else None
+
+    def _failed(self, now: float) -> None:
+        self._is_looking, self._look_at = False, now + self._pause_s
+
+    def _loaded(self, rows: Sequence[HoldRow] | None, now: float) -> None:
+        self._is_looking, self._look_at = False, now + (self._pause_s if self._exists else _CLASSIC_S)
+        mine = [row for row in rows or () if row.of_lane in (None, self._lane)]
+        self._heed_operators([row for row in mine if row.reason in _OPERATORS and row.wanted != "retry"], now)
+        refused = [row for row in mine if row.reason == "parked" and row.record_id is not None]
+        self._heed_refused(refused, now)
+        self._is_first = False
+
+    def _heed_operators(self, rows: Sequence[HoldRow], now: float) -> None:
+        board = self._board
+        scopes = frozenset(_Scope(r.topic, r.key, r.lane, r.record_id if r.key == "" else None) for r in rows)
+        if not scopes <= self._scopes:
+            self._before = None if board.phase is Phase.CLAIMING else board.leader_id
+            board.remark("holds", now)
+        self._scopes = scopes
+        self._statements.marks.respects_holds = bool(scopes)
+        wanted = tuple(row.id for row in rows if row.reason != "quarantined" and self._lane not in row.confirmed_by)
+        is_over = board.phase is Phase.RUNNING and board.leader_id != self._before
+        if wanted and is_over and not self._confirming:
+            self._confirming = True
+            job = partial(self._table.run, lane=self._lane, errands=Errands(confirmed=wanted))
+            self._statements.run_claimed("confirm", job, self._confirmed, partial(self._confirmed, None))
+
+    def _confirmed(self, result: Any, now: float) -> None:
+        self._confirming = False
+
+    def _heed_refused(self, rows: Sequence[HoldRow], now: float) -> None:
+        gone = [row.record_id for row in rows if not row.is_there and row.record_id is not None]
+        if gone:
+            self._write(partial(self._table.write, parks=(), lifted=gone))
+        for row in rows:
+            if row.is_there and row.record_id is not None:
+                self._heed(row, row.record_id, now)
+
+    def _heed(self, row: HoldRow, id_: int, now: float) -> None:
+        board = self._board
+        if self._is_first and row.key is not None:
+            name = (row.topic, row.key) if row.key else id_
+            board.expect(id_, name, row.attempts, now + (row.due_s if row.due_s is not None else _AGAIN_S))
+        if row.wanted == "retry":
+            board.retry(id_, now)
+        elif row.wanted and board.is_asleep(id_):
+            burial = Burial(id_, SKIPPED, row.attempts, row.code, row.error, row.history)
+            self._delete(Errands((burial,)) if row.wanted == "skip" else Errands(discarded=(id_,)))
+
+    # ---- deleting
+
+    def _delete(self, errands: Errands) -> None:
+        """The record sleeps until this is decided, so it is not on its way."""
+        ids = [*(burial.record_id for burial in errands.burials), *errands.discarded]
+        for id_ in ids:
+            self._board.retry(id_, _NEVER)
+        leader = self._board.leader_id
+
+        def job(connection: Any) -> None:
+            with connection.transaction():
+                self._table.run(connection, self._lane, errands, leader=leader)
+
+        def done(result: Any, now: float) -> None:
+            for burial in errands.burials:
+                logger.warning(
+                    "dead_letter lane=%d id=%d reason=%s attempts=%d error=%r",
+                    self._lane, burial.record_id, burial.reason, burial.attempts, burial.error,
+                )  # fmt: skip
+            self._board.gone(ids, now)
+
+        def failed(now: float) -> None:
+            for id_ in ids:
+                self._board.retry(id_, now + _AGAIN_S)
+
+        self._statements.run("bury", job, done, failed)
+
+    def _write(self, job: Callable[[Any], Any]) -> None:
+        self._statements.run("hold", job, lambda result, now: None, lambda now: None)

@@ -1,0 +1,86 @@
+"""Holds of the at-least-once worker in their table: refused, set aside, paused, edited."""
+
+from importlib import import_module
+
+import pytest
+
+from outbox.core.scoreboard_values import RecordHeld
+from outbox.operations import actions
+from outbox.operations.actions import Selector
+from tests.harvest.hosts import finish, wait_until
+from tests.support.databases import leading
+
+HOLDS = "SELECT record_id, key, reason, attempts, error_code FROM outbox_hold ORDER BY id"
+DEAD = "SELECT record_id, reason, error_code, attempts, length(value) FROM outbox_dead ORDER BY id"
+POISON = "UPDATE outbox SET kafka_value = repeat('x', 2000000) WHERE id = ANY(%s)"
+CONFIRMED = "SELECT confirmed_by FROM outbox_hold WHERE reason = 'paused'"
+
+
+@pytest.fixture
+def at(bench, settings, django_db_blocker):
+    for migration in ("0002_companions", "0003_lane_changes", "0005_holds", "0006_formula"):
+        bench.db.execute(import_module(f"outbox.migrations.{migration}").FORWARDS)
+    bench.db.execute("INSERT INTO outbox_state (lanes) VALUES (1)")
+    with leading(bench.url, django_db_blocker):
+        yield bench
+
+
+def test_a_refused_record_is_held_in_the_table_and_for_the_next_leader(at):
+    ids = at.insert(["bad", "good"] * 20)
+    at.db.execute(POISON, [[ids[4]]])
+    with at.working():
+        wait_until(lambda: at.db.execute(HOLDS).fetchall() == [(ids[4], "bad", "parked", 2, "MSG_SIZE_TOO_LARGE")])
+        wait_until(lambda: at.count == 18)
+    at.db.execute("UPDATE outbox_hold SET next_try = now() + interval '1 h'")
+    with at.working() as host:
+        at.insert(["good"] * 3)
+        wait_until(lambda: at.count == 18)
+        assert not host.of(RecordHeld)
+        at.db.execute("UPDATE outbox SET kafka_value = '5' WHERE id = %s", [ids[4]])
+        actions.requeue(Selector(ids=[ids[4]]), "ann")
+        at.wait_empty()
+        wait_until(lambda: at.db.execute(HOLDS).fetchall() == [])
+        finish(host)
+    assert at.by_key()["bad"] == list(range(1, 41, 2))
+
+
+def test_skip_makes_a_dead_letter_and_the_key_goes_on_in_order(at):
+    ids = at.insert([f"k{n % 3}" for n in range(60)])
+    at.db.execute(POISON, [[ids[7], ids[10], ids[59]]])
+    keyless = at.insert(["", ""])
+    at.db.execute(POISON, [[keyless[0]]])
+    with at.working(REFUSAL_POLICY="skip") as host:
+        at.wait_empty()
+        wait_until(lambda: at.db.execute(HOLDS).fetchall() == [])
+        finish(host)
+    found = at.db.execute(DEAD).fetchall()
+    expected = [(id_, "refused", "MSG_SIZE_TOO_LARGE", 1, 2_000_000) for id_ in (ids[7], ids[10], ids[59], keyless[0])]
+    assert sorted(found) == expected
+    for key, values in at.by_key().items():
+        if key is not None:
+            assert values == [n + 1 for n in range(60) if f"k{n % 3}" == key and n not in (7, 10, 59)]
+
+
+def test_operators_skip_discard_pause_and_edit(at):
+    ids = at.insert(["a", "b", "c"] * 4)
+    at.db.execute(POISON, [[*ids[:3]]])
+    with at.working() as host:
+        wait_until(lambda: len(at.db.execute(HOLDS).fetchall()) == 3)
+        actions.skip(Selector(ids=[ids[0]]), "ann")
+        actions.discard(Selector(ids=[ids[1]]), "ann")
+        actions.edit(record_id=ids[2], changes={"value": "3"}, actor="ann")
+        at.wait_empty()
+        wait_until(lambda: at.db.execute(HOLDS).fetchall() == [])
+        actions.pause(topic=at.topic, key="a", actor="ann")
+        wait_until(lambda: at.db.execute(CONFIRMED).fetchall() == [([0],)])
+        at.insert(["a", "b"] * 5)
+        wait_until(lambda: at.count == 5)
+        actions.resume(Selector(all=True), "ann")
+        at.wait_empty()
+        finish(host)
+    assert [row[:2] for row in at.db.execute(DEAD).fetchall()] == [(ids[0], "skipped")]
+    found = at.by_key()
+    assert found["c"] == [3, 6, 9, 12]
+    assert found["a"][:3] == [4, 7, 10]
+    assert found["a"][3:] == sorted(found["a"][3:])
+    assert host.errors == []
