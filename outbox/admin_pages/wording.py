@@ -13,9 +13,9 @@ def number(value: float) -> str:
 
 def rate(value: float) -> str:
     """Per second. Slow ones keep a digit, so that what trickles is not called nothing."""
-    if value == 0 or value >= 10:
+    if value >= 10 or value == int(value):
         return f"{value:,.0f}/s"
-    return f"{value:.1f}/s" if value >= 0.1 else "under 0.1/s"
+    return f"{value:.1f}/s" if value >= 0.1 else "<0.1/s"
 
 
 def duration(seconds: float) -> str:

@@ -75,7 +75,8 @@ def test_durations_in_words(seconds, said):
 
 
 @pytest.mark.parametrize(
-    ("value", "said"), [(0, "0/s"), (0.01, "under 0.1/s"), (0.25, "0.2/s"), (12.6, "13/s"), (123456, "123,456/s")]
+    ("value", "said"),
+    [(0, "0/s"), (0.01, "<0.1/s"), (0.25, "0.2/s"), (5.0, "5/s"), (12.6, "13/s"), (123456, "123,456/s")],
 )
 def test_rates_in_words(value, said):
     assert wording.rate(value) == said

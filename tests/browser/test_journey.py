@@ -77,13 +77,20 @@ def shown(browser, tile):
     )[0]
 
 
+def in_the_last_hour(browser, tile):
+    return int(browser.see(f"#outbox-tile-{tile} .note", "in the last hour").text.split()[0].replace(",", ""))
+
+
 def history(shop):
-    """The hour before: a chart is to be looked at."""
+    """What was before, for a chart to be looked at: its counts end where those of the database begin. Less than an hour,
+    so that nothing of it is forgotten during the test."""
+    shop.db.execute("SELECT pg_stat_force_next_flush()")
     shop.db.execute(
         "INSERT INTO outbox_sample (taken_at, backlog, oldest_age_s, stashed, delivered) "
-        "SELECT date_trunc('minute', now()) - make_interval(mins => 60 - n), 40 + (35 * sin(n / 5.0))::int, 0.1, "
-        "n * 600 + (90 * sin(n / 4.0))::int, n * 600 - 30 + (90 * sin((n - 1) / 4.0))::int "
-        "FROM generate_series(1, 58) n WHERE n NOT BETWEEN 20 AND 23"
+        "SELECT date_trunc('minute', now()) - make_interval(mins => 52 - n), 40 + (35 * sin(n / 5.0))::int, 0.1, "
+        "(n - 51) * 600 + (n < 51)::int * (300 * sin(n / 2.0))::int + pg_stat_get_tuples_inserted(t.oid), "
+        "(n - 51) * 600 + (n < 51)::int * (300 * sin(n / 2.0 - 1))::int + pg_stat_get_tuples_deleted(t.oid) "
+        "FROM generate_series(1, 51) n, (SELECT 'outbox'::regclass AS oid) t WHERE n NOT BETWEEN 20 AND 23"
     )
 
 
@@ -99,6 +106,8 @@ def wait(condition, timeout_s=90):
 def test_a_poison_record_is_found_edited_and_released_in_order(browser, site, shop):
     history(shop)
     browser.sign_in(site)
+    browser.open(site, DASHBOARD)
+    before = in_the_last_hour(browser, "delivered")
     browser.complaints()  # of the page to sign in, which asks for a favicon
     shop.harvest.leads()
     big = secrets.token_urlsafe(3 * ALLOWED_BYTES)  # nothing that compresses to what is allowed
@@ -149,6 +158,8 @@ def test_a_poison_record_is_found_edited_and_released_in_order(browser, site, sh
     browser.see(".outbox-verdict", "All is well")
     assert shown(browser, "parked") == 0
     wait(lambda: shop.metric("outbox_delivered_records_total") == 6)
+    browser.until(lambda: in_the_last_hour(browser, "delivered") - before == 6, "what was delivered")
+    browser.screenshot("dashboard-released")
 
     browser.open(site, "/admin/outbox/auditrow/")
     assert "too large for the topic" in browser.see("#result_list").text
