@@ -1,4 +1,4 @@
-"""The pages on ten million records: every page that an operator opens, with what it may read and how long it may take."""
+"""The pages on ten million records: every page that an operator opens, what it may read, how long it may take."""
 
 import time
 

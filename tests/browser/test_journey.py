@@ -82,8 +82,8 @@ def in_the_last_hour(browser, tile):
 
 
 def history(shop):
-    """What was before, for a chart to be looked at: its counts end where those of the database begin. Less than an hour,
-    so that nothing of it is forgotten during the test."""
+    """What was before, for a chart to be looked at: its counts end where those of the database begin. Less than an
+    hour, so that nothing of it is forgotten during the test."""
     shop.db.execute("SELECT pg_stat_force_next_flush()")
     shop.db.execute(
         "INSERT INTO outbox_sample (taken_at, backlog, oldest_age_s, stashed, delivered) "
