@@ -15,7 +15,7 @@ from typing import Any
 
 from django.db import connections, transaction
 
-from outbox.admin_pages import charts, held
+from outbox.admin_pages import audited, charts, held
 from outbox.admin_pages.charts import Chart, Point, Series
 from outbox.admin_pages.verdict import Verdict, verdict
 from outbox.admin_pages.wording import clock, duration, moment, number, rate
@@ -62,6 +62,7 @@ class Page:
     times: Sequence[str]
     lanes: Sequence[LaneRow]
     held: held.Held
+    audited: audited.Audited | None
 
 
 @contextmanager
@@ -85,16 +86,18 @@ def read(conf: Conf, may_view: Callable[[str], bool] = lambda name: True) -> Pag
         now = _now(conf.database)
         samples = list(Sample.objects.using(conf.database).filter(taken_at__gt=now - WINDOW).order_by("taken_at"))
         kept = held.read(conf.database, now, may_view)
+        audit = audited.read(conf, now)
     samples = _with_now(samples, found, now)
     lanes = [_lane(lane) for lane in found["lanes"]]
     return Page(
         at=moment(now),
-        verdict=verdict(found, kept),
+        verdict=verdict(found, kept, audit),
         tiles=_tiles(found, kept, samples),
         charts=_charts(samples, now),
         times=[clock(now - WINDOW * part / 4) for part in range(4, 0, -1)] + ["now"],
         lanes=lanes,
         held=kept,
+        audited=audit,
     )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from outbox.admin_pages.audited import Audited
 from outbox.admin_pages.held import Held
 from outbox.admin_pages.wording import duration, plural
 
@@ -30,9 +31,10 @@ class Verdict:
     notices: Sequence[Notice]
 
 
-def verdict(found: dict[str, Any], held: Held) -> Verdict:
+def verdict(found: dict[str, Any], held: Held, audited: Audited | None = None) -> Verdict:
     """`found` as `operations.stats` says it."""
-    notices = [notice for notice in (_delivery(found), _age(found, held), _parked(held), _dead(held)) if notice]
+    all_notices = (_delivery(found), _audited(audited), _age(found, held), _parked(held), _dead(held))
+    notices = [notice for notice in all_notices if notice]
     levels = {notice.level for notice in notices}
     if BAD in levels:
         some = "Some records" if any(lane["is_owned"] for lane in found["lanes"]) else "Records"
@@ -68,6 +70,12 @@ def _delivery(found: dict[str, Any]) -> Notice | None:
             "Look for lane_stopped in the harvesters' log, or start another harvester.",
         )
     return None
+
+
+def _audited(audited: Audited | None) -> Notice | None:
+    if audited is None or audited.is_clean:
+        return None
+    return Notice(WARN, "The last audit has found faults.", "", "#outbox-audited", "See which")
 
 
 def _age(found: dict[str, Any], held: Held) -> Notice | None:

@@ -1,5 +1,6 @@
 """The dashboard: its numbers are those of the database, its words say what to do, and it costs little on any table."""
 
+import json
 import re
 from datetime import timedelta
 
@@ -209,6 +210,21 @@ def test_the_sentence_above_everything(found, kept, level, said):
     shown = verdict(found, kept)
     assert shown.level == level
     assert said in " ".join([shown.headline, *(f"{notice.text} {notice.step}" for notice in shown.notices)])
+
+
+def test_the_last_audit_is_shown(admin_client):
+    assert "python manage.py outbox_audit" in page(admin_client, DASHBOARD)
+    lane()
+    sql("ALTER TABLE outbox_state ADD COLUMN IF NOT EXISTS audit jsonb")
+    clean = {"clean": True, "at": timezone.now().isoformat(), "seconds": 1.0, "faults": [], "batches": 2, "records": 30}
+    fault = {"kind": "lost", "count": 3, "first": "record 7 of batch 1 <i>"}
+    for found, said in (
+        (clean, "Nothing lost, nothing twice, order kept: 2 batches with 30 records were judged."),
+        ({**clean, "clean": False, "faults": [fault]}, "lost: 3; record 7 of batch 1 &lt;i&gt;"),
+    ):
+        sql("UPDATE outbox_state SET audit = %s", json.dumps(found))
+        assert said in page(admin_client, DASHBOARD)
+    assert "The last audit has found faults" in page(admin_client, DASHBOARD)
 
 
 # --- what it costs

@@ -1,0 +1,46 @@
+"""What the last audit of ledger, topics and table has found (`manage.py outbox_audit`), for the dashboard."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from django.db import connections
+from django.utils.dateparse import parse_datetime
+
+from outbox.admin_pages.wording import ago, plural
+from outbox.conf import Conf
+from outbox.edges.table import identifier
+
+
+@dataclass(frozen=True, slots=True)
+class Audited:
+    is_clean: bool
+    said: str
+    age: str
+    faults: Sequence[str] = ()
+
+
+def read(conf: Conf, now: datetime) -> Audited | None:
+    """None where there was no audit, or where the table of another version has no place for one."""
+    state = identifier(f"{conf.table}_state").as_string()
+    with connections[conf.database].cursor() as cursor:
+        cursor.execute("SELECT to_regclass(%s) IS NOT NULL", [state])
+        if not cursor.fetchone()[0]:
+            return None
+        cursor.execute(f"SELECT to_jsonb(s) -> 'audit' FROM {state} AS s WHERE id = 1")
+        row = cursor.fetchone()
+    found = json.loads(row[0]) if row and isinstance(row[0], str) else row and row[0]
+    return in_words(found, now) if isinstance(found, dict) else None
+
+
+def in_words(found: dict[str, Any], now: datetime) -> Audited:
+    faults = [f"{fault['kind']}: {fault['count']:,}; {fault['first']}" for fault in found.get("faults", ())]
+    judged = f"{plural(found.get('batches', 0), 'batch', 'batches')} with {plural(found.get('records', 0), 'record')}"
+    said = "Nothing lost, nothing twice, order kept" if not faults else f"{plural(len(faults), 'kind')} of fault"
+    at = parse_datetime(str(found.get("at", "")))
+    age = ago(at, now) if at is not None and at.tzinfo is not None else str(found.get("at", ""))
+    return Audited(not faults, f"{said}: {judged} were judged.", age, faults)
