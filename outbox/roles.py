@@ -10,10 +10,12 @@ from psycopg import sql
 COMPANIONS = ("state", "purged", "lane", "spark", "hold", "dead", "audit", "sample", "watch")
 """Suffixes of the tables beside the outbox. The harvester keeps them; holds, dead letters and audit are also written by
 whoever runs the commands."""
+OPERATED = ("hold", "dead", "audit")
 
 HELP: Mapping[str, str] = {
     "writer": "stashes: inserts records and learns their ids; sees no record, also not its own, and changes none",
     "harvester": "moves records: reads, marks and deletes them and keeps its own tables; writes no record",
+    "operator": "decides: reads, adds and changes records, holds and dead letters; deletes no record",
     "reader": "looks: reads records and the harvester's tables, as the admin and the metrics do; changes nothing",
 }
 
@@ -49,6 +51,11 @@ def _role(found: Relations, purpose: str, name: str) -> list[tuple[str, sql.Comp
         "table": tables[0],
         "tables": sql.SQL(", ").join(tables),
         "companions": sql.SQL(", ").join(tables[1:]),
+        "operated": sql.SQL(", ").join(
+            sql.Identifier(found.schema, table)
+            for table in found.companions
+            if table in {f"{found.table}_{suffix}" for suffix in OPERATED}
+        ),
         "sequence": sql.SQL(found.sequence),
     }
     texts = [
@@ -58,8 +65,8 @@ def _role(found: Relations, purpose: str, name: str) -> list[tuple[str, sql.Comp
         "REVOKE ALL ON SEQUENCE {sequence} FROM {role}",
         *_GRANTS[purpose],
     ]
-    if not found.companions:
-        texts = [text for text in texts if "{companions}" not in text]
+    empty = [f"{{{name}}}" for name in ("companions", "operated") if not parts[name].as_string()]
+    texts = [text for text in texts if not any(name in text for name in empty)]
     composed = [sql.SQL(text).format(**parts) for text in texts]
     return [(f"{purpose} {HELP[purpose]}" if not at else "", statement) for at, statement in enumerate(composed)]
 
@@ -88,6 +95,13 @@ _GRANTS: Mapping[str, tuple[str, ...]] = {
         "GRANT SELECT, DELETE, UPDATE (leader_id) ON {table} TO {role}",
         "GRANT SELECT ON SEQUENCE {sequence} TO {role}",
         "GRANT SELECT, INSERT, UPDATE, DELETE ON {companions} TO {role}",
+    ),
+    # It adds what comes back from the dead letters.
+    "operator": (
+        "GRANT SELECT, INSERT, UPDATE ON {table} TO {role}",
+        "GRANT USAGE, SELECT ON SEQUENCE {sequence} TO {role}",
+        "GRANT SELECT ON {companions} TO {role}",
+        "GRANT SELECT, INSERT, UPDATE, DELETE ON {operated} TO {role}",
     ),
     "reader": (
         "GRANT SELECT ON {tables} TO {role}",

@@ -13,6 +13,9 @@ from django.db.utils import ProgrammingError
 
 import outbox
 from outbox import roles
+from outbox.models import DeadLetter, Hold
+from outbox.operations import actions
+from outbox.operations.actions import Selector
 from tests.harvest import hosts
 from tests.harvest.exactly_once.conftest import bench  # noqa: F401
 
@@ -84,6 +87,13 @@ FORBIDDEN = {
         "SELECT setval('outbox_id_seq', 1)",
         "SELECT nextval('outbox_id_seq')",
     ],
+    "operator": [
+        "DELETE FROM outbox",
+        "TRUNCATE outbox",
+        "UPDATE outbox_purged SET batch = 0",
+        "DELETE FROM outbox_watch",
+        "SELECT setval('outbox_id_seq', 1)",
+    ],
     "reader": [
         "INSERT INTO outbox (kafka_topic, kafka_key) VALUES ('t', '')",
         "UPDATE outbox SET leader_id = NULL",
@@ -108,6 +118,20 @@ def test_a_reader_sees_what_the_admin_and_the_metrics_show(made):
     for suffix in roles.COMPANIONS:
         as_role(made["reader"], f"SELECT * FROM outbox_{suffix}")
     as_role(made["reader"], "SELECT last_value FROM outbox_id_seq")
+
+
+def test_an_operator_runs_every_operation(made):
+    hold = {"topic": "t", "key": "k", "reason": "parked"}
+    with being(made["operator"]):
+        for number in range(3):
+            Hold.objects.create(**{**hold, "key": f"k{number}"}, record_id=number)
+            DeadLetter.objects.create(record_id=number, topic="t", key="k", reason="refused")
+        assert actions.pause(topic="t", actor="ann").changed == 1
+        assert actions.resume(Selector(topic="t"), "ann").changed == 1
+        assert actions.skip(Selector(ids=[0]), "ann").pending == 1
+        assert actions.requeue(Selector(ids=[1], lane=0), "ann").changed == 1
+        assert actions.edit(record_id=2, changes={"value": "v"}, actor="ann").changed == 1
+        assert actions.discard(Selector(all=True), "ann").changed == 1
 
 
 def test_rights_given_by_hand_are_taken_back(made):
@@ -145,9 +169,8 @@ def test_a_missing_table_is_named(db, settings):
 def login(bench):  # noqa: F811
     """The URL of the bench's database for a user who may harvest and nothing else."""
     role, user = f"harvester_{os.getpid()}", f"user_{os.getpid()}"
-    found = roles.Relations(
-        "public", "outbox", "public.outbox_id_seq", ("outbox_state", "outbox_purged", "outbox_lane")
-    )
+    tables = ("state", "purged", "lane", "hold", "dead", "watch")
+    found = roles.Relations("public", "outbox", "public.outbox_id_seq", tuple(f"outbox_{suffix}" for suffix in tables))
     for _, statement in roles.statements(found, {"harvester": role}):
         bench.db.execute(statement)
     bench.db.execute(f"CREATE ROLE {user} LOGIN PASSWORD 'secret' IN ROLE {role}")

@@ -94,7 +94,7 @@ def _rights(connection: stats.Connection, conf: Conf) -> Iterator[Finding]:
     wanted = {f"{right} on {quoted}": ("table", quoted, right) for right in ("SELECT", "DELETE")}
     if conf.delivery != EXACTLY_ONCE:
         wanted[f"UPDATE (leader_id) on {quoted}"] = ("column", quoted, "UPDATE")
-    for suffix in ("state", "purged", "lane"):
+    for suffix in ("state", "purged", "lane", "hold", "dead", "watch"):
         companion = table.identifier(f"{conf.table}_{suffix}").as_string()
         if _value(connection, "SELECT to_regclass(%s) IS NOT NULL", companion):
             for right in _COMPANION_RIGHTS.split(", "):

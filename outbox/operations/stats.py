@@ -84,6 +84,7 @@ def of_database(connection: Connection, conf: Conf) -> dict[str, Any]:
             name: backlogs.count_rows(connection, f"{conf.table}_{suffix}")
             for name, suffix in (("holds", "hold"), ("dead_letters", "dead"))
         },
+        "holds_by_reason": _by_reason(connection, conf),
     }
 
 
@@ -96,6 +97,14 @@ def _waiting(connection: Connection, conf: Conf) -> dict[str, Any]:
         "stashed_total": found.stashed_total,
         "deleted_total": found.deleted_total,
     }
+
+
+def _by_reason(connection: Connection, conf: Conf) -> dict[str, int]:
+    if not _has(connection, f"{conf.table}_hold"):
+        return {}
+    name = table.identifier(f"{conf.table}_hold")
+    text = sql.SQL("/* holds */ SELECT reason, count(*) FROM {} GROUP BY reason ORDER BY reason").format(name)
+    return dict(connection.execute(text).fetchall())
 
 
 def _rates(connection: Connection, conf: Conf, first: dict[str, Any], interval_s: float) -> dict[str, float]:
@@ -199,7 +208,9 @@ def as_text(found: dict[str, Any]) -> list[str]:
     lines += [_lane_text(lane) for lane in found["lanes"]] or ["lanes: none has an owner"]
     for name, text in (("holds", "held back"), ("dead_letters", "dead letters")):
         if found[name] is not None:
-            lines.append(f"{text}: {found[name]:,}")
+            reasons = found["holds_by_reason"] if name == "holds" else {}
+            named = ", ".join(f"{count:,} {reason}" for reason, count in reasons.items())
+            lines.append(f"{text}: {found[name]:,}" + (f" ({named})" if named else ""))
     if found["ledger"]:
         ledger = found["ledger"]
         open_ = "unknown" if ledger["open_offsets"] is None else f"{ledger['open_offsets']:,}"

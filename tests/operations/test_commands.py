@@ -118,7 +118,7 @@ def test_stats_tell_what_waits_and_where_lanes_and_ledger_are(at):
     assert purged >= 1
     assert found["state"]["lanes"] == 1
     assert found["ledger"] == {"topic": f"{at.name}.ledger", "error": None, "open_offsets": 0}
-    assert (found["holds"], found["dead_letters"]) == (None, None)
+    assert (found["holds"], found["dead_letters"], found["holds_by_reason"]) == (0, 0, {})
     text = run("outbox_stats")[1]
     assert "backlog: 7 records, the oldest for " in text
     assert f"purged up to batch {purged}, ledger at {purged}" in text
