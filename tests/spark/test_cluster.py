@@ -68,6 +68,7 @@ def run(cluster, engines, outbox, servers, kills, stopped_s=0.0):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_both_executors_produce_and_one_that_is_killed_in_a_slice_does_no_harm(
     cluster, engines, outbox_table, bootstrap_servers
 ):

@@ -1,5 +1,8 @@
 """Transformations that tests name by their dotted paths."""
 
+import os
+from functools import partial
+
 
 def shaped(frame):
     """Filters k3 out, masks k1, routes k2 to another topic."""
@@ -13,6 +16,21 @@ def shaped(frame):
 def only_some(frame):
     """Whole batches may hold none of these."""
     return frame.where("key = 'k6'")
+
+
+fails_while = ""
+"""A file; tests set it."""
+
+
+def failing_for_now(frame):
+    return frame.mapInArrow(partial(_fail, fails_while), frame.schema)
+
+
+def _fail(place, batches):
+    for batch in batches:
+        if os.path.exists(place) and batch.num_rows:
+            raise ValueError("not now")
+        yield batch
 
 
 def failing(frame):

@@ -1,0 +1,230 @@
+"""The audit, on a real Kafka and table: what was delivered well passes, and every planted fault is found and named."""
+
+import json
+import re
+import time
+import uuid
+from datetime import UTC, datetime
+from io import StringIO
+
+import pytest
+from django.core.management import CommandError, call_command
+from django.db import connection
+
+from outbox.core import ledger
+from outbox.edges.ledger_topic import LedgerTopic
+from outbox.edges.transactions import TransactionalProducer, properties_of
+from outbox.spark import KafkaSink, audit
+from outbox.spark.audit_reading import java_properties
+from outbox.spark.verdict import AuditImpossible, Request, last, store
+from tests.support.topics import create_topic
+
+DATABASE, OWNER = uuid.uuid4(), uuid.uuid4()
+BATCH = 10
+
+
+class Delivered:
+    """Batches as a harvester delivers them: the same producer, the same entries. `changed` plants a fault: it gets the
+    batch's number and rows, and gives what Kafka receives; the entry stays the honest one."""
+
+    def __init__(self, servers, name, lanes):
+        self.servers, self.ledger = servers, f"{name}.ledger"
+        LedgerTopic({"bootstrap.servers": servers}, self.ledger).prepare(lanes, 3600)
+
+    def lane(self, lane, topic, batches=3, changed=lambda batch, rows: rows, keys=1):
+        properties = properties_of(
+            {"bootstrap.servers": self.servers}, f"{self.ledger}-{lane}", transaction_timeout_s=30
+        )
+        producer = TransactionalProducer(properties, id_header="outbox-id")
+        producer.initialise(30)
+        for batch in range(1, batches + 1):
+            rows = [row(first_id(lane, batch) + n, topic, keys) for n in range(BATCH)]
+            producer.begin()
+            producer.send(changed(batch, rows), time.monotonic() + 30)
+            entry = ledger.Entry(
+                lane, batch, OWNER, DATABASE, tuple(r[0] for r in rows), ledger.digest(rows), datetime.now(UTC)
+            )
+            producer.send_entry(self.ledger, lane, ledger.entry_key(lane), ledger.encode(entry))
+            producer.commit(30)
+        producer.drop_and_wait()
+
+
+def first_id(lane, batch):
+    return 1 + 1000 * lane + BATCH * (batch - 1)
+
+
+def row(id_, topic, keys):
+    """Of every shape that a record may have."""
+    value, binary = (None, bytes([0xFF, id_ % 256])) if id_ % 5 == 1 else (f"wert ü {id_}", None)
+    if id_ % 5 == 2:
+        value = None
+    headers = (["h", "ö"], [f"v{id_}", ""]) if id_ % 3 == 0 else ([], [])
+    return id_, topic, f"schlüssel {id_ % keys}", value, *headers, binary
+
+
+@pytest.fixture
+def name():
+    return f"audit-{uuid.uuid4().hex[:8]}"
+
+
+def request_of(outbox_table, servers, ledger_name, *topics):
+    return Request(
+        {"conninfo": outbox_table.url}, outbox_table.table, {"bootstrap.servers": servers}, (ledger_name,), topics
+    )
+
+
+def insert(outbox_table, id_):
+    outbox_table.run("INSERT INTO {table} (id, kafka_topic, kafka_key) VALUES (%s, 't', 'k')", id_)
+
+
+def test_what_was_delivered_well_passes_and_the_rest_is_told(spark, outbox_table, bootstrap_servers, name):
+    topics = [create_topic(bootstrap_servers, 2) for _ in range(2)]
+    delivered = Delivered(bootstrap_servers, name, 2)
+    for lane, topic in enumerate(topics):
+        delivered.lane(lane, topic, keys=3)
+    insert(outbox_table, 40)  # waits
+    insert(outbox_table, first_id(1, 3))  # of the last batch: not deleted yet
+    verdict = audit.audit(spark, request_of(outbox_table, bootstrap_servers, delivered.ledger, *topics))
+    assert verdict.faults == ()
+    assert (verdict.batches, verdict.records, verdict.read) == (6, 60, 60)
+    assert (verdict.waiting, verdict.absent, verdict.absent_first) == (2, 1000 - 30 - 1, (31, 32, 33, 34, 35))
+    assert verdict.lines()[-1] == "verdict: nothing lost, nothing twice, order kept"
+    assert not store(request := request_of(outbox_table, bootstrap_servers, delivered.ledger), verdict)
+    outbox_table.run("INSERT INTO {state} (lanes) VALUES (2)")
+    assert store(request, verdict)
+    assert last(request.parameters, request.table) == json.loads(json.dumps(verdict.as_dict()))
+
+
+def test_every_planted_fault_is_found(spark, outbox_table, bootstrap_servers, name):
+    def removed(batch, rows):
+        return rows[:4] + rows[5:] if batch == 2 else rows
+
+    def doubled(batch, rows):
+        return [*rows[:5], rows[4], *rows[5:]] if batch == 2 else rows
+
+    def swapped(batch, rows):
+        return [*rows[:4], rows[5], rows[4], *rows[6:]] if batch == 2 else rows
+
+    def altered(batch, rows):
+        return [*rows[:4], (*rows[4][:4], ["other"], ["header"], rows[4][6]), *rows[5:]] if batch == 2 else rows
+
+    def missing(batch, rows):
+        return [] if batch == 2 else rows
+
+    def unlisted(batch, rows):
+        return [*rows, row(77_777, rows[0][1], 1)] if batch == 2 else rows
+
+    plants = [removed, doubled, swapped, altered, missing, unlisted]
+    topics = [create_topic(bootstrap_servers, 1, f"{name}-{plant.__name__}") for plant in plants]
+    delivered = Delivered(bootstrap_servers, name, len(plants))
+    for lane, (topic, plant) in enumerate(zip(topics, plants, strict=True)):
+        delivered.lane(lane, topic, changed=plant)
+    insert(outbox_table, first_id(5, 2))
+    verdict = audit.audit(spark, request_of(outbox_table, bootstrap_servers, delivered.ledger, *topics))
+    assert [(fault.kind, fault.count) for fault in verdict.faults] == [
+        ("missing batch", 1), ("lost", 1), ("twice", 1), ("altered", 1), ("order", 1), ("unlisted", 1),
+        ("not deleted", 1),
+    ]  # fmt: skip
+    said = "\n".join(verdict.lines())
+    for expected in (
+        r"the first is batch 2 of lane 4",
+        r"the first is id 15 of batch 2 of lane 0 .* lacks 1",
+        r"the first is id 1015 of batch 2 of lane 1 .*-doubled\[0\] offset 15 and .*-doubled\[0\] offset 16",
+        r"the first is batch 2 of lane 3 .* each id once, of digest \d+",
+        r"the first is id 2015 of batch 2 of lane 2 .*-swapped\[0\] offset 16: it follows id 2016 of batch 2",
+        r"the first is id 77777, .*-unlisted\[0\]",
+        r"the first is id 5011",
+        r"^verdict: 7 kinds of fault",
+    ):
+        assert re.search(expected, said, re.MULTILINE), (expected, said)
+
+
+def test_a_spark_sink_is_judged_by_its_ledger(spark, outbox_table, bootstrap_servers, name):
+    topic = create_topic(bootstrap_servers, 2)
+    sink = KafkaSink(name, bootstrap_servers, slices=2, id_header="outbox-id")
+    frame = spark.range(1, 101).selectExpr(
+        "id", f"'{topic}' AS topic", "concat('k', id % 3) AS key", "if(id % 4 = 0, null, concat('v', id)) AS value",
+        "array(named_struct('key', 'h', 'value', cast('v' AS binary))) AS headers",
+    )  # fmt: skip
+    sink.write(frame, 0)
+    sink.write(frame.limit(0), 1)
+    verdict = audit.audit(spark, request_of(outbox_table, bootstrap_servers, sink.ledger, topic))
+    assert (verdict.faults, verdict.batches, verdict.records, verdict.absent) == ((), 2, 100, 0)
+
+
+def test_without_a_ledger_there_is_no_verdict(spark, outbox_table, bootstrap_servers, name):
+    with pytest.raises(AuditImpossible, match="--ledger"):
+        audit.audit(spark, request_of(outbox_table, bootstrap_servers, f"{name}.ledger"))
+    LedgerTopic({"bootstrap.servers": bootstrap_servers}, f"{name}.ledger").prepare(1, 3600)
+    with pytest.raises(AuditImpossible, match=r"topics nowhere.*--topic"):
+        audit.audit(spark, request_of(outbox_table, bootstrap_servers, f"{name}.ledger", "nowhere"))
+
+
+class Borrowed:
+    """The session of all tests, which the command may not stop."""
+
+    def __init__(self, spark):
+        self._spark = spark
+
+    def __getattr__(self, name):
+        return getattr(self._spark, name)
+
+    def stop(self):
+        pass
+
+
+@pytest.fixture
+def audited(transactional_db, settings, monkeypatch, spark, bootstrap_servers, name):
+    """Calls the command on Django's own database."""
+    settings.OUTBOX = {**settings.OUTBOX, "NAME": name, "BOOTSTRAP_SERVERS": bootstrap_servers}
+    monkeypatch.setattr("outbox.spark.start.session", lambda *given, **options: Borrowed(spark))
+
+    def call(*arguments):
+        out, err = StringIO(), StringIO()
+        try:
+            call_command("outbox_audit", *arguments, stdout=out, stderr=err)
+        except SystemExit as ended:
+            return ended.code, out.getvalue(), err.getvalue()
+        return 0, out.getvalue(), err.getvalue()
+
+    with connection.cursor() as cursor:
+        cursor.execute("DELETE FROM outbox_state")
+        yield call
+        cursor.execute("DELETE FROM outbox_state")
+
+
+def test_the_command_tells_stores_and_exits(audited, bootstrap_servers, name):
+    topic, other = create_topic(bootstrap_servers, 1), create_topic(bootstrap_servers, 1)
+    delivered = Delivered(bootstrap_servers, name, 2)
+    delivered.lane(0, topic)
+    code, out, err = audited("--topic", topic)
+    assert (code, out.splitlines()[-1]) == (0, "verdict: nothing lost, nothing twice, order kept")
+    assert "not stored: no harvester" in err
+    delivered.lane(1, other, changed=lambda batch, rows: rows[1:])
+    with connection.cursor() as cursor:
+        cursor.execute("INSERT INTO outbox_state (lanes) VALUES (2)")
+        code, out, err = audited("--topic", topic, "--topic", other, "--json", "--continuous", "--every", "0")
+        told = json.loads(out)
+        assert (code, told["clean"], [fault["kind"] for fault in told["faults"]], err) == (1, False, ["lost"], "")
+        cursor.execute("SELECT audit FROM outbox_state")
+        assert json.loads(cursor.fetchone()[0]) == told
+
+
+def test_what_is_wrong_with_the_command_line_is_said_before_spark_starts(settings, bootstrap_servers):
+    with pytest.raises(CommandError, match="KEY=VALUE"):
+        call_command("outbox_audit", "--spark", "spark.driver.memory")
+    settings.OUTBOX = {**settings.OUTBOX, "ID_HEADER": ""}
+    with pytest.raises(CommandError, match="ID_HEADER"):
+        call_command("outbox_audit")
+
+
+def test_properties_of_the_client_become_those_of_the_connector():
+    given = {
+        "bootstrap.servers": "a:1", "security.protocol": "SASL_SSL", "sasl.mechanism": "SCRAM-SHA-512",
+        "sasl.username": "u", "sasl.password": 'p"w', "ssl.ca.location": "/ca.pem", "linger.ms": 5,
+    }  # fmt: skip
+    found = java_properties(given)
+    assert found["kafka.ssl.truststore.location"] == "/ca.pem"
+    assert found["kafka.ssl.truststore.type"] == "PEM"
+    assert 'ScramLoginModule required username="u" password="p\\"w";' in found["kafka.sasl.jaas.config"]
+    assert "kafka.linger.ms" not in found
