@@ -27,6 +27,8 @@ class Watch:
     is_clean: bool
     crashes: int
     started: tuple[int, ...]
+    is_alive: bool = False
+    """Still connected to the database: it lost the lane and not its life, so no record of it is suspected."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +47,11 @@ class Care:
 
 
 def after(found: Watch | None, owner: str) -> Care:
-    """What the owner that takes over now concludes. An owner that takes its own lane over again has not died."""
+    """What the owner that takes over now concludes. An owner that takes its own lane over again has not died; nor has
+    one that was paused or cut off from Kafka."""
     if found is None or found.is_clean:
         return Care()
-    if found.owner == owner:
+    if found.owner == owner or found.is_alive:
         return Care(found.crashes > 0, found.crashes)
     # Deaths that befell no batch count once: they blame nobody.
     crashes = found.crashes + 1 if found.started else max(found.crashes, 1)

@@ -142,6 +142,11 @@ _QUARANTINE = (
     "WHERE id = %(id)s ON CONFLICT (unit, reason) DO UPDATE SET record_id = EXCLUDED.record_id, "
     "attempts = EXCLUDED.attempts, last_error = EXCLUDED.last_error, wanted = '', since = now()"
 )
+_WATCHED = (
+    "/* watch */ SELECT owner, is_clean, crashes, started, EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory' "
+    "AND database = (SELECT oid FROM pg_database WHERE datname = current_database()) AND objsubid = 1 "
+    "AND (classid::bigint << 32 | objid::bigint) = hashtextextended(owner, 0)) FROM {watch} WHERE lane = %s"
+)
 _WATCH = (
     "/* watch */ INSERT INTO {watch} (lane, owner, crashes, started) VALUES (%(lane)s, %(owner)s, %(crashes)s, "
     "%(started)s) ON CONFLICT (lane) DO UPDATE SET owner = EXCLUDED.owner, is_clean = false, "
@@ -226,10 +231,12 @@ class HoldTable:
     # ---- crashes
 
     def watch(self, connection: Connection, lane: int) -> Watch | None:
-        row = connection.execute(
-            self._build("/* watch */ SELECT owner, is_clean, crashes, started FROM {watch} WHERE lane = %s"), [lane]
-        ).fetchone()
-        return Watch(row[0], row[1], row[2], tuple(row[3])) if row else None
+        row = connection.execute(self._build(_WATCHED), [lane]).fetchone()
+        return Watch(row[0], row[1], row[2], tuple(row[3]), row[4]) if row else None
+
+    def show_alive(self, connection: Connection, owner: str) -> None:
+        """For as long as the connection stands: a lock that nobody waits for, and that all roles may see."""
+        connection.execute("/* watch */ SELECT pg_advisory_lock_shared(hashtextextended(%s, 0))", [owner])
 
     def own(self, connection: Connection, lane: int, owner: str, care: Care) -> None:
         """From now on the lane counts as left uncleanly, until `leave`; a culprit is held."""

@@ -48,6 +48,8 @@ class Database:
         self.state = State(conf.lanes)
         self.sequence = ""
         self.companions: Companions | None = None
+        self.owner = ""
+        """Who opens the connections; whoever takes a lane over from it sees by them whether it lives."""
         self.holds = HoldTable(conf.table, keep_empty_key=conf.keep_empty_key)
 
     def connect(self, name: str) -> BoundedConnection:
@@ -58,6 +60,8 @@ class Database:
         connection.give_up_at = time.monotonic() + self._conf.statement_timeout_s
         try:
             self._check(connection)
+            if self.owner:
+                self.holds.show_alive(connection, self.owner)
         except BaseException:
             connection.close()
             raise

@@ -92,7 +92,7 @@ class Rounds:
         self._wants_reset = False
         self._count = self._reading_count = 0  # by which records are divided: of the lanes that are ready, of a read
         self._holds_are_fresh, self._holds_at = False, 0.0
-        self.owner = f"{owner_name} {uuid4()}"
+        self.owner = database.owner = f"{owner_name} {uuid4()}"
         self.careful_turn = threading.Lock()
         """Of lanes that look for a record that crashes the process: which lane it was must be certain."""
         self._prepared = False

@@ -195,3 +195,23 @@ def test_a_record_that_ends_its_process_is_quarantined_and_everything_else_arriv
         finish(host)
     assert bench.db.execute("SELECT is_clean FROM outbox_watch").fetchall() == [(True,)]
     bench.check()
+
+
+def test_an_owner_that_lost_its_lane_and_lives_is_not_counted_as_crashed(bench):
+    """Two that believe they lead take the lane from each other: no record is to blame for that."""
+
+    def begun(host):
+        wait_until(lambda: host.worker.statistics().takeovers)
+        bench.db.execute("UPDATE outbox_watch SET started = ARRAY[7]::bigint[]")  # as if it were sending, carefully
+
+    def crashes():
+        return bench.db.execute("SELECT crashes FROM outbox_watch").fetchone()[0]
+
+    with bench.working() as first:
+        begun(first)
+        with bench.working() as second:
+            begun(second)
+            assert crashes() == 0
+    with bench.working() as third:
+        begun(third)
+        assert crashes() == 1, "nobody else is left"
