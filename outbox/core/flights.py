@@ -15,8 +15,9 @@ from typing import Protocol
 
 from .verdict import AskElection, GoOn, Stop, round_check
 
-LANES_OF_A_PAGE_MAX = 4
-"""A page grows with the lanes that it is read for, up to so many times the share of one."""
+SHARES_OF_A_PAGE_MAX = 1.5
+"""A page for several lanes is larger than one for a single lane, but not much: its rows are in memory all at once, and
+as what the clients keep of them, and while the first page is read nothing is sent."""
 
 
 _SESSIONS = count(1)
@@ -126,7 +127,7 @@ class Flights:
             # Of the others nothing is read, and what they had in hand may be another lane's by now: the lane count
             # has changed, or a lagging copy draws ids a second time. Left out, it would be overtaken.
             tuple(share.ids for share in flying if share.ids),
-            limit * min(len(ready), LANES_OF_A_PAGE_MAX),
+            int(limit * min(len(ready), SHARES_OF_A_PAGE_MAX)),
             frozenset(share.filenode for share in flying),
         )
 

@@ -51,7 +51,6 @@ _IDLE_AGAIN_S = 0.05
 _IDLE_SHARE = 1.12  # of MARK_BACKOFF: room for claim, state and holds beside the reads, within 20 questions a second
 _RETRY_MIN_S, _RETRY_MAX_S = 0.1, 2.0
 _FIRST_PAGE_ROWS = 500
-_LANES_OF_BYTES_MAX = 2
 _SAMPLE, _SAMPLE_S = 16, 1.0
 _SWEEP_SHARE = 1000  # a sweep may take one thousandth of the time
 _BEAT_S = 2.0
@@ -488,7 +487,7 @@ class Rounds:
         while look is not None:
             connection.give_up_at = time.monotonic() + self._conf.statement_timeout_s
             page = reader.read(
-                connection, look, plan.lanes, plan.excluded_above(look), plan.limit, self._page_bytes(plan)
+                connection, look, plan.lanes, plan.excluded_above(look), plan.limit, self._conf.batch_bytes_max
             )
             look = frontier.missed_from(look, page.snapshot, page.sequence)
         rows = page.rows
@@ -506,10 +505,6 @@ class Rounds:
         self._sample_at = now + _SAMPLE_S
         ids = [row[0] for row in page.rows[:: max(1, len(page.rows) // _SAMPLE)]]
         return self._reader.created(self._connection, ids)
-
-    def _page_bytes(self, plan: Plan) -> int:
-        """Two pages are in memory at once, so several lanes do not multiply them."""
-        return self._conf.batch_bytes_max * min(len(plan.lanes), _LANES_OF_BYTES_MAX)
 
     def _connected(self) -> BoundedConnection:
         if self._connection is None:

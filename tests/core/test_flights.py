@@ -43,7 +43,7 @@ def test_a_page_grows_with_the_lanes_to_a_limit():
     for lane in lanes:
         lane.begin(0)
         limits.append(Flights().plan(lanes, 10).limit)
-    assert limits == [10, 20, 30, 40, 40, 40]
+    assert limits == [10, 15, 15, 15, 15, 15]
 
 
 def test_a_purge_ends_the_flight_of_its_batch_and_of_no_later_one_with_the_same_ids():
