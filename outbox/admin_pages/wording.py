@@ -13,9 +13,11 @@ def number(value: float) -> str:
 
 def rate(value: float) -> str:
     """Per second. Slow ones keep a digit, so that what trickles is not called nothing."""
-    if value >= 10 or value == int(value):
-        return f"{value:,.0f}/s"
-    return f"{value:.1f}/s" if value >= 0.1 else "<0.1/s"
+    if 0 < value < 0.1:
+        return "<0.1/s"
+    if value < 10:
+        return f"{value:.1f}".removesuffix(".0") + "/s"
+    return f"{value:,.0f}/s"
 
 
 def duration(seconds: float) -> str:

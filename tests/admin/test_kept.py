@@ -11,6 +11,7 @@ from django.db import connection
 from django.test import Client, override_settings
 from django.test.utils import CaptureQueriesContext
 from django.urls import resolve, reverse
+from django.utils.safestring import mark_safe
 
 from outbox.admin_pages import editing
 from outbox.edges import table
@@ -41,6 +42,10 @@ def wanted(hold):
 
 def mask(record, text):
     return "***"
+
+
+def markup(record, text):
+    return mark_safe("<b>bold</b>")
 
 
 # --- what is shown
@@ -91,6 +96,19 @@ def test_the_redactor_is_asked_and_what_it_returns_is_escaped(admin_client):
             text = page(admin_client, url, row.pk)
             assert "***" in text
             assert f'secret": "{SECRET}' not in text
+
+
+def test_a_redactor_cannot_inject_markup(admin_client):
+    rows = [
+        (HOLD, parked()),
+        (DEAD_ONE, dead()),
+        (HOLD, parked(record(kafka_key="z", kafka_value=None, kafka_value_binary=b"x"))),
+    ]
+    with override_settings(OUTBOX={"REDACTOR": f"{__name__}.markup"}):
+        for url, row in rows:
+            text = page(admin_client, url, row.pk)
+            assert "&lt;b&gt;bold" in text
+            assert "<b>bold" not in text
 
 
 def test_search_is_exact(admin_client):

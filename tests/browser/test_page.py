@@ -66,7 +66,6 @@ def test_it_renews_itself_and_keeps_what_the_reader_has_opened(browser, page):
 def test_it_says_when_it_is_no_longer_fresh(browser, site, page):
     browser.driver.delete_cookie("sessionid")
     browser.see("[data-outbox-said]", "signed out")
-    browser.sign_in(site)
 
 
 def test_without_scripts_the_page_is_whole(browser, site, page):
