@@ -5,16 +5,15 @@ writes down which records it begins to send, and crosses them out when they are 
 and nobody is suspected, nothing is counted any more: in health nothing is written at all.
 
 When a careful owner dies too, the records that it had begun are the suspects: the next owner sends them in halves
-(`bisection`). One that stands there alone, after at least `CRASHES` deaths, is the culprit and is held until an
-operator decides. Careful lanes of one process take turns, so that no innocent batch stands started beside the culprit.
+(`bisection`). One that was begun alone in two deaths, one after the other, is the culprit and is held until an operator
+decides; a single death may have any reason, as operators and machines kill too. Careful lanes of one process take
+turns, so that no innocent batch stands started beside the culprit.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-CRASHES = 2
-"""So many deaths before a record is blamed: the first one may have had any reason."""
 CAREFUL_MAX = 500
 """Records of a careful batch, at most."""
 
@@ -27,6 +26,9 @@ class Watch:
     is_clean: bool
     crashes: int
     started: tuple[int, ...]
+    """Of the batch that it had begun."""
+    suspected: tuple[int, ...] = ()
+    """Of the deaths before."""
     is_alive: bool = False
     """Still connected to the database: it lost the lane and not its life, so no record of it is suspected."""
 
@@ -40,11 +42,6 @@ class Care:
     suspects: tuple[int, ...] = ()
     culprit: int | None = None
 
-    @property
-    def counted(self) -> int:
-        """To be remembered: with a culprit found the count begins anew, though the search goes on."""
-        return 1 if self.culprit is not None else self.crashes
-
 
 def after(found: Watch | None, owner: str) -> Care:
     """What the owner that takes over now concludes. An owner that takes its own lane over again has not died; nor has
@@ -53,8 +50,8 @@ def after(found: Watch | None, owner: str) -> Care:
         return Care()
     if found.owner == owner or found.is_alive:
         return Care(found.crashes > 0, found.crashes)
-    # Deaths that befell no batch count once: they blame nobody.
-    crashes = found.crashes + 1 if found.started else max(found.crashes, 1)
-    if len(found.started) == 1 and crashes >= CRASHES:
-        return Care(True, crashes, (), found.started[0])
-    return Care(True, crashes, found.started)
+    if not found.started:  # such a death blames nobody, and clears nobody
+        return Care(True, max(found.crashes, 1), found.suspected)
+    if len(found.started) == 1 and found.started == found.suspected:
+        return Care(True, found.crashes + 1, (), found.started[0])
+    return Care(True, found.crashes + 1, found.started)

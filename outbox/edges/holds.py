@@ -143,14 +143,18 @@ _QUARANTINE = (
     "attempts = EXCLUDED.attempts, last_error = EXCLUDED.last_error, wanted = '', since = now()"
 )
 _WATCHED = (
-    "/* watch */ SELECT owner, is_clean, crashes, started, EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory' "
-    "AND database = (SELECT oid FROM pg_database WHERE datname = current_database()) AND objsubid = 1 "
+    "/* watch */ SELECT owner, is_clean, crashes, started, suspected, EXISTS (SELECT FROM pg_locks "
+    "WHERE locktype = 'advisory' AND objsubid = 1 "
+    "AND database = (SELECT oid FROM pg_database WHERE datname = current_database()) "
     "AND (classid::bigint << 32 | objid::bigint) = hashtextextended(owner, 0)) FROM {watch} WHERE lane = %s"
 )
+_CALM = (
+    "/* watch */ UPDATE {watch} SET started = '{{}}', suspected = '{{}}', crashes = 0 WHERE lane = %s AND owner = %s"
+)
 _WATCH = (
-    "/* watch */ INSERT INTO {watch} (lane, owner, crashes, started) VALUES (%(lane)s, %(owner)s, %(crashes)s, "
-    "%(started)s) ON CONFLICT (lane) DO UPDATE SET owner = EXCLUDED.owner, is_clean = false, "
-    "crashes = EXCLUDED.crashes, started = EXCLUDED.started"
+    "/* watch */ INSERT INTO {watch} (lane, owner, crashes, suspected) VALUES (%(lane)s, %(owner)s, %(crashes)s, "
+    "%(suspected)s) ON CONFLICT (lane) DO UPDATE SET owner = EXCLUDED.owner, is_clean = false, "
+    "crashes = EXCLUDED.crashes, suspected = EXCLUDED.suspected, started = '{{}}'"
 )
 
 
@@ -232,7 +236,7 @@ class HoldTable:
 
     def watch(self, connection: Connection, lane: int) -> Watch | None:
         row = connection.execute(self._build(_WATCHED), [lane]).fetchone()
-        return Watch(row[0], row[1], row[2], tuple(row[3]), row[4]) if row else None
+        return Watch(row[0], row[1], row[2], tuple(row[3]), tuple(row[4]), row[5]) if row else None
 
     def show_alive(self, connection: Connection, owner: str) -> None:
         """For as long as the connection stands: a lock that nobody waits for, and that all roles may see."""
@@ -245,9 +249,9 @@ class HoldTable:
                 error = f"{care.crashes} harvesters ended without warning while they sent this record alone"
                 given = {"id": care.culprit, "crashes": care.crashes, "error": error}
                 connection.execute(self._build(_QUARANTINE), given)
-            started = list(care.suspects)
+            suspected = list(care.suspects)
             connection.execute(
-                self._build(_WATCH), {"lane": lane, "owner": owner, "crashes": care.counted, "started": started}
+                self._build(_WATCH), {"lane": lane, "owner": owner, "crashes": care.crashes, "suspected": suspected}
             )
 
     def start(self, connection: Connection, lane: int, owner: str, ids: Sequence[int]) -> None:
@@ -259,10 +263,7 @@ class HoldTable:
 
     def calm(self, connection: Connection, lane: int, owner: str) -> None:
         """A batch has succeeded: nothing is counted any more."""
-        connection.execute(
-            self._build("/* watch */ UPDATE {watch} SET started = '{{}}', crashes = 0 WHERE lane = %s AND owner = %s"),
-            [lane, owner],
-        )
+        connection.execute(self._build(_CALM), [lane, owner])
 
     def leave(self, connection: Connection, lane: int, owner: str) -> None:
         """The lane ends in good order."""

@@ -234,8 +234,10 @@ class ExactlyOnce:
         def look(connection: Any) -> quarantine.Care:
             found = table.watch(connection, lane)
             care = quarantine.after(found, rounds.owner)
-            if found is None or found.owner != rounds.owner or found.started or found.is_clean:
+            if found is None or found.owner != rounds.owner or found.is_clean:
                 table.own(connection, lane, rounds.owner, care)
+            elif found.started:
+                table.start(connection, lane, rounds.owner, ())
             return care
 
         care = rounds.purges.ask(look, self._may_go_on)

@@ -85,7 +85,8 @@ CREATE TABLE IF NOT EXISTS {WATCH} (
     owner text NOT NULL,
     is_clean boolean NOT NULL DEFAULT false,
     crashes integer NOT NULL DEFAULT 0,
-    started bigint[] NOT NULL DEFAULT '{{}}'
+    started bigint[] NOT NULL DEFAULT '{{}}',
+    suspected bigint[] NOT NULL DEFAULT '{{}}'
 );
 """
 BACKWARDS = f"DROP TABLE IF EXISTS {HOLD}, {DEAD}, {AUDIT}, {SAMPLE}, {WATCH};"
