@@ -16,6 +16,8 @@ The records pass through the executors only. The modules, from the outside in:
                  `fencing.py` the producers and the ledger, which live as long as the process
     entries.py   the ledger entry of a slice; pure
     expressions.py  SQL expressions: the checksum of a record, equal to that of `core.ledger`, and its slice
+    audit.py     the proof that all was delivered, behind `outbox_audit`: `audit_reading.py` is what it reads,
+                 `audit_absent.py` counts ids that are nowhere, `verdict.py` is what it is asked and finds
 
 Names are resolved on first use: importing this package needs neither PySpark nor confluent-kafka.
 """

@@ -1,0 +1,138 @@
+"""``manage.py outbox_audit``: prove from topics, ledger and table what was delivered, with Spark."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import threading
+from argparse import ArgumentParser
+from typing import Any
+
+import psycopg
+from django.core.management.base import BaseCommand, CommandError
+
+from outbox import conf as settings
+from outbox.conf import Conf
+from outbox.edges.table import parameters
+from outbox.exceptions import OutboxError
+from outbox.operations import stats
+from outbox.spark.verdict import Request, Verdict, store
+
+EXIT_CODES = {
+    0: "everything in the ledger's window was delivered once and in order",
+    1: "a fault was found, or the audit could not be made",
+}
+_MEMORY = "1g"
+
+
+class Command(BaseCommand):
+    help = "Prove with Spark, from topics, ledger and table, that nothing was lost, sent twice or reordered."
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.epilog = "Exit codes: " + "; ".join(f"{code}: {text}" for code, text in EXIT_CODES.items()) + "."
+        parser.add_argument("--database", metavar="ALIAS", help="Alias of the database, instead of DATABASE.")
+        parser.add_argument("--json", action="store_true", help="Print one JSON object per audit.")
+        parser.add_argument(
+            "--continuous", action="store_true", help="Audit again and again, until a fault is found or a signal comes."
+        )
+        parser.add_argument(
+            "--every", type=float, default=300.0, metavar="SECONDS", help="With --continuous: between two audits (300)."
+        )
+        parser.add_argument(
+            "--topic", action="append", default=[], metavar="TOPIC",
+            help="Read this topic; may be repeated. It must be all that records go to. Without it: every topic.",
+        )  # fmt: skip
+        parser.add_argument(
+            "--ledger", action="append", default=[], metavar="TOPIC",
+            help="Judge by this ledger; may be repeated. Without it: NAME.ledger and outbox-spark-NAME.",
+        )  # fmt: skip
+        parser.add_argument("--master", default="local[*]", metavar="URL", help="Where Spark runs (local[*]).")
+        parser.add_argument(
+            "--spark", action="append", default=[], metavar="KEY=VALUE", help="A setting of Spark; may be repeated."
+        )
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        try:
+            request, config = self._request(options), _config(options["spark"])
+            is_clean = self._audits(request, config, options)
+        except OutboxError as error:
+            raise CommandError(str(error)) from error
+        if not is_clean:
+            sys.exit(1)
+
+    def _request(self, options: dict[str, Any]) -> Request:
+        conf = settings.current()
+        alias = options["database"] or conf.database
+        stats.require_alias(alias)
+        return Request(
+            parameters=parameters(alias),
+            table=conf.table,
+            properties=conf.client_properties,
+            ledgers=tuple(options["ledger"] or _ledgers(conf)),
+            topics=tuple(options["topic"]),
+            id_header=_id_header(conf),
+        )
+
+    def _audits(self, request: Request, config: dict[str, str], options: dict[str, Any]) -> bool:
+        from outbox.spark import audit, start
+
+        stop = threading.Event()
+        spark = start.session("outbox audit", options["master"], config, show_ui=not options["json"])
+        spark.sparkContext.setLogLevel("ERROR")
+        if options["continuous"]:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                signal.signal(number, lambda *_: stop.set())
+        try:
+            while True:
+                verdict = audit.audit(spark, request, self._say)
+                self._tell(verdict, options["json"])
+                self._store(request, verdict)
+                if not (options["continuous"] and verdict.is_clean) or stop.wait(options["every"]):
+                    return verdict.is_clean
+        finally:
+            spark.stop()
+
+    def _say(self, text: str) -> None:
+        if self.stderr.isatty():
+            self.stderr.write(text)
+
+    def _tell(self, verdict: Verdict, as_json: bool) -> None:
+        self.stdout.write(json.dumps(verdict.as_dict()) if as_json else "\n".join(verdict.lines()))
+        self.stdout.flush()
+
+    def _store(self, request: Request, verdict: Verdict) -> None:
+        try:
+            is_stored = store(request, verdict)
+        except psycopg.Error as error:
+            self.stderr.write(f"The verdict was not stored: {' '.join(str(error).split())}. Run migrate outbox.")
+        else:
+            if not is_stored:
+                self.stderr.write("The verdict was not stored: no harvester has been at this table yet.")
+
+
+def _ledgers(conf: Conf) -> list[str]:
+    return [f"{conf.name}.ledger", f"outbox-spark-{conf.name}"]
+
+
+def _id_header(conf: Conf) -> str:
+    if not conf.id_header:
+        raise OutboxError(
+            'OUTBOX["ID_HEADER"] is empty: records in Kafka do not tell their ids, and cannot be compared. Set it; '
+            "what was sent before stays unknown."
+        )
+    return conf.id_header
+
+
+def _config(given: list[str]) -> dict[str, str]:
+    config = {
+        "spark.driver.memory": _MEMORY,
+        "spark.sql.shuffle.partitions": "32",
+        "spark.ui.showConsoleProgress": "true" if sys.stderr.isatty() else "false",
+    }
+    for text in given:
+        key, separator, value = text.partition("=")
+        if not separator:
+            raise OutboxError(f"--spark {text!r} has no value. Write KEY=VALUE, e.g. spark.driver.memory=2g.")
+        config[key] = value
+    return config

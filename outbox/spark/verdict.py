@@ -1,0 +1,137 @@
+"""What an audit is asked, what it finds, and where its last finding is kept. No Spark here."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import psycopg
+from psycopg import sql
+
+from outbox.edges import table
+from outbox.exceptions import OutboxError
+
+KINDS = {
+    "unreadable": "a ledger entry cannot be read",
+    "missing batch": "no record of a batch is in Kafka",
+    "lost": "a record that the ledger lists is not in Kafka",
+    "twice": "a record is in Kafka twice",
+    "altered": "records differ from those that were sent",
+    "order": "a record stands before an older one of its key",
+    "unlisted": "a record is in Kafka that no ledger lists",
+    "not deleted": "a record was delivered, and is still in the table",
+}
+"""Each kind of fault, the gravest first, as a claim."""
+
+
+class AuditImpossible(OutboxError):
+    """There is nothing to judge by, or it cannot be read."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to audit. Pickles: executors get it."""
+
+    parameters: Mapping[str, Any]
+    """Of the database connection."""
+    table: str
+    properties: Mapping[str, Any]
+    """Of Kafka clients, as librdkafka names them."""
+    ledgers: Sequence[str]
+    """Topics; those that do not exist are left out."""
+    topics: Sequence[str] = ()
+    """Empty: every topic but Kafka's own and the ledgers."""
+    id_header: str = "outbox-id"
+    patience_s: float = 120.0
+    """For transactions that are open when it begins."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    kind: str
+    count: int
+    """Batches for `missing batch`, `lost`, `twice` and `altered`; else records."""
+    first: str
+    """The first counterexample, in words."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    at: str
+    seconds: float
+    faults: Sequence[Fault] = ()
+    batches: int = 0
+    """Judged."""
+    records: int = 0
+    """Of those batches."""
+    read: int = 0
+    """Records read from the topics."""
+    foreign: int = 0
+    """Of these, without an id: somebody else's."""
+    earlier: int = 0
+    """Of these, from before the ledgers' window."""
+    out_of_reach: int = 0
+    """Batches not judged, because a topic no longer holds everything from their time."""
+    waiting: int = 0
+    """Rows of the table."""
+    dead: int = 0
+    """Dead letters."""
+    absent: int = 0
+    """Ids of the window in neither ledger, table nor dead letters: rolled back, filtered out or removed by hand."""
+    absent_first: Sequence[int] = ()
+    topics: Sequence[str] = field(default_factory=tuple)
+
+    @property
+    def is_clean(self) -> bool:
+        return not self.faults
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"clean": self.is_clean, **asdict(self)}
+
+    def lines(self) -> list[str]:
+        """For people; the verdict last."""
+        rate = f", {self.read / self.seconds:,.0f}/s" if self.seconds else ""
+        found = [
+            f"read      {self.read:,} records of {len(self.topics)} topics in {self.seconds:.1f} s{rate}",
+            f"judged    {self.batches:,} batches with {self.records:,} records",
+            f"beside    {self.waiting:,} in the table, {self.dead:,} dead letters",
+            f"          in Kafka {self.foreign:,} without an id, {self.earlier:,} from before the ledger's window",
+        ]
+        if self.out_of_reach:
+            found.append(f"not judged {self.out_of_reach:,} batches: their topics have deleted records of that time")
+        if self.absent:
+            shown = ", ".join(map(str, self.absent_first))
+            found.append(
+                f"absent    {self.absent:,} ids in neither ledger nor table: rolled back, filtered out or removed by "
+                f"hand; the first: {shown}"
+            )
+        found += [f"FAULT     {KINDS[fault.kind]}: {fault.count:,}; {fault.first}" for fault in self.faults]
+        said = "nothing lost, nothing twice, order kept" if self.is_clean else f"{len(self.faults)} kinds of fault"
+        return [*found, f"verdict: {said}"]
+
+
+# ---- the last one, for the admin
+
+
+def store(request: Request, verdict: Verdict) -> bool:
+    """Into the row of the companion table; False where no harvester has made one yet."""
+    with psycopg.connect(**request.parameters, autocommit=True) as connection:
+        done = connection.execute(
+            sql.SQL("/* audited */ UPDATE {state} SET audit = %s WHERE id = 1").format(state=_state(request.table)),
+            [json.dumps(verdict.as_dict())],
+        )
+        return done.rowcount == 1
+
+
+def last(parameters: Mapping[str, Any], name: str) -> dict[str, Any] | None:
+    """What the last audit of this table found."""
+    with psycopg.connect(**parameters, autocommit=True) as connection:
+        query = sql.SQL("/* last audit */ SELECT audit FROM {state} WHERE id = 1").format(state=_state(name))
+        row = connection.execute(query).fetchone()
+    return row[0] if row else None
+
+
+def _state(name: str) -> sql.Identifier:
+    return table.identifier(f"{name}_state")
