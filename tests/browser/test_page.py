@@ -55,7 +55,7 @@ def test_it_renews_itself_and_keeps_what_the_reader_has_opened(browser, page):
     stash(page, 5)
     seen = updates(browser)
     browser.driver.execute_cdp_cmd(
-        "Runtime.evaluate", {"expression": "new Promise(r => setTimeout(r, 6000))", "awaitPromise": True}
+        "Runtime.evaluate", {"expression": "new Promise(r => setTimeout(r, 2500))", "awaitPromise": True}
     )
     assert updates(browser) == seen
     browser.click(".outbox-foot button", "Go on updating")
@@ -64,6 +64,13 @@ def test_it_renews_itself_and_keeps_what_the_reader_has_opened(browser, page):
 
 @pytest.mark.slow
 def test_it_says_when_it_is_no_longer_fresh(browser, site, page):
+    offline = {"offline": True, "latency": 0, "downloadThroughput": -1, "uploadThroughput": -1}
+    browser.driver.execute_cdp_cmd("Network.enable", {})
+    browser.driver.execute_cdp_cmd("Network.emulateNetworkConditions", offline)
+    browser.see("[data-outbox-said].late", "Not updated since")
+    browser.driver.execute_cdp_cmd("Network.emulateNetworkConditions", {**offline, "offline": False})
+    browser.see("[data-outbox-said]:not(.late)", "Updated at")
+    assert all("ERR_INTERNET_DISCONNECTED" in entry["message"] for entry in browser.complaints())
     browser.driver.delete_cookie("sessionid")
     browser.see("[data-outbox-said]", "signed out")
 

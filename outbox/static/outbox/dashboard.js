@@ -91,13 +91,20 @@
             if (!answer.ok) {
                 throw new Error(String(answer.status));
             }
-            show(await answer.text());
+            const text = await answer.text();
+            if (isPaused) {
+                return;
+            }
+            show(text);
             failures = 0;
             last = new Date();
             page.dataset.outboxUpdates = String(Number(page.dataset.outboxUpdates || 0) + 1);
             say(`Updated at ${last.toLocaleTimeString()}, every ${everyMs / 1000} s.`, false);
         } catch (error) {
             failures += 1;
+            if (isPaused) {
+                return;
+            }
             say(`Not updated since ${last.toLocaleTimeString()}: no answer. It is tried again.`, true);
         } finally {
             isAsking = false;
