@@ -322,7 +322,11 @@ class OutboxRecordAdmin(_ModelAdmin):
     def value_whole(self, record: Any) -> SafeString:
         value = self._value(record, TEXT_MAX)
         shown = format_html('<pre class="outbox-pre">{}</pre>', value)
-        return shown if not self.size(record) else format_html("{}<p class=help>{}</p>", shown, self.size(record))
+        return (
+            shown
+            if not self.size(record)
+            else format_html('{}<span class="outbox-size">{}</span>', shown, self.size(record))
+        )
 
     @admin.display(description="value and headers")
     def payload_hidden(self, record: OutboxRecord) -> str:
