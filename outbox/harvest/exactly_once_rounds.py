@@ -86,6 +86,7 @@ class Rounds:
         self._closing = False
         self._outstanding = 0  # lanes that have not ended the present round
         self._round_purges: list[Purge] = []
+        self._reads_next = False  # when the round ends the next page is read at once, and then the round is purged
         self._flights = Flights()
         self._last_ticket: Ticket | None = None
         self._wants_reset = False
@@ -147,6 +148,7 @@ class Rounds:
     def _end(self) -> None:
         """What PostgreSQL is asked at this moment is given up: nothing may wait for it."""
         if not self._closing:
+            self._purge_round()
             self._closing = True
             self.purges.close()
             self.purges.interrupt()
@@ -253,10 +255,18 @@ class Rounds:
         lane.busy = None
         self._outstanding -= 1
         if self._outstanding == 0:
+            if not self._reads_next:
+                self._purge_round()
+            self._changed.notify_all()
+
+    def _purge_round(self) -> None:
+        """Sent after the next read has returned, a purge flushes what that has shown, too: one commit instead of two.
+        It waits for nothing longer than for that read."""
+        if self._outstanding == 0:
+            self._reads_next = False
             if self._round_purges:
                 self._last_ticket = self.purges.submit(self._round_purges)
                 self._round_purges = []
-            self._changed.notify_all()
 
     def wait_purged(self, lane: LaneState, may_go_on: Callable[[], bool]) -> bool:
         """Until every batch of the lane is purged; False when it may not go on before."""
@@ -369,6 +379,7 @@ class Rounds:
     def _load_holds(self) -> None:
         """What operators have paused, and what earlier owners were refused. Next to nothing while there is nothing."""
         with self._changed:
+            self._purge_round()
             self._holds_are_fresh, self._holds_at = True, time.monotonic() + _HOLDS_S
         try:
             connection = self._connected()
@@ -390,6 +401,7 @@ class Rounds:
             is_connected = self._connection is not None
             if self._is_claimed() and self._flights.may_read(self._lanes.values(), is_connected=is_connected):
                 return True
+            self._purge_round()
             self._changed.wait(_BEAT_S / 2)
         return False
 
@@ -448,6 +460,8 @@ class Rounds:
             self._asked_at = time.monotonic()
             page = self._read_completely(plan)
             self._returned_at = time.monotonic()
+            with self._changed:
+                self._purge_round()
             self._created = self._sample(page)
         except (WrongTable, OtherWay, NoRights, AssertionError):
             raise
@@ -461,6 +475,8 @@ class Rounds:
         return page
 
     def _after_failure(self, error: Exception) -> None:
+        with self._changed:
+            self._purge_round()
         self._troubles.seen("read", str(error))
         self._drop_connection()
         pause_s = min(_RETRY_MAX_S, _RETRY_MIN_S * 2 ** min(self._read_failures, 8)) * random.uniform(0.5, 1.0)
@@ -544,7 +560,7 @@ class Rounds:
         self.stages["divide"] += time.monotonic() - begun
         if batches:
             self._await_round_end()
-            self._hand_over(batches, returned_at)
+            self._hand_over(batches, returned_at, reads_next=not is_full)
             self._idle_s = _IDLE_MIN_S
         if is_full:
             return
@@ -614,9 +630,10 @@ class Rounds:
                 self._changed.wait(_BEAT_S / 2)
         self.stages["round"] += time.monotonic() - begun
 
-    def _hand_over(self, batches: list[Batch], returned_at: float) -> None:
+    def _hand_over(self, batches: list[Batch], returned_at: float, *, reads_next: bool) -> None:
         flushed = Awaited()
         with self._changed:
+            self._reads_next = reads_next
             ticket = self._last_ticket
             is_flushed_by_purge = ticket is not None and may_flush(ticket.submitted_at, returned_at)
             posted = []

@@ -8,8 +8,10 @@ import psycopg
 import pytest
 
 from outbox.core.scoreboard_values import RecordHeld
+from outbox.edges import companions
 from outbox.edges.companions import Companions
 from outbox.edges.marks import WrongTable
+from outbox.harvest import exactly_once_rounds
 from outbox.harvest.exactly_once import ExactlyOnceFactory
 from outbox.harvest.lanes import MeterRead
 from tests.harvest.exactly_once.bench import Host, finish, wait_until
@@ -64,6 +66,20 @@ def test_writers_with_late_commits_and_rollbacks(bench):
     with bench.working(BATCH_MAX=7), bench.writing():
         wait_until(lambda: bench.stashed.count > 2000, 60)
     with bench.working():
+        bench.wait_empty()
+    bench.check()
+
+
+def test_a_purge_flushes_what_the_next_read_has_shown(bench, monkeypatch):
+    """Also where pages are not full: one commit in PostgreSQL for every batch instead of two."""
+    flushes = []
+    monkeypatch.setattr(
+        exactly_once_rounds, "flush", lambda connection: flushes.append(1) or companions.flush(connection)
+    )
+    with bench.working(BATCH_MAX=5000) as host:
+        wait_until(lambda: host.worker.statistics().takeovers)
+        with bench.writing(writers=2, pause_s=0.01):
+            wait_until(lambda: host.worker.statistics().batches - len(flushes) >= 5)
         bench.wait_empty()
     bench.check()
 
