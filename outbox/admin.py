@@ -325,7 +325,8 @@ class OutboxRecordAdmin(_ModelAdmin):
         return (
             shown
             if not self.size(record)
-            else format_html('{}<span class="outbox-size">{}</span>', shown, self.size(record))
+        size = self.size(record)
+        return shown if not size else format_html('{}<span class="outbox-size">{}</span>', shown, size)
         )
 
     @admin.display(description="value and headers")
