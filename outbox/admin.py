@@ -322,12 +322,8 @@ class OutboxRecordAdmin(_ModelAdmin):
     def value_whole(self, record: Any) -> SafeString:
         value = self._value(record, TEXT_MAX)
         shown = format_html('<pre class="outbox-pre">{}</pre>', value)
-        return (
-            shown
-            if not self.size(record)
         size = self.size(record)
         return shown if not size else format_html('{}<span class="outbox-size">{}</span>', shown, size)
-        )
 
     @admin.display(description="value and headers")
     def payload_hidden(self, record: OutboxRecord) -> str:
