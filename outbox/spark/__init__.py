@@ -14,6 +14,9 @@ The records pass through the executors only. The modules, from the outside in:
     sink.py      `KafkaSink`, on the driver: slices, sentinels, what is known before an epoch begins
     writing.py   slices in an executor: fence, ledger, records, entry, commit; `plan.py` is what it must know,
                  `fencing.py` the producers and the ledger, which live as long as the process
+    engine.py    `manage.py harvest --engine spark`: the worker of the elected lane, which starts `driver.py`, the
+                 process with the query; `job.py` is what that is told, `setup.py` makes it from settings and
+                 flags, `troubles.py` reads what became of a query
     entries.py   the ledger entry of a slice; pure
     expressions.py  SQL expressions: the checksum of a record, equal to that of `core.ledger`, and its slice
     audit.py     the proof that all was delivered, behind `outbox_audit`: `audit_reading.py` is what it reads,

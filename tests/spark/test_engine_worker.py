@@ -10,7 +10,8 @@ from uuid import uuid4
 
 import pytest
 
-from outbox.spark.engine import Engine, with_flags
+from outbox.harvest.status import StatusLine
+from outbox.spark.engine import Engine, Statistics, with_flags
 from outbox.spark.job import Job
 
 PROGRAM = textwrap.dedent("""
@@ -159,3 +160,17 @@ def test_a_fenced_driver_asks_the_election(run):
 def test_remedies_are_told_in_flags():
     text = "begin anew under another sink name, which sends again. If known, give the sink begin_at=7."
     assert with_flags(text).count("--sink") == 2
+
+
+def test_a_terminal_shows_what_spark_says(monkeypatch):
+    found = Statistics("running", delivered=1500, progress="batch 3: 500 in 0.4 s")
+    harvester = SimpleNamespace(
+        conf=SimpleNamespace(database="default", table="outbox"),
+        state="running",
+        leader_ids={0: uuid4()},
+        statistics={0: found},
+        in_flight=0,
+    )
+    line = StatusLine(harvester, lambda text: None)
+    monkeypatch.setattr(line, "_backlog", lambda: ", backlog 7")
+    assert line.line().endswith("in flight 0, backlog 7, batch 3: 500 in 0.4 s")
