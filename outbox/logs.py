@@ -78,7 +78,7 @@ EVENTS: Mapping[str, str] = {
     "record_held": "Kafka refused a record; its key waits",
     "dead_letter": "a record became a [dead letter](refusals.md), and its key goes on",
     "errands_failed": "what was asked about held records could not be carried out; it is tried again",
-    "unclean_takeover": "exactly-once: the owner before ended without a farewell; a record that may be its cause is looked for",
+    "unclean_takeover": "exactly-once: the owner before ended without a farewell; its cause is looked for",
     "record_quarantined": "exactly-once: the record ended harvesters that sent it, and is [held](refusals.md)",
     "meter_read": "how fast a lane delivers",
     "receiver_failed": "a receiver of a signal raised",
