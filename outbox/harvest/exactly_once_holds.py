@@ -126,7 +126,8 @@ class Holds:
             rows = rows[:CAREFUL_MAX]
         if self._search.is_searching:
             ids = [row[0] for row in rows]
-            self._search = self._search.among(ids)
+            if ids:  # else the page had nothing but held records, and says nothing about suspects behind them
+                self._search = self._search.among([*ids, *(s for s in self._search.suspects if s > ids[-1])])
             rows = rows[: self._search.take(ids)]
         if self._tried:
             suspects = {hold.head for hold in self._tried.values()}

@@ -1,0 +1,74 @@
+"""Poison records at random places, harvesters killed among them: nothing lost, nothing doubled, order exact."""
+
+import random
+
+import pytest
+
+from tests.harvest.exactly_once.bench import wait_until
+from tests.support.topics import create_topic
+
+pytestmark = pytest.mark.slow  # as a file
+
+RANDOM_VALUE = "(SELECT string_agg(md5(random()::text), '') FROM generate_series(1, 1500))"
+LONG = pytest.param(100_000, 100, marks=pytest.mark.torture)
+
+
+def poisoned(bench, count, poison):
+    """Some too large for the client, some for the broker; their former values by id."""
+    chance = random.Random(count)
+    bench.topic = create_topic(bench.servers, 3, **{"max.message.bytes": "20000"})
+    ids = bench.stash([f"k{chance.randrange(60)}" for _ in range(count)])
+    chosen = sorted(chance.sample(ids, poison))
+    rows = bench.db.execute("SELECT id, kafka_key, kafka_value FROM outbox WHERE id = ANY(%s)", [chosen]).fetchall()
+    bench.db.execute("UPDATE outbox SET kafka_value = repeat('x', 2000000) WHERE id = ANY(%s)", [chosen[::2]])
+    bench.db.execute(f"UPDATE outbox SET kafka_value = {RANDOM_VALUE} WHERE id = ANY(%s)", [chosen[1::2]])
+    return {id_: (key, value) for id_, key, value in rows}
+
+
+def left(bench):
+    return bench.db.execute("SELECT count(*) FROM outbox").fetchone()[0]
+
+
+def held(bench):
+    return bench.db.execute("SELECT count(*) FROM outbox_hold WHERE reason = 'parked'").fetchone()[0]
+
+
+@pytest.mark.parametrize(("count", "poison"), [(2_000, 10), LONG])
+def test_blocked_keys_go_on_in_order_when_they_are_released(bench, count, poison):
+    wrong = poisoned(bench, count, poison)
+    keys = {key for key, _ in wrong.values()}
+    waiting = bench.db.execute(
+        "SELECT count(*) FROM outbox AS o JOIN (SELECT kafka_key, min(id) AS first FROM outbox WHERE id = ANY(%s) "
+        "GROUP BY kafka_key) AS p ON o.kafka_key = p.kafka_key AND o.id >= p.first",
+        [list(wrong)],
+    ).fetchone()[0]
+    first = bench.spawn()
+    wait_until(lambda: held(bench) >= len(keys) // 2, 120)
+    first.kill()
+    first.wait()
+    bench.spawn()
+    wait_until(lambda: (held(bench), left(bench)) == (len(keys), waiting), 60 + count // 100)
+    for id_, (_, value) in wrong.items():
+        bench.db.execute("UPDATE outbox SET kafka_value = %s WHERE id = %s", [value, id_])
+    bench.db.execute("UPDATE outbox_hold SET wanted = 'retry'")
+    bench.wait_empty(120)
+    wait_until(lambda: held(bench) == 0)
+    bench.check()
+
+
+@pytest.mark.parametrize(("count", "poison"), [(2_000, 10), LONG])
+def test_skipped_records_are_dead_or_delivered_and_never_both(bench, count, poison):
+    wrong = poisoned(bench, count, poison)
+    for key, value in wrong.values():
+        bench.stashed.by_key[key].remove(value)
+    dead = "SELECT record_id FROM outbox_dead ORDER BY record_id"
+    for deaths in range(1, poison, max(1, poison // 4)):
+        process = bench.spawn(REFUSAL_POLICY="skip")
+        wait_until(lambda deaths=deaths: len(bench.db.execute(dead).fetchall()) >= deaths, 120)
+        process.kill()
+        process.wait()
+    bench.spawn(REFUSAL_POLICY="skip")
+    bench.wait_empty(600)
+    wait_until(lambda: held(bench) == 0)
+    assert [row[0] for row in bench.db.execute(dead)] == sorted(wrong)
+    bench.check()
