@@ -45,6 +45,7 @@ PARTS = {
     "stash": Part("stash() and stash_many() beside bare statements", stash.rows),
     "ordered": Part("stash(ordered=True) under contention", contention.rows),
     "spark": Part("Spark: the naive sink beside KafkaSink", spark.rows, long=True, once=True),
+    "audit": Part("Spark: the audit beside a count of the topic", spark.audited, long=True, once=True),
     "debezium": Part(
         "Debezium's outbox router on Kafka Connect", lambda drains: drains.debezium(100_000), long=True, once=True
     ),

@@ -8,17 +8,22 @@ forms are warmed up, for a JVM starts slowly.
 
 from __future__ import annotations
 
+import re
+import statistics
 import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 from benchmarks.drains import Drains
 from benchmarks.report import ratio
 from benchmarks.servers import Database, Fill, new_topic
+from outbox.spark.verdict import Request
 
 RECORDS, WARM_UP, SLICES = 200_000, 20_000, 2
+AUDITED = 1_000_000
 _GIVE_UP_S = 300.0
 _session: Any = None
 
@@ -34,13 +39,53 @@ def rows(drains: Drains) -> None:
     drains.table.row("KafkaSink / naive", "", "2 to 3", ratio).add(ours / naive)
 
 
+def audited(drains: Drains, records: int = AUDITED) -> None:
+    """The audit of a drained table, beside a plain count of the topic; each the median of three, once warm."""
+    from outbox.spark.audit import audit
+    from outbox.spark.audit_reading import Offsets, kafka_frame
+
+    place, topic, spark = drains.database, new_topic(drains.servers), _spark()
+    fill = Fill(records)
+    place.fill(topic, fill)
+    drains.empty(topic, fill)
+    request = Request(
+        parameters={"conninfo": place.url},
+        table="outbox",
+        properties={"bootstrap.servers": drains.servers},
+        ledgers=(f"{topic}.ledger",),
+        topics=(topic,),
+    )
+    span = Offsets(request.properties).settled([topic], time.monotonic() + _GIVE_UP_S)
+    counts, audits = [], []
+    for _ in range(4):
+        begun = time.monotonic()
+        counted = kafka_frame(spark, request, span).count()
+        counts.append(counted / (time.monotonic() - begun))
+        verdict = audit(spark, request)
+        if not verdict.is_clean or not verdict.records == counted == records:
+            raise AssertionError("\n".join(verdict.lines()))
+        audits.append(records / verdict.seconds)
+    count, rate = statistics.median(counts[1:]), statistics.median(audits[1:])
+    note = f"{records:,} records, of the driver {_peak_mb(spark):,.0f} MB"
+    drains.table.row("Spark, count() of the topic", "records/s").add(count)
+    drains.table.row("Spark, audit", "records/s").add(rate, note)
+    drains.table.row("  audit / count()", "", "", ratio).add(rate / count)
+
+
+def _peak_mb(spark: Any) -> float:
+    """The most memory that the JVM has ever had: executors of a local master are in it."""
+    pid = int(spark._jvm.java.lang.ProcessHandle.current().pid())
+    found = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
+    return int(found[1]) / 1024 if found else float("nan")
+
+
 def _spark() -> Any:
     global _session
     if _session is None:
         import outbox.spark
 
         _session = outbox.spark.session(
-            "benchmark", "local[2]", {"spark.ui.enabled": "false", "spark.driver.memory": "1g"}, kafka=False
+            "benchmark", "local[2]", {"spark.ui.enabled": "false", "spark.driver.memory": "1g"}
         )
         _session.sparkContext.setLogLevel("ERROR")
         outbox.spark.register(_session)
