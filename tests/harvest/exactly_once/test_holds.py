@@ -176,12 +176,12 @@ def test_a_record_that_ends_its_process_is_quarantined_and_everything_else_arriv
         return send(self, rows, *arguments)
 
     monkeypatch.setattr(TransactionalProducer, "send", crash)
-    for _ in range(12):
+    for _ in range(16):
         with bench.working() as host:
             wait_until(lambda host=host: host.errors or bench.count == 4)
             if not host.errors:
                 break
-    assert len(crashes) <= 3 + 6  # without counts, then 60 and halves of them, at last twice alone
+    assert len(crashes) <= 3 + 7  # without counts, then 60 and halves of them, at last twice alone
     assert holds(bench)[0][:3] == (culprit, "k5", "quarantined")
     with bench.working() as host:
         bench.stash(["k1"] * 3)

@@ -242,7 +242,7 @@ def test_lanes_that_wait_ask_together(bench, monkeypatch):
             wait_until(lambda host=host: host.worker.statistics().phase == "idle")
         asked.clear()
         time.sleep(2)
-        assert len(asked) <= 4
+        assert len(asked) <= 12, "each of them twice a second were 44"
         bench.db.execute("UPDATE outbox_state SET lanes = 2, resize_no = resize_no + 1")
         wait_until(lambda: made[1].worker.statistics().takeovers)
 
