@@ -191,7 +191,7 @@ class Beats:
     def list_topics(self, topic, timeout):
         return None
 
-    def produce(self, topic, payload, partition):
+    def produce(self, topic, payload, partition, on_delivery):
         if self.errors:
             raise self.errors.pop()
         self.log.append(partition, payload)
