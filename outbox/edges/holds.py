@@ -129,13 +129,18 @@ _BURY = (
     "LEFT JOIN (SELECT DISTINCT ON (record_id) * FROM lifted) AS l ON l.record_id = id ORDER BY id"
 )
 _DISCARD = (
-    "/* discard */ WITH gone AS (DELETE FROM {table} WHERE id = ANY(%(ids)s::bigint[])<guard> RETURNING id) "
+    "/* discard */ WITH gone AS (DELETE FROM {table} WHERE id = ANY(%(ids)s::bigint[])<guard> AND EXISTS (SELECT "
+    "FROM {hold} AS h WHERE h.record_id = {table}.id AND h.wanted = 'discard') RETURNING id) "
     "DELETE FROM {hold} WHERE record_id IN (SELECT id FROM gone) AND reason IN ('parked', 'quarantined')"
 )
 _CONFIRM = (
     "/* confirm */ UPDATE {hold} SET confirmed_by = confirmed_by || %(lane)s::int "
     "WHERE id = ANY(%(ids)s::bigint[]) AND NOT %(lane)s = ANY(confirmed_by)"
 )
+_RETRIED = (
+    "/* hold */ DELETE FROM {hold} WHERE record_id = ANY(%s::bigint[]) AND reason = 'quarantined' AND wanted = 'retry'"
+)
+_UNPARK = "/* hold */ DELETE FROM {hold} WHERE record_id = %s AND reason = 'parked'"
 _QUARANTINE = (
     "/* hold */ INSERT INTO {hold} (topic, key, record_id, reason, attempts, error_code, last_error) "
     "SELECT kafka_topic, kafka_key, id, 'quarantined', %(crashes)s, 'CRASHED', %(error)s FROM {table} "
@@ -206,6 +211,8 @@ class HoldTable:
         columns = list(zip(*((p.record_id, p.topic, p.key, p.attempts, p.code, _cut(p.error), p.next_try_s)
                              for p in parks), strict=True))  # fmt: skip
         connection.execute(self._park, [list(column) for column in columns])
+        # One that was retried and refused has not crashed anybody: from now on it is parked.
+        connection.execute(self._build(_RETRIED), [[p.record_id for p in parks]])
 
     # ---- with a purge
 
@@ -248,6 +255,7 @@ class HoldTable:
             if care.culprit is not None:
                 error = f"{care.crashes} harvesters ended without warning while they sent this record alone"
                 given = {"id": care.culprit, "crashes": care.crashes, "error": error}
+                connection.execute(self._build(_UNPARK), [care.culprit])
                 connection.execute(self._build(_QUARANTINE), given)
             suspected = list(care.suspects)
             connection.execute(

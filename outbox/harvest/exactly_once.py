@@ -394,13 +394,20 @@ class ExactlyOnce:
         if not (holds.is_careful or holds.is_risky):
             return self._transact(batch)
         table, lane, owner = rounds.database.holds, self._lane, rounds.owner
-        with rounds.careful_turn:
+        while not rounds.careful_turn.acquire(timeout=0.05):
+            if not self._may_go_on():
+                raise BatchDropped("the lane ends before its careful turn")
+        try:
             holds.is_careful = True
             rounds.purges.ask(lambda connection: table.start(connection, lane, owner, batch.ids), self._may_go_on)
+            if not (self._may_go_on() and self._host.may_start(lane)):
+                raise BatchDropped("the lane ends or is not trusted any more before its careful turn")
             failpoint("careful")
             entry = self._transact(batch)
             rounds.purges.tell(lambda connection: table.start(connection, lane, owner, ()))
             return entry
+        finally:
+            rounds.careful_turn.release()
 
     def _calm_down(self, rounds: Rounds) -> None:
         holds = self._state.holds
@@ -481,6 +488,8 @@ class ExactlyOnce:
         since = previous.flushed_since if previous is not None else None
         if batch.flush is None and not has_flushed(since, batch.asked_at):
             raise BatchDropped("the purge of the batch before this one did not flush what was read")
+        if self._rounds is not None and not self._rounds.is_claimed():
+            raise BatchDropped("the claim on the table could not be repeated in time, another way may have it")
 
     def _topics_exist(self, rounds: Rounds, batch: Batch) -> bool:
         """An unknown topic inside a transaction stalls it: asked before, once per topic."""

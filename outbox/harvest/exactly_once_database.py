@@ -32,6 +32,7 @@ logger = logging.getLogger("outbox.harvest")
 
 _RETRY_MIN_S, _RETRY_MAX_S = 0.1, 2.0
 _SETTLE_ATTEMPTS_MAX = 5
+_ERRANDS_WAIT_MS = 300
 
 Source = Callable[[], Any]
 """The parameters of a connection; called again for each, as credentials may change."""
@@ -203,14 +204,18 @@ class Purges:
         return moved
 
     def _run(self, connection: Any, purge: Purge) -> bool:
-        """Errands that cannot be done must not keep a batch from being purged."""
+        """Errands that cannot be done, or only after somebody else's lock is gone, must not keep a batch from being
+        purged."""
         assert purge.errands is not None
         try:
             with connection.transaction():
+                before = connection.execute("/* errands */ SELECT current_setting('lock_timeout')").fetchone()
+                connection.execute(f"/* errands */ SET LOCAL lock_timeout = '{_ERRANDS_WAIT_MS}ms'")
                 self._database.holds.run(connection, purge.entry.lane, purge.errands)
-        except psycopg.OperationalError:
-            raise
+                connection.execute("/* errands */ SELECT set_config('lock_timeout', %s, true)", before)
         except psycopg.Error as error:
+            if connection.broken:
+                raise
             logger.error("errands_failed lane=%d reason=%r", purge.entry.lane, str(error))
             return False
         return True

@@ -144,7 +144,7 @@ class Holds:
     @property
     def is_risky(self) -> bool:
         """Whether a record may be sent that has crashed a harvester before."""
-        return any(hold.reason == "quarantined" for hold in self._tried.values())
+        return any(hold.reason == "quarantined" for hold in list(self._tried.values()))
 
     def suspect(self, ids: Collection[int]) -> None:
         """An owner before this one died while it sent these records."""
@@ -255,6 +255,8 @@ class Holds:
         for row in refused:
             if row.record_id not in self._lifted:
                 self._load_refused(_name(row), row, now)
+            elif not row.is_there and row.record_id is not None:
+                self.writes.lifted.append(row.record_id)  # the first attempt may have failed
         self._forget_lifted({_name(row) for row in refused})
 
     def _load_pauses(self, rows: Sequence[HoldRow]) -> None:
@@ -283,6 +285,9 @@ class Holds:
             hold = self._held[name] = _Hold(row.record_id, row.record_id, row.attempts, due, row.reason)
             hold.code, hold.error = row.code, row.error
         hold.is_known, hold.history = True, row.history
+        if row.wanted == "retry" and hold.fate in (SKIPPED, DISCARD, CRASHED):
+            hold.fate = ""  # decided otherwise before it was carried out
+            self._leaving.discard(name)
         if row.wanted == "retry" and name in self._held and not hold.fate:
             hold.retry_at = now
         elif row.wanted in ("skip", "discard"):

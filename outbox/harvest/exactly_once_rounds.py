@@ -55,6 +55,7 @@ _SAMPLE, _SAMPLE_S = 16, 1.0
 _SWEEP_SHARE = 1000  # a sweep may take one thousandth of the time
 _BEAT_S = 2.0
 _HOLDS_S = 1.0  # until an operator's hold is noticed
+_HOLDS_SHARE = 10  # of the time that looking for holds takes: so much is left for reading
 _TRUST = 0.75  # of the time after which others may claim; the rest is for what runs late
 
 
@@ -177,7 +178,7 @@ class Rounds:
         self._way.take(connection, lanes=self._conf.lanes, owned=owned)
         self._claimed_at = begun
 
-    def _is_claimed(self) -> bool:
+    def is_claimed(self) -> bool:
         """A claim that could not be repeated in time may have gone to another way of delivery."""
         return time.monotonic() < self._claimed_at + _TRUST * self._conf.session_timeout_s
 
@@ -380,7 +381,8 @@ class Rounds:
         """What operators have paused, and what earlier owners were refused. Next to nothing while there is nothing."""
         with self._changed:
             self._purge_round()
-            self._holds_are_fresh, self._holds_at = True, time.monotonic() + _HOLDS_S
+            self._holds_are_fresh = True
+        begun = time.monotonic()
         try:
             connection = self._connected()
             connection.give_up_at = time.monotonic() + self._conf.statement_timeout_s
@@ -390,8 +392,11 @@ class Rounds:
             self._after_failure(error)
             return
         with self._changed:
+            now = time.monotonic()
+            # From the end, and longer where it takes long: however many holds there are, reading goes on.
+            self._holds_at = now + max(_HOLDS_S, _HOLDS_SHARE * (now - begun))
             for lane in self._lanes.values():
-                lane.holds.load(rows, time.monotonic())
+                lane.holds.load(rows, now)
             self._write_holds()
 
     def _await_ready(self) -> bool:
@@ -399,7 +404,7 @@ class Rounds:
         while not self._closing:
             self._keep_beating()
             is_connected = self._connection is not None
-            if self._is_claimed() and self._flights.may_read(self._lanes.values(), is_connected=is_connected):
+            if self.is_claimed() and self._flights.may_read(self._lanes.values(), is_connected=is_connected):
                 return True
             self._purge_round()
             self._changed.wait(_BEAT_S / 2)

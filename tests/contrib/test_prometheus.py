@@ -205,6 +205,7 @@ def test_the_numbers_are_those_of_the_table_and_of_kafka(shop):
             and now.get("outbox_backlog_records") == 2
             and now["outbox_parked_keys"] == 1
             and now["outbox_refused_records_total"] >= 1
+            and now.get("outbox_stashed_records_total", 0) >= 50  # PostgreSQL counts them when it has time
         )
     )
     assert found["outbox_ready",] == 1
@@ -213,7 +214,6 @@ def test_the_numbers_are_those_of_the_table_and_of_kafka(shop):
     assert found["outbox_batch_size_records_sum",] == 50
     assert found["outbox_commit_duration_seconds_count",] == found["outbox_batches_total",]
     assert 0 < found["outbox_oldest_record_age_seconds",] < 120
-    assert found["outbox_stashed_records_total",] >= 50
     shop.wait(lambda now: now["outbox_ledger_lag_batches"] == 0 and "outbox_lso_lag_offsets" in now)
     labels = {label for sample in shop.samples() for label in sample.labels}
     assert labels <= {"lane", "le", "version", "name", "delivery"}, "cardinality stays low"

@@ -143,7 +143,7 @@ def test_a_spark_sink_is_judged_by_its_ledger(spark, outbox_table, bootstrap_ser
     topic = create_topic(bootstrap_servers, 2)
     sink = KafkaSink(name, bootstrap_servers, slices=2, id_header="outbox-id")
     frame = spark.range(1, 101).selectExpr(
-        "id", f"'{topic}' AS topic", "concat('k', id % 3) AS key", "if(id % 4 = 0, null, concat('v', id)) AS value",
+        "id", f"'{topic}' AS topic", "concat('k', id % 40) AS key", "if(id % 4 = 0, null, concat('v', id)) AS value",
         "array(named_struct('key', 'h', 'value', cast('v' AS binary))) AS headers",
     )  # fmt: skip
     sink.write(frame, 0)

@@ -5,7 +5,9 @@ import json
 import pytest
 
 from outbox.core.scoreboard_values import RecordHeld
+from outbox.edges.holds import HoldRow
 from outbox.edges.transactions import TransactionalProducer
+from outbox.harvest.exactly_once_holds import Holds
 from outbox.operations import actions
 from outbox.operations.actions import Selector
 from tests.harvest.exactly_once.bench import finish, wait_until
@@ -215,3 +217,37 @@ def test_an_owner_that_lost_its_lane_and_lives_is_not_counted_as_crashed(bench):
     with bench.working() as third:
         begun(third)
         assert crashes() == 1, "nobody else is left"
+
+
+# ---- decided without servers
+
+
+def row_of(id_, key="a"):
+    return (id_, "t", key, b"v", None, [], [], None)
+
+
+def hold_row(record_id=1, *, reason="parked", wanted="", is_there=True):
+    return HoldRow(7, "t", "a", None, 0, record_id, reason, 1, "", "", wanted, None, (), (), is_there)
+
+
+def test_a_discard_that_is_withdrawn_before_it_was_carried_out_is_not_carried_out():
+    holds = Holds()
+    holds.load([hold_row(wanted="discard")], 0.0)
+    errands = holds.take_errands()
+    assert errands.discarded == (1,)
+    holds.not_done()  # Kafka was away
+    holds.load([hold_row(wanted="retry")], 1.0)
+    assert holds.take_errands() is None
+    assert holds.release_due(1.0) == [1]
+
+
+def test_a_hold_that_was_not_lifted_is_lifted_again():
+    holds = Holds()
+    holds.refused(row_of(1), "MSG_SIZE_TOO_LARGE: too large", 0.0)
+    holds.load([hold_row()], 0.0)
+    assert holds.release_due(1e9) == [1]
+    holds.delivered([row_of(1)])
+    assert holds.writes.lifted == [1]
+    holds.writes.lifted.clear()  # and PostgreSQL was away
+    holds.load([hold_row(is_there=False)], 2.0)
+    assert holds.writes.lifted == [1]
