@@ -95,7 +95,7 @@ class Holds:
         self.writes = Writes()
 
     def __len__(self) -> int:
-        return len(self._held) + len(self._paused) + (self._all is not None)
+        return len(self._held) + len(self._tried) + len(self._paused) + (self._all is not None)
 
     def keep(self, rows: list[Row]) -> list[Row]:
         """Drop the rows under a hold."""

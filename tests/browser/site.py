@@ -139,7 +139,8 @@ class Browser:
         return self.until(lambda: next((e for e in self.find(selector) if text in e.text), None), f"{selector} {text}")
 
     def click(self, selector, text=""):
-        self.see(selector, text).click()
+        """Once more where the page has renewed the element meanwhile."""
+        self.until(lambda: [self.see(selector, text).click()], f"a click on {selector}")
 
     def until(self, condition, what="", timeout_s=60):
         deadline = time.monotonic() + timeout_s

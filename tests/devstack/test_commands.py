@@ -146,7 +146,8 @@ def test_up_status_down(devstack, tmp_path):
         assert again.stdout == up.stdout
         status = json.loads(devstack("status", "--json").stdout)
         assert status["running"]
-        assert all(map(exists, status["pids"]))
+        # Workers of PostgreSQL come and go by themselves.
+        assert any(all(map(exists, json.loads(devstack("status", "--json").stdout)["pids"])) for _ in range(5))
         assert {part["origin"].split()[0] for part in status["origin"].values()} == {"wheel", "Maven"}
         state = tmp_path / ".devstack" / "state.json"
         assert state.stat().st_mode & 0o077 == 0
