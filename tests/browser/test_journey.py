@@ -26,6 +26,7 @@ class Shop:
         self.servers = servers
         self.topic = create_topic(servers, 3, **{"max.message.bytes": str(ALLOWED_BYTES)})
         self.db = psycopg.connect(site.url, autocommit=True)
+        self.db.execute("TRUNCATE outbox, outbox_hold, outbox_dead")  # the tests before have a database in common
         self.port = free_port()
         self.harvest = Harvest(
             folder,
