@@ -130,36 +130,26 @@ def cut(text: str, characters: int) -> str:
 
 
 def _of_hold(hold: Hold, now: datetime) -> Row:
-    reason, step = explained(hold)
-    return Row(
-        cut(hold.scope, KEY_CHARS),
-        hold.topic,
-        cut(hold.key or "", KEY_CHARS),
-        hold.record_id,
-        reason,
-        step,
-        cut(hold.last_error, ERROR_CHARS),
-        hold.attempts,
-        hold.since.isoformat(timespec="seconds"),
-        ago(hold.since, now),
-        became(hold, now),
-        reverse("admin:outbox_hold_change", args=[hold.pk]),
-    )
+    return _row(hold, hold.scope, hold.since, now, became(hold, now), "admin:outbox_hold_change")
 
 
 def _of_dead(letter: DeadLetter, now: datetime) -> Row:
-    reason, step = explained(letter)
+    return _row(letter, str(letter), letter.died_at, now, "is a dead letter", "admin:outbox_deadletter_change")
+
+
+def _row(kept: Hold | DeadLetter, scope: str, since: datetime, now: datetime, became: str, page: str) -> Row:
+    reason, step = explained(kept)
     return Row(
-        cut(str(letter), KEY_CHARS),
-        letter.topic,
-        cut(letter.key, KEY_CHARS),
-        letter.record_id,
+        cut(scope, KEY_CHARS),
+        kept.topic,
+        cut(kept.key or "", KEY_CHARS),
+        kept.record_id,
         reason,
         step,
-        cut(letter.last_error, ERROR_CHARS),
-        letter.attempts,
-        letter.died_at.isoformat(timespec="seconds"),
-        ago(letter.died_at, now),
-        "is a dead letter",
-        reverse("admin:outbox_deadletter_change", args=[letter.pk]),
+        cut(kept.last_error, ERROR_CHARS),
+        kept.attempts,
+        since.isoformat(timespec="seconds"),
+        ago(since, now),
+        became,
+        reverse(page, args=[kept.pk]),
     )
