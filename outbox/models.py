@@ -109,6 +109,7 @@ class Hold(models.Model):
     key = models.TextField(null=True, blank=True)  # NULL: the whole topic; empty: the one record
     lane = models.IntegerField(null=True, blank=True)
     record_id = models.BigIntegerField(null=True, blank=True)  # the record at the head, which was refused
+    stashed_at = models.DateTimeField(null=True, blank=True)  # its create_time: ids may be drawn a second time
     reason = models.TextField(choices=Reason.choices)
     since = models.DateTimeField(db_default=Now())
     attempts = models.IntegerField(db_default=0)
@@ -152,7 +153,7 @@ class DeadLetter(models.Model):
         SKIPPED = "skipped", "skipped by an operator"
 
     id = models.BigAutoField(primary_key=True)
-    record_id = models.BigIntegerField()  # its id in the outbox
+    record_id = models.BigIntegerField(db_index=True)  # its id in the outbox
     topic = models.CharField(max_length=249)
     key = models.TextField(blank=True)
     value = models.TextField(null=True, blank=True)

@@ -369,6 +369,34 @@ def test_backwards_refuses_to_drop_records(url, connection):
     assert connection.execute("SELECT to_regclass('outbox')").fetchone()[0] is None
 
 
+def test_backwards_refuses_to_drop_holds_and_dead_letters(url, connection):
+    migrated(url)
+    index = "SELECT indisvalid FROM pg_index WHERE indexrelid = to_regclass('outbox_dead_record')"
+    assert connection.execute(index).fetchone() == (True,)
+    connection.execute("INSERT INTO outbox_hold (topic, reason) VALUES ('t', 'paused')")
+    connection.execute("INSERT INTO outbox_dead (record_id, topic, key, reason) VALUES (1, 't', 'k', 'refused')")
+    done = migrate(url, "0004")
+    assert done.returncode != 0
+    assert "has 1 holds" in done.stderr
+    assert "1 dead letters" in done.stderr
+    assert "outbox_purge --all" in done.stderr
+    assert connection.execute("SELECT count(*) FROM outbox_hold, outbox_dead").fetchone() == (1,)
+    connection.execute("DELETE FROM outbox_hold; DELETE FROM outbox_dead")
+    migrated(url, "0004")
+    assert connection.execute("SELECT to_regclass('outbox_hold')").fetchone() == (None,)
+    migrated(url)
+    assert connection.execute(index).fetchone() == (True,)
+
+
+def test_an_index_that_was_broken_off_is_built_anew(url, connection):
+    migrated(url, "0007")
+    connection.execute("CREATE INDEX outbox_dead_record ON outbox_dead (record_id)")
+    connection.execute("UPDATE pg_index SET indisvalid = false WHERE indexrelid = 'outbox_dead_record'::regclass")
+    migrated(url)
+    index = "SELECT indisvalid FROM pg_index WHERE indexrelid = 'outbox_dead_record'::regclass"
+    assert connection.execute(index).fetchone() == (True,)
+
+
 def test_sqlmigrate_shows_the_new_table(url):
     done = django("sqlmigrate", "outbox", "0001", url=url)
     assert done.returncode == 0, done.stderr

@@ -89,34 +89,41 @@ class Errands:
         return bool(self.burials or self.discarded or self.confirmed)
 
 
+# A record is known by its id and by when it was stashed: after TRUNCATE … RESTART IDENTITY ids are drawn a second time.
+# Holds that an older release has placed do not know it.
+_SAME = "h.record_id = EXCLUDED.record_id AND coalesce(h.stashed_at = EXCLUDED.stashed_at, true)"
 _LOAD = (
     "/* holds */ SELECT hold_id, topic, key, lane, CASE WHEN lane IS NOT NULL THEN lane "
     "WHEN key IS NOT NULL THEN {lane} END, record_id, reason, attempts, error_code, last_error, wanted, "
     "extract(epoch FROM next_try - clock_timestamp())::float8, confirmed_by, history, "
-    "record_id IS NULL OR EXISTS (SELECT FROM {table} AS o WHERE o.id = record_id) "
+    "record_id IS NULL OR EXISTS (SELECT FROM {table} AS o WHERE o.id = record_id "
+    "AND coalesce(o.create_time = stashed_at, true)) "
     "FROM (SELECT id AS hold_id, coalesce(key, '') AS kafka_key, coalesce(record_id, 0) AS id, topic, key, lane, "
-    "record_id, reason, attempts, error_code, last_error, wanted, next_try, confirmed_by, history "
+    "record_id, stashed_at, reason, attempts, error_code, last_error, wanted, next_try, confirmed_by, history "
     "FROM {hold}) AS h ORDER BY hold_id"
 )
 _PARK = (
-    "/* hold */ INSERT INTO {hold} AS h (topic, key, record_id, reason, attempts, error_code, last_error, next_try, "
-    "history) SELECT topic, key, record_id, 'parked', attempts, code, error, "
+    "/* hold */ INSERT INTO {hold} AS h (topic, key, record_id, stashed_at, reason, attempts, error_code, last_error, "
+    "next_try, history) SELECT topic, key, record_id, o.create_time, 'parked', attempts, code, error, "
     "clock_timestamp() + make_interval(secs => next_try_s), "
     "jsonb_build_array(jsonb_build_object('at', clock_timestamp(), 'code', code, 'error', error)) "
     "FROM unnest(%s::bigint[], %s::text[], %s::text[], %s::int[], %s::text[], %s::text[], %s::float8[]) "
     "AS p(record_id, topic, key, attempts, code, error, next_try_s) "
-    "WHERE EXISTS (SELECT FROM {table} AS o WHERE o.id = p.record_id) ORDER BY record_id "
-    "ON CONFLICT (unit, reason) DO UPDATE SET record_id = EXCLUDED.record_id, attempts = EXCLUDED.attempts, "
-    "error_code = EXCLUDED.error_code, last_error = EXCLUDED.last_error, next_try = EXCLUDED.next_try, "
-    "wanted = CASE WHEN h.wanted = 'retry' OR h.record_id <> EXCLUDED.record_id THEN '' ELSE h.wanted END, "
-    "since = CASE WHEN h.record_id = EXCLUDED.record_id THEN h.since ELSE EXCLUDED.since END, "
-    "history = CASE WHEN h.record_id = EXCLUDED.record_id THEN "
+    "JOIN {table} AS o ON o.id = p.record_id ORDER BY record_id "
+    "ON CONFLICT (unit, reason) DO UPDATE SET record_id = EXCLUDED.record_id, stashed_at = EXCLUDED.stashed_at, "
+    "attempts = EXCLUDED.attempts, error_code = EXCLUDED.error_code, last_error = EXCLUDED.last_error, "
+    "next_try = EXCLUDED.next_try, "
+    f"wanted = CASE WHEN h.wanted <> 'retry' AND {_SAME} THEN h.wanted ELSE '' END, "
+    f"since = CASE WHEN {_SAME} THEN h.since ELSE EXCLUDED.since END, "
+    f"history = CASE WHEN {_SAME} THEN "
     f"jsonb_path_query_array(h.history || EXCLUDED.history, '$[last - {HISTORY_MAX - 1} to last]') "
     "ELSE EXCLUDED.history END"
 )
 _LIFT = "/* hold */ DELETE FROM {hold} WHERE record_id = ANY(%s::bigint[]) AND reason IN ('parked', 'quarantined')"
 _BURY = (
-    "/* bury */ WITH gone AS (DELETE FROM {table} WHERE id = ANY(%(ids)s::bigint[])<guard> RETURNING *), "
+    "/* bury */ WITH gone AS (DELETE FROM {table} WHERE id = ANY(%(ids)s::bigint[])<guard> AND NOT EXISTS ("
+    "SELECT FROM {hold} AS h WHERE h.record_id = {table}.id AND h.reason IN ('parked', 'quarantined') "
+    "AND h.stashed_at <> {table}.create_time) RETURNING *), "
     "lifted AS (DELETE FROM {hold} WHERE record_id IN (SELECT id FROM gone) AND reason IN ('parked', 'quarantined') "
     "RETURNING record_id, history) "
     "INSERT INTO {dead} (record_id, topic, key, value, value_binary, header_keys, header_values, stashed_at, "
@@ -130,7 +137,8 @@ _BURY = (
 )
 _DISCARD = (
     "/* discard */ WITH gone AS (DELETE FROM {table} WHERE id = ANY(%(ids)s::bigint[])<guard> AND EXISTS (SELECT "
-    "FROM {hold} AS h WHERE h.record_id = {table}.id AND h.wanted = 'discard') RETURNING id) "
+    "FROM {hold} AS h WHERE h.record_id = {table}.id AND h.wanted = 'discard' "
+    "AND coalesce(h.stashed_at = {table}.create_time, true)) RETURNING id) "
     "DELETE FROM {hold} WHERE record_id IN (SELECT id FROM gone) AND reason IN ('parked', 'quarantined')"
 )
 _CONFIRM = (
@@ -142,10 +150,11 @@ _RETRIED = (
 )
 _UNPARK = "/* hold */ DELETE FROM {hold} WHERE record_id = %s AND reason = 'parked'"
 _QUARANTINE = (
-    "/* hold */ INSERT INTO {hold} (topic, key, record_id, reason, attempts, error_code, last_error) "
-    "SELECT kafka_topic, kafka_key, id, 'quarantined', %(crashes)s, 'CRASHED', %(error)s FROM {table} "
+    "/* hold */ INSERT INTO {hold} (topic, key, record_id, stashed_at, reason, attempts, error_code, last_error) "
+    "SELECT kafka_topic, kafka_key, id, create_time, 'quarantined', %(crashes)s, 'CRASHED', %(error)s FROM {table} "
     "WHERE id = %(id)s ON CONFLICT (unit, reason) DO UPDATE SET record_id = EXCLUDED.record_id, "
-    "attempts = EXCLUDED.attempts, last_error = EXCLUDED.last_error, wanted = '', since = now()"
+    "stashed_at = EXCLUDED.stashed_at, attempts = EXCLUDED.attempts, last_error = EXCLUDED.last_error, wanted = '', "
+    "since = now()"
 )
 _WATCHED = (
     "/* watch */ SELECT owner, is_clean, crashes, started, suspected, EXISTS (SELECT FROM pg_locks "

@@ -13,6 +13,7 @@ from django.db import migrations, models
 
 import outbox.expressions
 from outbox.conf import table_name
+from outbox.exceptions import OutboxError
 
 companions = import_module("outbox.migrations.0002_companions")
 HOLD, DEAD, AUDIT, SAMPLE, WATCH = (
@@ -232,14 +233,32 @@ STATE_OPERATIONS = [
 ]
 
 
+class Kept(companions.OnPostgres):  # type: ignore[name-defined, misc]
+    """What people have still to decide about is not dropped."""
+
+    def database_backwards(self, app_label: str, schema_editor: Any, from_state: Any, to_state: Any) -> None:
+        connection = schema_editor.connection
+        if connection.vendor == "postgresql" and not schema_editor.collect_sql:
+            with connection.cursor() as cursor:
+                cursor.execute(f"SELECT (SELECT count(*) FROM {HOLD}), (SELECT count(*) FROM {DEAD})")
+                holds, dead = cursor.fetchone()
+            if holds or dead:
+                raise OutboxError(
+                    f"The table {HOLD} has {holds} holds and {DEAD} has {dead} dead letters, and going back drops both "
+                    "tables: paused and refused keys would be sent, and dead letters lost. First end the holds "
+                    "(manage.py outbox_resume --all; outbox_requeue or outbox_discard, with a harvester at work) and "
+                    "requeue or purge the dead letters (outbox_requeue --all, outbox_purge --all); then migrate "
+                    "backwards."
+                )
+        super().database_backwards(app_label, schema_editor, from_state, to_state)
+
+
 class Migration(migrations.Migration):
     dependencies = [("outbox", "0004_spark")]
 
     operations = [
         migrations.SeparateDatabaseAndState(
-            database_operations=[
-                companions.OnPostgres(FORWARDS, BACKWARDS, hints={"model_name": "outboxrecord"}, elidable=False)
-            ],
+            database_operations=[Kept(FORWARDS, BACKWARDS, hints={"model_name": "outboxrecord"}, elidable=False)],
             state_operations=STATE_OPERATIONS,
         )
     ]

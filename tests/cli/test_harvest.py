@@ -174,7 +174,7 @@ def test_a_table_that_is_delivered_exactly_once_is_left_alone_while_that_goes_on
     site.stash(0, 9)
     ours = site.harvester()
     until(lambda: site.left() == 0, "an empty table", ours)
-    for migration in ("0002_companions", "0003_lane_changes", "0005_holds", "0006_formula"):
+    for migration in ("0002_companions", "0003_lane_changes", "0005_holds", "0006_formula", "0008_content"):
         site.execute(import_module(f"outbox.migrations.{migration}").FORWARDS)
     until(lambda: site.execute("SELECT 1 FROM outbox_state WHERE way = 'at-least-once'"), "a claim", ours)
     assert ours.stop() == 0

@@ -20,7 +20,7 @@ from tests.support.tables import insert
 def db(url):
     with companions.connect({"conninfo": url}, statement_timeout_s=20, application_name="test") as connection:
         connection.execute(f"ALTER TABLE outbox ALTER id SET DEFAULT {guarded_default('outbox_id_seq')}")
-        for migration in ("0002_companions", "0003_lane_changes", "0005_holds", "0006_formula"):
+        for migration in ("0002_companions", "0003_lane_changes", "0005_holds", "0006_formula", "0008_content"):
             connection.execute(import_module(f"outbox.migrations.{migration}").FORWARDS)
         yield connection
 

@@ -18,7 +18,7 @@ CONFIRMED = "SELECT confirmed_by FROM outbox_hold WHERE reason = 'paused'"
 
 @pytest.fixture
 def at(bench, settings, django_db_blocker):
-    for migration in ("0002_companions", "0003_lane_changes", "0005_holds", "0006_formula"):
+    for migration in ("0002_companions", "0003_lane_changes", "0005_holds", "0006_formula", "0008_content"):
         bench.db.execute(import_module(f"outbox.migrations.{migration}").FORWARDS)
     bench.db.execute("INSERT INTO outbox_state (lanes) VALUES (1)")
     with leading(bench.url, django_db_blocker):

@@ -32,7 +32,7 @@ SETTINGS = {"DELIVERY": "exactly-once", "BATCH_MAX": 100, "IO_BACKOFF": 0.1, "TR
 def create_tables(connection):
     create_table(connection)
     connection.execute(f"ALTER TABLE outbox ALTER id SET DEFAULT {guarded_default('outbox_id_seq')}")
-    for migration in ("0002_companions", "0003_lane_changes", "0005_holds", "0006_formula"):
+    for migration in ("0002_companions", "0003_lane_changes", "0005_holds", "0006_formula", "0008_content"):
         connection.execute(import_module(f"outbox.migrations.{migration}").FORWARDS)
 
 

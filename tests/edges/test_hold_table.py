@@ -1,0 +1,71 @@
+"""Holds know their record by more than its id: TRUNCATE … RESTART IDENTITY draws ids a second time."""
+
+from importlib import import_module
+
+import pytest
+
+from outbox.edges import companions
+from outbox.edges.holds import Burial, Errands, HoldTable, Park
+from tests.support.tables import insert
+
+HELD = "SELECT record_id, wanted, attempts, jsonb_array_length(history) FROM outbox_hold"
+
+
+@pytest.fixture
+def db(url):
+    with companions.connect({"conninfo": url}, statement_timeout_s=20, application_name="test") as connection:
+        for migration in ("0002_companions", "0005_holds", "0008_content"):
+            connection.execute(import_module(f"outbox.migrations.{migration}").FORWARDS)
+        yield connection
+
+
+@pytest.fixture
+def table():
+    return HoldTable("outbox")
+
+
+def park(id_, attempts=1):
+    return Park(id_, "t", "k", attempts, "MSG_SIZE_TOO_LARGE", "too large", 1.0)
+
+
+def run(db, table, **errands):
+    with db.transaction():
+        table.run(db, 0, Errands(**errands))
+
+
+@pytest.mark.parametrize("wanted", ["skip", "discard"])
+@pytest.mark.parametrize("is_replaced", [True, False])
+def test_a_wish_about_a_record_does_not_hit_another_with_its_id(db, table, wanted, is_replaced):
+    [id_] = insert(db, "t", ["k"])
+    table.write(db, [park(id_)], [])
+    db.execute("UPDATE outbox_hold SET wanted = %s", [wanted])
+    if is_replaced:
+        db.execute("TRUNCATE outbox RESTART IDENTITY")
+        assert insert(db, "t", ["k"]) == [id_]
+    assert [row.is_there for row in table.load(db, 1)] == [not is_replaced]
+    burial = Burial(id_, "skipped", 1, "", "")
+    run(db, table, **({"burials": (burial,)} if wanted == "skip" else {"discarded": (id_,)}))
+    assert db.execute("SELECT count(*) FROM outbox").fetchone() == (int(is_replaced),)
+    assert db.execute("SELECT count(*) FROM outbox_dead").fetchone() == (int(wanted == "skip" and not is_replaced),)
+
+
+def test_another_record_with_the_id_begins_with_a_history_of_its_own(db, table):
+    [id_] = insert(db, "t", ["k"])
+    table.write(db, [park(id_)], [])
+    table.write(db, [park(id_, 2)], [])
+    db.execute("UPDATE outbox_hold SET wanted = 'discard'")
+    assert db.execute(HELD).fetchall() == [(id_, "discard", 2, 2)]
+    db.execute("TRUNCATE outbox RESTART IDENTITY")
+    assert insert(db, "t", ["k"]) == [id_]
+    table.write(db, [park(id_)], [])
+    assert db.execute(HELD).fetchall() == [(id_, "", 1, 1)]
+    assert [row.is_there for row in table.load(db, 1)] == [True]
+
+
+def test_a_hold_of_an_older_release_goes_by_the_id(db, table):
+    [id_] = insert(db, "t", ["k"])
+    table.write(db, [park(id_)], [])
+    db.execute("UPDATE outbox_hold SET stashed_at = NULL")
+    assert [row.is_there for row in table.load(db, 1)] == [True]
+    run(db, table, burials=(Burial(id_, "skipped", 1, "", ""),))
+    assert db.execute("SELECT count(*) FROM outbox").fetchone() == (0,)
