@@ -13,6 +13,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from outbox.edges.kafka import PRODUCER_DEFAULTS, make, require_bootstrap
@@ -28,6 +29,7 @@ _PATIENCE_FIRST_S, _PATIENCE_MAX_S = 0.5, 4.0
 _INIT_SLICE_S = 0.02  # over a settled owner init takes 13 ms
 _BUSY_PAUSE_S = 0.01
 _ROOM_S = 0.05
+_FAREWELL_S = 0.5
 _SLICE_S = 0.25  # of a wait: how soon the end of a lane is noticed
 # A connection that failed in one of these states carried no request yet.
 _NOT_YET_UP = re.compile(
@@ -132,6 +134,7 @@ class TransactionalProducer:
         self._log = _ClientLog()
         self._client: Producer | None = make(Producer, properties, logger=self._log)
         self._id_header, self._keep_empty_key = id_header, keep_empty_key
+        self._may_register = False  # partitions with an open transaction, in the background
 
     @property
     def client(self) -> Producer:
@@ -161,6 +164,7 @@ class TransactionalProducer:
 
     def begin(self) -> None:
         self.client.begin_transaction()
+        self._may_register = True
 
     def send(
         self,
@@ -216,6 +220,7 @@ class TransactionalProducer:
         """Any exception leaves the outcome unknown: only the ledger tells."""
         from confluent_kafka import KafkaException
 
+        self._may_register = False
         give_up_at = time.monotonic() + timeout_s
         while True:
             left_s = give_up_at - time.monotonic()
@@ -257,13 +262,13 @@ class TransactionalProducer:
         """Throw the client away, with all it holds. Does not block; safe to call twice."""
         client, self._client = self._client, None
         if client is not None:
-            _dispose(client)
+            _dispose(client, self._may_register)
 
     def drop_and_wait(self) -> None:
         """Throw the client away and wait until it can send nothing more: a few milliseconds."""
         client, self._client = self._client, None
         if client is not None:
-            _silence(client)
+            _silence(client, self._may_register)
             del client
 
 
@@ -280,22 +285,43 @@ def _paired(names: Sequence[Any], texts: Sequence[Any] | None) -> list[tuple[str
     return pairs
 
 
-def _dispose(client: Producer) -> None:
+def _dispose(client: Producer, may_register: bool) -> None:
     """Destroying a client joins its threads: elsewhere."""
 
     def forget(held: list[Producer]) -> None:
-        _silence(held[0])
+        _silence(held[0], may_register)
         held.clear()
 
     threading.Thread(target=forget, args=([client],), name="outbox-disposal", daemon=True).start()
 
 
-def _silence(client: Producer) -> None:
+def _silence(client: Producer, may_register: bool) -> None:
+    """What must be done before a client is destroyed."""
     try:
+        if may_register:
+            _stop_registering(client)
         client.purge(blocking=False)
         client.poll(0)  # what is left unserved would be written to stderr
     except Exception as error:  # of a client that is thrown away
         logger.debug("dropped_client error=%r", error)
+
+
+def _stop_registering(client: Producer) -> None:
+    """A client destroyed while it registers the first partitions of a transaction ends the whole process, by an
+    assertion: the request is answered in one thread before it is counted in another. Once an abort has begun it
+    registers none.
+
+    A transaction that has failed registers none either, and is left to the successor: after some errors the client
+    ends its abort by asking for a new epoch, and that would fence the successor."""
+    from confluent_kafka import KafkaException
+
+    try:
+        client.begin_transaction()  # refused, and the error tells the state
+    except KafkaException as error:
+        if error.args[0].name() != "_STATE":
+            return
+    with suppress(KafkaException):  # that it takes longer, or cannot be sent
+        client.abort_transaction(_FAREWELL_S)
 
 
 def kafka_error(error: BaseException | None) -> KafkaError | None:
