@@ -88,7 +88,11 @@ class ExactlyOnce:
         self._find_rounds = rounds
         self._rounds: Rounds | None = None
         self._mailbox: SimpleQueue[Any] = SimpleQueue()
-        holds = Holds(lane, lambda topic: conf.refusal_attempts if conf.skips(topic) else 0)
+        holds = Holds(
+            lane,
+            lambda topic: conf.refusal_attempts if conf.skips(topic) else 0,
+            keep_empty_key=conf.keep_empty_key,
+        )
         self._state = LaneState(lane, post=self._mailbox.put, holds=holds)
         self._producer: TransactionalProducer | None = None
         self._identity: UUID | None = None

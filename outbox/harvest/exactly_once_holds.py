@@ -21,7 +21,7 @@ from outbox.edges.holds import HISTORY_MAX, Burial, Errands, HoldRow, Park
 from outbox.edges.reader import Row
 
 Name = tuple[str, str] | int | str
-"""(topic, key); the id of a record without key; a topic."""
+"""(topic, key); the id of a record without key; a topic. With KEEP_EMPTY_KEY the empty key is one like any other."""
 
 _BACKOFF_MIN_S, _BACKOFF_MAX_S = 0.5, 60.0
 _NEVER = float("inf")
@@ -62,10 +62,6 @@ class Writes:
         return bool(self.parks or self.lifted)
 
 
-def name_of(row: Row) -> Name:
-    return (row[1], row[2]) if row[2] else int(row[0])
-
-
 def code_in(error: str) -> str:
     """The client's name of the error, found in its text; empty when it has none."""
     return next((word for word in _CODE.findall(error) if word in faults.KINDS), "")
@@ -79,8 +75,10 @@ class Holds:
     """The holds of one lane. `attempts_max` gives the refusals after which a record of a topic becomes a dead letter;
     0: never."""
 
-    def __init__(self, lane: int = 0, attempts_max: Callable[[str], int] = _never) -> None:
-        self._lane, self._attempts_max = lane, attempts_max
+    def __init__(
+        self, lane: int = 0, attempts_max: Callable[[str], int] = _never, *, keep_empty_key: bool = False
+    ) -> None:
+        self._lane, self._attempts_max, self._keep_empty_key = lane, attempts_max, keep_empty_key
         self._held: dict[Name, _Hold] = {}
         self._tried: dict[Name, _Hold] = {}  # released for another attempt whose outcome is not known
         self._paused: dict[Name, _Hold] = {}  # by operators
@@ -113,8 +111,11 @@ class Holds:
                 hold.lowest = row[0]
         return kept
 
+    def _name_of(self, row: Row) -> Name:
+        return (row[1], row[2]) if row[2] or self._keep_empty_key else int(row[0])
+
     def _hold_of(self, row: Row) -> _Hold | None:
-        name, topic = name_of(row), row[1]
+        name, topic = self._name_of(row), row[1]
         for holds in (self._paused, self._held):
             if holds and (hold := holds.get(name) or holds.get(topic)) is not None:
                 return hold
@@ -159,7 +160,7 @@ class Holds:
     def refused(self, row: Row, error: str, now: float, *, whole_topic: bool = False) -> RecordHeld:
         if row[0] in self._search.suspects:
             self._search = self._search.refused([row[0]])
-        name: Name = row[1] if whole_topic else name_of(row)
+        name: Name = row[1] if whole_topic else self._name_of(row)
         before = self._tried.pop(name, None) or self._held.get(name)
         attempts = before.attempts + 1 if before else 1
         pause_s = min(_BACKOFF_MAX_S, _BACKOFF_MIN_S * 2 ** min(attempts - 1, 10))
@@ -254,16 +255,22 @@ class Holds:
         self._lifted &= {row.record_id for row in refused if row.record_id is not None}
         for row in refused:
             if row.record_id not in self._lifted:
-                self._load_refused(_name(row), row, now)
+                self._load_refused(self._named(row), row, now)
             elif not row.is_there and row.record_id is not None:
                 self.writes.lifted.append(row.record_id)  # the first attempt may have failed
-        self._forget_lifted({_name(row) for row in refused})
+        self._forget_lifted({self._named(row) for row in refused})
+
+    def _named(self, row: HoldRow) -> Name:
+        """The empty text is the lane."""
+        if row.key is None:
+            return row.topic
+        return (row.topic, row.key) if row.key or self._keep_empty_key else int(row.record_id or 0)
 
     def _load_pauses(self, rows: Sequence[HoldRow]) -> None:
         before = dict(self._paused)
         if self._all is not None:
             before[""] = self._all
-        after = {_name(row): before.get(_name(row)) or _Hold(0, _NEVER, reason=row.reason) for row in rows}
+        after = {self._named(row): before.get(self._named(row)) or _Hold(0, _NEVER, reason=row.reason) for row in rows}
         self._released += [int(h.lowest) for name, h in before.items() if name not in after and h.lowest < _NEVER]
         self._all = after.pop("", None)
         self._paused = after
@@ -277,7 +284,8 @@ class Holds:
             return  # what is under way ends first
         if not row.is_there:
             self._lift(row.record_id)
-            self._forget(name)
+            if hold is None or hold.head == row.record_id:
+                self._forget(name)
             return
         if hold is None or hold.head != row.record_id:
             self._forget(name)
@@ -309,10 +317,3 @@ class Holds:
             if hold is not None:
                 self._released.append(int(hold.lowest))
         self._leaving.discard(name)
-
-
-def _name(row: HoldRow) -> Name:
-    """The empty text is the lane."""
-    if row.key is None:
-        return row.topic
-    return (row.topic, row.key) if row.key else int(row.record_id or 0)

@@ -1,6 +1,7 @@
 """Holds of the exactly-once worker in their table: refused, set aside, paused, edited, quarantined."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -251,3 +252,25 @@ def test_a_hold_that_was_not_lifted_is_lifted_again():
     holds.writes.lifted.clear()  # and PostgreSQL was away
     holds.load([hold_row(is_there=False)], 2.0)
     assert holds.writes.lifted == [1]
+
+
+def test_a_kept_empty_key_is_held_like_any_other():
+    first, second, other = (row_of(id_, key="") for id_ in (1, 2, 3))
+    kept, not_kept = Holds(keep_empty_key=True), Holds()
+    for holds in (kept, not_kept):
+        assert holds.refused(first, "MSG_SIZE_TOO_LARGE: too large", 0.0).name == (("t", "") if holds is kept else 1)
+    assert kept.keep([second, (3, "u", *other[2:])]) == [(3, "u", *other[2:])]
+    assert not_kept.keep([second, other]) == [second, other]
+    successor = Holds(keep_empty_key=True)
+    successor.load([replace(hold_row(), key="")], 0.0)
+    assert successor.keep([second]) == []
+
+
+def test_a_hold_of_a_record_that_is_gone_does_not_end_that_of_the_next_one():
+    holds = Holds()
+    holds.load([hold_row()], 0.0)
+    assert holds.keep([row_of(2)]) == []
+    holds.load([], 1.0)  # an operator has lifted it
+    holds.refused(row_of(2), "MSG_SIZE_TOO_LARGE: too large", 2.0)
+    holds.load([hold_row(is_there=False)], 2.0)  # an older state of the table
+    assert holds.keep([row_of(3)]) == []
