@@ -227,8 +227,8 @@ class Scoreboard:
             self._due["claim"] = now + self._limits.io_backoff_s
             self._events.append(Superseded(self._leader_id))
 
-    def marked(self, ticket: int, rows: Sequence[Record], now: float) -> None:
-        """Rows this leader has just marked, in any order."""
+    def marked(self, ticket: int, rows: Sequence[Record], now: float, *, left_out: bool = False) -> None:
+        """Rows this leader has just marked, in any order. `left_out`: others may be there that were passed over."""
         if not self._settle("mark", ticket):
             return
         if self._phase is Phase.FINISHING:
@@ -239,8 +239,10 @@ class Scoreboard:
         self._pace_marks(len(rows), now)
         for row in sorted(rows, key=_by_id):
             self._take(row, now)
-        if len(rows) < self._mark_limit and not self._mark_excluded:
-            self._delivered.clear()  # every row there was has been seen under this leader id
+        if not (rows or left_out or self._mark_excluded):
+            # Every row there was has been seen under this leader id. A short mark shows less: one ends early when its
+            # values are large.
+            self._delivered.clear()
 
     def mark_failed(self, ticket: int, now: float) -> None:
         if self._settle("mark", ticket):
@@ -360,6 +362,10 @@ class Scoreboard:
         """An earlier leader was refused this record, which is tried again at `until`."""
         if name not in self._holds and name not in self._keys:
             self._holds[name] = _Hold(id_, attempts, until)
+
+    def knows(self, id_: int) -> bool:
+        """Whether the record is in hand, in whatever state."""
+        return id_ in self._where
 
     def is_asleep(self, id_: int) -> bool:
         """Whether the record is the refused head of a key that waits for its next attempt."""

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from django.db import connections, transaction
+from django.db import IntegrityError, connections, transaction
 
 from outbox import conf as settings
 from outbox.exceptions import InvalidMessage
@@ -100,15 +100,18 @@ def edit_dead(
 
 def _hold_for_edit(record: Any, alias: str) -> Hold:
     """Committed when this returns, else no lane sees it."""
-    scope = {"topic": record.kafka_topic, "key": record.kafka_key, "reason": Hold.Reason.EDITING}
-    if not record.kafka_key:
-        scope["record_id"] = record.pk
-    if Hold.objects.using(alias).filter(**scope).exists():
+    hold = Hold(
+        topic=record.kafka_topic, key=record.kafka_key, record_id=record.pk, reason=Hold.Reason.EDITING,
+        stashed_at=record.create_time,
+    )  # fmt: skip
+    try:
+        hold.save(using=alias, force_insert=True)
+    except IntegrityError as error:  # nobody can look before: two edits may begin at once
         raise OperationRefused(
             f"A record of {record} is being edited already. If that was broken off, resume it: "
             "manage.py outbox_resume --id or --topic and --key."
-        )
-    return Hold.objects.using(alias).create(**{**scope, "record_id": record.pk})
+        ) from error
+    return hold
 
 
 def _await_confirmation(hold: Hold, alias: str, give_up_at: float, wait_s: float) -> None:

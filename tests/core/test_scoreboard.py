@@ -343,6 +343,17 @@ def test_drain_of_a_remark_has_a_deadline_that_drops_the_producers() -> None:
 
 
 def test_delivered_but_unpurged_rows_are_purged_unsent_after_a_remark() -> None:
+    bench = delivered_and_not_purged()
+    bench.mark(Row(1), Row(2), Row(3, "other"))
+    assert bench.sent() == [3], "sent before the purge of 1, 2 could be overtaken by 1 under the next leader"
+    [purge] = bench.tick(Purge)
+    assert (purge.leader_id, purge.ids) == (ME_AGAIN, (1,))
+    bench.board.purged(purge.ticket, [1], bench.now)
+    assert bench.sent() == [2]
+
+
+def delivered_and_not_purged() -> Bench:
+    """After a remark: record 1 is in Kafka, and whether it is purged is not known."""
     bench = Bench()
     bench.mark(Row(1))
     bench.sent()
@@ -353,12 +364,19 @@ def test_delivered_but_unpurged_rows_are_purged_unsent_after_a_remark() -> None:
     bench.board.mark_failed(mark.ticket, bench.now)
     bench.tick(Purge, after=2.1)
     bench.remark()
-    bench.mark(Row(1), Row(2), Row(3, "other"))
-    assert bench.sent() == [3], "sent before the purge of 1, 2 could be overtaken by 1 under the next leader"
-    [purge] = bench.tick(Purge)
-    assert (purge.leader_id, purge.ids) == (ME_AGAIN, (1,))
-    bench.board.purged(purge.ticket, [1], bench.now)
-    assert bench.sent() == [2]
+    return bench
+
+
+@pytest.mark.parametrize(("rows", "left_out"), [([Row(0, "other")], False), ([], True)])
+def test_a_mark_that_does_not_show_all_forgets_no_delivery(rows: list[Row], left_out: bool) -> None:
+    """One that ended early for the size of its values, or passed over what is held."""
+    bench = delivered_and_not_purged()
+    [mark] = bench.tick(Mark, after=0.1)
+    bench.board.marked(mark.ticket, rows, bench.now, left_out=left_out)
+    assert bench.sent() == [row.id for row in rows]
+    bench.mark(Row(1))
+    assert bench.sent() == [], "it is in Kafka already"
+    assert [purge.ids for purge in bench.tick(Purge)] == [(1,)]
 
 
 def test_stray_rows_are_found_by_the_sweep_and_taken_up() -> None:

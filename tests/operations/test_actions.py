@@ -1,9 +1,12 @@
 """What operators do, in a real PostgreSQL; that harvesters carry it out is tested with them."""
 
 import json
+import threading
+import time
 from datetime import timedelta
 from io import StringIO
 
+import psycopg
 import pytest
 from django.core.management import CommandError, call_command
 from django.db import connection
@@ -158,6 +161,35 @@ def test_an_edit_that_no_lane_confirms_changes_nothing():
     assert OutboxRecord.objects.get(pk=id_).kafka_value == "v"
     assert not Hold.objects.exists()
     assert not AuditRow.objects.exists()
+
+
+@pytest.mark.django_db(transaction=True)
+def test_of_two_edits_that_begin_at_once_one_is_told():
+    id_ = outbox_record()
+    connected = {name: connection.settings_dict[name.upper()] for name in ("host", "port", "user", "password")}
+    dbname, outcome = connection.settings_dict["NAME"], []
+
+    def edit():
+        try:
+            actions.edit(record_id=id_, changes={"value": "better"}, actor="ann", wait_s=0)
+        except OperationRefused as error:
+            outcome.append(str(error))
+        finally:
+            connection.close()
+
+    with psycopg.connect(**{k: v for k, v in connected.items() if v}, dbname=dbname) as other:
+        other.execute("INSERT INTO outbox_hold (topic, key, record_id, reason) VALUES ('t', 'k', %s, 'editing')", [id_])
+        thread = threading.Thread(target=edit)
+        thread.start()
+        waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = %s"
+        deadline = time.monotonic() + 60
+        while not other.execute(waiting, [dbname]).fetchone()[0]:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+            other.execute("SELECT pg_stat_clear_snapshot()")
+        other.commit()
+        thread.join(60)
+    assert "is being edited already" in outcome[0]
 
 
 def test_an_edit_does_not_wait_inside_of_a_transaction():
