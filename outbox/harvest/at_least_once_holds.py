@@ -18,7 +18,7 @@ from outbox.core import faults
 from outbox.core.scoreboard import Phase, Scoreboard
 from outbox.core.scoreboard_values import RecordHeld
 from outbox.edges.holds import Burial, Errands, HoldRow, HoldTable, Park
-from outbox.harvest.exactly_once_holds import REFUSED, SKIPPED, code_in
+from outbox.harvest.exactly_once_holds import CRASHED, REFUSED, SKIPPED, code_in
 from outbox.harvest.statements import Statements
 
 logger = logging.getLogger("outbox.harvest")
@@ -46,6 +46,7 @@ class HeldMarks:
         self._table = HoldTable(
             conf.table, keep_empty_key=conf.keep_empty_key, guard=" AND leader_id = %(leader)s::uuid"
         )
+        self._unmarked = HoldTable(conf.table, guard=" AND leader_id IS DISTINCT FROM %(leader)s::uuid")
         self._exists = False
         self._look_at = 0.0
         self._pause_s = _LOOK_S
@@ -54,6 +55,7 @@ class HeldMarks:
         self._scopes: frozenset[_Scope] = frozenset()
         self._before: Any = None  # the leader id under which rows of these may still be in hand
         self._confirming = False
+        self._leaving: set[int] = set()  # records whose deletion is under way
 
     @property
     def may_mark(self) -> bool:
@@ -95,7 +97,7 @@ class HeldMarks:
         self._is_looking, self._look_at = False, now + (self._pause_s if self._exists else _CLASSIC_S)
         mine = [row for row in rows or () if row.of_lane in (None, self._lane)]
         self._heed_operators([row for row in mine if row.reason in _OPERATORS and row.wanted != "retry"], now)
-        refused = [row for row in mine if row.reason == "parked" and row.record_id is not None]
+        refused = [row for row in mine if row.reason in ("parked", "quarantined") and row.record_id is not None]
         self._heed_refused(refused, now)
         self._is_first = False
 
@@ -108,11 +110,15 @@ class HeldMarks:
         self._scopes = scopes
         self._statements.marks.respects_holds = bool(scopes)
         wanted = tuple(row.id for row in rows if row.reason != "quarantined" and self._lane not in row.confirmed_by)
-        is_over = board.phase is Phase.RUNNING and board.leader_id != self._before
-        if wanted and is_over and not self._confirming:
+        if wanted and self._is_over and not self._confirming:
             self._confirming = True
             job = partial(self._table.run, lane=self._lane, errands=Errands(confirmed=wanted))
             self._statements.run_claimed("confirm", job, self._confirmed, partial(self._confirmed, None))
+
+    @property
+    def _is_over(self) -> bool:
+        """Whether no row of the scopes is in hand any more."""
+        return self._board.phase is Phase.RUNNING and self._board.leader_id != self._before
 
     def _confirmed(self, result: Any, now: float) -> None:
         self._confirming = False
@@ -126,30 +132,44 @@ class HeldMarks:
                 self._heed(row, row.record_id, now)
 
     def _heed(self, row: HoldRow, id_: int, now: float) -> None:
-        board = self._board
-        if self._is_first and row.key is not None:
-            name = (row.topic, row.key) if row.key else id_
+        board, is_parked = self._board, row.reason == "parked"
+        if self._is_first and is_parked and row.key is not None:
+            name = (row.topic, row.key) if row.key or self._conf.keep_empty_key else id_
             board.expect(id_, name, row.attempts, now + (row.due_s if row.due_s is not None else _AGAIN_S))
-        if row.wanted == "retry":
+        wanted = row.wanted or ("crashed" if not is_parked and self._conf.skips(row.topic) else "")
+        if wanted == "retry":
             board.retry(id_, now)
-        elif row.wanted and board.is_asleep(id_):
-            burial = Burial(id_, SKIPPED, row.attempts, row.code, row.error, row.history)
-            self._delete(Errands((burial,)) if row.wanted == "skip" else Errands(discarded=(id_,)))
+        elif wanted and id_ not in self._leaving:
+            reason = CRASHED if wanted == "crashed" else SKIPPED
+            burial = Burial(id_, reason, row.attempts, row.code, row.error, row.history)
+            errands = Errands(discarded=(id_,)) if wanted == "discard" else Errands((burial,))
+            if board.is_asleep(id_):
+                self._delete(errands)
+            elif not is_parked and self._is_over and not board.knows(id_):
+                self._delete_unmarked(errands)
 
     # ---- deleting
 
     def _delete(self, errands: Errands) -> None:
         """The record sleeps until this is decided, so it is not on its way."""
-        ids = [*(burial.record_id for burial in errands.burials), *errands.discarded]
-        for id_ in ids:
+        for id_ in _ids(errands):
             self._board.retry(id_, _NEVER)
-        leader = self._board.leader_id
+        self._run(self._statements.run, self._table, errands)
+
+    def _delete_unmarked(self, errands: Errands) -> None:
+        """One that is left out of the marks: as long as the claim stands, nobody else has it in hand either."""
+        self._run(self._statements.run_claimed, self._unmarked, errands)
+
+    def _run(self, run: Callable[..., None], table: HoldTable, errands: Errands) -> None:
+        ids, leader = _ids(errands), self._board.leader_id
+        self._leaving |= set(ids)
 
         def job(connection: Any) -> None:
             with connection.transaction():
-                self._table.run(connection, self._lane, errands, leader=leader)
+                table.run(connection, self._lane, errands, leader=leader)
 
         def done(result: Any, now: float) -> None:
+            self._leaving -= set(ids)
             for burial in errands.burials:
                 logger.warning(
                     "dead_letter lane=%d id=%d reason=%s attempts=%d error=%r",
@@ -158,10 +178,15 @@ class HeldMarks:
             self._board.gone(ids, now)
 
         def failed(now: float) -> None:
+            self._leaving -= set(ids)
             for id_ in ids:
                 self._board.retry(id_, now + _AGAIN_S)
 
-        self._statements.run("bury", job, done, failed)
+        run("bury", job, done, failed)
 
     def _write(self, job: Callable[[Any], Any]) -> None:
         self._statements.run("hold", job, lambda result, now: None, lambda now: None)
+
+
+def _ids(errands: Errands) -> list[int]:
+    return [*(burial.record_id for burial in errands.burials), *errands.discarded]

@@ -2,9 +2,11 @@
 
 from importlib import import_module
 
+import psycopg
 import pytest
 
 from outbox.core.scoreboard_values import RecordHeld
+from outbox.harvest.statements import Statements
 from outbox.operations import actions
 from outbox.operations.actions import Selector
 from tests.harvest.hosts import finish, wait_until
@@ -84,3 +86,53 @@ def test_operators_skip_discard_pause_and_edit(at):
     assert found["a"][:3] == [4, 7, 10]
     assert found["a"][3:] == sorted(found["a"][3:])
     assert host.errors == []
+
+
+def test_what_operators_want_of_quarantined_records_is_done_too(at):
+    """They were placed while the table was harvested exactly once."""
+    ids = at.insert(["a", "b", "c", "d"] * 2)
+    insert = (
+        "INSERT INTO outbox_hold (topic, key, record_id, reason, wanted) SELECT kafka_topic, kafka_key, id, "
+        "'quarantined', w FROM unnest(%s::bigint[], %s::text[]) AS t(r, w) JOIN outbox ON id = r"
+    )
+    at.db.execute(insert, [ids[:4], ["skip", "discard", "retry", ""]])
+    with at.working() as host:
+        wait_until(lambda: at.db.execute(HOLDS).fetchall() == [(ids[3], "d", "quarantined", 0, "")])
+        wait_until(lambda: at.count == 2)
+        finish(host)
+    assert [row[:2] for row in at.db.execute(DEAD).fetchall()] == [(ids[0], "skipped")]
+    assert at.by_key() == {"a": [5], "b": [6], "c": [3, 7]}
+    with at.working(REFUSAL_POLICY="skip") as host:
+        at.wait_empty()
+        finish(host)
+    assert [row[:2] for row in at.db.execute(DEAD).fetchall()] == [(ids[0], "skipped"), (ids[3], "crashed")]
+
+
+def test_a_wish_is_carried_out_once_however_long_it_takes(at, monkeypatch):
+    asked = []
+
+    def noting(kind):
+        original = getattr(Statements, kind)
+
+        def noted(self, name, *given):
+            asked.append(name)
+            original(self, name, *given)
+
+        return noted
+
+    for kind in ("run", "look"):
+        monkeypatch.setattr(Statements, kind, noting(kind))
+    ids = at.insert(["k"])
+    at.db.execute(POISON, [ids])
+    with at.working(STATEMENT_TIMEOUT=60) as host:
+        wait_until(lambda: at.db.execute(HOLDS).fetchall())
+        with at.db.transaction():
+            at.db.execute("SELECT FROM outbox WHERE id = %s FOR UPDATE", ids)
+            with psycopg.connect(at.url) as other:
+                other.execute("UPDATE outbox_hold SET wanted = 'skip'")
+            wait_until(lambda: "bury" in asked)
+            begun = asked.count("holds")
+            wait_until(lambda: asked.count("holds") > begun + 2)
+        at.wait_empty()
+        assert asked.count("bury") == 1
+        finish(host)
