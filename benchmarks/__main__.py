@@ -15,7 +15,7 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from benchmarks import contention, latency, spark, stash
+from benchmarks import audit, bad_days, contention, latency, spark, stash
 from benchmarks.drains import RECORDS, Drains
 from benchmarks.report import Table, say
 from benchmarks.servers import database, describe, required
@@ -44,8 +44,14 @@ PARTS = {
     "pinned": Part("a pinned xmin horizon, no autovacuum", lambda drains: drains.pinned(200_000)),
     "stash": Part("stash() and stash_many() beside bare statements", stash.rows),
     "ordered": Part("stash(ordered=True) under contention", contention.rows),
+    "poison": Part("a record that Kafka refuses, among 1,000 keys", bad_days.poison, once=True),
+    "outage": Part("Kafka away, a million behind", lambda drains: bad_days.outage(drains, 1_000_000), once=True),
+    "sampling": Part("what metrics and the admin's samples cost", bad_days.sampling, once=True),
     "spark": Part("Spark: the naive sink beside KafkaSink", spark.rows, long=True, once=True),
-    "audit": Part("Spark: the audit beside a count of the topic", spark.audited, long=True, once=True),
+    "audit": Part("Spark: the audit beside a count of the topic", audit.audited, long=True, once=True),
+    "audit-large": Part(
+        "Spark: outbox_audit of 10 million records, with its memory", audit.large, long=True, once=True
+    ),
     "debezium": Part(
         "Debezium's outbox router on Kafka Connect", lambda drains: drains.debezium(100_000), long=True, once=True
     ),

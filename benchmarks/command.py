@@ -135,13 +135,14 @@ class Harvest:
     def _wait_empty(self, highest: int) -> None:
         give_up_at = time.monotonic() + DRAIN_TIMEOUT_S
         while self._database.one("SELECT EXISTS (SELECT FROM outbox WHERE id > %s)", highest - _TAIL):
-            self._check(give_up_at)
+            self.check(give_up_at)
             time.sleep(0.005)
         while self._database.one("SELECT EXISTS (SELECT FROM outbox)"):
-            self._check(give_up_at)
+            self.check(give_up_at)
             time.sleep(0.005)
 
-    def _check(self, give_up_at: float) -> None:
+    def check(self, give_up_at: float) -> None:
+        """Whether there is still something to wait for."""
         if time.monotonic() > give_up_at or self.process.poll() is not None:
             sys.exit(f"The table was not emptied ({self.process.poll()=}):\n{self.log}")
 

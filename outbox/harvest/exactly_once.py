@@ -530,8 +530,8 @@ class ExactlyOnce:
         elif len(error.refused) == 1:
             self._hold(rounds, batch.rows[error.refused[0][0]], str(error))
         else:
-            suspects = [batch.ids[at] for at, _, _ in error.refused]
-            rounds.guarded(lambda: self._state.holds.refused_batch(suspects))
+            suspects, code = [batch.ids[at] for at, _, _ in error.refused], error.refused[0][1]
+            rounds.guarded(lambda: self._state.holds.refused_batch(suspects, batch.rows, code))
         return 0.0
 
     def _after_refusal(self, rounds: Rounds, batch: Batch, name: str, reason: str) -> float:
@@ -545,7 +545,7 @@ class ExactlyOnce:
         elif len(suspects) == 1:
             self._hold(rounds, batch.rows[batch.ids.index(suspects[0])], reason)
         else:
-            rounds.guarded(lambda: self._state.holds.refused_batch(suspects))
+            rounds.guarded(lambda: self._state.holds.refused_batch(suspects, batch.rows, name))
         return 0.0
 
     def _after_error(self, rounds: Rounds, batch: Batch, raised: BaseException) -> float:

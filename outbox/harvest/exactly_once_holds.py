@@ -24,6 +24,8 @@ Name = tuple[str, str] | int | str
 """(topic, key); the id of a record without key; a topic. With KEEP_EMPTY_KEY the empty key is one like any other."""
 
 _BACKOFF_MIN_S, _BACKOFF_MAX_S = 0.5, 60.0
+_REST_S = 2.0  # between attempts that are likely to be refused: each costs the lane its producer
+_TOO_LARGE = frozenset({"MSG_SIZE_TOO_LARGE", "RECORD_LIST_TOO_LARGE"})
 _NEVER = float("inf")
 REFUSED, CRASHED, SKIPPED, DISCARD = "refused", "crashed", "skipped", "discard"
 _CODE = re.compile(r"\b_?[A-Z][A-Z0-9_]+\b")
@@ -46,6 +48,8 @@ class _Hold:
     """Why the head becomes a dead letter, or DISCARD; empty: it does not leave."""
     is_leaving: bool = False
     """A batch is under way that carries this out."""
+    is_wanted: bool = False
+    """An operator has it tried."""
 
     def burial(self) -> Burial:
         return Burial(self.head, self.fate, self.attempts, self.code, self.error, self.history)
@@ -65,6 +69,18 @@ class Writes:
 def code_in(error: str) -> str:
     """The client's name of the error, found in its text; empty when it has none."""
     return next((word for word in _CODE.findall(error) if word in faults.KINDS), "")
+
+
+def _likely(rows: Iterable[Row], ids: Collection[int], code: str) -> int | None:
+    """Which of these records is to blame, as far as their sizes tell."""
+    if code not in _TOO_LARGE:
+        return None
+    largest = max((row for row in rows if row[0] in ids), key=_size, default=None)
+    return int(largest[0]) if largest is not None else None
+
+
+def _size(row: Row) -> int:
+    return sum(len(part or "") for part in (row[3], row[6], *(row[5] or ())))
 
 
 def _never(topic: str) -> int:
@@ -88,6 +104,7 @@ class Holds:
         self._lifted: set[int] = set()  # records whose holds the table may still show
         self._released: list[int] = []  # from which to read again
         self._search = Bisection()
+        self._rest_until, self._is_doubtful = 0.0, False  # an attempt was refused, so the next one is likely to be
         self._may_try = True  # errands; after a failure not before the table was looked at again
         self.is_careful = False
         self.writes = Writes()
@@ -153,15 +170,18 @@ class Holds:
 
     # ---- what Kafka says
 
-    def refused_batch(self, ids: Collection[int]) -> None:
+    def refused_batch(self, ids: Collection[int], rows: Iterable[Row] = (), code: str = "") -> None:
         """These rows of a batch were refused together, and which of them is at fault is not known."""
-        self._search = self._search.refused(ids)
+        self._search = self._search.refused(ids, _likely(rows, set(ids), code))
 
     def refused(self, row: Row, error: str, now: float, *, whole_topic: bool = False) -> RecordHeld:
         if row[0] in self._search.suspects:
             self._search = self._search.refused([row[0]])
         name: Name = row[1] if whole_topic else self._name_of(row)
-        before = self._tried.pop(name, None) or self._held.get(name)
+        before = self._tried.pop(name, None)
+        if before is not None:
+            self._tire(now)
+        before = before or self._held.get(name)
         attempts = before.attempts + 1 if before else 1
         pause_s = min(_BACKOFF_MAX_S, _BACKOFF_MIN_S * 2 ** min(attempts - 1, 10))
         error = error.replace("\0", "")
@@ -181,13 +201,24 @@ class Holds:
         assert not isinstance(shown, str)
         return RecordHeld(row[0], shown, attempts, now + pause_s, error)
 
+    def _tire(self, now: float) -> None:
+        """However many records are held, trying them must not take the lane's time: those that were released beside
+        the one that was refused wait again, and from now on one at a time is tried, with pauses."""
+        self._rest_until, self._is_doubtful = now + _REST_S, True
+        for name in [name for name, hold in self._tried.items() if not hold.is_wanted]:
+            hold = self._held[name] = self._tried.pop(name)
+            hold.retry_at = now
+
     def delivered(self, rows: Iterable[Row]) -> None:
         """A batch was committed: its records are no suspects any more."""
         if self._search.is_searching or self._tried:
             ids = {row[0] for row in rows}
             self._search = self._search.cleared(ids)
             for name in [name for name, hold in self._tried.items() if hold.head in ids]:
-                self._lift(self._tried.pop(name).head)
+                hold = self._tried.pop(name)
+                self._lift(hold.head)
+                if not hold.is_wanted:  # what has refused it takes records again
+                    self._rest_until, self._is_doubtful = 0.0, False
 
     def _lift(self, record_id: int) -> None:
         self._lifted.add(record_id)
@@ -198,10 +229,19 @@ class Holds:
         released, self._released = self._released, []
         if not self._held:
             return released
-        due = [name for name, hold in self._held.items() if hold.retry_at <= now]
+        due = self._due(now)
         for name in due:
             self._tried[name] = self._held.pop(name)
         return released + [int(self._tried[name].lowest) for name in due]
+
+    def _due(self, now: float) -> list[Name]:
+        due = [name for name, hold in self._held.items() if hold.retry_at <= now]
+        due.sort(key=lambda name: self._held[name].retry_at)
+        if not self._is_doubtful:
+            return due
+        wanted, others = ([n for n in due if self._held[n].is_wanted is is_wanted] for is_wanted in (True, False))
+        may_try = now >= self._rest_until and all(hold.is_wanted for hold in self._tried.values())
+        return wanted + others[: int(may_try)]
 
     # ---- errands
 
@@ -297,7 +337,7 @@ class Holds:
             hold.fate = ""  # decided otherwise before it was carried out
             self._leaving.discard(name)
         if row.wanted == "retry" and name in self._held and not hold.fate:
-            hold.retry_at = now
+            hold.retry_at, hold.is_wanted = now, True
         elif row.wanted in ("skip", "discard"):
             hold.fate = SKIPPED if row.wanted == "skip" else DISCARD
         elif row.reason == "quarantined" and self._attempts_max(row.topic):

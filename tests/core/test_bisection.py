@@ -118,3 +118,19 @@ def test_a_suspect_that_is_held_or_gone_does_not_keep_transactions_small():
     state = Bisection().refused(range(10)).among([8, 9, 10, 11])
     assert state.suspects == {8, 9}
     assert state.among([10, 11]).take([10, 11]) == 2
+
+
+@given(st.integers(2, 2000), st.data())
+def test_a_right_guess_needs_two_transactions_and_a_wrong_one_a_few_more(count, data):
+    culprit, guess = (data.draw(st.integers(0, count - 1)) for _ in range(2))
+    waiting, state, extra = list(range(count)), Bisection().refused(range(count), guess), 0
+    while state.is_searching:
+        batch = waiting[: state.take(waiting)]
+        extra += 1
+        if culprit in batch:
+            state = state.refused(batch)
+        else:
+            state = state.cleared(batch)
+            waiting = waiting[len(batch) :]
+    assert waiting[0] == culprit
+    assert extra <= (2 if guess == culprit else ceil(log2(count)) + 3)

@@ -274,3 +274,46 @@ def test_a_hold_of_a_record_that_is_gone_does_not_end_that_of_the_next_one():
     holds.refused(row_of(2), "MSG_SIZE_TOO_LARGE: too large", 2.0)
     holds.load([hold_row(is_there=False)], 2.0)  # an older state of the table
     assert holds.keep([row_of(3)]) == []
+
+
+def refused(holds, *ids, now=0.0):
+    for id_ in ids:
+        holds.refused(row_of(id_, f"k{id_}"), "MSG_SIZE_TOO_LARGE: too large", now)
+
+
+def test_attempts_that_are_likely_to_fail_are_made_one_at_a_time_with_pauses():
+    """However many records are held: each refusal costs the lane its producer."""
+    holds = Holds()
+    refused(holds, *range(1, 101))
+    assert len(holds.release_due(10.0)) == 100
+    refused(holds, 1, now=10.0)
+    assert holds.release_due(11.9) == []
+    assert holds.release_due(12.0) == [2]
+    assert holds.release_due(12.1) == [], "the outcome of that one is not known"
+    assert holds.keep([row_of(2, "k2"), row_of(3, "k3")]) == [row_of(2, "k2")]
+    refused(holds, 2, now=13.0)
+    assert holds.release_due(15.0) == [3]
+    holds.delivered([row_of(3, "k3")])
+    assert len(holds.release_due(15.0)) == 99, "one was taken, so the others may be taken too"
+
+
+def test_what_an_operator_wants_is_tried_at_once():
+    holds = Holds()
+    refused(holds, 1, 2)
+    holds.release_due(10.0)
+    refused(holds, 1, now=10.0)
+    holds.load([replace(hold_row(2, wanted="retry"), key="k2"), replace(hold_row(1), key="k1")], 10.0)
+    assert holds.release_due(10.0) == [2]
+    refused(holds, 2, now=10.0)
+    assert holds.release_due(10.0) == []
+
+
+def test_the_largest_of_those_that_are_too_large_is_tried_first():
+    holds, rows = Holds(), [row_of(id_, f"k{id_}") for id_ in range(1, 101)]
+    rows[69] = (70, "t", "k70", b"v" * 1000, None, [], [], None)
+    holds.refused_batch([row[0] for row in rows], rows, "MSG_SIZE_TOO_LARGE")
+    assert holds.cut(rows) == rows[:69]
+    holds.delivered(rows[:69])
+    assert holds.cut(rows[69:]) == [rows[69]]
+    refused(holds, 70)
+    assert not holds.is_narrow

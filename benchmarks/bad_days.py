@@ -1,0 +1,197 @@
+"""Rows about bad days: a record that Kafka refuses, Kafka away with a million records behind; what looking costs."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks.command import DRAIN_TIMEOUT_S, Harvest, harvesting
+from benchmarks.drains import EXACTLY, RECORDS, Drains
+from benchmarks.report import ratio, say
+from benchmarks.servers import PARTITIONS, Costs, Fill, new_topic
+
+_LOOKS = 20
+_SCRAPE_S = 5.0
+_AWAY_S = 10.0
+TOO_LARGE = {
+    # The client takes neither; what it compresses well enough would pass the broker's limit.
+    "for the client": "repeat('x', 2000000)",
+    "for the broker": "(SELECT string_agg(md5(random()::text || n), '') FROM generate_series(1, 20000) n)",
+}
+
+
+def poison(drains: Drains) -> None:
+    """One record among 1,000 keys is refused: its key waits, how fast is everything else? Long enough that the search
+    for the record is not all there is."""
+    fill = Fill(2 * RECORDS)
+    base = drains.drain(fill)
+    row = drains.table.row("drain beside a poison record", "records/s")
+    for name, value in TOO_LARGE.items():
+        seconds, held = _poisoned(drains, fill, value)
+        rate = (fill.records - held) / seconds
+        row.add(rate, f"too large {name}: {held} records of its key wait")
+        drains.table.row(f"  of the drain, too large {name}", "", ">= 0.90", ratio).add(rate / base.rate)
+
+
+def _poisoned(drains: Drains, fill: Fill, value: str) -> tuple[float, int]:
+    """The seconds until nothing but the key of the poison record is left, and how many of it are."""
+    database, topic = drains.database, new_topic(drains.servers, PARTITIONS, **{"max.message.bytes": "500000"})
+    database.fill(topic, fill)
+    first, last = database.one("SELECT min(id) FROM outbox"), database.one("SELECT max(id) FROM outbox")
+    id_ = first + fill.records // 4
+    database.connection.execute(f"UPDATE outbox SET kafka_value = {value} WHERE id = {id_}".encode())
+    key = database.one("SELECT kafka_key FROM outbox WHERE id = %s", id_)
+    others = "SELECT EXISTS (SELECT FROM outbox WHERE id > %s AND kafka_key <> %s)"
+    try:
+        with harvesting(database, topic, LANES=1, DELIVERY=EXACTLY) as harvest:
+            since = harvest.said("lane_taken")
+            for above in (last - 1_000, 0):
+                _wait(harvest, lambda above=above: not database.one(others, above, key))
+            seconds = time.monotonic() - since
+        held = database.one("SELECT count(*) FROM outbox")
+    finally:
+        database.connection.execute("TRUNCATE outbox_hold, outbox_watch")
+    told = " ".join(f"{name}={spent:.2f}" for name, spent in harvest.stages.items())
+    say(f"poison: {seconds:.2f} s, {held} held; {told}; {_ends(harvest)}")
+    return seconds, held
+
+
+def _ends(harvest: Harvest) -> str:
+    return "; ".join(re.findall(r"lane_ended.*?renewals=\d+", harvest.log))
+
+
+def _wait(harvest: Harvest, condition: Any) -> None:
+    give_up_at = time.monotonic() + DRAIN_TIMEOUT_S
+    while not condition():
+        harvest.check(give_up_at)
+        time.sleep(0.005)
+
+
+def outage(drains: Drains, records: int) -> None:
+    """Kafka is away while a million records are stashed: memory before, meanwhile and after; then the rate."""
+    from outbox.devstack import Kafka
+
+    database, fill = drains.database, Fill(records)
+    with Kafka() as kafka, _using(database, kafka.bootstrap_servers):
+        topic = new_topic(kafka.bootstrap_servers)
+        database.empty()
+        with harvesting(database, topic, LANES=1, DELIVERY=EXACTLY) as harvest:
+            harvest.said("lane_taken")
+            database.insert(topic, Fill(RECORDS // 4))
+            _wait(harvest, lambda: not database.one("SELECT EXISTS (SELECT FROM outbox)"))
+            found = {"before": _resident_mb(harvest)}
+            kafka.stop()
+            database.insert(topic, fill)
+            found["away"] = _largest_mb(harvest, _AWAY_S)
+            kafka.start()
+            since, seconds = _drained_after(drains, harvest, records)
+            found["after"] = _resident_mb(harvest)
+    for name, memory in found.items():
+        drains.table.row(f"Kafka away, {records:,} records behind: resident memory {name}", "MB", "flat").add(memory)
+    rate = records / seconds
+    drains.table.row("  rate when it is back", "records/s").add(rate, f"the first left the table after {since:.1f} s")
+    if drains.last_rate == drains.last_rate:
+        drains.table.row("  of the drain, when it is back", "", ">= 0.90", ratio).add(rate / drains.last_rate)
+
+
+def _drained_after(drains: Drains, harvest: Harvest, records: int) -> tuple[float, float]:
+    """Seconds until the first of the backlog was deleted, and from then until the last one was."""
+    begun, database = time.monotonic(), drains.database
+    first = database.one("SELECT min(id) FROM outbox")
+    _wait(harvest, lambda: not database.one("SELECT EXISTS (SELECT FROM outbox WHERE id = %s)", first))
+    since = time.monotonic()
+    for above in (first + records - 1_000, 0):
+        _wait(harvest, lambda above=above: not database.one("SELECT EXISTS (SELECT FROM outbox WHERE id > %s)", above))
+    return since - begun, time.monotonic() - since
+
+
+@contextlib.contextmanager
+def _using(database: Any, servers: str) -> Any:
+    """Harvesters are led to other brokers."""
+    name = "OUTBOX_BOOTSTRAP_SERVERS"
+    before, database.environment[name] = database.environment[name], servers
+    try:
+        yield
+    finally:
+        database.environment[name] = before
+        database.empty()
+
+
+def _resident_mb(harvest: Harvest) -> float:
+    text = Path(f"/proc/{harvest.process.pid}/status").read_text()
+    found = re.search(r"VmRSS:\s+(\d+)", text)
+    return int(found[1]) / 1024 if found else float("nan")
+
+
+def _largest_mb(harvest: Harvest, seconds: float) -> float:
+    give_up_at, largest = time.monotonic() + seconds, 0.0
+    while time.monotonic() < give_up_at:
+        largest = max(largest, _resident_mb(harvest))
+        time.sleep(0.2)
+    return largest
+
+
+def sampling(drains: Drains) -> None:
+    """What `--metrics-port` and the admin's samples cost, as a share of one core. A comparison of drains with and
+    without them would show the noise of the machine."""
+    from django.db import connection
+
+    from benchmarks.stash import setup_django
+
+    setup_django()
+    drains.database.fill(new_topic(drains.servers), Fill(RECORDS))
+    origin = connection.settings_dict["NAME"]
+    connection.settings_dict["NAME"] = drains.database.name
+    try:
+        _sampling(drains)
+    finally:
+        connection.settings_dict["NAME"] = origin
+
+
+def _sampling(drains: Drains) -> None:
+    share = 0.0
+    for name, (look, every_s) in _looks(drains).items():
+        wall_s, cpu_s = _cost(drains, look)
+        share += cpu_s / every_s
+        text = f"{wall_s * 1000:.1f} ms of wall clock, every {every_s:.0f} s"
+        drains.table.row(f"sampling: {name}", "CPU ms", shape="{:.1f}".format).add(cpu_s * 1000, text)
+    drains.table.row("sampling, of one core", "%", "< 1", "{:.2f}".format).add(100 * share)
+
+
+def _looks(drains: Drains) -> dict[str, tuple[Any, float]]:
+    """Each kind of look, and how often it is taken."""
+    import psycopg
+
+    from outbox import conf
+    from outbox.contrib.prometheus import SAMPLE_INTERVAL_S, exposition, registry_of, take_sample
+    from outbox.edges import samples
+    from outbox.harvest.daemon import Harvester
+    from outbox.harvest.samples import EVERY_S
+
+    given = conf.parse({"NAME": "sampled", "BOOTSTRAP_SERVERS": drains.servers})
+    sample = take_sample(given)
+    registry = registry_of(Harvester(given), type("Sampled", (), {"sample": sample})())
+
+    def minute() -> None:
+        with psycopg.connect(drains.database.url, autocommit=True) as connection:
+            samples.take(connection, "outbox", 0)
+
+    return {
+        "backlog, dead letters and lag for metrics": (lambda: take_sample(given), SAMPLE_INTERVAL_S),
+        "/metrics": (lambda: exposition(registry), _SCRAPE_S),
+        "a sample for the admin": (minute, EVERY_S),
+    }
+
+
+def _cost(drains: Drains, look: Any) -> tuple[float, float]:
+    """Seconds of wall clock, and of CPU of this process and both servers."""
+    look()
+    costs, used_s, begun = Costs(drains.database, drains.server, drains.servers), time.process_time(), time.monotonic()
+    for _ in range(_LOOKS):
+        look()
+    wall_s, own_s = time.monotonic() - begun, time.process_time() - used_s
+    postgres_s, kafka_s, _ = costs.taken()
+    return wall_s / _LOOKS, (own_s + postgres_s + kafka_s) / _LOOKS
