@@ -100,6 +100,7 @@ class Holds:
         self._paused: dict[Name, _Hold] = {}  # by operators
         self._all: _Hold | None = None  # the lane itself is paused
         self._leaving: set[Name] = set()  # those of the held that have a fate
+        self._over: list[Name] = []  # those of the held whose heads are gone
         self._confirming: dict[int, bool] = {}  # holds that are to be confirmed: whether that is under way
         self._lifted: set[int] = set()  # records whose holds the table may still show
         self._released: list[int] = []  # from which to read again
@@ -229,6 +230,8 @@ class Holds:
         released, self._released = self._released, []
         if not self._held:
             return released
+        over, self._over = self._over, []
+        released += [int(self._held.pop(name).lowest) for name in over if name in self._held]
         due = self._due(now)
         for name in due:
             self._tried[name] = self._held.pop(name)
@@ -267,11 +270,12 @@ class Holds:
         return Errands(burials, tuple(hold.head for hold in leaving if hold.fate == DISCARD), confirmed)
 
     def done(self, errands: Errands) -> None:
-        """The heads are gone, their keys go on."""
+        """The heads are gone, their keys go on with the next read: a page that is read at this moment has left out
+        what it held of them before, and may not send what comes later."""
         gone = {*errands.discarded, *(burial.record_id for burial in errands.burials)}
-        for name in [name for name in self._leaving if self._held[name].head in gone]:
-            self._leaving.discard(name)
-            self._released.append(int(self._held.pop(name).lowest))
+        over = [name for name in self._leaving if self._held[name].head in gone]
+        self._leaving.difference_update(over)
+        self._over += over
         for id_ in errands.confirmed:
             self._confirming.pop(id_, None)
 

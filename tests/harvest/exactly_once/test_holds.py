@@ -317,3 +317,14 @@ def test_the_largest_of_those_that_are_too_large_is_tried_first():
     assert holds.cut(rows[69:]) == [rows[69]]
     refused(holds, 70)
     assert not holds.is_narrow
+
+
+def test_a_key_whose_head_has_left_goes_on_with_the_next_read_and_not_in_the_middle_of_one():
+    """The purge tells in a thread of its own that the head is gone, perhaps between two pages of the reader."""
+    holds = Holds(attempts_max=lambda topic: 1)
+    refused(holds, 1)
+    assert holds.keep([row_of(2, "k1")]) == []
+    holds.done(holds.take_errands())
+    assert holds.keep([row_of(3, "k1")]) == [], "2 was left out before"
+    assert holds.release_due(0.0) == [1]
+    assert holds.keep([row_of(2, "k1"), row_of(3, "k1")]) == [row_of(2, "k1"), row_of(3, "k1")]
