@@ -90,6 +90,8 @@ EVENTS: Mapping[str, str] = {
     "spark_started": "Spark: the engine's JVM runs, with the address of its web interface",
     "spark_retry": "Spark: the query ended and is started again, or a server is away",
     "spark_fenced": "Spark: another driver has the table; this one leaves it and stands by",
+    "spark_holds": "Spark: what is held back is left alone, and how that ends",
+    "spark_holds_over": "Spark: nothing is held back any more",
     "spark_driver_ended": "Spark: the process that drives it has ended; another is started",
     "spark_driver_failed": "Spark: an error that nothing else explains, with its traceback",
     "epoch_delivered": "Spark: an epoch is in Kafka",

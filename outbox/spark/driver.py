@@ -6,7 +6,7 @@ leaves behind then, the next driver completes from the checkpoint.
 
     <- the job                      -> {"event": "ready", "ui": ...}      the JVM runs, nothing was claimed
     <- go                           -> {"event": "epoch", ...}            once per micro-batch that is in Kafka
-                                    -> {"event": "log", ...}, {"event": "retry", ...}
+                                    -> {"event": "log", ...}, {"event": "retry", ...}, {"event": "holds", ...}
     <- finish                       -> {"event": "finished"}              and ends with 0
                                     -> {"event": "failed", "kind": ..., "text": ...}   and ends with 1
 """
@@ -21,7 +21,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from outbox.core.patience import Backoff
@@ -42,6 +42,7 @@ _PAUSE_MIN_S, _PAUSE_MAX_S = 0.5, 10.0
 _FAILURES_MAX = 5  # one after the other, of a kind that is not known to pass
 _CLAIMED_WITHIN_S = 30.0
 _STATEMENT_S = 10.0
+_HOLDS_S = 2.0
 _DEFAULTS = {
     "spark.log.level": "ERROR",
     "spark.sql.streaming.stopTimeout": "30s",
@@ -100,6 +101,9 @@ class Driver:
         self._given = session
         self._delivered = 0
         self._failures = 0
+        self._has_claimed = False
+        self._scopes: Sequence[str] = ()
+        self._look_at = 0.0
         self._backoff = Backoff(_PAUSE_MIN_S, _PAUSE_MAX_S, lambda: 0.5)
 
     def run(self) -> None:
@@ -119,6 +123,8 @@ class Driver:
     # ---- one query, until it fails or is finished
 
     def _query_once(self, spark: SparkSession, transform: Callable[[DataFrame], DataFrame]) -> None:
+        if not (self._has_claimed or self._fits(spark)):
+            return
         try:
             query = self._start(spark, transform)
         except OutboxError:
@@ -127,6 +133,7 @@ class Driver:
             raise Refused(f"The query cannot be started: {type(error).__name__}: {_first_line(error)}") from error
         while query.isActive and not self._channel.finishing.is_set():
             self._channel.finishing.wait(_POLL_S)
+            self._tell_holds()
         if self._channel.finishing.is_set() and query.isActive:
             self._finish(query)
             query.stop()
@@ -134,9 +141,17 @@ class Driver:
         reason = query.exception()
         self._consider(judge(str(reason)) if reason is not None else Trouble(Kind.UNKNOWN, "the query ended by itself"))
 
-    def _start(self, spark: SparkSession, transform: Callable[[DataFrame], DataFrame]) -> StreamingQuery:
-        from outbox.spark.sink import KafkaSink
+    def _fits(self, spark: SparkSession) -> bool:
+        """Whether a new checkpoint may begin; False: a server is away, and it was waited a while."""
+        try:
+            if _is_new(spark, self.job.checkpoint):
+                self._sink().refuse_new_query()
+        except Exception as error:
+            self._consider(judge(f"{type(error).__name__}: {error}"))
+            return False
+        return True
 
+    def _start(self, spark: SparkSession, transform: Callable[[DataFrame], DataFrame]) -> StreamingQuery:
         job = self.job
         records = (
             spark.readStream.format("outbox")
@@ -144,7 +159,19 @@ class Driver:
             .options(resend=str(job.resend and not self._delivered).lower(), owner=job.owner)
             .load()
         )
-        sink = KafkaSink(
+        writer = transform(records).writeStream.foreachBatch(self._telling(self._sink()))
+        return (
+            writer.option("checkpointLocation", job.checkpoint)
+            .trigger(processingTime=_TRIGGER)
+            .queryName(f"outbox {job.name}")
+            .start()
+        )
+
+    def _sink(self) -> KafkaSink:
+        from outbox.spark.sink import KafkaSink
+
+        job = self.job
+        return KafkaSink(
             job.name,
             slices=job.slices,
             properties=job.properties,
@@ -154,16 +181,10 @@ class Driver:
             keep_empty_key=job.keep_empty_key,
             origin=job.origin,
         )
-        writer = transform(records).writeStream.foreachBatch(self._telling(sink))
-        return (
-            writer.option("checkpointLocation", job.checkpoint)
-            .trigger(processingTime=_TRIGGER)
-            .queryName(f"outbox {job.name}")
-            .start()
-        )
 
     def _telling(self, sink: KafkaSink) -> Callable[[DataFrame, int], None]:
         def deliver(frame: DataFrame, epoch: int) -> None:
+            self._has_claimed = True
             failpoint("epoch-begun")
             sink(frame, epoch)
             failpoint("epoch-delivered")
@@ -177,6 +198,22 @@ class Driver:
             )
 
         return deliver
+
+    def _tell_holds(self) -> None:
+        """What the source leaves alone, when that has changed."""
+        from outbox.spark import holding, stream
+
+        if time.monotonic() < self._look_at:
+            return
+        self._look_at = time.monotonic() + _HOLDS_S
+        try:
+            with contextlib.closing(stream.connect(self.job.url, _STATEMENT_S)) as connection:
+                scopes = holding.Holding(self.job.table).scopes(connection)
+        except stream.OUTAGES:
+            return
+        if scopes != self._scopes:
+            self._scopes = scopes
+            self._channel.say("holds", count=len(scopes), shown=holding.shown(scopes))
 
     def _finish(self, query: StreamingQuery) -> None:
         """Let the batch under way end and be purged. What cannot be, the next driver completes."""
@@ -196,6 +233,8 @@ class Driver:
             self._channel.say("retry", text=f"the batch stays unfinished: {' '.join(str(error).split())}", pause_s=0)
 
     def _consider(self, trouble: Trouble) -> None:
+        if self._is_superseded():
+            raise Refused(f"Another driver has taken over the outbox table. {trouble.text}", Kind.FENCED)
         if trouble.kind in (Kind.REFUSED, Kind.FENCED):
             raise Refused(trouble.text, trouble.kind)
         self._failures += trouble.kind is Kind.UNKNOWN
@@ -205,6 +244,19 @@ class Driver:
         self._channel.say("retry", text=trouble.text, pause_s=round(pause_s, 1))
         self._channel.finishing.wait(pause_s)
 
+    def _is_superseded(self) -> bool:
+        """Whether another driver has taken the table since this one had it: whatever a driver that was paused meets
+        then, in the checkpoint, the ledger or the table, it must not claim the table again."""
+        from outbox.spark import stream
+
+        try:
+            with contextlib.closing(stream.connect(self.job.url, _STATEMENT_S)) as connection:
+                is_own = stream.Stream(self.job.table).state(connection).owner.startswith(self.job.owner)
+        except (*stream.OUTAGES, OutboxError):
+            return False
+        self._has_claimed = self._has_claimed or is_own
+        return self._has_claimed and not is_own
+
 
 def _session(job: Job) -> SparkSession:
     from outbox.spark import source, start
@@ -213,6 +265,14 @@ def _session(job: Job) -> SparkSession:
     spark = start.session(f"outbox {job.name}", job.master, config, kafka=job.connector)
     source.register(spark)
     return spark
+
+
+def _is_new(spark: SparkSession, place: str) -> bool:
+    """Whether a checkpoint knows no query: asked of the file system that Spark will use."""
+    jvm: Any = spark.sparkContext._jvm
+    path = jvm.org.apache.hadoop.fs.Path(place)
+    files = path.getFileSystem(spark.sparkContext._jsc.hadoopConfiguration())
+    return not files.exists(jvm.org.apache.hadoop.fs.Path(path, "metadata"))
 
 
 class Refused(OutboxError):

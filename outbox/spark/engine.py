@@ -243,6 +243,8 @@ class Worker:
         elif event == "retry":
             self._note(progress=f"waits: {said['text'][:80]}")
             logger.warning("spark_retry pause_s=%s reason=%r", said["pause_s"], said["text"])
+        elif event == "holds":
+            self._tell_holds(said["count"], said["shown"])
         elif event == "failed":
             self._failed = (said["kind"], said["text"])
 
@@ -264,6 +266,16 @@ class Worker:
         self._note(phase="running", delivered=found.delivered + count, batches=found.batches + 1)
         if reading := self._meter.read(self._leader_id, self._statistics.delivered, time.monotonic()):
             self._host.emit(reading)
+
+    def _tell_holds(self, count: int, shown: str) -> None:
+        self._note(held=count)
+        if count:
+            logger.warning(
+                "spark_holds count=%d scopes=%r remedy=%r", count, shown,
+                "left alone until manage.py outbox_resume ends what is paused or edited, outbox_requeue what is parked",
+            )  # fmt: skip
+        else:
+            logger.warning("spark_holds_over")
 
     def _note(self, **given: Any) -> None:
         self._statistics = replace(self._statistics, **given)

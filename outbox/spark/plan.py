@@ -18,6 +18,10 @@ class SliceFailed(OutboxError):
     """The slice was not delivered; nothing of it is visible. Another attempt may succeed."""
 
 
+class RefusedByKafka(SliceFailed):
+    """Not before something changes: the record, its topic, or rights."""
+
+
 class Superseded(SliceFailed):
     """Somebody else is at work on this slice."""
 

@@ -36,6 +36,7 @@ logger = logging.getLogger("outbox.spark")
 _QUERY_PROPERTY = "sql.streaming.queryId"
 _TAKEOVER_S = 60.0
 _BATCH_QUERY = "batch"
+_NEW_QUERY = "of a new checkpoint"
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,180}")
 SLICES_MAX = 1000
 
@@ -187,6 +188,14 @@ class KafkaSink:
             finally:
                 producer.drop_and_wait()
         return entries.judge(found, self.name, query, epoch, self.slices, begin_at=self.begin_at)
+
+    def refuse_new_query(self) -> None:
+        """For a checkpoint that knows no query yet: raises if the ledger knows one. Found out at its first epoch only,
+        the source would have planned a batch that the right checkpoint does not know, and refuse that one too."""
+        ledger = fencing.ledger_of(self.properties, self.ledger)
+        give_up_at = time.monotonic() + _TAKEOVER_S
+        found = [ledger.last_entry(slice_, give_up_at) for slice_ in range(ledger.partitions())]
+        entries.judge(found, self.name, _NEW_QUERY, 0, self.slices)
 
     # ---- the job
 

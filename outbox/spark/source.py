@@ -30,6 +30,7 @@ import socket
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 import psycopg
@@ -38,8 +39,11 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStrea
 from pyspark.sql.types import StructType
 
 from outbox.edges.session import BoundedConnection
+from outbox.exceptions import OutboxError
 from outbox.failpoints import failpoint
 from outbox.spark import stream
+from outbox.spark.beside import Beside
+from outbox.spark.holding import Holding
 from outbox.spark.options import Options
 from outbox.spark.reading import Range, read
 from outbox.spark.stream import Batch, CheckpointLost, Connection, State, Stream
@@ -55,6 +59,7 @@ _OUTAGE_MAX_S = 120.0
 _OUTAGE_PAUSE_S = 0.5
 
 _GRACE_S = 5.0
+_HELD_PAUSE_S, _HELD_SHARE = 1.0, 20.0  # before another look at a table in which everything is held back
 
 
 def register(spark: SparkSession) -> None:
@@ -113,7 +118,9 @@ class OutboxStreamReader(DataSourceStreamReader):
         self.options = options
         name = options.owner or f"spark {socket.gethostname()} {os.getpid()}"
         self.owner = f"{name} {uuid.uuid4().hex[:12]}"
-        self._stream = Stream(options.table)
+        self._stream, self._holding = Stream(options.table), Holding(options.table)
+        self._is_any_held = False
+        self._mark_at = float("-inf")
         self._connection: BoundedConnection | None = None
         self._is_claimed = False
         self._must_look = False
@@ -131,6 +138,10 @@ class OutboxStreamReader(DataSourceStreamReader):
         self._asked = 0
         self._first: Batch | None = None
         self._beaten_at = self._up_at = float("-inf")
+        self._cut: tuple[Batch, list[tuple[int, int, int]]] = (Batch(0), [])
+        """The batch marked last, and where its slices begin."""
+        self._beside = Beside()
+        """What is done while a batch runs. Every question of Spark waits for it: there is one connection."""
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_connection": None}
@@ -139,13 +150,15 @@ class OutboxStreamReader(DataSourceStreamReader):
 
     def initialOffset(self) -> dict[str, Any]:
         """The place before the first batch of a new checkpoint; also asked for when the first batch is repeated."""
+        self._beside.wait()
         if self._first is None:
             self._persistently(self._begin_anew if self._seen is None else self._look)
-            is_before = self._is_offered or self._seen is not None
-            self._first = Batch(self._last.number - 1) if is_before else self._last
+            following = self._seen or (self._last if self._is_offered else None)
+            self._first = Batch(following.number - 1) if following is not None else self._last
         return self._first.offset()
 
     def latestOffset(self) -> dict[str, Any]:
+        self._beside.wait()
         if self._running is not None:
             self._finished, self._running = self._running.number, None
         elif self._seen is not None:
@@ -154,11 +167,12 @@ class OutboxStreamReader(DataSourceStreamReader):
                 self._finished = max(self._finished, self._seen.number)
         if not self._is_claimed:
             self._persistently(self._advance)
-        else:
+        elif self._must_look or not self._is_offered:
             self._once(self._advance)
         return self._last.offset()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        self._beside.wait()
         if start == end:  # at a start: the newest batch of the checkpoint
             if self._seen is None and self._first is None:
                 self._persistently(lambda connection: self._resume(connection, Batch.of(end)))
@@ -166,17 +180,24 @@ class OutboxStreamReader(DataSourceStreamReader):
         batch = Batch.of(end)
         found: list[InputPartition] = self._persistently(lambda connection: self._plan(connection, batch))
         self._running = batch
+        self._beside.begin(lambda: self._once(self._advance if self._is_full(batch) else self._purge))
         return found
+
+    def _is_full(self, batch: Batch) -> bool:
+        """Whether there is likely to be another one, which may be marked while this one runs."""
+        return batch == self._last and batch.count >= self.options.max_records
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         assert isinstance(partition, Range)
         return read(self.options, partition)
 
     def commit(self, end: dict[str, Any]) -> None:
+        # It is purged by `_advance`, at the latest while the batch that is being planned runs.
         self._finished = max(self._finished, Batch.of(end).number)
-        self._once(self._purge)
 
     def stop(self) -> None:
+        with suppress(OutboxError):  # the end is near
+            self._beside.wait()
         if self._is_claimed:
             self._once(lambda connection: self._stream.release(connection, self.owner))
         self._drop()
@@ -190,6 +211,7 @@ class OutboxStreamReader(DataSourceStreamReader):
         failpoint("after-claim")
         if state.owner != self.owner:
             raise self._stream.fenced(self.owner)
+        self._is_any_held = self._holding.look(connection)
         last = state.last
         self._last, self._is_claimed, self._must_look = last, True, False
         # A mark that Spark never asked the partitions of is offered (again): nobody has read its records.
@@ -214,12 +236,17 @@ class OutboxStreamReader(DataSourceStreamReader):
 
     def _resume(self, connection: Connection, seen: Batch) -> None:
         state = self._look(connection)
-        is_before_the_offered = self._is_offered and seen.number == state.last.number - 1
-        if seen not in (state.last, state.prior) and not (is_before_the_offered and state.prior is None):
+        is_next = seen.number == state.last.number - 1 and state.prior is None and not state.is_purged
+        if is_next and state.is_planned and self.options.resend:
+            logger.warning("resent batch=%d count=%d", state.last.number, state.last.count)
+            self._is_offered = True
+        if seen not in (state.last, state.prior) and not (is_next and self._is_offered):
+            hint = ' If a query that has delivered nothing marked that batch, the option resend="true" sends it again.'
             raise CheckpointLost(
                 f"The checkpoint is at batch {seen.number} (leader_id {seen.leader}), the table at batch "
                 f"{state.last.number} (leader_id {state.last.leader}): one of them is not the newest copy, or belongs "
                 "to something else. Restore the newest checkpoint and the database that belongs to it."
+                + (hint if is_next else "")
             )
         if seen == state.last:
             self._is_offered = False
@@ -233,16 +260,30 @@ class OutboxStreamReader(DataSourceStreamReader):
         if time.monotonic() - self._beaten_at > _BEAT_S:
             self._stream.beat(connection, self.owner)
             self._beaten_at = time.monotonic()
+            self._is_any_held = self._holding.look(connection)
+            if self._is_any_held:
+                self._holding.settle(connection, self.owner)
         self._purge(connection)
-        if self._is_offered or len(self._unpurged) > 1:
+        if not (self._is_offered or len(self._unpurged) > 1):
+            self._mark(connection)
+
+    def _mark(self, connection: Connection) -> None:
+        begun = time.monotonic()
+        if self._is_any_held and begun < self._mark_at:
             return
         prior = self._unpurged[0] if self._unpurged else None
-        limit = self.options.max_records
-        found = self._stream.mark(connection, self.owner, self._last.number, uuid.uuid4(), limit, prior)
+        found = self._stream.mark(
+            connection, self.owner, self._last.number, uuid.uuid4(), self.options.max_records, prior,
+            is_any_held=self._is_any_held,
+        )  # fmt: skip
         if found is not None:
             failpoint("after-mark")
             self._last, self._is_offered = found, True
             self._unpurged.append(found)
+            self._cut = found, self._stream.starts(connection, found, self.options.slices)
+        elif self._is_any_held:
+            now = time.monotonic()
+            self._mark_at = now + max(_HELD_PAUSE_S, _HELD_SHARE * (now - begun))
 
     def _plan(self, connection: Connection, batch: Batch) -> list[InputPartition]:
         if not self._is_claimed:
@@ -250,7 +291,9 @@ class OutboxStreamReader(DataSourceStreamReader):
         self._stream.plan(connection, self.owner, batch)
         if batch == self._last:
             self._is_offered = False
-        starts = self._stream.starts(connection, batch, self.options.slices)
+        cut, starts = self._cut
+        if cut != batch:
+            starts = self._stream.starts(connection, batch, self.options.slices)
         return [Range(*found, batch.leader) for found in starts]
 
     def _purge(self, connection: Connection) -> None:

@@ -29,6 +29,7 @@ from outbox.edges.session import BoundedConnection
 from outbox.edges.table import connect_bounded, identifier
 from outbox.edges.ways import Claim
 from outbox.exceptions import OutboxError
+from outbox.spark.holding import FREE
 
 WAY = "spark"
 _HELD = "9999-01-01 00:00:00+00"
@@ -104,14 +105,15 @@ class Stream:
             "table": identifier(table),
             "state": identifier(f"{table}_state"),
             "spark": identifier(f"{table}_spark"),
+            "hold": identifier(f"{table}_hold"),
             "held": sql.Literal(_HELD),
         }
-        self._mark = self._build(
+        mark = (
             "/* mark */ WITH held AS MATERIALIZED "
             "(SELECT 1 FROM {spark} WHERE owner = %(owner)s AND batch = %(before)s AND NOT paused FOR UPDATE), "
             "marked AS (UPDATE {table} SET leader_id = %(leader)s WHERE EXISTS (SELECT FROM held) AND id = ANY(ARRAY("
-            "SELECT id FROM {table} WHERE leader_id IS NULL OR leader_id <> ALL(%(kept)s::uuid[]) "
-            "ORDER BY id LIMIT %(limit)s)) RETURNING id), "
+            "SELECT o.id FROM {table} AS o WHERE (o.leader_id IS NULL OR o.leader_id <> ALL(%(kept)s::uuid[])){free} "
+            "ORDER BY o.id LIMIT %(limit)s)) RETURNING id), "
             "found AS MATERIALIZED (SELECT min(id) AS lowest, max(id) AS highest, count(*) AS count FROM marked), "
             "noted AS (UPDATE {spark} AS s SET batch = s.batch + 1, leader_id = %(leader)s, lowest = found.lowest, "
             "highest = found.highest, count = found.count, planned = false, purged = false, "
@@ -122,6 +124,8 @@ class Stream:
             "(SELECT FROM noted) RETURNING 1) "
             "SELECT lowest, highest, count, (SELECT count(*) FROM noted) FROM found"
         )
+        self._mark = self._build(mark, free=sql.SQL(""))
+        self._mark_free = self._build(mark, free=sql.SQL(FREE).format(**self._parts))
 
     def _build(self, text: str, **parts: sql.Composable) -> str:
         return sql.SQL(text).format(**self._parts, **parts).as_string()
@@ -197,12 +201,21 @@ class Stream:
     # ---- mark, plan, purge
 
     def mark(
-        self, connection: Connection, owner: str, before: int, leader: UUID, limit: int, prior: Batch | None
+        self,
+        connection: Connection,
+        owner: str,
+        before: int,
+        leader: UUID,
+        limit: int,
+        prior: Batch | None,
+        *,
+        is_any_held: bool = False,
     ) -> Batch | None:
         """Mark the next batch, in id order; None: there is nothing, or this driver may not (see `beat`). Marks of
-        anybody but `prior` are taken over: their owners are gone."""
+        anybody but `prior` are taken over: their owners are gone. `is_any_held`: whether to leave out what is held
+        back, which costs a look at the holds per row."""
         row = connection.execute(
-            self._mark,
+            self._mark_free if is_any_held else self._mark,
             {
                 "owner": owner,
                 "before": before,
@@ -308,12 +321,12 @@ def finish(url: str, table: str = "outbox", timeout_s: float = 60.0, owner: str 
 
 # ---- what executors read
 
-_TEXT = "kafka_value::text"
+TEXT = "kafka_value::text"
 
 
 def select(table: str, leader: str, *, binary: bool = True) -> str:
     """Rows of a range of ids, in order; of one batch, or of all when `leader` is empty."""
-    value = f"coalesce(kafka_value_binary, textsend({_TEXT}))" if binary else f"textsend({_TEXT})"
+    value = f"coalesce(kafka_value_binary, textsend({TEXT}))" if binary else f"textsend({TEXT})"
     return (
         sql.SQL(
             "/* read */ SELECT id, timestamptz_send(create_time), kafka_topic, kafka_key, "

@@ -36,9 +36,10 @@ _NAMES = {
     ),
     Kind.FENCED: ("Fenced", "Superseded"),
     Kind.OUTAGE: (
-        "SliceFailed", "OtherWay", "LedgerUnreachable", "ReportsMissing", "KafkaUnreachable", "DatabaseUnreachable",
-        "KafkaException", "KafkaError", "OperationalError", "InterfaceError", "StatementOverdue", "AdminShutdown",
-        "NoProducer", "QueryCanceled", "LockNotAvailable", "ReadOnlySqlTransaction", "CannotConnectNow",
+        "SliceFailed", "RefusedByKafka", "OtherWay", "LedgerUnreachable", "ReportsMissing", "KafkaUnreachable",
+        "DatabaseUnreachable", "KafkaException", "KafkaError", "OperationalError", "InterfaceError",
+        "StatementOverdue", "AdminShutdown", "NoProducer", "QueryCanceled", "LockNotAvailable",
+        "ReadOnlySqlTransaction", "CannotConnectNow",
     ),
 }  # fmt: skip
 _OUTAGES = ("failed to connect back", "ExecutorLostFailure", "Executor heartbeat timed out", "TaskKilled")

@@ -17,14 +17,16 @@ from __future__ import annotations
 import logging
 import time
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+from outbox.core import faults
 from outbox.edges.ledger_topic import LedgerUnreachable
 from outbox.failpoints import failpoint
 from outbox.spark import entries, fencing
-from outbox.spark.plan import CHECKSUM, PART, Plan, SliceFailed, Superseded, compare
+from outbox.spark.plan import CHECKSUM, PART, Plan, RefusedByKafka, SliceFailed, Superseded, compare
 
 if TYPE_CHECKING:
     from outbox.edges.transactions import TransactionalProducer
@@ -53,6 +55,10 @@ def write(plan: Plan, batches: Iterable[Any]) -> Iterator[Any]:
             current = None
             yield pa.RecordBatch.from_pydict(counters, schema=_result_schema())
         _refuse_unfinished(current)
+    except Exception as error:
+        if current is not None and (refusal := current.refusal(error)) is not None:
+            raise refusal from error
+        raise
     finally:
         if current is not None:
             current.abandon()
@@ -98,6 +104,8 @@ class _Slice:
         self._give_up_at = time.monotonic() + plan.transaction_timeout_s
         self._entry: entries.Entry | None = None
         self._has_begun = self._is_renewed = False
+        self._failed: list[_Failure] | None = None
+        """Records that Kafka did not take, asked for when the slice is begun again: it costs time."""
         self._held = fencing.take(plan, number) or self._open()
 
     def _open(self) -> fencing.Held:
@@ -151,7 +159,7 @@ class _Slice:
             self._ids.extend(rows.column("id").to_pylist())
         self._check_topics(pc.unique(rows.column("topic")).to_pylist())
         self._begin()
-        _produce(self._held.producer, rows, self.plan, self._give_up_at)
+        _produce(self._held.producer, rows, self.plan, self._give_up_at, self._failed)
 
     def _check_topics(self, topics: list[str | None]) -> None:
         """An unknown topic inside a transaction would stall it."""
@@ -174,7 +182,7 @@ class _Slice:
         if rows is None or not _is_of_kafka(error):
             raise error
         logger.warning("slice_begun_again slice=%d epoch=%d error=%r", self.number, self.plan.epoch, str(error))
-        self._at_hand, self._has_begun, self._ids = None, False, array("q")
+        self._at_hand, self._has_begun, self._ids, self._failed = None, False, array("q"), []
         self._held.producer.drop_and_wait()
         self._give_up_at = time.monotonic() + self.plan.transaction_timeout_s
         self._held = self._open()
@@ -226,6 +234,28 @@ class _Slice:
             origin=plan.origin,
         )
 
+    def refusal(self, error: Exception) -> RefusedByKafka | None:
+        """What Kafka will not take as it is, if that is the reason of `error`."""
+        from outbox.edges.transactions import kafka_error
+
+        if not _is_of_kafka(error):
+            return None
+        names = [failure.code for failure in self._failed or ()]
+        names += [found.name() for found in (self._held.producer.cause(), kafka_error(error)) if found is not None]
+        code = next((name for name in names if faults.KINDS.get(name) in faults.REFUSALS), None)
+        if code is None:
+            return None
+        # Kafka refuses whole requests, and innocent records with them: the largest is the likeliest culprit.
+        failed = [failure for failure in self._failed or () if failure.code == code]
+        culprit = max(failed, key=lambda failure: failure.size, default=None)
+        others = f", the largest of {len(failed)} refused together," if len(failed) > 1 else ""
+        what = f"the record {culprit.shown}{others}" if culprit else f"a record of slice {self.number}"
+        happened, remedy = faults.in_plain_words(code)
+        return RefusedByKafka(
+            f"Kafka refuses {what} in epoch {self.plan.epoch}: {code}, {happened}. To go on, {remedy}; or let the "
+            "transformation leave it out. Until then the query stays at this epoch and tries again; nothing is lost."
+        )
+
     def abandon(self) -> None:
         """Whatever is open ends when the next attempt fences it."""
         self._held.producer.drop_and_wait()
@@ -241,18 +271,44 @@ def _shown(entry: entries.Entry | None) -> str:
     return f"epoch {entry.epoch} of query {entry.query}" if entry is not None else "none"
 
 
-def _produce(producer: TransactionalProducer, rows: Any, plan: Plan, give_up_at: float) -> None:
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    code: str
+    shown: str
+    size: int
+
+
+def _reporting(failed: list[_Failure], id_: int | None, topic: str, size: int) -> Callable[[Any, Any], None]:
+    shown = f"{f'with id {id_} ' if id_ is not None else ''}for topic {topic!r} ({size:,} bytes)"
+
+    def report(error: Any, message: Any) -> None:
+        if error is not None:
+            failed.append(_Failure(error.name(), shown, size))
+
+    return report
+
+
+def _produce(
+    producer: TransactionalProducer, rows: Any, plan: Plan, give_up_at: float, failed: list[_Failure] | None = None
+) -> None:
     """Positional arguments: by name each call costs half as much again."""
+    from outbox.edges.transactions import kafka_error
+
     produce = producer.client.produce
     header, keep = plan.id_header, plan.keep_empty_key
     for id_, topic, key, value, headers in _python_rows(rows, plan):
         if header and id_ is not None:
             headers = [*headers, (header, b"%d" % id_)] if headers else [(header, b"%d" % id_)]
-        record = (topic, value, key if key or keep else None, -1, None, None, 0, headers)
+        report = _reporting(failed, id_, topic, len(value or b"") + len(key or "")) if failed is not None else None
+        record = (topic, value, key if key or keep else None, -1, report, None, 0, headers)
         try:
             produce(*record)
         except BufferError:
             _produce_when_there_is_room(producer, record, give_up_at)
+        except Exception as error:
+            if report is not None:
+                report(kafka_error(error), None)
+            raise
 
 
 def _python_rows(rows: Any, plan: Plan) -> Iterator[tuple[Any, ...]]:

@@ -98,6 +98,11 @@ class Cluster:
                         found.add((path.name, event["Task Info"]["Executor ID"]))
         return found
 
+    def copies(self):
+        """Speculative tasks that were started."""
+        return sum('"Speculative":true' in line for path in self.events.iterdir() for line in
+                   path.read_text().splitlines() if "SparkListenerTaskStart" in line)  # fmt: skip
+
     def close(self):
         kill(*[pid for process in self._processes for pid in (process.pid, *children(process.pid))])
         for process in self._processes:

@@ -37,7 +37,8 @@ def pytest_collection_modifyitems(items):
     """PySpark leaves the sockets between Python and its JVM to the garbage collector; a JVM takes its time to start."""
     for item in items:
         if Path(__file__).parent in item.path.parents:
-            item.add_marker(pytest.mark.timeout(400))
+            if item.get_closest_marker("timeout") is None:  # one that is added here would come before a module's
+                item.add_marker(pytest.mark.timeout(400))
             item.add_marker(pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"))
 
 

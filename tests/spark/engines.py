@@ -7,8 +7,10 @@ import threading
 import time
 from pathlib import Path
 
+from outbox.spark import audit
 from outbox.spark.driver import Driver, Refused
 from outbox.spark.job import Job
+from outbox.spark.verdict import Request
 from tests.harvest.processes import Harvest
 from tests.support.topics import read_topic
 
@@ -166,7 +168,11 @@ def kill(*pids):
 
 def stopped(pid):
     """Descendants that a failpoint has stopped."""
-    return [child for child in children(pid) if _state(child) == "T"]
+    return [child for child in children(pid) if is_stopped(child)]
+
+
+def is_stopped(pid):
+    return _state(pid) == "T"
 
 
 def _state(pid):
@@ -198,6 +204,15 @@ def children(pid):
 
 def javas(pid):
     return [line for line in children(pid).values() if "/java " in line or line.startswith("java ")]
+
+
+def audited(spark, outbox, servers, topics):
+    """What the audit says of everything that went through the ledger of this table's sink: nothing."""
+    request = Request({"conninfo": outbox.url}, outbox.table, {"bootstrap.servers": servers},
+                      (f"outbox-spark-{outbox.table}",), tuple(topics))  # fmt: skip
+    verdict = audit.audit(spark, request)
+    assert verdict.faults == (), verdict.lines()
+    return verdict
 
 
 def judge(servers, topics, expected):

@@ -29,7 +29,7 @@ class Outbox:
         return self.run("SELECT count(*) FROM {table}")[0][0]
 
 
-SUFFIXES = {"table": "", "state": "_state", "spark": "_spark", "lane": "_lane", "purged": "_purged"}
+SUFFIXES = {"table": "", **{name: f"_{name}" for name in ("state", "spark", "lane", "purged", "hold")}}
 
 
 def make_outbox(url):

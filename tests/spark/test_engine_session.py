@@ -4,9 +4,11 @@ import shutil
 
 import pytest
 
-from outbox.spark.driver import Refused, resolve
+from outbox.spark.driver import Driver, Refused, resolve
+from outbox.spark.job import Job
+from outbox.spark.troubles import Kind, Trouble
 from tests.spark import transforms
-from tests.spark.engines import Running, judge
+from tests.spark.engines import Channel, Running, judge
 from tests.spark.tables import make_outbox
 from tests.support.databases import django
 from tests.support.topics import create_topic
@@ -46,8 +48,10 @@ def test_an_epoch_that_fails_is_repeated_with_other_shuffle_partitions(
 
 
 def test_epochs_without_a_record_are_purged_too_and_a_lost_checkpoint_is_refused(
-    run, outbox_table, bootstrap_servers, tmp_path
+    run, outbox_table, bootstrap_servers, tmp_path, monkeypatch
 ):
+    broken = tmp_path / "broken"
+    monkeypatch.setattr(transforms, "fails_while", str(broken))
     topic = create_topic(bootstrap_servers, 1)
     outbox_table.insert(topic, 400, keys=6)
     first = run(transform="tests.spark.transforms.only_some").drain()
@@ -56,15 +60,25 @@ def test_epochs_without_a_record_are_purged_too_and_a_lost_checkpoint_is_refused
     assert [said["count"] for said in first.channel.of("epoch")] == [0, 0, 1]
     judge(bootstrap_servers, [topic], [407])
 
-    shutil.rmtree(tmp_path / "checkpoint")
+    # Refused before anything is marked: the checkpoint that is restored still fits.
+    (tmp_path / "checkpoint").rename(tmp_path / "copy")
     outbox_table.insert(topic, 7)
     refusal = run().refusal()
     assert "Either the checkpoint was deleted or moved: restore it, or begin anew under another sink name" in refusal
-    refusal = run(place=tmp_path / "another", name="another").refusal()
+    shutil.rmtree(tmp_path / "checkpoint", ignore_errors=True)
+    (tmp_path / "copy").rename(tmp_path / "checkpoint")
+    restored = run(transform="tests.spark.transforms.failing_for_now").drain()
+
+    # With a batch under way.
+    broken.touch()
+    outbox_table.insert(topic, 7)
+    restored.until(lambda: restored.channel.of("retry"))
+    restored.finish()
+    refusal = run(place=tmp_path / "another", name=f"{outbox_table.table}-again").refusal()
     assert "7 records of batch" in refusal
     assert 'the option resend="true" sends those records again' in refusal
-    run(place=tmp_path / "third", name=f"{outbox_table.table}-again", resend=True).drain().finish()
-    judge(bootstrap_servers, [topic], range(407, 415))
+    run(place=tmp_path / "third", name=f"{outbox_table.table}-third", resend=True).drain().finish()
+    judge(bootstrap_servers, [topic], range(407, 422))
 
 
 def test_what_a_transformation_does_wrong_is_told_in_a_line(run):
@@ -82,6 +96,23 @@ def test_what_a_transformation_does_wrong_is_told_in_a_line(run):
         ) as error:
             resolve(path)
         assert not isinstance(error.value, Refused)
+
+
+def test_a_driver_whose_table_another_one_has_does_not_claim_it_again(outbox_table):
+    """It was paused, and wakes up to any trouble: in the checkpoint, say, which the other one writes too."""
+    channel = Channel()
+    channel.finishing.set()
+    job = Job(outbox_table.url, outbox_table.table, name="n", checkpoint="", properties={}, owner="mine")
+    driver, trouble = Driver(job, channel), Trouble(Kind.OUTAGE, "a file is there already")
+    outbox_table.run("INSERT INTO {spark} (owner) VALUES ('another')")
+    driver._consider(trouble)
+    outbox_table.run("UPDATE {spark} SET owner = 'mine 1'")
+    driver._consider(trouble)
+    outbox_table.run("UPDATE {spark} SET owner = 'another'")
+    with pytest.raises(Refused, match="Another driver has taken over") as refused:
+        driver._consider(trouble)
+    assert refused.value.kind == Kind.FENCED
+    assert len(channel.of("retry")) == 2
 
 
 @pytest.mark.slow

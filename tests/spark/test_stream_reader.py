@@ -272,6 +272,23 @@ def test_an_old_copy_of_the_checkpoint_is_refused(query, outbox_table):
         running.start()
 
 
+def test_a_batch_that_another_checkpoint_has_planned_is_sent_again_when_that_is_wanted(query, outbox_table):
+    """A query with a new checkpoint was refused by its sink: the right checkpoint does not know its batch."""
+    outbox_table.insert("t", 15)
+    right = query()
+    assert right.drain() == list(range(1, 16))
+    outbox_table.insert("t", 5)
+    wrong = query()
+    wrong.plan()
+    wrong.read()
+    with pytest.raises(CheckpointLost, match=r'the option resend="true" sends it again'):
+        right.start()
+    right.options["resend"] = "true"
+    assert right.start() is None
+    assert right.drain() == list(range(16, 21))
+    assert outbox_table.count() == 0
+
+
 def test_records_that_vanish_are_noticed(query, outbox_table):
     outbox_table.insert("t", 5)
     running = query()
@@ -321,8 +338,8 @@ def test_an_answer_that_was_lost_does_not_lose_the_mark(query, outbox_table):
     running.reader.initialOffset()
     mark = running.reader._stream.mark
 
-    def mark_and_lose(*given):
-        mark(*given)
+    def mark_and_lose(*given, **options):
+        mark(*given, **options)
         running.reader._stream.mark = mark
         raise psycopg.OperationalError("the answer was lost")
 
@@ -364,6 +381,69 @@ def test_finish_waits_for_the_batch_under_way_and_for_its_purge(query, outbox_ta
     assert outbox_table.count() == 5
     running.start()
     assert running.drain() == list(range(11, 16))
+
+
+def hold(outbox, reason, topic="", key=None, **given):
+    columns = {"reason": reason, "topic": topic, "key": key, **given}
+    outbox.run(
+        f"INSERT INTO {{hold}} ({', '.join(columns)}) VALUES ({', '.join(['%s'] * len(columns))})", *columns.values()
+    )
+
+
+def look_again(running):
+    """The source asks for holds once a second."""
+    running.reader._beaten_at = running.reader._mark_at = float("-inf")
+
+
+def confirmed(outbox):
+    return outbox.run("SELECT topic, key, confirmed_by FROM {hold} WHERE reason IN ('paused', 'editing') ORDER BY id")
+
+
+def test_what_is_held_back_is_left_alone_and_told_so(query, outbox_table):
+    """A key, a topic, a record without key and a lane; refused by another way, paused, or being edited."""
+    outbox_table.insert("t", 14)
+    outbox_table.insert("u", 2)
+    outbox_table.run("INSERT INTO {table} (kafka_topic, kafka_key) VALUES ('t', ''), ('t', '')")
+    hold(outbox_table, "parked", "t", "k1", record_id=2)
+    hold(outbox_table, "parked", "t", "k2", record_id=3, wanted="retry")
+    hold(outbox_table, "quarantined", "t", "k3", record_id=999)
+    hold(outbox_table, "paused", "t", "k4")
+    hold(outbox_table, "paused", "u")
+    hold(outbox_table, "editing", "t", "", record_id=17)
+    running = query(maxRecords="100")
+    ids = [id_ for id_ in range(1, 15) if (id_ - 1) % 7 not in (1, 4)]
+    assert running.drain() == [*ids, 18]
+    look_again(running)
+    running.plan()
+    assert outbox_table.run("SELECT topic, key FROM {hold} WHERE record_id IN (3, 999)") == []
+    assert confirmed(outbox_table) == [("t", "k4", [0]), ("u", None, [0]), ("t", "", [0])]
+    outbox_table.run("DELETE FROM {hold} WHERE reason <> 'parked'")
+    outbox_table.run("UPDATE {hold} SET wanted = 'retry'")
+    hold(outbox_table, "paused", lane=0)
+    look_again(running)
+    assert running.drain() == []
+    outbox_table.run("DELETE FROM {hold} WHERE reason = 'paused'")
+    look_again(running)
+    assert running.drain() == [2, 5, 9, 12, 15, 16, 17]
+    look_again(running)
+    running.plan()
+    assert outbox_table.run("SELECT * FROM {hold}") == []
+
+
+def test_a_pause_is_confirmed_when_nothing_of_it_is_on_its_way(query, outbox_table):
+    outbox_table.insert("t", 14)
+    running = query()
+    running.plan()
+    hold(outbox_table, "paused", "t", "k1")
+    hold(outbox_table, "paused", "v")
+    look_again(running)
+    running.reader.latestOffset()
+    assert [row[2] for row in confirmed(outbox_table)] == [[], [0]]
+    assert running.run() == list(range(1, 11))
+    assert running.drain() == [11, 12, 13, 14]
+    look_again(running)
+    running.reader.latestOffset()
+    assert [row[2] for row in confirmed(outbox_table)] == [[0], [0]]
 
 
 def test_options_are_checked_all_at_once():

@@ -20,6 +20,7 @@ CASES = [
     (SOURCE, Kind.FENCED, "Another driver has taken over"),
     (TASK, Kind.OUTAGE, "Records go to topics"),
     (SOURCE + "\noutbox.spark.entries.OtherQuery: The ledger belongs to another.", Kind.REFUSED, "The ledger belongs"),
+    ("outbox.spark.plan.RefusedByKafka: Kafka refuses it", Kind.OUTAGE, "Kafka refuses it"),
     ("x\npsycopg.OperationalError: server closed the connection", Kind.OUTAGE, "server closed"),
     ("cimpl.KafkaException: KafkaError{code=_TRANSPORT}", Kind.OUTAGE, "KafkaError"),
     ("java.io.IOException: Python worker failed to connect back to the JVM", Kind.OUTAGE, "java.io.IOException"),

@@ -1,6 +1,7 @@
 """One slice in an executor, without Spark around it: the functions that tasks run, on a real Kafka."""
 
 import dataclasses
+import os
 import time
 import uuid
 import zlib
@@ -10,7 +11,7 @@ import pytest
 
 from outbox.core import ledger
 from outbox.spark import entries, fencing, writing
-from outbox.spark.plan import CHECKSUM, PART, Plan, SliceFailed, Superseded
+from outbox.spark.plan import CHECKSUM, PART, Plan, RefusedByKafka, SliceFailed, Superseded
 from tests.support.topics import create_topic, read_topic
 
 
@@ -198,6 +199,21 @@ def test_a_resumed_driver_finds_that_another_has_gone_on(plan, topic, bootstrap_
 def test_a_topic_that_does_not_exist_is_named_before_anything_is_sent(plan, topic, bootstrap_servers):
     with pytest.raises(SliceFailed, match=r"'nowhere'.*Create them"):
         write(plan, batch("nowhere", 0, [1]))
+
+
+@pytest.mark.parametrize("size", [20_000, 17_000_000])
+def test_a_record_that_kafka_refuses_is_named(plan, bootstrap_servers, size):
+    """By the broker, or by the client, which takes no more than 16 MB."""
+    topic = create_topic(bootstrap_servers, 1, **{"max.message.bytes": "10000"})
+    rows = pa.Table.from_batches([batch(topic, 0, [1, 2, 3])]).to_pylist()
+    rows[1]["value"] = os.urandom(size)
+    large = pa.RecordBatch.from_pylist(rows, schema=batch(topic, 0, [1]).schema)
+    with pytest.raises(
+        RefusedByKafka, match=rf"record with id 2 .*\({size + 1:,} bytes.*MSG_SIZE_TOO_LARGE.* raise max"
+    ):
+        write(plan, large)
+    assert ids_on(bootstrap_servers, topic) == []
+    assert [row["count"] for row in write(plan, batch(topic, 0, [1, 3]))] == [2]
 
 
 def test_a_plan_pickles(plan):

@@ -1,0 +1,99 @@
+"""What is held back, as the Spark source heeds it: the statements on `<TABLE>_hold`. Operators and other ways of
+harvesting place holds; this one places none.
+
+What an operator has paused or edits, and what was parked or quarantined by another way, is left alone when a batch is
+marked. A parked record is tried again when an operator wants that, and not by itself: refused once more it would stop
+its whole micro-batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import psycopg
+from psycopg import sql
+
+from outbox.edges.table import identifier
+
+Connection = psycopg.Connection[Any]
+
+_SHOWN_MAX = 5
+# A record at the head that is gone holds nothing back any more.
+_IN_FORCE = (
+    "(h.reason IN ('paused', 'editing') OR h.wanted <> 'retry' AND (h.record_id IS NULL "
+    "OR EXISTS (SELECT FROM {table} AS head WHERE head.id = h.record_id)))"
+)
+_LANE = (
+    "(CASE WHEN o.kafka_key = '' AND NOT (SELECT coalesce(keep_empty_key, false) FROM {state}) THEN o.id "
+    "ELSE hashtextextended(o.kafka_key, 0) & 9223372036854775807 END %% (SELECT lanes FROM {state}))"
+)
+# As migration 0005 composes `unit`, which has an index: many holds cost a record no more than one.
+_CONCERNS = (
+    "h.unit = ANY(ARRAY[md5('lane ' || " + _LANE + "), md5('topic ' || o.kafka_topic), "
+    "md5(CASE WHEN o.kafka_key = '' THEN 'record ' || o.id "
+    "ELSE 'key ' || length(o.kafka_topic) || ' ' || o.kafka_topic || ' ' || o.kafka_key END)])"
+)
+FREE = " AND NOT EXISTS (SELECT FROM {hold} AS h WHERE " + _IN_FORCE + " AND " + _CONCERNS + ")"
+"""For a statement on the table under the name `o`."""
+_LIFT = (
+    "/* hold */ DELETE FROM {hold} AS h WHERE reason IN ('parked', 'quarantined') AND record_id IS NOT NULL "
+    "AND NOT EXISTS (SELECT FROM {table} AS head WHERE head.id = h.record_id)"
+)
+# Confirmed is what no marked record belongs to: neither of the last batch nor of the one before it.
+_CONFIRM = (
+    "/* confirm */ UPDATE {hold} AS h SET confirmed_by = array(SELECT generate_series(0, s.lanes - 1)) "
+    "FROM {state} AS s, {spark} AS k WHERE k.owner = %(owner)s AND h.reason IN ('paused', 'editing') "
+    "AND NOT h.confirmed_by @> array(SELECT generate_series(0, s.lanes - 1)) "
+    "AND (k.purged OR NOT EXISTS (SELECT FROM {table} AS o WHERE o.id BETWEEN k.lowest AND k.highest "
+    "AND o.leader_id = k.leader_id AND " + _CONCERNS + ")) "
+    "AND (k.prior_leader_id IS NULL OR NOT EXISTS (SELECT FROM {table} AS o "
+    "WHERE o.id BETWEEN k.prior_lowest AND k.prior_highest AND o.leader_id = k.prior_leader_id AND " + _CONCERNS + "))"
+)
+_SCOPES = (
+    "/* holds */ SELECT h.reason || ': ' || CASE WHEN h.topic = '' THEN 'lane ' || h.lane "
+    "WHEN h.key IS NULL THEN 'topic ' || h.topic WHEN h.key = '' THEN h.topic || ' #' || h.record_id "
+    "ELSE h.topic || '[' || h.key || ']' END FROM {hold} AS h WHERE " + _IN_FORCE + " ORDER BY h.id"
+)
+
+
+class Holding:
+    """For one table, which may be of an older release and have none."""
+
+    def __init__(self, table: str) -> None:
+        parts = {name: identifier(table + suffix) for name, suffix in _SUFFIXES.items()}
+        self._name = parts["hold"].as_string()
+        self._lift, self._confirm, self._scopes, self._any = (
+            sql.SQL(text).format(**parts).as_string()
+            for text in (_LIFT, _CONFIRM, _SCOPES, "/* holds */ SELECT EXISTS (SELECT FROM {hold})")
+        )
+        self._exists = False
+
+    def look(self, connection: Connection) -> bool:
+        """Whether there are any."""
+        row = self._is_there(connection) and connection.execute(self._any).fetchone()
+        return bool(row and row[0])
+
+    def settle(self, connection: Connection, owner: str) -> None:
+        """Lift those whose record is gone; tell operators which of their own are respected. To be called when the
+        next mark will leave them alone."""
+        connection.execute(self._lift)
+        connection.execute(self._confirm, {"owner": owner})
+
+    def scopes(self, connection: Connection) -> Sequence[str]:
+        """What is held back, for people."""
+        return [row[0] for row in connection.execute(self._scopes)] if self._is_there(connection) else []
+
+    def _is_there(self, connection: Connection) -> bool:
+        if not self._exists:
+            row = connection.execute("/* holds */ SELECT to_regclass(%s) IS NOT NULL", [self._name]).fetchone()
+            self._exists = bool(row and row[0])
+        return self._exists
+
+
+_SUFFIXES = {"table": "", "hold": "_hold", "state": "_state", "spark": "_spark"}
+
+
+def shown(scopes: Sequence[str]) -> str:
+    more = len(scopes) - _SHOWN_MAX
+    return "; ".join(scopes[:_SHOWN_MAX]) + (f"; and {more} more" if more > 0 else "")
