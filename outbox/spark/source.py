@@ -30,7 +30,6 @@ import socket
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from typing import Any
 
 import psycopg
@@ -39,10 +38,8 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStrea
 from pyspark.sql.types import StructType
 
 from outbox.edges.session import BoundedConnection
-from outbox.exceptions import OutboxError
 from outbox.failpoints import failpoint
 from outbox.spark import stream
-from outbox.spark.beside import Beside
 from outbox.spark.holding import Holding
 from outbox.spark.options import Options
 from outbox.spark.reading import Range, read
@@ -138,10 +135,6 @@ class OutboxStreamReader(DataSourceStreamReader):
         self._asked = 0
         self._first: Batch | None = None
         self._beaten_at = self._up_at = float("-inf")
-        self._cut: tuple[Batch, list[tuple[int, int, int]]] = (Batch(0), [])
-        """The batch marked last, and where its slices begin."""
-        self._beside = Beside()
-        """What is done while a batch runs. Every question of Spark waits for it: there is one connection."""
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_connection": None}
@@ -150,15 +143,13 @@ class OutboxStreamReader(DataSourceStreamReader):
 
     def initialOffset(self) -> dict[str, Any]:
         """The place before the first batch of a new checkpoint; also asked for when the first batch is repeated."""
-        self._beside.wait()
         if self._first is None:
             self._persistently(self._begin_anew if self._seen is None else self._look)
-            following = self._seen or (self._last if self._is_offered else None)
-            self._first = Batch(following.number - 1) if following is not None else self._last
+            is_before = self._is_offered or self._seen is not None
+            self._first = Batch(self._last.number - 1) if is_before else self._last
         return self._first.offset()
 
     def latestOffset(self) -> dict[str, Any]:
-        self._beside.wait()
         if self._running is not None:
             self._finished, self._running = self._running.number, None
         elif self._seen is not None:
@@ -167,12 +158,11 @@ class OutboxStreamReader(DataSourceStreamReader):
                 self._finished = max(self._finished, self._seen.number)
         if not self._is_claimed:
             self._persistently(self._advance)
-        elif self._must_look or not self._is_offered:
+        else:
             self._once(self._advance)
         return self._last.offset()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        self._beside.wait()
         if start == end:  # at a start: the newest batch of the checkpoint
             if self._seen is None and self._first is None:
                 self._persistently(lambda connection: self._resume(connection, Batch.of(end)))
@@ -180,24 +170,17 @@ class OutboxStreamReader(DataSourceStreamReader):
         batch = Batch.of(end)
         found: list[InputPartition] = self._persistently(lambda connection: self._plan(connection, batch))
         self._running = batch
-        self._beside.begin(lambda: self._once(self._advance if self._is_full(batch) else self._purge))
         return found
-
-    def _is_full(self, batch: Batch) -> bool:
-        """Whether there is likely to be another one, which may be marked while this one runs."""
-        return batch == self._last and batch.count >= self.options.max_records
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         assert isinstance(partition, Range)
         return read(self.options, partition)
 
     def commit(self, end: dict[str, Any]) -> None:
-        # It is purged by `_advance`, at the latest while the batch that is being planned runs.
         self._finished = max(self._finished, Batch.of(end).number)
+        self._once(self._purge)
 
     def stop(self) -> None:
-        with suppress(OutboxError):  # the end is near
-            self._beside.wait()
         if self._is_claimed:
             self._once(lambda connection: self._stream.release(connection, self.owner))
         self._drop()
@@ -280,7 +263,6 @@ class OutboxStreamReader(DataSourceStreamReader):
             failpoint("after-mark")
             self._last, self._is_offered = found, True
             self._unpurged.append(found)
-            self._cut = found, self._stream.starts(connection, found, self.options.slices)
         elif self._is_any_held:
             now = time.monotonic()
             self._mark_at = now + max(_HELD_PAUSE_S, _HELD_SHARE * (now - begun))
@@ -291,9 +273,7 @@ class OutboxStreamReader(DataSourceStreamReader):
         self._stream.plan(connection, self.owner, batch)
         if batch == self._last:
             self._is_offered = False
-        cut, starts = self._cut
-        if cut != batch:
-            starts = self._stream.starts(connection, batch, self.options.slices)
+        starts = self._stream.starts(connection, batch, self.options.slices)
         return [Range(*found, batch.leader) for found in starts]
 
     def _purge(self, connection: Connection) -> None:
