@@ -20,55 +20,49 @@ _32 = 0xFFFFFFFF
 
 def checksum(columns: Collection[str]) -> Column:
     """CRC-32 of the record's bytes; the same number as `zlib.crc32(core.ledger.record_bytes(row))`."""
-    from pyspark.sql import functions as F
-
-    topic, key = _text("topic"), _text("key")
-    lengths, headers = F.lit(""), F.lit("")
-    if "headers" in columns:
-        pairs = F.col("headers")
-        has_pairs = F.size(pairs) > 0  # Spark interprets functions of arrays: only where there is something to do
-        lengths = F.when(
-            has_pairs,
-            F.array_join(F.transform(pairs, lambda pair: F.concat(_length(pair["key"]), _length(pair["value"]))), ""),
-        ).otherwise("")
-        headers = F.when(
-            has_pairs,
-            F.array_join(
-                F.transform(
-                    pairs, lambda pair: F.concat(pair["key"], F.coalesce(pair["value"].cast("string"), F.lit("")))
-                ),
-                "",
-            ),
-        ).otherwise("")
-    number = F.col("id").cast("string") if "id" in columns else F.lit("0")
-    mark = F.when(F.col("value").isNull(), "-").otherwise(":")
-    head = F.concat(number, _length(topic), _length(key), lengths, mark, topic, key, headers)
-    body = F.coalesce(F.col("value").cast("binary"), F.lit(b""))
-    return F.crc32(F.concat(head.cast("binary"), body))
+    return _column(checksum_sql(columns))
 
 
-def headers() -> Column:
-    """The headers for an Arrow batch: empty where there are none. Spark 4.0 takes 10 µs to hand a null array over."""
-    from pyspark.sql import functions as F
+def checksum_sql(columns: Collection[str]) -> str:
+    lengths, headers = "''", "''"
+    if "headers" in columns:  # Spark interprets functions of arrays: only where there is something to do
+        pairs = f"concat({_length('pair.key')}, {_length('pair.value')})"
+        texts = "concat(pair.key, coalesce(CAST(pair.value AS STRING), ''))"
+        lengths, headers = (
+            f"CASE WHEN size(headers) > 0 THEN array_join(transform(headers, pair -> {text}), '') ELSE '' END"
+            for text in (pairs, texts)
+        )
+    number = "CAST(id AS STRING)" if "id" in columns else "'0'"
+    parts = [number, _length("topic"), _length("key"), lengths, "CASE WHEN value IS NULL THEN '-' ELSE ':' END"]
+    head = ", ".join([*parts, _text("topic"), _text("key"), headers])
+    return f"crc32(concat(CAST(concat({head}) AS BINARY), coalesce(CAST(value AS BINARY), X'')))"
 
-    return F.coalesce(F.col("headers"), F.expr("array()"))
+
+HEADERS = "coalesce(headers, array())"
+"""The headers for an Arrow batch: empty where there are none. Spark 4.0 takes 10 µs to hand a null array over."""
 
 
 def slice_of(columns: Collection[str], order: Sequence[str], slices: int, *, keep_empty_key: bool) -> Column:
     """The slice of a record. Records of one topic and key share one; records without a key are spread."""
-    from pyspark.sql import functions as F
-
-    by_key = F.xxhash64(_text("topic"), _text("key"))
-    spread = F.xxhash64(*(["id"] if "id" in columns else order))
-    has_key = F.lit(True) if keep_empty_key else _text("key") != ""
-    return F.pmod(F.when(has_key, by_key).otherwise(spread), F.lit(slices)).cast("int")
+    return _column(slice_sql(columns, order, slices, keep_empty_key=keep_empty_key))
 
 
-def home_of(slice_: Column, slices: int) -> Column:
+def slice_sql(columns: Collection[str], order: Sequence[str], slices: int, *, keep_empty_key: bool) -> str:
+    hashed = f"xxhash64({_text('topic')}, {_text('key')})"
+    if not keep_empty_key:
+        spread = ", ".join(["id"] if "id" in columns else map(quoted, order))
+        hashed = f"CASE WHEN {_text('key')} <> '' THEN {hashed} ELSE xxhash64({spread}) END"
+    return f"CAST(pmod({hashed}, {slices}) AS INT)"
+
+
+def quoted(name: str) -> str:
+    """A column's name in SQL."""
+    return "`" + name.replace("`", "``") + "`"
+
+
+def home_of(slice_: str, slices: int) -> Column:
     """A number that Spark's hash partitioning puts into the partition of this slice's number."""
-    from pyspark.sql import functions as F
-
-    return F.element_at(F.lit(list(_homes(slices))), (slice_ + 1).cast("int"))
+    return _column(f"element_at(array({', '.join(map(str, _homes(slices)))}), CAST({slice_} AS INT) + 1)")
 
 
 @cache
@@ -97,13 +91,17 @@ def _rotated(number: int, by: int) -> int:
     return (number << by | number >> 32 - by) & _32
 
 
-def _text(name: str) -> Column:
+def _text(name: str) -> str:
+    return f"coalesce(CAST({name} AS STRING), '')"
+
+
+def _length(name: str) -> str:
+    return f"concat(',', CAST(char_length({_text(name)}) AS STRING))"
+
+
+def _column(text: str) -> Column:
+    """One call into the JVM. A column that is put together by calls takes one for every part of it, a millisecond
+    each."""
     from pyspark.sql import functions as F
 
-    return F.coalesce(F.col(name).cast("string"), F.lit(""))
-
-
-def _length(column: Column) -> Column:
-    from pyspark.sql import functions as F
-
-    return F.concat(F.lit(","), F.char_length(F.coalesce(column.cast("string"), F.lit(""))).cast("string"))
+    return F.expr(text)

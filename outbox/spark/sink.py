@@ -201,24 +201,22 @@ class KafkaSink:
 
     def _sliced(self, frame: DataFrame) -> DataFrame:
         """The columns that executors need, and those that sort."""
-        from pyspark.sql import functions as F
-
-        columns = [name for name in ("id", "topic", "key", "value", "headers") if name in frame.columns]
-        slice_ = expressions.slice_of(columns, self.order, self.slices, keep_empty_key=self.keep_empty_key)
-        extra = [name for name in self.order if name not in columns]
-        taken = [expressions.headers().alias(name) if name == "headers" else F.col(name) for name in columns]
-        return frame.select(
-            (slice_ * 2).cast("int").alias(PART), expressions.checksum(columns).alias(CHECKSUM), *taken, *extra
+        there = frame.columns
+        columns = [name for name in ("id", "topic", "key", "value", "headers") if name in there]
+        slice_ = expressions.slice_sql(columns, self.order, self.slices, keep_empty_key=self.keep_empty_key)
+        return frame.selectExpr(
+            f"{slice_} * 2 AS {PART}",
+            f"{expressions.checksum_sql(columns)} AS {CHECKSUM}",
+            *(f"{expressions.HEADERS} AS headers" if name == "headers" else name for name in columns),
+            *(expressions.quoted(name) for name in self.order if name not in columns),
         )
 
     def _run(self, sliced: DataFrame, plan: Plan) -> list[Any]:
-        from pyspark.sql import functions as F
-
         spark = sliced.sparkSession
-        sentinels = spark.range(0, self.slices, 1, 1).select((F.col("id") * 2 + 1).cast("int").alias(PART))
+        sentinels = spark.range(0, self.slices, 1, 1).selectExpr(f"CAST(id * 2 + 1 AS INT) AS {PART}")
         whole = sliced.unionByName(sentinels, allowMissingColumns=True)
         # One slice per task; that a task could get several, or none, costs time and nothing else.
-        home = expressions.home_of(F.expr(f"{PART} div 2"), self.slices)
+        home = expressions.home_of(f"{PART} div 2", self.slices)
         arranged = whole.repartition(self.slices, home).sortWithinPartitions(PART, *self.order)
         results = arranged.mapInArrow(partial(writing.write, plan), RESULT).collect()
         if sorted(row["slice"] for row in results) != list(range(self.slices)):

@@ -174,7 +174,7 @@ def test_checksums_are_those_of_the_ledger(spark):
 
 @pytest.mark.parametrize("slices", [1, 2, 5])
 def test_every_slice_has_a_task_of_its_own(spark, slices):
-    frame = spark.range(slices).repartition(slices, expressions.home_of(expressions_of(spark, "id"), slices))
+    frame = spark.range(slices).repartition(slices, expressions.home_of("id", slices))
     found = frame.selectExpr("id", "spark_partition_id() AS place").collect()
     assert sorted((row["id"], row["place"]) for row in found) == [(number, number) for number in range(slices)]
 
