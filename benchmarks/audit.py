@@ -1,0 +1,146 @@
+"""Rows about `outbox_audit`: its rate beside a plain `count()` of the same topic, and its memory.
+
+What it reads was delivered by a harvester: the ledger is a genuine one. The count is Spark's, by the same connector, of
+the same offsets, in a warm session of `local[2]`. The large form runs the command as a process of its own, whose memory
+is that of all its processes: the JVM, and Spark's Python workers.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import statistics
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from benchmarks.drains import Drains
+from benchmarks.report import ratio, say
+from benchmarks.servers import MANAGE, Fill, new_topic
+from benchmarks.spark import session
+from outbox.spark.verdict import Request
+
+AUDITED, AUDITED_LARGE = 1_000_000, 10_000_000
+_GIVE_UP_S = 300.0
+_SAMPLES_S = 0.25
+
+
+def audited(drains: Drains, records: int = AUDITED) -> None:
+    """A drained table, in one session with the count; each the median of three, once warm."""
+    from outbox.spark.audit import audit
+
+    request, spark = _delivered(drains, records), session()
+    counts, audits = [], []
+    for _ in range(4):
+        counts.append(_count(request))
+        verdict = audit(spark, request)
+        if not verdict.is_clean or verdict.records != records:
+            raise AssertionError("\n".join(verdict.lines()))
+        audits.append(records / verdict.seconds)
+    count, rate = statistics.median(counts[1:]), statistics.median(audits[1:])
+    drains.table.row("Spark, count() of the topic", "records/s").add(count)
+    drains.table.row("Spark, audit", "records/s").add(rate, f"{records:,} records")
+    drains.table.row("  audit / count() of it", "", "", ratio).add(rate / count)
+
+
+def _delivered(drains: Drains, records: int) -> Request:
+    """What a harvester has delivered, and what the audit is asked about it."""
+    place, topic = drains.database, new_topic(drains.servers)
+    fill = Fill(records)
+    place.fill(topic, fill)
+    drains.empty(topic, fill)
+    return Request(
+        parameters={"conninfo": place.url},
+        table="outbox",
+        properties={"bootstrap.servers": drains.servers},
+        ledgers=(f"{topic}.ledger",),
+        topics=(topic,),
+    )
+
+
+def _count(request: Request) -> float:
+    """Records per second of a plain count."""
+    from outbox.spark.audit_reading import Offsets, kafka_frame
+
+    span = Offsets(request.properties).settled(request.topics, time.monotonic() + _GIVE_UP_S)
+    begun = time.monotonic()
+    counted: int = kafka_frame(session(), request, span).count()
+    return counted / (time.monotonic() - begun)
+
+
+def large(drains: Drains, records: int = AUDITED_LARGE) -> None:
+    """The command over a backlog that does not fit its memory."""
+    request = _delivered(drains, records)
+    counts = [_count(request) for _ in range(2)]
+    environment = {
+        **drains.database.environment,
+        "OUTBOX_NAME": request.ledgers[0].removesuffix(".ledger"),
+        "DJANGO_SETTINGS_MODULE": "example_project.settings",
+    }
+    command = [*MANAGE, "outbox_audit", "--json", "--master", "local[2]", "--topic", request.topics[0]]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        memory = Memory(process.pid)
+        assert process.stdout is not None
+        told = json.loads(process.stdout.read() or "{}")
+    peak = memory.stop()
+    if process.returncode or told.get("records") != records:
+        raise AssertionError(f"the audit ended with {process.returncode}: {told}")
+    rate = records / told["seconds"]
+    say(f"audit of {records:,} records: {told['seconds']:.1f} s, peak memory in MB: {peak}")
+    name = f"{records / 1e6:.0f} million records"
+    drains.table.row(f"Spark, count() of {name}", "records/s").add(counts[1])
+    drains.table.row(f"outbox_audit of {name}", "records/s").add(rate, f"{told['batches']:,} batches")
+    drains.table.row("  audit / count()", "", "", ratio).add(rate / counts[1])
+    drains.table.row("  memory of all its processes", "MB", "<= 2,000").add(peak["all"], _shown(peak))
+
+
+def _shown(peak: dict[str, float]) -> str:
+    return ", ".join(f"{name} {megabytes:,.0f}" for name, megabytes in peak.items() if name != "all")
+
+
+class Memory:
+    """The most that a process and its descendants have had at one moment. What they share is counted once: that of a
+    process is its share of it (PSS)."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid, self._peak = pid, dict.fromkeys(("all", "java", "python"), 0.0)
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._look, daemon=True)
+        self._thread.start()
+
+    def stop(self) -> dict[str, float]:
+        """Megabytes: of all at one moment, and of each kind at its own."""
+        self._is_over.set()
+        self._thread.join()
+        return self._peak
+
+    def _look(self) -> None:
+        while not self._is_over.wait(_SAMPLES_S):
+            now = dict.fromkeys(self._peak, 0.0)
+            for pid, name in _family(self._pid):
+                found = _megabytes(pid)
+                now["all"] += found
+                now["java" if name == "java" else "python"] += found
+            self._peak = {name: max(self._peak[name], now[name]) for name in now}
+
+
+def _family(pid: int) -> Iterator[tuple[int, str]]:
+    try:
+        yield pid, Path(f"/proc/{pid}/comm").read_text().strip()
+        threads = os.listdir(f"/proc/{pid}/task")
+        children = [Path(f"/proc/{pid}/task/{thread}/children").read_text().split() for thread in threads]
+    except OSError:  # it has ended
+        return
+    for child in {int(text) for texts in children for text in texts}:
+        yield from _family(child)
+
+
+def _megabytes(pid: int) -> float:
+    try:
+        found = re.search(r"^Pss:\s+(\d+) kB", Path(f"/proc/{pid}/smaps_rollup").read_text(), re.MULTILINE)
+    except OSError:
+        return 0.0
+    return int(found[1]) / 1024 if found else 0.0
