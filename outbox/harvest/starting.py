@@ -7,7 +7,7 @@ from contextlib import closing
 from typing import Any
 
 from outbox.conf import EXACTLY_ONCE, Conf
-from outbox.edges import companions, overview, plans, table
+from outbox.edges import companions, overview, plans, rights, table
 from outbox.edges.companions import Companions
 from outbox.edges.ledger_topic import LedgerUnreachable
 from outbox.edges.marks import COLUMNS
@@ -27,6 +27,7 @@ def look(conf: Conf, owner: str) -> None:
     with overview.connected(conf.database, companions.connect if is_exact else table.connect_bounded) as connection:
         columns = [*COLUMNS, overview.BINARY] if is_exact else COLUMNS
         overview.check_columns(connection, conf.database, conf.table, columns)
+        rights.check(connection, conf.table, exactly_once=is_exact)
         if is_exact:
             _look_at_plans(conf, connection)
         claim = Claim(conf.table, conf.delivery, owner, conf.session_timeout_s, keep_empty_key=conf.keep_empty_key)

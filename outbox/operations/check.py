@@ -13,14 +13,13 @@ import psycopg
 from psycopg import sql
 
 from outbox.conf import EXACTLY_ONCE, Conf
-from outbox.edges import overview, table
+from outbox.edges import overview, rights, table
 from outbox.exceptions import OutboxError
 from outbox.operations import check_kafka, stats
 from outbox.operations.findings import Finding, Level, error, ok, skipped, warning
 
 _ENDS_ROWS = 500
 _TOPICS_MAX = 100
-_COMPANION_RIGHTS = "SELECT, INSERT, UPDATE, DELETE"
 
 
 def examine(conf: Conf, alias: str, *, topics: tuple[str, ...] = ()) -> list[Finding]:
@@ -90,33 +89,22 @@ def _server(connection: stats.Connection) -> Iterator[Finding]:
 
 
 def _rights(connection: stats.Connection, conf: Conf) -> Iterator[Finding]:
-    quoted = table.identifier(conf.table).as_string()
-    wanted = {f"{right} on {quoted}": ("table", quoted, right) for right in ("SELECT", "DELETE")}
-    if conf.delivery != EXACTLY_ONCE:
-        wanted[f"UPDATE (leader_id) on {quoted}"] = ("column", quoted, "UPDATE")
+    is_exact = conf.delivery == EXACTLY_ONCE
     for suffix in ("state", "purged", "lane", "hold", "dead", "watch"):
         companion = table.identifier(f"{conf.table}_{suffix}").as_string()
-        if _value(connection, "SELECT to_regclass(%s) IS NOT NULL", companion):
-            for right in _COMPANION_RIGHTS.split(", "):
-                wanted[f"{right} on {companion}"] = ("table", companion, right)
-        elif conf.delivery == EXACTLY_ONCE:
+        if is_exact and not _value(connection, "SELECT to_regclass(%s) IS NOT NULL", companion):
             yield error("rights", f"the companion table {companion} is missing", "python manage.py migrate outbox")
-    sequence = _value(connection, "SELECT pg_get_serial_sequence(%s, 'id')", quoted)
-    if sequence:
-        wanted[f"SELECT on the sequence {sequence}"] = ("sequence", sequence, "SELECT")
-    missing = [text for text, asked in wanted.items() if not _may(connection, *asked)]
+    found = rights.missing(connection, conf.table, exactly_once=is_exact)
+    missing = [f"{', '.join(given)} on {name}" for name, given in found.items()]
+    sequence = _value(connection, "SELECT pg_get_serial_sequence(%s, 'id')", table.identifier(conf.table).as_string())
+    if sequence and not _value(connection, "SELECT has_sequence_privilege(%s, 'SELECT')", sequence):
+        missing.append(f"SELECT on the sequence {sequence}")
     if missing:
         yield error(
             "rights", f"the user may not: {'; '.join(missing)}", "Grant what manage.py outbox_roles --harvester prints."
         )
     else:
         yield ok("rights", "the user may harvest")
-
-
-def _may(connection: stats.Connection, kind: str, name: str, right: str) -> bool:
-    if kind == "column":
-        return bool(_value(connection, "SELECT has_column_privilege(%s, 'leader_id', %s)", name, right))
-    return bool(_value(connection, f"SELECT has_{kind}_privilege(%s, %s)", name, right))
 
 
 def _value(connection: stats.Connection, statement: str, *arguments: Any) -> Any:
@@ -157,7 +145,8 @@ def _positions(conf: Conf, alias: str) -> Iterator[Finding]:
                 "ledger and table",
                 f"lane {lane['lane']}: the ledger is that of database {there}, this is {here}",
                 "Correct DATABASES or NAME. If this database is to follow the other: "
-                f"manage.py outbox_resolve --lane {lane['lane']} --adopt-ledger.",
+                f"manage.py outbox_resolve --lane {lane['lane']} --adopt-ledger with --purge-sent or --resend: "
+                "these say what becomes of the rows.",
             )
             return
         purged, last = lane["purged_batch"] or 0, lane["ledger_batch"]
