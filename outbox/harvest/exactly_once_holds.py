@@ -25,6 +25,7 @@ Name = tuple[str, str] | int | str
 
 _BACKOFF_MIN_S, _BACKOFF_MAX_S = 0.5, 60.0
 _REST_S = 2.0  # between attempts that are likely to be refused: each costs the lane its producer
+_BEHIND_S = 30.0  # after a refusal, while the lane has more to send than it can: then each costs throughput
 _TOO_LARGE = frozenset({"MSG_SIZE_TOO_LARGE", "RECORD_LIST_TOO_LARGE"})
 _NEVER = float("inf")
 REFUSED, CRASHED, SKIPPED, DISCARD = "refused", "crashed", "skipped", "discard"
@@ -106,6 +107,7 @@ class Holds:
         self._released: list[int] = []  # from which to read again
         self._search = Bisection()
         self._rest_until, self._is_doubtful = 0.0, False  # an attempt was refused, so the next one is likely to be
+        self._refused_at = -_NEVER
         self._may_try = True  # errands; after a failure not before the table was looked at again
         self.is_careful = False
         self.writes = Writes()
@@ -120,14 +122,17 @@ class Holds:
         if self._all is not None:
             self._all.lowest = min([self._all.lowest, *(row[0] for row in rows[:1])])
             return []
-        kept = []
+        names: set[Name] = {*self._held, *self._paused}
+        kept = [row for row in rows if not ((row[1], row[2]) in names or row[1] in names or row[0] in names)]
+        if len(kept) < len(rows):
+            self._note_dropped(rows)
+        return kept
+
+    def _note_dropped(self, rows: list[Row]) -> None:
         for row in rows:
             hold = self._hold_of(row)
-            if hold is None:
-                kept.append(row)
-            elif row[0] < hold.lowest:
+            if hold is not None and row[0] < hold.lowest:
                 hold.lowest = row[0]
-        return kept
 
     def _name_of(self, row: Row) -> Name:
         return (row[1], row[2]) if row[2] or self._keep_empty_key else int(row[0])
@@ -176,6 +181,7 @@ class Holds:
         self._search = self._search.refused(ids, _likely(rows, set(ids), code))
 
     def refused(self, row: Row, error: str, now: float, *, whole_topic: bool = False) -> RecordHeld:
+        self._refused_at = now
         if row[0] in self._search.suspects:
             self._search = self._search.refused([row[0]])
         name: Name = row[1] if whole_topic else self._name_of(row)
@@ -219,30 +225,33 @@ class Holds:
                 hold = self._tried.pop(name)
                 self._lift(hold.head)
                 if not hold.is_wanted:  # what has refused it takes records again
-                    self._rest_until, self._is_doubtful = 0.0, False
+                    self._rest_until, self._is_doubtful, self._refused_at = 0.0, False, -_NEVER
 
     def _lift(self, record_id: int) -> None:
         self._lifted.add(record_id)
         self.writes.lifted.append(record_id)
 
-    def release_due(self, now: float) -> list[int]:
-        """End the holds whose time has come; the ids from which to read again."""
+    def release_due(self, now: float, *, is_behind: bool = False) -> list[int]:
+        """End the holds whose time has come; the ids from which to read again. `is_behind`: more waits than a page
+        can hold."""
         released, self._released = self._released, []
         if not self._held:
             return released
         over, self._over = self._over, []
         released += [int(self._held.pop(name).lowest) for name in over if name in self._held]
-        due = self._due(now)
+        due = self._due(now, is_behind)
         for name in due:
             self._tried[name] = self._held.pop(name)
         return released + [int(self._tried[name].lowest) for name in due]
 
-    def _due(self, now: float) -> list[Name]:
+    def _due(self, now: float, is_behind: bool) -> list[Name]:
         due = [name for name, hold in self._held.items() if hold.retry_at <= now]
         due.sort(key=lambda name: self._held[name].retry_at)
+        wanted, others = ([n for n in due if self._held[n].is_wanted is is_wanted] for is_wanted in (True, False))
+        if is_behind and now < self._refused_at + _BEHIND_S:
+            return wanted
         if not self._is_doubtful:
             return due
-        wanted, others = ([n for n in due if self._held[n].is_wanted is is_wanted] for is_wanted in (True, False))
         may_try = now >= self._rest_until and all(hold.is_wanted for hold in self._tried.values())
         return wanted + others[: int(may_try)]
 

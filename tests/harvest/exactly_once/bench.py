@@ -142,10 +142,12 @@ class Bench:
             host.worker.abandon()
             assert host.worker.join(15)
 
-    def spawn(self, failpoints="", lanes=1, **settings):
-        """Workers in a process of its own, without an election: of so many lanes, or of those listed."""
+    def spawn(self, failpoints="", lanes=1, *, die_of="", **settings):
+        """Workers in a process of its own, without an election: of so many lanes, or of those listed. A record of the
+        value `die_of` kills it."""
         lanes = list(range(lanes)) if isinstance(lanes, int) else lanes
         given = {"url": self.url, "lanes": lanes, "settings": {**SETTINGS, "NAME": self.name, **settings}}
+        given["die_of"] = die_of
         given["settings"]["BOOTSTRAP_SERVERS"] = self.servers
         process = subprocess.Popen(
             [sys.executable, "-m", "tests.harvest.exactly_once.runner", json.dumps(given)],

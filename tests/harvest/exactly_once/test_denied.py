@@ -1,4 +1,4 @@
-"""Rights withdrawn while records wait, and given back: the topic waits as a whole, other topics go on."""
+"""Rights withdrawn under a harvester at work, and given back: the topic waits as a whole, other topics go on."""
 
 import os
 
@@ -43,20 +43,24 @@ def test_a_withdrawn_right_holds_the_topic_as_one_and_comes_back(postgres, kafka
             rule(denied, AclOperation.READ, AclPermissionType.ALLOW),
             rule(denied, AclOperation.DESCRIBE, AclPermissionType.ALLOW),
         ]
-        for future in admin.create_acls(withdrawn).values():
-            future.result(10)
-        ids = bench.stash([f"key-{number % 30}" for number in range(300)], topic=denied)
-        bench.stash(["other"] * 300)
+        every = rule(denied, AclOperation.ANY, AclPermissionType.ANY, AclBindingFilter)
         with bench.working() as host:
+            before = bench.stash(["key-0"] * 5, topic=denied)
+            bench.wait_empty()
+            for future in admin.create_acls(withdrawn).values():
+                future.result(10)
+            wait_until(lambda: len(admin.describe_acls(every).result(10)) == len(withdrawn))
+            ids = bench.stash([f"key-{number % 30}" for number in range(300)], topic=denied)
+            bench.stash(["other"] * 300)
             wait_until(lambda: bench.count == 300)
             held = wait_until(lambda: host.of(RecordHeld))
             assert {(event.id, event.name) for event in held} == {(ids[0], (denied, "*"))}, "once, not key by key"
             assert "TOPIC_AUTHORIZATION_FAILED" in held[0].error
             assert host.worker.statistics().held == 1
-            every = rule(denied, AclOperation.ANY, AclPermissionType.ANY, AclBindingFilter)
             for future in admin.delete_acls([every]).values():
                 future.result(10)
             bench.wait_empty(90)
-        assert [int(record.headers[-1][1]) for record in bench.read(denied) if record.key == b"key-0"] == ids[::30]
-        assert len(bench.read(denied)) == 300
+        found = [int(record.headers[-1][1]) for record in bench.read(denied) if record.key == b"key-0"]
+        assert found == [*before, *ids[::30]]
+        assert len(bench.read(denied)) == 305
         bench.check()

@@ -297,6 +297,18 @@ def test_attempts_that_are_likely_to_fail_are_made_one_at_a_time_with_pauses():
     assert len(holds.release_due(15.0)) == 99, "one was taken, so the others may be taken too"
 
 
+def test_while_a_lane_is_behind_nothing_is_tried_soon_after_a_refusal():
+    holds = Holds()
+    refused(holds, 1, 2)
+    assert holds.release_due(29.9, is_behind=True) == []
+    assert holds.release_due(30.0, is_behind=True) == [1, 2]
+    refused(holds, 1, now=31.0)
+    assert holds.release_due(60.9, is_behind=True) == []
+    assert holds.release_due(33.0, is_behind=False) == [2]
+    holds.delivered([row_of(2, "k2")])
+    assert holds.release_due(34.0, is_behind=True) == [1], "what has refused it takes records again"
+
+
 def test_what_an_operator_wants_is_tried_at_once():
     holds = Holds()
     refused(holds, 1, 2)
