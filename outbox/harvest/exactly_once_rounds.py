@@ -104,6 +104,7 @@ class Rounds:
         self._reader: Reader | None = None
         self._connection: BoundedConnection | None = None
         self._limit = min(_FIRST_PAGE_ROWS, conf.batch_max)
+        self._is_behind = False  # the last page was full: more waits than is sent
         self._idle_s = _IDLE_MIN_S
         self._woken = False
         self._ear: Ear | None = None
@@ -419,7 +420,7 @@ class Rounds:
         self._reading_count = self._count
         now = time.monotonic()
         for number in plan.lanes:
-            if due := self._lanes[number].holds.release_due(now):
+            if due := self._lanes[number].holds.release_due(now, is_behind=self._is_behind):
                 self._frontier.give_back(due)
         return plan
 
@@ -560,7 +561,7 @@ class Rounds:
 
     def _deal(self, plan: Plan, page: Page) -> None:
         begun, returned_at = time.monotonic(), self._returned_at
-        is_full = page.is_full
+        is_full = self._is_behind = page.is_full
         batches = self._divide(plan, page, returned_at)
         self.stages["divide"] += time.monotonic() - begun
         if batches:
