@@ -135,6 +135,7 @@ class AtLeastOnce:
             delivered=board.statistics().acknowledged_total,
             held=board.statistics().held,
             board=board.statistics(),
+            circuit=self._troubles.circuit,
         )
 
     # ---- the loop

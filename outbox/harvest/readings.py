@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from uuid import UUID
 
 from outbox.core import scoreboard_values as values
+from outbox.core.patience import CircuitView, State
 from outbox.core.scoreboard import Scoreboard
 from outbox.harvest.lanes import MeterRead
 
@@ -25,6 +26,7 @@ class LaneStatistics:
     delivered: int
     held: int
     board: values.Statistics
+    circuit: CircuitView
 
 
 class Meter:
@@ -56,6 +58,12 @@ class Troubles:
         self._lane = lane
         self._since: Mapping[str, float] = {}
         self._last: dict[str, float] = {}
+
+    @property
+    def circuit(self) -> CircuitView:
+        """Open while one of the outages lasts. For any thread."""
+        since = self._since
+        return CircuitView(State.OPEN, ", ".join(since), min(since.values())) if since else CircuitView(State.CLOSED)
 
     def seen(self, what: str, error: str) -> None:
         self._last[what] = time.monotonic()

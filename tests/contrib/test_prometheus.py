@@ -251,14 +251,23 @@ SITUATIONS = {
     "OutboxServerAway": {"outbox_circuits_open": "1x30"},
     "OutboxKeysParked": {"outbox_parked_keys": "2x30"},
     "OutboxDeadLetters": {"outbox_dead_letters": "1x30"},
-    "OutboxLedgerLags": {"outbox_ledger_lag_batches": "50x30"},
-    "OutboxTransactionHangs": {"outbox_lso_lag_offsets": "3x30", "outbox_batches_total": "7x30"},
+    "OutboxLedgerLags": {
+        "outbox_ledger_lag_batches": "1x30",
+        "outbox_batches_total": "7x30",
+        "outbox_lso_lag_offsets": "0x30",
+    },
+    "OutboxTransactionHangs": {
+        "outbox_lso_lag_offsets": "3x30",
+        "outbox_batches_total": "7x30",
+        "outbox_ledger_lag_batches": "0x30",
+    },
     "OutboxFencedOften": {"outbox_fences_total": "0+1x30"},
     "OutboxNotReady": {"outbox_ready": "0x30"},
     "OutboxSamplesStale": {"outbox_sample_age_seconds": "100x30"},
     "OutboxEventsDropped": {"outbox_events_dropped_total": "0+1x30"},
 }
 ALL_IS_WELL = {
+    "outbox_info": "1x30",
     'outbox_lane_owned{lane="0"}': "1x30",
     "outbox_oldest_record_age_seconds": "0.1x30",
     "outbox_backlog_records": "50000-100x30",
@@ -286,6 +295,8 @@ def series(given):
         first = values.partition("x")[0]
         shown = values if "+" in first or "-" in first[1:] else values.replace("x", "+0x")
         yield {"series": f"{metric}{{{labels}}}", "values": shown}
+    for metric in ("outbox_info{", 'outbox_lane_owned{lane="0", '):  # of another application, which is well
+        yield {"series": f'{metric}job="other", instance="b"}}', "values": "1+0x30"}
 
 
 def test_every_alert_fires_in_its_situation_and_none_when_all_is_well(binaries, tmp_path):

@@ -30,3 +30,15 @@ def test_the_end_of_an_outage_is_told_at_once_where_all_or_nothing_works(caplog,
     for _ in range(times):
         troubles.over("database")
     assert [record.getMessage().split()[0] for record in caplog.records] == ["database_failed", "database_works_again"]
+
+
+def test_a_circuit_is_open_while_an_outage_lasts():
+    troubles = Troubles(3)
+    assert troubles.circuit.state == "closed"
+    troubles.seen("kafka", "away")
+    troubles.seen("database", "away too")
+    assert (troubles.circuit.state, troubles.circuit.reason) == ("open", "kafka, database")
+    troubles.over("kafka")
+    assert troubles.circuit.state == "open"
+    troubles.over("database")
+    assert troubles.circuit.state == "closed"
