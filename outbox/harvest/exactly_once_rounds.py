@@ -82,6 +82,7 @@ class Rounds:
         self._way = Claim(
             conf.table, EXACTLY_ONCE, owner_name, conf.session_timeout_s, keep_empty_key=conf.keep_empty_key
         )
+        self._beat_s = min(_BEAT_S, conf.session_timeout_s / 3)
         self._changed = threading.Condition()
         self._lanes: dict[int, LaneState] = {}
         self._closing = False
@@ -163,7 +164,7 @@ class Rounds:
                 return
             self.purges.ask(self._claim)
             self.ledger.prepare(self.database.state.lane_count, self._conf.audit_window_s)
-            if self._conf.notify and not self._closing:
+            if self._conf.notify and self._ear is None and not self._closing:
                 self._ear = Ear(self.database, wakeups.channel(self._conf.table), self.wake)
             self._prepared = True
 
@@ -202,7 +203,13 @@ class Rounds:
             if not self._prepared or self._closing or not all(other.is_leaving for other in self._lanes.values()):
                 return
             self._prepared = False  # no heartbeat may claim again
-        self.purges.ask(self._way.release, may_go_on)
+            # Submitted here: a lane that is acquired from now on claims behind it.
+            released = self.purges.tell(self._way.release)
+        while not released.wait(0.05):
+            if not may_go_on():
+                return
+        if released.error is not None:
+            raise released.error
 
     def ready(self, lane: LaneState, batch: int, state: State) -> None:
         """The lane owns its transactional id and has purged everything up to `batch`: it is read for from the
@@ -408,7 +415,7 @@ class Rounds:
             if self.is_claimed() and self._flights.may_read(self._lanes.values(), is_connected=is_connected):
                 return True
             self._purge_round()
-            self._changed.wait(_BEAT_S / 2)
+            self._changed.wait(self._beat_s / 2)
         return False
 
     def _plan(self) -> Plan:
@@ -434,7 +441,7 @@ class Rounds:
             self._troubles.seen("claim", str(self._beat.error))
         elif self._beat is not None:
             self._troubles.over("claim")
-        self._beat_at = now + min(_BEAT_S, self._conf.session_timeout_s / 3)
+        self._beat_at = now + self._beat_s
         numbers = [lane.number for lane in self._lanes.values() if lane.ready]
 
         def beat(connection: Any) -> None:
@@ -445,6 +452,8 @@ class Rounds:
             state = self.database.statements.state(connection, self._conf.lanes)[1]
             self._seen = begun, state
             self._heed(state)
+            with self._changed:
+                self._changed.notify_all()  # whoever waits for the claim: it is fresh for a share of its time only
 
         self._beat = self.purges.tell(beat)
 
@@ -633,7 +642,7 @@ class Rounds:
         with self._changed:
             while self._outstanding and not self._closing:
                 self._keep_beating()
-                self._changed.wait(_BEAT_S / 2)
+                self._changed.wait(self._beat_s / 2)
         self.stages["round"] += time.monotonic() - begun
 
     def _hand_over(self, batches: list[Batch], returned_at: float, *, reads_next: bool) -> None:
