@@ -10,7 +10,7 @@ import time
 import uuid
 
 from outbox.spark.job import Job
-from tests.spark.engines import CONFIG, PATIENCE_S, children, is_stopped, kill, stopped
+from tests.spark.engines import CONFIG, PATIENCE_S, POLL_S, children, is_stopped, kill, stopped
 from tests.support.databases import ROOT
 
 
@@ -52,7 +52,7 @@ class Process:
         while not condition():
             assert self._process.poll() is None or condition(), self.log()
             assert time.monotonic() < give_up_at, self.log()
-            time.sleep(0.02)
+            time.sleep(POLL_S)
         return self
 
     def log(self):

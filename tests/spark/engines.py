@@ -15,6 +15,7 @@ from tests.harvest.processes import Harvest
 from tests.support.topics import read_topic
 
 PATIENCE_S = 240
+POLL_S = 0.2  # a look at all processes costs many milliseconds
 
 
 class Channel:
@@ -59,7 +60,7 @@ class Running:
         while not condition():
             assert self._thread.is_alive(), self.refused or self.channel.said
             assert time.monotonic() < give_up_at, self.channel.said
-            time.sleep(0.02)
+            time.sleep(0.1)
 
     def drain(self):
         self.until(lambda: self.outbox.count() == 0)
@@ -119,7 +120,7 @@ class Engines:
         while not condition():
             assert any(found.process.poll() is None for found in self.running), self.logs()
             assert time.monotonic() < give_up_at, self.logs()
-            time.sleep(0.05)
+            time.sleep(POLL_S)
 
     def drain(self, patience_s=PATIENCE_S):
         self.wait_for(lambda: self.outbox.count() == 0, patience_s)
@@ -151,7 +152,7 @@ class Engines:
             if time.monotonic() > give_up_at:
                 kill(*pids)
                 raise AssertionError(left)
-            time.sleep(0.05)
+            time.sleep(POLL_S)
 
     def discard(self):
         for found in self.running:

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from tests.spark.cluster import Cluster, resume
-from tests.spark.engines import Engines, audited, judge, kill
+from tests.spark.engines import POLL_S, Engines, audited, judge, kill
 from tests.support.topics import create_topic
 
 RECORDS = 1500
@@ -64,7 +64,7 @@ def run(cluster, engines, outbox, servers, kills):
     while process.process.poll() is None:
         is_drained()
         assert time.monotonic() < give_up_at, process.log
-        time.sleep(0.05)
+        time.sleep(POLL_S)
     assert process.process.returncode == 0, process.log
     judge(servers, [topic], range(1, RECORDS + 1))
 
@@ -133,7 +133,7 @@ def test_twenty_faults_of_executors_lose_and_double_nothing(
     while process.process.poll() is None:
         work()
         assert time.monotonic() < give_up_at, process.log
-        time.sleep(0.05)
+        time.sleep(POLL_S)
     assert process.process.returncode == 0, process.log
     if not kills:
         assert cluster.copies() >= RUNS // 2
