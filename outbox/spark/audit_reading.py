@@ -25,6 +25,7 @@ Span = dict[str, dict[int, tuple[int, int]]]
 _REQUEST_S = 10.0
 _POLL_S = 0.05
 _ROWS_AT_ONCE = 50_000
+_ENTRIES_AT_ONCE, _IDS_AT_ONCE = 100, 100_000
 _JAVA = {
     "security.protocol": "security.protocol",
     "sasl.mechanism": "sasl.mechanism",
@@ -187,20 +188,27 @@ def ledger_entries(spark: SparkSession, request: Request, span: Span) -> DataFra
 
 
 def decoded(batches: Iterable[Any]) -> Iterator[Any]:
-    """For `mapInArrow`. One task has a partition from its start to its end."""
+    """For `mapInArrow`. One task has a partition from its start to its end; its ids are handed on some entries at a
+    time, for a batch of Spark's may hold those of all records."""
     import pyarrow as pa
 
     before: dict[tuple[str, int], tuple[Any, ...]] = {}
-    for batch in batches:
-        found = []
-        for row in batch.to_pylist():
-            at = (row["topic"], row["partition"])
-            entry = _entry(row)
-            told = (entry["batch"], entry["digest"], entry["ids"])
-            if before.get(at) != told or entry["error"]:
-                found.append(entry)
-            before[at] = told
-        yield pa.RecordBatch.from_pylist(found, _entry_schema())
+    found: list[dict[str, Any]] = []
+    for row in (row for batch in batches for few in _cut(batch) for row in few.to_pylist()):
+        at = (row["topic"], row["partition"])
+        entry = _entry(row)
+        told = (entry["batch"], entry["digest"], entry["ids"])
+        if before.get(at) != told or entry["error"]:
+            found.append(entry)
+        before[at] = told
+        if sum(len(one["ids"]) for one in found) >= _IDS_AT_ONCE or len(found) >= _ENTRIES_AT_ONCE:
+            yield pa.RecordBatch.from_pylist(found, _entry_schema())
+            found = []
+    yield pa.RecordBatch.from_pylist(found, _entry_schema())
+
+
+def _cut(batch: Any) -> Iterator[Any]:
+    return (batch.slice(start, _ENTRIES_AT_ONCE) for start in range(0, batch.num_rows, _ENTRIES_AT_ONCE))
 
 
 def _entry(row: Mapping[str, Any]) -> dict[str, Any]:

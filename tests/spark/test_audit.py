@@ -205,17 +205,18 @@ def test_the_command_tells_stores_and_exits(audited, bootstrap_servers, name):
         cursor.execute("INSERT INTO outbox_state (lanes) VALUES (2)")
         code, out, err = audited("--topic", topic, "--topic", other, "--json", "--continuous", "--every", "0")
         told = json.loads(out)
-        assert (code, told["clean"], [fault["kind"] for fault in told["faults"]], err) == (1, False, ["lost"], "")
+        assert (code, told["clean"], [fault["kind"] for fault in told["faults"]], err) == (3, False, ["lost"], "")
         cursor.execute("SELECT audit FROM outbox_state")
         assert json.loads(cursor.fetchone()[0]) == told
 
 
 def test_what_is_wrong_with_the_command_line_is_said_before_spark_starts(settings, bootstrap_servers):
-    with pytest.raises(CommandError, match="KEY=VALUE"):
-        call_command("outbox_audit", "--spark", "spark.driver.memory")
+    with pytest.raises(CommandError, match="NAME=VALUE"):
+        call_command("outbox_audit", "--spark-conf", "spark.driver.memory")
     settings.OUTBOX = {**settings.OUTBOX, "ID_HEADER": ""}
-    with pytest.raises(CommandError, match="ID_HEADER"):
+    with pytest.raises(CommandError, match="ID_HEADER") as refused:
         call_command("outbox_audit")
+    assert refused.value.returncode == 1  # not that of a fault
 
 
 def test_properties_of_the_client_become_those_of_the_connector():

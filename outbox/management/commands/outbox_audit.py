@@ -21,8 +21,11 @@ from outbox.spark.verdict import Request, Verdict, store
 
 EXIT_CODES = {
     0: "everything in the ledger's window was delivered once and in order",
-    1: "a fault was found, or the audit could not be made",
+    1: "the audit could not be made: nothing is known, the last line says why",
+    2: "the arguments are wrong",
+    3: "a counterexample was found: something was lost, sent twice, altered or reordered",
 }
+_FAULTY = 3
 _MEMORY = "1g"
 
 
@@ -49,17 +52,18 @@ class Command(BaseCommand):
         )  # fmt: skip
         parser.add_argument("--master", default="local[*]", metavar="URL", help="Where Spark runs (local[*]).")
         parser.add_argument(
-            "--spark", action="append", default=[], metavar="KEY=VALUE", help="A setting of Spark; may be repeated."
-        )
+            "--spark-conf", action="append", default=[], metavar="NAME=VALUE",
+            help="A setting of Spark; may be repeated.",
+        )  # fmt: skip
 
     def handle(self, *args: Any, **options: Any) -> None:
         try:
-            request, config = self._request(options), _config(options["spark"])
+            request, config = self._request(options), _config(options["spark_conf"])
             is_clean = self._audits(request, config, options)
         except OutboxError as error:
             raise CommandError(str(error)) from error
         if not is_clean:
-            sys.exit(1)
+            sys.exit(_FAULTY)
 
     def _request(self, options: dict[str, Any]) -> Request:
         conf = settings.current()
@@ -133,6 +137,6 @@ def _config(given: list[str]) -> dict[str, str]:
     for text in given:
         key, separator, value = text.partition("=")
         if not separator:
-            raise OutboxError(f"--spark {text!r} has no value. Write KEY=VALUE, e.g. spark.driver.memory=2g.")
+            raise OutboxError(f"--spark-conf {text!r} has no value. Write NAME=VALUE, e.g. spark.driver.memory=2g.")
         config[key] = value
     return config
