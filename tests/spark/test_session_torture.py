@@ -112,27 +112,34 @@ def test_a_checkpoint_that_is_gone_is_refused_and_the_restored_one_goes_on(
 
 
 def test_tasks_that_spark_kills_lose_and_double_nothing(spark, outbox_table, bootstrap_servers):
-    """The input of a killed task ends early and silently; two tasks of every epoch are killed, when they read or when
-    they write."""
-    topic = create_topic(bootstrap_servers, 3)
+    """The input of a killed task ends early and silently. Two tasks of every epoch are killed, while they read or
+    before they commit."""
+    topic, context = create_topic(bootstrap_servers, 3), spark.sparkContext
     sink = KafkaSink(outbox_table.table, bootstrap_servers, slices=2, id_header="outbox-id")
-    for number in range(RUNS):
-        frame = spark.range(1 + 200 * number, 1 + 200 * (number + 1), 1, 2).selectExpr(
-            "id", f"'{topic}' AS topic", "concat('k', id % 7) AS key", "concat('value ', id) AS value"
-        )
-        schema = "id long, topic string, key string, value string"
-        with Killer(spark, after_s=0.2 + 0.1 * (number % 8)) as killer:
-            sink.write(frame.mapInPandas(_slowly, schema), number)
-        assert killer.killed
+    try:
+        for number in range(RUNS):
+            frame = spark.range(1 + 200 * number, 1 + 200 * (number + 1), 1, 2).selectExpr(
+                "id", f"'{topic}' AS topic", "concat('k', id % 7) AS key", "concat('value ', id) AS value"
+            )
+            if number % 2:
+                context.environment["OUTBOX_FAILPOINTS"] = "before-commit=sleep:2"
+            else:
+                context.environment.pop("OUTBOX_FAILPOINTS", None)
+                frame = frame.mapInPandas(_slowly, "id long, topic string, key string, value string")
+            with Killer(spark, after_s=0.2 + 0.05 * (number % 8)) as killer:
+                sink.write(frame, number)
+            assert killer.killed
+    finally:
+        context.environment.pop("OUTBOX_FAILPOINTS", None)
     judge(bootstrap_servers, [topic], range(1, 200 * RUNS + 1))
     audited(spark, outbox_table, bootstrap_servers, [topic])
 
 
 def _slowly(batches):
     for batch in batches:
-        for start in range(0, len(batch), 20):
+        for start in range(0, len(batch), 5):
             time.sleep(0.1)
-            yield batch[start : start + 20]
+            yield batch[start : start + 5]
 
 
 class Killer:
