@@ -284,10 +284,11 @@ class LedgerTopic:
                         yield message.value() or b""
                     if offset >= high - 1:
                         return
-                elif error.code() != KafkaError._PARTITION_EOF:
+                elif error.code() == KafkaError._PARTITION_EOF:
+                    if offset >= high:
+                        return
+                elif error.code() != KafkaError.GROUP_AUTHORIZATION_FAILED:  # of a group that it never joins
                     raise KafkaException(error)
-                elif offset >= high:
-                    return
         finally:
             consumer.unassign()
         raise self._unreachable(f"partition {lane} was not read in time")

@@ -101,6 +101,7 @@ class ExactlyOnce:
         self._known_topics: set[str] = set()
         self._failures: list[tuple[int, str, str]] = []
         self._probing = False  # failed records are told apart, at some cost
+        self._all_acknowledged = False  # each of the batch, as was told apart: what fails now is the ledger's entry
         self._circuit = Circuit(Backoff(_BACKOFF_MIN_S, _BACKOFF_MAX_S, random.random))
         self._stopwatch = Stopwatch()
         self._stopped_for = ""
@@ -428,6 +429,7 @@ class ExactlyOnce:
             raise BatchDropped(f"the producer must be renewed: {producer.trouble}")
         give_up_at = time.monotonic() + 0.6 * self._conf.transaction_timeout_s
         failures = self._failures = []
+        self._all_acknowledged = False
         stages, began, self._stopwatch = self._stages, time.monotonic(), Stopwatch()
         failpoint("before-send")
         producer.begin()
@@ -440,6 +442,7 @@ class ExactlyOnce:
         producer.wait_reports(lambda: self._is_over(give_up_at))
         if failures:
             raise NotDelivered(failures)
+        self._all_acknowledged = self._probing
         failpoint("after-ack")
         acknowledged = time.monotonic()
         stages["reports"] += acknowledged - sent
@@ -536,17 +539,28 @@ class ExactlyOnce:
 
     def _after_refusal(self, rounds: Rounds, batch: Batch, name: str, reason: str) -> float:
         """The transaction failed for the sake of a record or of a topic; the reports that came, if any, say more."""
-        self._probing = True
+        is_topic = faults.kind_of(name) is faults.Kind.TOPIC
+        if is_topic and (self._all_acknowledged or not batch.ids):
+            return self._after_ledger_refusal(reason)
+        was_probing, self._probing = self._probing, True
         self._known_topics.clear()
+        if is_topic and not was_probing:
+            return 0.0  # the ledger's entry shares the transaction: the next attempt tells whose topic it is
         topics = {row[1] for row in batch.rows}
         suspects = [batch.ids[at] for at, reported, _ in self._failures if faults.is_refusal(reported)] or batch.ids
-        if faults.kind_of(name) is faults.Kind.TOPIC and len(topics) == 1:
+        if is_topic and len(topics) == 1:
             self._hold(rounds, batch.rows[0], f"topic {batch.rows[0][1]!r}: {reason}", whole_topic=True)
         elif len(suspects) == 1:
             self._hold(rounds, batch.rows[batch.ids.index(suspects[0])], reason)
         else:
             rounds.guarded(lambda: self._state.holds.refused_batch(suspects, batch.rows, name))
         return 0.0
+
+    def _after_ledger_refusal(self, reason: str) -> float:
+        """No record is to blame, and no attempt is spent."""
+        text = f"ledger topic {self._ledger_name!r}: {reason}. Allow the user WRITE and DESCRIBE there"
+        self._troubles.seen("send", text)
+        return self._backoff(text)
 
     def _after_error(self, rounds: Rounds, batch: Batch, raised: BaseException) -> float:
         error = kafka_error(raised)

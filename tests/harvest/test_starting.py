@@ -1,12 +1,15 @@
 """What the servers do not allow is one error at the start, with its remedy: rights, transactions, an index."""
 
 import os
+import re
 import time
 import uuid
 
+import psycopg
 import pytest
 from confluent_kafka.admin import (
     AclBinding,
+    AclBindingFilter,
     AclOperation,
     AclPermissionType,
     AdminClient,
@@ -17,11 +20,14 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 
-from outbox.conf import AT_LEAST_ONCE
+from outbox import roles
+from outbox.conf import AT_LEAST_ONCE, EXACTLY_ONCE
 from outbox.devstack import Kafka
+from outbox.edges import rights
 from outbox.edges.plans import WholeTableRead
 from outbox.edges.transaction_log import TOPIC, TransactionLog
 from outbox.edges.transactions import TransactionsRefused
+from outbox.edges.ways import NoRights
 from outbox.election.errors import KafkaUnreachable
 from outbox.exceptions import OutboxError
 from outbox.harvest import Harvester, starting
@@ -120,11 +126,43 @@ def test_a_table_without_an_index_is_refused(bench):
     [
         ("DROP TABLE outbox_lane", "Run: python manage.py migrate outbox"),
         ("ALTER TABLE outbox DROP kafka_value_binary", "lacks the columns kafka_value_binary"),
+        ("ALTER TABLE outbox_hold DROP stashed_at", "lacks stashed_at. Run: python manage.py migrate outbox"),
     ],
 )
 def test_tables_that_are_not_migrated_are_named(bench, missing, told):
     bench.db.execute(missing)
     assert told in str(error_of(harvester(bench)))
+
+
+@pytest.mark.parametrize("delivery", [EXACTLY_ONCE, AT_LEAST_ONCE])
+def test_missing_rights_in_the_database_are_one_error_with_the_statements(bench, delivery):
+    role = f"harvester_{os.getpid()}"
+    companions = [f"outbox_{name}" for name in ("state", "purged", "lane", "hold", "dead", "watch")]
+    found = roles.Relations("public", "outbox", "public.outbox_id_seq", tuple(companions))
+    for _, statement in roles.statements(found, {"harvester": role}):
+        bench.db.execute(statement)
+    with psycopg.connect(bench.url, autocommit=True) as asked:
+        asked.execute(f"SET ROLE {role}")
+        rights.check(asked, "outbox", exactly_once=delivery == EXACTLY_ONCE)
+        bench.db.execute(
+            f"REVOKE INSERT ON outbox_hold FROM {role}; REVOKE ALL ON outbox_dead, outbox_watch FROM {role}"
+        )
+        with pytest.raises(NoRights) as caught:
+            rights.check(asked, "outbox", exactly_once=delivery == EXACTLY_ONCE)
+    granted = re.findall(r"GRANT [^;]*? TO \w+", str(caught.value))
+    assert granted[0] == f'GRANT INSERT ON "outbox_hold" TO {role}'
+    assert granted[1] == f'GRANT SELECT, INSERT, UPDATE, DELETE ON "outbox_dead" TO {role}'
+    assert len(granted) == (3 if delivery == EXACTLY_ONCE else 2)
+    bench.db.execute("; ".join(granted))
+    with psycopg.connect(bench.url, autocommit=True) as asked:
+        asked.execute(f"SET ROLE {role}")
+        rights.check(asked, "outbox", exactly_once=delivery == EXACTLY_ONCE)
+    bench.db.execute(f"DROP OWNED BY {role}; DROP ROLE {role}")
+
+
+def test_a_harvester_looks_at_its_rights_before_it_begins(bench, monkeypatch):
+    monkeypatch.setattr("outbox.harvest.starting.rights.missing", lambda *given, **named: {"x": ["SELECT"]})
+    assert "GRANT SELECT ON x TO" in str(error_of(harvester(bench)))
 
 
 def test_rights_are_named_one_after_another_and_transactions_need_no_more_than_documented(guarded_bench):
@@ -147,6 +185,29 @@ def test_rights_are_named_one_after_another_and_transactions_need_no_more_than_d
     bench.stash(["a", "b"])
     with harvester(bench, bench.outside, KAFKA=LOGIN):
         bench.wait_empty(60)
+    bench.check()
+
+
+def test_a_ledger_that_is_closed_later_is_no_fault_of_the_records(guarded_bench, caplog):
+    bench, ledger = guarded_bench, f"{guarded_bench.name}.ledger"
+    allow_all_but_transactions(bench)
+    allow(bench, ResourceType.TRANSACTIONAL_ID, f"{bench.name}-0", AclOperation.WRITE, AclOperation.DESCRIBE)
+    of_ledger = (ResourceType.TOPIC, ledger, ResourcePatternType.LITERAL, f"User:{USER}", "*")
+    denied = AclBinding(*of_ledger, AclOperation.WRITE, AclPermissionType.DENY)
+    every = AclBindingFilter(*of_ledger, AclOperation.WRITE, AclPermissionType.DENY)
+    with harvester(bench, bench.outside, KAFKA=LOGIN):
+        bench.stash(["a"])
+        bench.wait_empty(60)
+        for future in bench.admin.create_acls([denied]).values():
+            future.result(20)
+        wait_until(lambda: bench.admin.describe_acls(every).result(20))
+        bench.stash(["a", "b", ""] * 5)
+        wait_until(lambda: f"ledger topic '{ledger}': TOPIC_AUTHORIZATION_FAILED" in caplog.text, 60)
+        assert bench.db.execute("SELECT * FROM outbox_hold").fetchall() == []
+        assert "record_held" not in caplog.text
+        for future in bench.admin.delete_acls([every]).values():
+            future.result(20)
+        bench.wait_empty(90)
     bench.check()
 
 
