@@ -18,6 +18,8 @@ from zlib import crc32
 import psycopg
 from psycopg import sql
 
+from outbox.core.frontier import parse_snapshot
+from outbox.core.settled import Settled
 from outbox.edges.reader import lane_of_row
 from outbox.edges.table import identifier
 from outbox.exceptions import OutboxError
@@ -55,11 +57,30 @@ def _rows(cursor: Any) -> Any:
     return _row
 
 
-_HOLDS = (
-    " AND NOT EXISTS (SELECT FROM {hold} AS h WHERE (h.reason IN ('paused', 'editing') OR (h.reason = 'quarantined' "
-    "AND h.wanted <> 'retry')) AND (h.lane = {lane} OR (h.topic = kafka_topic AND (h.key IS NULL "
-    "OR (h.key = kafka_key AND (h.key <> '' OR h.record_id = {table}.id))))))"
+class Scopes(NamedTuple):
+    """What operators hold, as the marks leave it out."""
+
+    topics: frozenset[str] = frozenset()
+    keys: frozenset[tuple[str, str]] = frozenset()
+    """(topic, key)"""
+    ids: frozenset[int] = frozenset()
+    """Of records without key."""
+    is_all: bool = False
+    """The lane itself."""
+
+
+_NOTHING = Scopes()
+_HELD = (
+    " AND id > %(look)s AND kafka_topic <> ALL(%(held_topics)s::text[]) AND (kafka_topic, kafka_key) NOT IN "
+    "(SELECT * FROM unnest(%(held_key_topics)s::text[], %(held_keys)s::text[])) AND id <> ALL(%(held_ids)s::bigint[])"
 )
+# In front of the rows: what the very statement that marked them saw.
+_SEEN = (
+    "WITH marked AS (<mark>) SELECT (SELECT CASE WHEN is_called THEN last_value ELSE last_value - 1 END "
+    "FROM {sequence}) AS id, pg_current_snapshot()::text, age('3'::xid)::text, NULL::bytea, NULL::text[], "
+    "NULL::text[], NULL::bytea UNION ALL SELECT * FROM marked"
+)
+_WALK_S, _WALK_SHARE = 30.0, 100  # once in a while everything is walked over, for at most this part of the time
 
 
 class WrongTable(OutboxError):
@@ -75,9 +96,11 @@ class Marks:
         self.name, self.lane = table, lane
         self._table = identifier(table)
         self._shown = self._table.as_string()
-        self._hold = identifier(f"{table}_hold")
-        self.respects_holds = False
-        """Whether to leave out what operators hold: costs a look at the holds per row."""
+        self.held = _NOTHING
+        """What is left out. Replaced as a whole, from any thread: what is freed is found from the beginning."""
+        self._walked_with = _NOTHING
+        self._settled = Settled()
+        self._walk_at = 0.0
         self._bytes_max = bytes_max
         self._mine = _lane_filter(lane, lanes, keep_empty_key=keep_empty_key)
         self._highest: int | None = None
@@ -116,6 +139,7 @@ class Marks:
                 time.sleep(_GONE_POLL_S)
             connection.execute("/* claim */ SELECT pg_advisory_lock(%s, %s)", [space, number])
         self._highest = None
+        self._settled.reset()
         return True
 
     def _inspect(self, connection: psycopg.Connection[Any]) -> tuple[int, bool]:
@@ -134,9 +158,18 @@ class Marks:
             raise WrongTable(
                 f"The table {self._shown} lacks the columns {', '.join(missing)}. Run migrate, or correct TABLE."
             )
-        self._compose(binary="kafka_value_binary" in columns)
+        self._compose(binary="kafka_value_binary" in columns, sequence=self._sequence(connection))
         space = crc32(f"outbox/{oid}/{self.lane}".encode())
         return space - (1 << 32) if space >= 1 << 31 else space, bool(durable)
+
+    def _sequence(self, connection: psycopg.Connection[Any]) -> str | None:
+        """That draws the ids, where there is one and it may be looked at."""
+        row = connection.execute(
+            "/* claim */ SELECT s FROM (SELECT pg_get_serial_sequence(%s, 'id')) AS found(s) "
+            "WHERE has_sequence_privilege(s, 'SELECT')",
+            [self._shown],
+        ).fetchone()
+        return str(row[0]) if row else None
 
     @staticmethod
     def _others(connection: psycopg.Connection[Any], space: int) -> list[tuple[int, int]]:
@@ -150,7 +183,7 @@ class Marks:
 
     # ---- mark, fetch, sweep: on the claimed connection
 
-    def _compose(self, *, binary: bool) -> None:
+    def _compose(self, *, binary: bool, sequence: str | None) -> None:
         # textsend() and timestamptz_send() hand over the bytes as they are: nothing is decoded to be encoded again.
         value = "textsend(kafka_value::text)"
         fields = (
@@ -176,12 +209,15 @@ class Marks:
         exclude = sql.SQL(
             " AND (kafka_topic, kafka_key) NOT IN (SELECT * FROM unnest(%(topics)s::text[], %(keys)s::text[]))"
         )
-        none = sql.SQL("")
-        holds = sql.SQL(_HOLDS).format(hold=self._hold, table=self._table, lane=sql.Literal(self.lane))
+        none, held = sql.SQL(""), sql.SQL(_HELD)
         self._mark = self._build(mark, exclude=none, holds=none, **parts)
         self._mark_others = self._build(mark, exclude=exclude, holds=none, **parts)
-        self._mark_free = self._build(mark, exclude=none, holds=holds, **parts)
-        self._mark_other_free = self._build(mark, exclude=exclude, holds=holds, **parts)
+        self._sees = sequence is not None
+        if sequence is not None:
+            mark = _SEEN.replace("<mark>", mark)
+            parts["sequence"] = sql.SQL(sequence)
+        self._mark_free = self._build(mark, exclude=none, holds=held, **parts)
+        self._mark_other_free = self._build(mark, exclude=exclude, holds=held, **parts)
         self._fetch = self._build(
             "/* fetch */ SELECT {fields} FROM {table} WHERE id = ANY(%s::bigint[]) AND leader_id = %s", **parts
         )
@@ -192,12 +228,40 @@ class Marks:
         given: dict[str, Any] = {"leader": leader, "limit": limit, "bytes": self._bytes_max}
         if exclude:
             given |= {"topics": [topic for topic, _ in exclude], "keys": [key for _, key in exclude]}
-        forms = (self._mark_free, self._mark_other_free) if self.respects_holds else (self._mark, self._mark_others)
-        rows = _fetch_rows(connection, forms[bool(exclude)], given)
+        held = self.held
+        if held != _NOTHING:
+            rows = self._mark_unheld(connection, given, held)
+        else:
+            self._walked_with = held
+            rows = _fetch_rows(connection, self._mark_others if exclude else self._mark, given)
         if len(rows) < limit:
             self._highest = None
         else:
             self._highest = max(self._highest or 0, max(row.id for row in rows))
+        return rows
+
+    def _mark_unheld(self, connection: psycopg.Connection[Any], given: dict[str, Any], held: Scopes) -> list[Row]:
+        """Not walking over a held backlog again and again: see `core.settled`."""
+        begun = time.monotonic()
+        if held != self._walked_with or begun >= self._walk_at:
+            self._settled.reset()
+            self._walked_with = held
+        if held.is_all:
+            return []
+        given |= {"look": self._settled.look, "held_topics": list(held.topics), "held_ids": list(held.ids)}
+        keys = list(held.keys)
+        given |= {"held_key_topics": [topic for topic, _ in keys], "held_keys": [key for _, key in keys]}
+        is_partial = "topics" in given  # keys that have no room here are passed over, too
+        rows = _fetch_rows(connection, self._mark_other_free if is_partial else self._mark_free, given)
+        if given["look"] == 0:
+            now = time.monotonic()
+            self._walk_at = now + max(_WALK_S, _WALK_SHARE * (now - begun))
+        if not self._sees:
+            return rows
+        sequence, snapshot, age, *_ = rows.pop(0)
+        # A mark may have ended early for the size of its values, so one with rows has not seen all.
+        last = given["look"] if is_partial else max((row.id for row in rows), default=None)
+        self._settled.note(parse_snapshot(snapshot, int(age)), sequence, last)
         return rows
 
     def fetch(self, connection: psycopg.Connection[Any], leader: UUID, ids: Sequence[int]) -> list[Row]:

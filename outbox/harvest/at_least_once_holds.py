@@ -18,6 +18,7 @@ from outbox.core import faults
 from outbox.core.scoreboard import Phase, Scoreboard
 from outbox.core.scoreboard_values import RecordHeld
 from outbox.edges.holds import Burial, Errands, HoldRow, HoldTable, Park
+from outbox.edges.marks import Scopes
 from outbox.harvest.exactly_once_holds import CRASHED, REFUSED, SKIPPED, code_in
 from outbox.harvest.statements import Statements
 
@@ -103,12 +104,15 @@ class HeldMarks:
 
     def _heed_operators(self, rows: Sequence[HoldRow], now: float) -> None:
         board = self._board
-        scopes = frozenset(_Scope(r.topic, r.key, r.lane, r.record_id if r.key == "" else None) for r in rows)
+        no_key = None if self._conf.keep_empty_key else ""  # whose records are held one by one
+        scopes = frozenset(
+            _Scope(r.topic, r.key, r.lane, r.record_id if r.key is not None and r.key == no_key else None) for r in rows
+        )
         if not scopes <= self._scopes:
             self._before = None if board.phase is Phase.CLAIMING else board.leader_id
             board.remark("holds", now)
         self._scopes = scopes
-        self._statements.marks.respects_holds = bool(scopes)
+        self._statements.marks.held = _as_marks_see(scopes)
         wanted = tuple(row.id for row in rows if row.reason != "quarantined" and self._lane not in row.confirmed_by)
         if wanted and self._is_over and not self._confirming:
             self._confirming = True
@@ -186,6 +190,13 @@ class HeldMarks:
 
     def _write(self, job: Callable[[Any], Any]) -> None:
         self._statements.run("hold", job, lambda result, now: None, lambda now: None)
+
+
+def _as_marks_see(scopes: frozenset[_Scope]) -> Scopes:
+    topics = {s.topic for s in scopes if s.key is None and s.lane is None}
+    keys = {(s.topic, s.key) for s in scopes if s.key is not None and s.record_id is None}
+    ids = {s.record_id for s in scopes if s.record_id is not None}
+    return Scopes(frozenset(topics), frozenset(keys), frozenset(ids), any(s.lane is not None for s in scopes))
 
 
 def _ids(errands: Errands) -> list[int]:

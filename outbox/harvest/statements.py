@@ -154,7 +154,7 @@ class Statements:
         def done(rows: list[Any], now: float) -> None:
             if rows:
                 failpoint("after-mark")
-            board.marked(effect.ticket, rows, now, left_out=marks.respects_holds)
+            board.marked(effect.ticket, rows, now, left_out=any(marks.held))
 
         def job(connection: Any) -> list[Any]:
             if connection is not self._claimed_connection:

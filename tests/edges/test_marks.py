@@ -1,5 +1,6 @@
 """Every statement of mark, purge and reset on a real PostgreSQL."""
 
+import itertools
 import os
 import signal
 import threading
@@ -8,10 +9,13 @@ import uuid
 import psycopg
 import pytest
 
-from outbox.edges.marks import Marks, StillThere, WrongTable
+from outbox.adoption import guarded_default
+from outbox.edges.marks import Marks, Scopes, StillThere, WrongTable
 from outbox.edges.table import connect_bounded
 from tests.harvest.hosts import wait_until
 from tests.support.tables import create_table, insert
+
+EPOCHS = itertools.count(1)
 
 
 @pytest.fixture
@@ -67,6 +71,85 @@ def test_excluded_keys_are_not_marked(db):
     insert(db, "t", ["a", "b", "c"])
     rows = claimed(db).mark(db, uuid.uuid4(), 10, [("t", "a"), ("other", "b"), ("t", "c")])
     assert [row.kafka_key for row in rows] == ["b"]
+
+
+def test_what_is_held_is_left_out(db):
+    ids = insert(db, "t", ["a", "b", "", ""]) + insert(db, "u", ["a", ""])
+    for held, free in [
+        (Scopes(topics=frozenset("t")), ids[4:]),
+        (Scopes(keys=frozenset({("t", "a"), ("u", "")})), ids[1:5]),
+        (Scopes(ids=frozenset({ids[2]})), [*ids[:2], *ids[3:]]),
+        (Scopes(is_all=True), []),
+        (Scopes(), ids),
+    ]:
+        marks = claimed(db, epoch=next(EPOCHS))
+        marks.held = held
+        assert sorted(row.id for row in marks.mark(db, uuid.uuid4(), 10)) == free
+    assert sorted(marks.sweep(db, uuid.uuid4(), 10)) == []
+
+
+PAUSED = Scopes(topics=frozenset({"paused"}))
+
+
+def read_rows(connection):
+    """Rows of the index that this session has walked over."""
+    connection.execute("SELECT pg_stat_force_next_flush()" if connection.info.server_version >= 150000 else "SELECT")
+    return connection.execute("SELECT idx_tup_fetch FROM pg_stat_xact_user_tables WHERE relname = 'outbox'").fetchone()[
+        0
+    ]
+
+
+def test_a_held_backlog_is_walked_over_once(db):
+    guard(db)
+    held = insert(db, "paused", ["k"] * 3000)
+    marks, leader = claimed(db, epoch=next(EPOCHS)), uuid.uuid4()
+    marks.held = PAUSED
+    for _ in range(4):
+        insert(db, "t", ["k"])
+        assert [row.kafka_topic for row in marks.mark(db, leader, 10)] == ["t"]
+    insert(db, "t", ["k"])
+    with db.transaction():
+        before = read_rows(db)
+        assert len(marks.mark(db, leader, 10)) == 1
+        assert read_rows(db) - before < 100
+    marks.held = Scopes()
+    assert min(row.id for row in marks.mark(db, leader, 10)) == held[0]
+    marks.held = PAUSED
+    marks.mark(db, leader, 10)
+    assert marks._settled.look == 0, "another scope is walked from the beginning"
+
+
+def test_a_late_record_is_marked_before_a_later_one_of_its_key(db, connect):
+    """It was invisible when the held backlog was walked over."""
+    guard(db)
+    late = connect()
+    with late.transaction():
+        [first] = insert(late, "t", ["k"])
+        insert(db, "paused", ["k"] * 100)
+        marks, leader = claimed(db, epoch=next(EPOCHS)), uuid.uuid4()
+        marks.held = PAUSED
+        for _ in range(5):
+            assert marks.mark(db, leader, 10) == []
+            insert(db, "paused", ["k"])
+    [second] = insert(db, "t", ["k"])
+    assert sorted(row.id for row in marks.mark(db, leader, 10)) == [first, second]
+    for _ in range(4):
+        insert(db, "t", ["k"])
+        marks.mark(db, leader, 10)
+    assert marks._settled.look > second
+
+
+def test_held_backlogs_are_left_out_without_a_sequence_too(db):
+    db.execute("ALTER TABLE outbox ALTER id DROP DEFAULT; ALTER SEQUENCE outbox_id_seq OWNED BY NONE")
+    db.execute("INSERT INTO outbox (id, kafka_topic, kafka_key) VALUES (7, 'paused', 'k'), (8, 't', 'k')")
+    marks = claimed(db, epoch=next(EPOCHS))
+    marks.held = PAUSED
+    assert [row.id for row in marks.mark(db, uuid.uuid4(), 10, [("u", "k")])] == [8]
+
+
+def guard(connection):
+    """Ids are drawn after the transaction ids, as in every table that was migrated."""
+    connection.execute(f"ALTER TABLE outbox ALTER id SET DEFAULT {guarded_default('outbox_id_seq')}")
 
 
 def test_a_mark_ends_early_when_its_values_are_large(db):
