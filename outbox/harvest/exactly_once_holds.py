@@ -123,12 +123,18 @@ class Holds:
             self._all.lowest = min([self._all.lowest, *(row[0] for row in rows[:1])])
             return []
         names: set[Name] = {*self._held, *self._paused}
-        kept = [row for row in rows if not ((row[1], row[2]) in names or row[1] in names or row[0] in names)]
+        if all(isinstance(name, tuple) for name in names):  # mostly, and at full speed each lookup counts
+            kept = [row for row in rows if (row[1], row[2]) not in names]
+        else:
+            kept = [row for row in rows if not ((row[1], row[2]) in names or row[1] in names or row[0] in names)]
         if len(kept) < len(rows):
             self._note_dropped(rows)
         return kept
 
     def _note_dropped(self, rows: list[Row]) -> None:
+        first = rows[0][0]
+        if all(hold.lowest <= first for holds in (self._held, self._paused) for hold in holds.values()):
+            return
         for row in rows:
             hold = self._hold_of(row)
             if hold is not None and row[0] < hold.lowest:
