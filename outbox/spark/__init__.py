@@ -10,7 +10,7 @@ The records pass through the executors only. The modules, from the outside in:
 
     start.py     `session()`: Java, connector, Python and addresses of a session
     source.py    the DataSource `outbox`; its statements and what they protect are in `stream.py`, its options in
-                 `options.py`, what executors read in `reading.py`
+                 `options.py`, what executors read in `reading.py`, what runs beside a batch in `beside.py`
     sink.py      `KafkaSink`, on the driver: slices, sentinels, what is known before an epoch begins
     writing.py   slices in an executor: fence, ledger, records, entry, commit; `plan.py` is what it must know,
                  `fencing.py` the producers and the ledger, which live as long as the process

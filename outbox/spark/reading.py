@@ -1,4 +1,9 @@
-"""Rows of the table as Arrow batches, in executors. What is marked and when is decided in `source.py`."""
+"""Rows of the table as Arrow batches, in executors. What is marked and when is decided in `source.py`.
+
+Small records without headers come a page at a time, each column as one string of bytes beside its lengths: PostgreSQL
+puts them together faster than Python takes rows apart, and no record becomes a Python object here. A page that holds
+another kind of record, and all after it, come row by row.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +11,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from psycopg import sql
 from pyspark.sql.datasource import InputPartition
 
+from outbox.edges.table import identifier
 from outbox.spark import stream
 from outbox.spark.options import Options
 from outbox.spark.stream import RecordsMissing
 
 _ROWS_AT_ONCE = 5_000
+_SMALL_BYTES = 1_000
+_NAMES = ["id", "create_time", "topic", "key", "value", "headers"]
 _MICROSECONDS_1970_TO_2000 = 946_684_800_000_000
 
 
@@ -30,20 +39,100 @@ def read(options: Options, wanted: Range) -> Iterator[Any]:
     """The records as Arrow batches; raises unless all that were marked are there."""
     count = 0
     with stream.connect(options.url, options.statement_timeout) as connection:
-        statement = stream.select(options.table, wanted.leader, binary=stream.has_binary(connection, options.table))
-        given = {"lowest": wanted.lowest, "highest": wanted.highest, "leader": wanted.leader}
-        # In pieces: how large values are is not known.
-        with connection.transaction(), connection.cursor("outbox_read", binary=True) as cursor:
-            cursor.execute(statement, given)
-            while rows := cursor.fetchmany(_ROWS_AT_ONCE):
-                count += len(rows)
-                yield _arrow(rows)
+        has_binary = stream.has_binary(connection, options.table)
+        with connection.transaction():
+            connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+            for batch in _batches(connection, options.table, wanted, has_binary=has_binary):
+                count += batch.num_rows
+                yield batch
     if wanted.count not in (-1, count):
         raise RecordsMissing(
             f"{wanted.count} records from id {wanted.lowest} to {wanted.highest} were marked with leader_id "
             f"{wanted.leader}, and {count} are there: somebody deleted, changed or marked the others. Did another "
             "harvester run on the table?"
         )
+
+
+def _batches(connection: stream.Connection, table: str, wanted: Range, *, has_binary: bool) -> Iterator[Any]:
+    given = {"lowest": wanted.lowest, "highest": wanted.highest, "leader": wanted.leader}
+    page = _select_page(table, wanted.leader, _ROWS_AT_ONCE, _SMALL_BYTES, binary=has_binary)
+    with connection.cursor(binary=True) as cursor:
+        while (found := cursor.execute(page, given).fetchone()) and found[0] and not found[1]:
+            batch = _arrow_page(*found[2:])
+            yield batch
+            given["lowest"] = batch.column(0)[-1].as_py() + 1
+    if not found or not found[0]:
+        return
+    # In pieces: how large values are is not known.
+    with connection.cursor("outbox_read", binary=True) as rows:
+        rows.execute(stream.select(table, wanted.leader, binary=has_binary), given)
+        while few := rows.fetchmany(_ROWS_AT_ONCE):
+            yield _arrow(few)
+
+
+def _select_page(table: str, leader: str, rows: int, small_bytes: int, *, binary: bool = True) -> str:
+    """The first rows of a range of ids as one row: their number, whether one of them is large or has headers, then each
+    column: ids, times, and lengths and bytes of topic, key and value."""
+    texts = ["kafka_key", stream.TEXT, *(["kafka_value_binary"] * binary)]
+    small = f"({' + '.join(f'coalesce(octet_length({text}), 0)' for text in texts)}) <= {small_bytes}"
+    value = f"coalesce(kafka_value_binary, textsend({stream.TEXT}))" if binary else f"textsend({stream.TEXT})"
+    strings = ", ".join(
+        f"array_send(array_agg(coalesce(octet_length({name}), -1))), string_agg({name}, ''::bytea)"
+        for name in ("topic", "key", "value")
+    )
+    return (
+        sql.SQL(
+            "/* read */ SELECT count(*), bool_or(is_other), array_send(array_agg(id)), "
+            f"array_send(array_agg(create_time)), {strings} FROM (SELECT id, create_time, "
+            f"textsend(kafka_topic) AS topic, CASE WHEN {small} THEN textsend(kafka_key) END AS key, "
+            f"CASE WHEN {small} THEN {value} END AS value, "
+            f"NOT {small} OR coalesce(cardinality(kafka_header_keys), 0) > 0 AS is_other FROM {{table}} "
+            "WHERE id BETWEEN %(lowest)s AND %(highest)s"
+            + (" AND leader_id = %(leader)s" if leader else "")
+            + f" ORDER BY id LIMIT {rows}) AS page"
+        )
+        .format(table=identifier(table))
+        .as_string()
+    )
+
+
+def _arrow_page(ids: bytes, times: bytes, *columns: bytes) -> Any:
+    import numpy as np
+    import pyarrow as pa
+
+    numbers, microseconds = _integers(ids), _integers(times) + _MICROSECONDS_1970_TO_2000
+    if len(numbers) > 1 and not bool((np.diff(numbers) > 0).all()):
+        raise RecordsMissing("PostgreSQL put the records of a page together in another order than that of their ids.")
+    texts = [
+        _strings(kind, _integers(lengths, 4), data)
+        for kind, lengths, data in zip(
+            (pa.string(), pa.string(), pa.binary()), columns[::2], columns[1::2], strict=True
+        )
+    ]
+    instants = pa.array(microseconds).cast(pa.timestamp("us", tz="UTC"))
+    nothing = pa.nulls(len(numbers), _headers_type())
+    return pa.RecordBatch.from_arrays([pa.array(numbers), instants, *texts, nothing], _NAMES)
+
+
+def _integers(array: bytes, size: int = 8) -> Any:
+    """Of an array in PostgreSQL's binary form: a head of 20 bytes, then each element after its own length."""
+    import numpy as np
+
+    kind = np.dtype([("length", ">i4"), ("value", f">i{size}")])
+    return np.frombuffer(array, kind, offset=20)["value"].astype("i8")
+
+
+def _strings(kind: Any, lengths: Any, data: bytes | None) -> Any:
+    """A column from its values, one after the other; a length of -1 is a null."""
+    import numpy as np
+    import pyarrow as pa
+
+    ends = np.zeros(len(lengths) + 1, "i4")
+    np.cumsum(np.maximum(lengths, 0), out=ends[1:])
+    is_there = pa.py_buffer(np.packbits(lengths >= 0, bitorder="little").tobytes())
+    return pa.Array.from_buffers(
+        kind, len(lengths), [is_there, pa.py_buffer(ends.tobytes()), pa.py_buffer(data or b"")]
+    )
 
 
 def _arrow(rows: list[tuple[Any, ...]]) -> Any:
@@ -58,7 +147,7 @@ def _arrow(rows: list[tuple[Any, ...]]) -> Any:
         pa.array(values, pa.binary()),
         pa.array(map(_paired, names, texts), _headers_type()) if any(names) else pa.nulls(len(rows), _headers_type()),
     ]
-    return pa.RecordBatch.from_arrays(columns, ["id", "create_time", "topic", "key", "value", "headers"])
+    return pa.RecordBatch.from_arrays(columns, _NAMES)
 
 
 def _headers_type() -> Any:

@@ -3,21 +3,14 @@
     spark.readStream.format("outbox").option("url", "postgresql://...").load()
 
 Columns: id (bigint), create_time (timestamp), topic, key (string), value (binary; null is a tombstone), headers
-(array<struct<key: string, value: binary>>). Options, all of them strings:
-
-    url               of the database (required)
-    table             "outbox"; its companion tables <table>_state and <table>_spark must be there (migrate)
-    slices            partitions of a batch: 4
-    maxRecords        of a micro-batch: 50000
-    statementTimeout  seconds: 30
-    resend            "true": begin anew although a lost checkpoint may have delivered records; they are sent again
+(array<struct<key: string, value: binary>>). Options, all of them strings: those of `Options`, in camel case.
 
 **Streaming** harvests: a micro-batch marks its records, the offset names the mark, the same offset gives the same rows
-again. They are deleted when Spark has finished the batch; a query that then idles deletes them too. One query per
-table; the last one started wins. Spark gives this object life in two places: in a process beside the driver, one per
-query, where it marks, plans and purges; and in executors, where it reads. How the driver's side knows what Spark has
-finished is told at `OutboxStreamReader`. To stop without a record left behind, call `stream.finish` before
-`query.stop()`.
+again. They are deleted when Spark has finished the batch, also by a query that then idles. While a full batch runs,
+the one before is deleted and the next one marked. One query per table; the last one started wins. Spark gives this
+object life in two places: in a process beside the driver, one per query, where it marks, plans and purges; and in
+executors, where it reads. How the driver's side knows what Spark has finished is told at `OutboxStreamReader`. To stop
+without a record left behind, call `stream.finish` before `query.stop()`.
 
 **Batch** only looks: the records that are in the table, as they are, marked or not; nothing is changed.
 """
@@ -30,6 +23,7 @@ import socket
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 import psycopg
@@ -38,8 +32,10 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStrea
 from pyspark.sql.types import StructType
 
 from outbox.edges.session import BoundedConnection
+from outbox.exceptions import OutboxError
 from outbox.failpoints import failpoint
 from outbox.spark import stream
+from outbox.spark.beside import Beside
 from outbox.spark.holding import Holding
 from outbox.spark.options import Options
 from outbox.spark.reading import Range, read
@@ -54,7 +50,6 @@ SCHEMA = (
 _BEAT_S = 1.0
 _OUTAGE_MAX_S = 120.0
 _OUTAGE_PAUSE_S = 0.5
-
 _GRACE_S = 5.0
 _HELD_PAUSE_S, _HELD_SHARE = 1.0, 20.0  # before another look at a table in which everything is held back
 
@@ -135,6 +130,10 @@ class OutboxStreamReader(DataSourceStreamReader):
         self._asked = 0
         self._first: Batch | None = None
         self._beaten_at = self._up_at = float("-inf")
+        self._cut: tuple[Batch, list[tuple[int, int, int]]] = (Batch(0), [])
+        """A batch that was marked beside another one, and where its slices begin."""
+        self._beside = Beside()
+        """What is done while a batch runs. Every question of Spark waits for it: there is one connection."""
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_connection": None}
@@ -143,13 +142,15 @@ class OutboxStreamReader(DataSourceStreamReader):
 
     def initialOffset(self) -> dict[str, Any]:
         """The place before the first batch of a new checkpoint; also asked for when the first batch is repeated."""
+        self._beside.wait()
         if self._first is None:
             self._persistently(self._begin_anew if self._seen is None else self._look)
-            is_before = self._is_offered or self._seen is not None
-            self._first = Batch(self._last.number - 1) if is_before else self._last
+            following = self._seen or (self._last if self._is_offered else None)
+            self._first = Batch(following.number - 1) if following is not None else self._last
         return self._first.offset()
 
     def latestOffset(self) -> dict[str, Any]:
+        self._beside.wait()
         if self._running is not None:
             self._finished, self._running = self._running.number, None
         elif self._seen is not None:
@@ -159,10 +160,12 @@ class OutboxStreamReader(DataSourceStreamReader):
         if not self._is_claimed:
             self._persistently(self._advance)
         else:
-            self._once(self._advance)
+            is_ahead = self._is_offered and self._cut[0] == self._last and not self._must_look
+            self._once(self._beat if is_ahead else self._advance)
         return self._last.offset()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        self._beside.wait()
         if start == end:  # at a start: the newest batch of the checkpoint
             if self._seen is None and self._first is None:
                 self._persistently(lambda connection: self._resume(connection, Batch.of(end)))
@@ -170,17 +173,24 @@ class OutboxStreamReader(DataSourceStreamReader):
         batch = Batch.of(end)
         found: list[InputPartition] = self._persistently(lambda connection: self._plan(connection, batch))
         self._running = batch
+        self._beside.begin(lambda: self._once(self._advance if self._is_full(batch) else self._purge))
         return found
+
+    def _is_full(self, batch: Batch) -> bool:
+        """Whether there is likely to be another one, which may be marked while this one runs."""
+        return batch == self._last and batch.count >= self.options.max_records
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         assert isinstance(partition, Range)
         return read(self.options, partition)
 
     def commit(self, end: dict[str, Any]) -> None:
+        # It is purged by `_advance`, at the latest while the batch that is being planned runs.
         self._finished = max(self._finished, Batch.of(end).number)
-        self._once(self._purge)
 
     def stop(self) -> None:
+        with suppress(OutboxError, psycopg.Error):  # the end is near
+            self._beside.wait()
         if self._is_claimed:
             self._once(lambda connection: self._stream.release(connection, self.owner))
         self._drop()
@@ -240,15 +250,18 @@ class OutboxStreamReader(DataSourceStreamReader):
             seen = self._seen
             self._look(connection)
             self._is_offered = self._is_offered and self._last != seen
+        self._beat(connection)
+        self._purge(connection)
+        if not (self._is_offered or len(self._unpurged) > 1):
+            self._mark(connection)
+
+    def _beat(self, connection: Connection) -> None:
         if time.monotonic() - self._beaten_at > _BEAT_S:
             self._stream.beat(connection, self.owner)
             self._beaten_at = time.monotonic()
             self._is_any_held = self._holding.look(connection)
             if self._is_any_held:
                 self._holding.settle(connection, self.owner)
-        self._purge(connection)
-        if not (self._is_offered or len(self._unpurged) > 1):
-            self._mark(connection)
 
     def _mark(self, connection: Connection) -> None:
         begun = time.monotonic()
@@ -263,6 +276,8 @@ class OutboxStreamReader(DataSourceStreamReader):
             failpoint("after-mark")
             self._last, self._is_offered = found, True
             self._unpurged.append(found)
+            if self._running is not None:  # beside it this costs nothing
+                self._cut = found, self._stream.starts(connection, found, self.options.slices)
         elif self._is_any_held:
             now = time.monotonic()
             self._mark_at = now + max(_HELD_PAUSE_S, _HELD_SHARE * (now - begun))
@@ -273,7 +288,9 @@ class OutboxStreamReader(DataSourceStreamReader):
         self._stream.plan(connection, self.owner, batch)
         if batch == self._last:
             self._is_offered = False
-        starts = self._stream.starts(connection, batch, self.options.slices)
+        cut, starts = self._cut
+        if cut != batch:
+            starts = self._stream.starts(connection, batch, self.options.slices)
         return [Range(*found, batch.leader) for found in starts]
 
     def _purge(self, connection: Connection) -> None:

@@ -321,12 +321,12 @@ def finish(url: str, table: str = "outbox", timeout_s: float = 60.0, owner: str 
 
 # ---- what executors read
 
-_TEXT = "kafka_value::text"
+TEXT = "kafka_value::text"
 
 
 def select(table: str, leader: str, *, binary: bool = True) -> str:
     """Rows of a range of ids, in order; of one batch, or of all when `leader` is empty."""
-    value = f"coalesce(kafka_value_binary, textsend({_TEXT}))" if binary else f"textsend({_TEXT})"
+    value = f"coalesce(kafka_value_binary, textsend({TEXT}))" if binary else f"textsend({TEXT})"
     return (
         sql.SQL(
             "/* read */ SELECT id, timestamptz_send(create_time), kafka_topic, kafka_key, "

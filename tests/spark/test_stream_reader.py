@@ -104,6 +104,41 @@ def test_an_idle_query_purges_its_last_batch(query, outbox_table):
     assert outbox_table.count() == 0
 
 
+def test_a_full_batch_is_followed_by_a_mark_while_it_runs(query, outbox_table):
+    """And the batch before is deleted; a batch that was not full is followed by neither."""
+    outbox_table.insert("t", 25)
+    running = query()
+
+    def marked():
+        running.reader._beside.wait()
+        return outbox_table.run("SELECT count(*), count(leader_id), count(DISTINCT leader_id) FROM {table}")[0]
+
+    running.plan()
+    assert marked() == (25, 10, 1)
+    running.read()
+    assert marked() == (25, 20, 2)
+    running.plan()
+    assert marked() == (25, 20, 2)
+    assert running.read() == list(range(11, 21))
+    assert marked() == (15, 15, 2)
+    running.plan()
+    outbox_table.insert("t", 3)
+    assert running.read() == list(range(21, 26))
+    assert marked() == (8, 5, 1)
+    assert running.drain() == [26, 27, 28]
+
+
+def test_an_error_beside_a_batch_is_told_at_the_next_question(query, outbox_table):
+    outbox_table.insert("t", 25)
+    running = query()
+    running.plan()
+    outbox_table.run("UPDATE {spark} SET owner = 'another'")
+    running.reader._must_look = True
+    running.reader._beside.begin(lambda: running.reader._once(running.reader._advance))
+    with pytest.raises(Fenced):
+        running.reader.latestOffset()
+
+
 def test_a_batch_is_cut_into_slices(query, outbox_table):
     outbox_table.insert("t", 10)
     running = query()
@@ -129,6 +164,31 @@ def test_values_come_as_they_were_written(query, outbox_table):
     times = outbox_table.run("SELECT create_time FROM {table} ORDER BY id")
     assert [row["create_time"].to_pydatetime() if hasattr(row["create_time"], "to_pydatetime") else row["create_time"]
             for row in rows] == [row[0] for row in times]  # fmt: skip
+
+
+def test_records_of_every_kind_come_in_order(query, outbox_table):
+    """Small ones by the page, then a large one and what follows it row by row; the classic layout too."""
+    outbox_table.insert("t", 6)
+    outbox_table.run("UPDATE {table} SET kafka_value = NULL WHERE id = 2")
+    outbox_table.run("UPDATE {table} SET kafka_value = 'é', kafka_key = '' WHERE id = 3")
+    outbox_table.run("UPDATE {table} SET kafka_value = repeat('x', 1001) WHERE id = 5")
+
+    def values():
+        reader = OutboxSource({"url": outbox_table.url, "table": outbox_table.table, "slices": "1"}).reader(None)
+        (whole,) = reader.partitions()
+        return [row for found in reader.read(whole) for row in found.to_pylist()]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("outbox.spark.reading._ROWS_AT_ONCE", 2)
+        found = values()
+        outbox_table.run("ALTER TABLE {table} DROP kafka_value_binary")
+        assert values() == found
+    assert [row["id"] for row in found] == [1, 2, 3, 4, 5, 6]
+    assert [row["value"] for row in found[:4]] == [b"value 0", None, "é".encode(), b"value 3"]
+    assert [(row["topic"], row["key"], row["headers"]) for row in found[:3]] == [
+        ("t", "k0", None), ("t", "k1", None), ("t", "", None),
+    ]  # fmt: skip
+    assert (len(found[4]["value"]), found[5]["value"]) == (1001, b"value 5")
 
 
 def test_a_record_that_commits_late_joins_a_later_batch(query, outbox_table):
@@ -223,8 +283,10 @@ def test_a_resumed_driver_marks_plans_and_purges_nothing(query, outbox_table):
         paused.read()
     paused.reader._unpurged = [stream.Batch.of(paused.offsets[-1])]
     paused.reader._finished = 99
+    ahead, paused.reader._cut = paused.reader._cut, (stream.Batch(0), [])
     with pytest.raises(Fenced):
         paused.reader.latestOffset()
+    paused.reader._cut = ahead  # marked beside the batch before
     paused.reader._beaten_at = float("-inf")
     with pytest.raises(Fenced):
         paused.reader.latestOffset()
