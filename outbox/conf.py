@@ -511,14 +511,23 @@ class Conf:
 
     @property
     def client_properties(self) -> dict[str, Any]:
-        """What every Kafka client is built from."""
-        return dict(self.kafka)
+        """What every Kafka client is built from. A value that is a function is asked anew for each client: secrets that
+        change are taken up with the next connection."""
+        return _asked(self.kafka)
 
     @property
     def producer_properties(self) -> dict[str, Any]:
         """What every producer is built from: it can send whatever stash() accepts."""
         size = max(self.max_message_bytes, _SIZE_DEFAULT)
-        return {_SIZE_PROPERTY: size, **self.kafka, **self.producer}
+        return {_SIZE_PROPERTY: size, **_asked(self.kafka), **_asked(self.producer)}
+
+
+def _asked(properties: Mapping[str, Any]) -> dict[str, Any]:
+    """The client calls functions of its own: those whose names end in cb, and a few more."""
+    return {
+        name: value() if callable(value) and not (name.endswith("_cb") or name in _CALLED_BY_CLIENT) else value
+        for name, value in properties.items()
+    }
 
 
 def _key_of(spec: Any) -> str:
@@ -559,6 +568,7 @@ def _unknown_keys(raw: Mapping[str, Any]) -> Iterator[SettingError]:
             yield SettingError(str(key), "is unknown.", hint)
 
 
+_CALLED_BY_CLIENT = ("logger", "on_commit", "on_delivery")
 # Properties that the protocol owns; a value listed here is the only one accepted, None means: not yours to set.
 _OWNED: dict[str, tuple[str, ...] | None] = {
     "enable.idempotence": ("true",),

@@ -252,3 +252,13 @@ def test_the_leader_topic_is_named_after_the_application():
 )
 def test_a_property_with_a_setting_of_its_own_is_refused(name, setting):
     assert f"derives from {setting}: leave it out" in errors_of({"KAFKA": {name: "x"}})["KAFKA"]
+
+
+def test_a_secret_may_be_a_function_that_is_asked_for_each_client():
+    given = iter(["first", "second", "third", "fourth"])
+    kafka = {"sasl.password": lambda: next(given), "oauth_cb": print}
+    found = conf.parse({"NAME": "shop", "KAFKA": kafka, "PRODUCER": {"x": lambda: 1}})
+    assert found.client_properties["sasl.password"] == "first"
+    assert found.producer_properties["sasl.password"] == "second"
+    assert found.producer_properties["x"] == 1
+    assert found.client_properties["oauth_cb"] is print
