@@ -34,6 +34,8 @@ def poison(drains: Drains) -> None:
         rate = (fill.records - held) / seconds
         row.add(rate, f"too large {name}: {held} records of its key wait")
         drains.table.row(f"  of the drain, too large {name}", "", ">= 0.90", ratio).add(rate / base.rate)
+        cost_s = seconds - (fill.records - held) / base.rate
+        drains.table.row(f"  seconds that it costs, too large {name}", "s", shape="{:.2f}".format).add(cost_s)
 
 
 def _poisoned(drains: Drains, fill: Fill, value: str) -> tuple[float, int]:
