@@ -102,7 +102,7 @@ class Driver:
         self._delivered = 0
         self._failures = 0
         self._has_claimed = False
-        self._scopes: Sequence[str] = ()
+        self._scopes: Sequence[str] = []
         self._look_at = 0.0
         self._backoff = Backoff(_PAUSE_MIN_S, _PAUSE_MAX_S, lambda: 0.5)
 

@@ -59,6 +59,7 @@ def test_epochs_without_a_record_are_purged_too_and_a_lost_checkpoint_is_refused
     first.drain().finish()
     assert [said["count"] for said in first.channel.of("epoch")] == [0, 0, 1]
     judge(bootstrap_servers, [topic], [407])
+    assert not first.channel.of("holds")
 
     # Refused before anything is marked: the checkpoint that is restored still fits.
     (tmp_path / "checkpoint").rename(tmp_path / "copy")
