@@ -17,16 +17,16 @@ JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 
 class Cluster:
-    def __init__(self, folder):
+    def __init__(self, folder, hosts=("127.0.0.1", "127.0.0.1")):
         self.folder, self.events = folder, folder / "events"
         self.events.mkdir()
         self._processes, self._logs = [], []
         start.prepare_environment()
         log = self._launch("master.Master", "--host", "127.0.0.1", "--port", "0")
         self.url = self._says(log, r"(spark://127\.0\.0\.1:\d+)")
-        for number in range(2):
+        for number, host in enumerate(hosts):
             work = ("--cores", "1", "--memory", "600m", "--work-dir", str(folder / f"work-{number}"))
-            log = self._launch("worker.Worker", "--host", "127.0.0.1", *work, self.url)
+            log = self._launch("worker.Worker", "--host", host, *work, self.url)
             self._says(log, "(Successfully registered)")
 
     def _launch(self, name, *arguments):

@@ -17,8 +17,18 @@ PAUSE_S = 8.0
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory):
+    yield from started(tmp_path_factory.mktemp("cluster"))
+
+
+@pytest.fixture(scope="module")
+def two_hosts(tmp_path_factory):
+    """Spark runs no speculative copy on the host of the first one."""
+    yield from started(tmp_path_factory.mktemp("hosts"), ("127.0.0.1", "127.0.0.2"))
+
+
+def started(*given):
     before = dict(os.environ)
-    made = Cluster(tmp_path_factory.mktemp("cluster"))
+    made = Cluster(*given)
     yield made
     made.close()
     os.environ.clear()
@@ -26,11 +36,11 @@ def cluster(tmp_path_factory):
 
 
 @pytest.fixture
-def engines(cluster, outbox_table, bootstrap_servers, tmp_path):
+def engines(outbox_table, bootstrap_servers, tmp_path):
     """Their Python workers stop themselves in every third transaction, before its commit."""
     made = []
 
-    def make(*settings, failpoints="before-commit=stop@3", **given):
+    def make(cluster, *settings, failpoints="before-commit=stop@3", **given):
         config = (*cluster.config(OUTBOX_FAILPOINTS=failpoints), *settings)
         made.append(Engines(outbox_table, bootstrap_servers, tmp_path, master=cluster.url, config=config, **given))
         return made[-1]
@@ -74,7 +84,7 @@ def run(cluster, engines, outbox, servers, kills):
 def test_both_executors_produce_and_one_that_is_killed_in_a_slice_does_no_harm(
     cluster, engines, outbox_table, bootstrap_servers
 ):
-    run(cluster, engines(), outbox_table, bootstrap_servers, kills=1)
+    run(cluster, engines(cluster), outbox_table, bootstrap_servers, kills=1)
     found = cluster.producers()
     assert found
     for application, _ in found:
@@ -94,13 +104,14 @@ SPECULATION = (
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("fault", ["killed executors", "speculative copies"])
 def test_twenty_faults_of_executors_lose_and_double_nothing(
-    spark, cluster, engines, outbox_table, bootstrap_servers, fault
+    spark, request, engines, outbox_table, bootstrap_servers, fault
 ):
     """Workers are stopped before the commit of every slice. With their executors they are killed there; or one in two
     sleeps until its copy has fenced it, and then goes on."""
     topic = create_topic(bootstrap_servers, 3)
     kills = fault == "killed executors"
-    fleet = engines(*(() if kills else SPECULATION), failpoints="before-commit=stop", max_records=100)
+    cluster = request.getfixturevalue("cluster" if kills else "two_hosts")
+    fleet = engines(cluster, *(() if kills else SPECULATION), failpoints="before-commit=stop", max_records=100)
     process, seen, inserted, passages = fleet.start().leads(), {}, 0, 0
     victims = set()
 
