@@ -4,6 +4,8 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 WORKERS ?= 2
 STACK := $(BIN)/python -m outbox.devstack run --
+# Measured is a broker as it runs in production, with both compilers of the JVM.
+BENCH_KAFKA ?= --kafka-java-option=-XX:TieredStopAtLevel=4
 
 .PHONY: help install demo test coverage torture bench lint format clean
 .DEFAULT_GOAL := help
@@ -44,7 +46,7 @@ torture: $(VENV)/.dev-installed  ## long fault runs
 	$(BIN)/python -m pytest -m torture $(ARGS)
 
 bench: $(VENV)/.dev-installed  ## measurements, printed and never asserted
-	$(STACK) $(abspath $(BIN))/python -m benchmarks $(ARGS)
+	$(BIN)/python -m outbox.devstack run $(BENCH_KAFKA) -- $(abspath $(BIN))/python -m benchmarks $(ARGS)
 
 lint: $(VENV)/.dev-installed  ## format, style and types
 	$(BIN)/ruff format --check .

@@ -63,6 +63,13 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--brokers", type=int, choices=(1, 3), default=1)
     parser.add_argument("--postgres", metavar="14...18", help="PostgreSQL's major version (default: the wheel's own)")
     parser.add_argument("--kafka-property", metavar="NAME=VALUE", action="append", default=[])
+    parser.add_argument(
+        "--kafka-java-option",
+        metavar="OPTION",
+        action="append",
+        default=[],
+        help="of Kafka's JVM, after those that make short runs quick; written with an equals sign",
+    )
     parser.add_argument("--postgres-setting", metavar="NAME=VALUE", action="append", default=[])
 
 
@@ -72,6 +79,7 @@ def _options(chosen: argparse.Namespace) -> Options:
         brokers=chosen.brokers,
         postgres=chosen.postgres,
         kafka_properties=_pairs("--kafka-property", chosen.kafka_property),
+        kafka_java_options=tuple(chosen.kafka_java_option),
         postgres_settings=_pairs("--postgres-setting", chosen.postgres_setting),
     )
 
@@ -88,6 +96,7 @@ def _option_arguments(chosen: argparse.Namespace) -> list[str]:
     given = [f"--brokers={chosen.brokers}"]
     given += [f"--{name}={value}" for name in ("kafka", "postgres") if (value := getattr(chosen, name))]
     given += [f"--kafka-property={text}" for text in chosen.kafka_property]
+    given += [f"--kafka-java-option={text}" for text in chosen.kafka_java_option]
     return given + [f"--postgres-setting={text}" for text in chosen.postgres_setting]
 
 

@@ -25,6 +25,7 @@ class Options:
     brokers: int = 1
     postgres: str | None = None  # a major such as "17"
     kafka_properties: Mapping[str, str] = field(default_factory=dict)
+    kafka_java_options: tuple[str, ...] = ()
     postgres_settings: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -42,7 +43,12 @@ class Stack:
         self.kafka = (
             None
             if SERVERS in self._given
-            else Kafka(chosen.kafka, brokers=chosen.brokers, properties=chosen.kafka_properties)
+            else Kafka(
+                chosen.kafka,
+                brokers=chosen.brokers,
+                properties=chosen.kafka_properties,
+                java_options=chosen.kafka_java_options,
+            )
         )
         self.origin = self._origin()  # which also refuses versions that there are not, before anything starts
 
