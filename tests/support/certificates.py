@@ -7,7 +7,7 @@ from pathlib import Path
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from cryptography.hazmat.primitives.serialization import BestAvailableEncryption, Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import NameOID
 
 LIFE = datetime.timedelta(hours=12)
@@ -28,11 +28,14 @@ class Authority:
         path.write_bytes(self._certificate.public_bytes(Encoding.PEM))
         return path
 
-    def write_server(self, path: Path) -> Path:
-        """Key and certificates of a server on 127.0.0.1, in one file: Kafka's key store of type PEM."""
+    def write_server(self, path: Path, *, is_localhost: bool = True) -> Path:
+        """Key and certificates of a server on 127.0.0.1, in one file: Kafka's key store of type PEM. `is_localhost`:
+        it may be called by this name too."""
         key = ec.generate_private_key(ec.SECP256R1())
-        names = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
-        builder = _builder(_named("localhost"), self._subject, key)
+        names: list[x509.GeneralName] = [x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
+        names += [x509.DNSName("localhost")] if is_localhost else []
+        # Without a DNS name among the others clients take the common name for one.
+        builder = _builder(_named("localhost" if is_localhost else "broker"), self._subject, key)
         certificate = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
         path.write_bytes(
             key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
@@ -40,6 +43,16 @@ class Authority:
             + self._certificate.public_bytes(Encoding.PEM)
         )
         return path
+
+    def write_client(self, folder: Path, name: str, password: str) -> tuple[Path, Path]:
+        """Certificate and key of a client; the key is encrypted."""
+        key = ec.generate_private_key(ec.SECP256R1())
+        certificate = _builder(_named(name), self._subject, key).sign(self._key, hashes.SHA256())
+        found = folder / f"{name}.pem", folder / f"{name}.key"
+        found[0].write_bytes(certificate.public_bytes(Encoding.PEM))
+        locked = BestAvailableEncryption(password.encode())
+        found[1].write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, locked))
+        return found
 
 
 def _named(name: str) -> x509.Name:
