@@ -150,6 +150,22 @@ class Holds:
                 return hold
         return None
 
+    @property
+    def topics(self) -> set[str]:
+        """Those held as a whole."""
+        return {name for holds in (self._held, self._paused) for name in holds if isinstance(name, str)}
+
+    @property
+    def is_paused(self) -> bool:
+        """The lane itself."""
+        return self._all is not None
+
+    def passed_over(self, topics: Collection[str], look: int) -> None:
+        """A read above `look` leaves out these topics, and a paused lane: when their holds end, it goes on there."""
+        left_out = [holds[topic] for holds in (self._held, self._paused) for topic in topics if topic in holds]
+        for hold in (*left_out, *([self._all] if self._all is not None else [])):
+            hold.lowest = min(hold.lowest, look + 1)
+
     def cut(self, rows: list[Row]) -> list[Row]:
         """As many rows from the front as may share a transaction."""
         if self.is_careful:
