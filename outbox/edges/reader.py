@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from itertools import product
 from operator import itemgetter
 from typing import Any
 
@@ -66,6 +67,18 @@ _SIZED = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """Of a read."""
+
+    topics: frozenset[str] = frozenset()
+    lanes: frozenset[int] = frozenset()
+
+    def __bool__(self) -> bool:
+        return bool(self.topics or self.lanes)
+
+
+NOTHING = LeftOut()
 _COLUMNS = itemgetter(0, 1, 2, 3, 4, 5, 6)
 
 
@@ -104,15 +117,16 @@ class Reader:
         self._created = sql.SQL("/* sample */ SELECT id, create_time FROM {table} WHERE id = ANY(%s)").format(
             **self._parts
         )
-        self._forms = {(a, b, c): self._form(a, b, c) for a in either for b in either for c in either}
+        self._forms = {given: self._form(*given) for given in product(either, repeat=4)}
         self._sized_pages = 0  # that are still to be read by size
 
     def examples(self) -> list[Example]:
         """Every form, for a look at its plan."""
         given = {"look": 0, "lanes": [0], "limit": 1000, "bytes": 1_000_000, "highest": 1, "excluded": Ids([1])}
+        given |= {"wanted": [0], "topics": ["t"]}
         return [Example("read", form, given) for form in self._forms.values()]
 
-    def _form(self, late: bool, some_lanes: bool, sized: bool) -> str:
+    def _form(self, late: bool, some_lanes: bool, some_topics: bool, sized: bool) -> str:
         """Late: rows below the highest excluded id may be wanted. A form of its own because only there the array of
         excluded ids must be hashed, which takes a plan that sees it. Sized: the page ends before it exceeds so many
         bytes, but has one row; else records that are not small come without topic and value."""
@@ -131,7 +145,8 @@ class Reader:
                 "<where>",
                 "id > %(look)s"
                 + (" AND (id > %(highest)s OR id <> ALL(%(excluded)s))" if late else "")
-                + (" AND {lane} = ANY(%(lanes)s::int[])" if some_lanes else ""),
+                + (" AND {lane} = ANY(%(wanted)s::int[])" if some_lanes else "")
+                + (" AND kafka_topic <> ALL(%(topics)s::text[])" if some_topics else ""),
             )
             + ")"
         )
@@ -145,14 +160,18 @@ class Reader:
         excluded: Sequence[int],
         limit: int,
         bytes_max: int = 8_000_000,
+        left_out: LeftOut = NOTHING,
     ) -> Page:
         """The first records above `look` of these lanes, without the `excluded` ones: ascending ids, all of them above
-        `look`; `limit` of them, or fewer where they would exceed `bytes_max`."""
+        `look`; `limit` of them, or fewer where they would exceed `bytes_max`. The server passes over what is held as a
+        whole and may be large."""
         given: dict[str, Any] = {"look": look, "lanes": list(lanes), "limit": limit}
+        given["wanted"] = [lane for lane in lanes if lane not in left_out.lanes]
+        given["topics"] = list(left_out.topics)
         late = bool(excluded)
         if late:
             given |= {"highest": excluded[-1], "excluded": Ids(excluded)}
-        form = late, len(lanes) < self.lanes
+        form = late, len(given["wanted"]) < self.lanes, bool(left_out.topics)
         if not self._sized_pages:
             rows = self._fetch(connection, self._forms[*form, False], given, prepare=not late)
             if all(row[1] is not None for row in rows):

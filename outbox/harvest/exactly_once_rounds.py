@@ -33,8 +33,8 @@ from outbox.core.verdict import GoOn, State, Stop
 from outbox.edges.companions import OtherDatabase, flush
 from outbox.edges.ledger_topic import LedgerTopic
 from outbox.edges.marks import WrongTable
-from outbox.edges.reader import Page, Reader, Row
-from outbox.edges.session import BoundedConnection
+from outbox.edges.reader import NOTHING, LeftOut, Page, Reader, Row
+from outbox.edges.session import BoundedConnection, StatementOverdue
 from outbox.edges.ways import Claim, NoRights, OtherWay
 from outbox.harvest.exactly_once_database import Database, Purges
 from outbox.harvest.exactly_once_holds import Holds, Writes
@@ -56,6 +56,7 @@ _SWEEP_SHARE = 1000  # a sweep may take one thousandth of the time
 _BEAT_S = 2.0
 _HOLDS_S = 1.0  # until an operator's hold is noticed
 _HOLDS_SHARE = 10  # of the time that looking for holds takes: so much is left for reading
+_FETCH_HELD_S = 600.0
 _TRUST = 0.75  # of the time after which others may claim; the rest is for what runs late
 
 
@@ -113,6 +114,7 @@ class Rounds:
         self._troubles = Troubles(-1)
         self._sweep_at = time.monotonic() + conf.sweep_interval_s
         self._sample_at = 0.0
+        self._passes_over, self._fetch_held_until = False, 0.0
         self._created: dict[int, datetime] = {}
         self._asked_at = self._returned_at = 0.0  # of the last page
         self._beat: Awaited | None = None
@@ -493,6 +495,9 @@ class Rounds:
         with self._changed:
             self._purge_round()
         self._troubles.seen("read", str(error))
+        if self._passes_over and isinstance(error, psycopg.errors.QueryCanceled | StatementOverdue):
+            # More than the server can pass over in one statement: fetched page by page it is only slow.
+            self._fetch_held_until = time.monotonic() + _FETCH_HELD_S
         self._drop_connection()
         pause_s = min(_RETRY_MAX_S, _RETRY_MIN_S * 2 ** min(self._read_failures, 8)) * random.uniform(0.5, 1.0)
         self._read_failures += 1
@@ -517,8 +522,15 @@ class Rounds:
         look: int | None = frontier.start()
         while look is not None:
             connection.give_up_at = time.monotonic() + self._conf.statement_timeout_s
+            left_out = self._left_out(plan, look)
             page = reader.read(
-                connection, look, plan.lanes, plan.excluded_above(look), plan.limit, self._conf.batch_bytes_max
+                connection,
+                look,
+                plan.lanes,
+                plan.excluded_above(look),
+                plan.limit,
+                self._conf.batch_bytes_max,
+                left_out,
             )
             look = frontier.missed_from(look, page.snapshot, page.sequence)
         rows = page.rows
@@ -527,6 +539,21 @@ class Rounds:
             now = time.monotonic()
             self._sweep_at = now + max(self._conf.sweep_interval_s, _SWEEP_SHARE * (now - begun))
         return page
+
+    def _left_out(self, plan: Plan, look: int) -> LeftOut:
+        """What every lane holds as a whole: a large backlog is passed over by the server, and not fetched again and
+        again. Told to the holds before the read: one that ends meanwhile is read from there."""
+        with self._changed:
+            held = {number: self._lanes[number].holds for number in plan.lanes if number in self._lanes}
+            self._passes_over = False
+            if time.monotonic() < self._fetch_held_until or len(held) < len(plan.lanes) or not any(held.values()):
+                return NOTHING
+            topics = frozenset(set.intersection(*(holds.topics for holds in held.values())))
+            left_out = LeftOut(topics, frozenset(number for number, holds in held.items() if holds.is_paused))
+            for holds in held.values():
+                holds.passed_over(topics, look)
+            self._passes_over = bool(left_out)
+            return left_out
 
     def _sample(self, page: Page) -> dict[int, datetime]:
         """Once a second, when some of the page's records were stashed: on average it costs next to nothing."""

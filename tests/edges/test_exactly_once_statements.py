@@ -12,7 +12,7 @@ from outbox.edges import companions
 from outbox.edges.companions import Companions
 from outbox.edges.int8_arrays import Ids
 from outbox.edges.marks import WrongTable
-from outbox.edges.reader import Reader
+from outbox.edges.reader import LeftOut, Reader
 from tests.support.tables import insert
 
 
@@ -185,6 +185,26 @@ def test_the_frontier_finds_late_rows_restarted_and_explicit_ids(url, db, reader
     db.execute("TRUNCATE outbox RESTART IDENTITY")
     assert insert(db, "t", ["k"]) == [1]
     assert read_all(db, reader, frontier) == [1]
+
+
+@pytest.mark.parametrize("lanes", [1, 3])
+@pytest.mark.parametrize("is_sized", [False, True])
+def test_held_topics_and_lanes_are_passed_over(db, lanes, is_sized):
+    ids = insert(db, "t", ["a", "b", ""] * 5) + insert(db, "u", ["a", ""])
+    reader, every = Reader("outbox", "outbox_id_seq", lanes), tuple(range(lanes))
+    reader._sized_pages = 100 if is_sized else 0
+
+    def read(excluded=(), **left_out):
+        page = reader.read(db, 0, every, excluded, 100, left_out=LeftOut(**left_out))
+        assert set(page.purged) == set(every), "also of a lane that is passed over"
+        return page.rows
+
+    topics = frozenset({"t", "not there"})
+    assert [row[0] for row in read(topics=topics)] == ids[-2:]
+    assert [row[0] for row in read(ids[-2:-1], topics=topics)] == ids[-1:]
+    of_lane = [row for row in read() if lanes == 1 or row[7] == 0]
+    assert not any(row in of_lane for row in read(lanes=frozenset({0})))
+    assert read(lanes=frozenset(every)) == []
 
 
 def test_what_is_missing_is_named(db):
