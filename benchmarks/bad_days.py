@@ -23,19 +23,20 @@ TOO_LARGE = {
 }
 
 
-def poison(drains: Drains) -> None:
-    """One record among 1,000 keys is refused: its key waits, how fast is everything else? Long enough that the search
-    for the record is not all there is."""
-    fill = Fill(2 * RECORDS)
+def poison(drains: Drains, records: int = 2 * RECORDS) -> None:
+    """One record among 1,000 keys is refused: its key waits, how fast is everything else? The shorter the drain, the
+    larger the share of the search for the record."""
+    fill = Fill(records)
     base = drains.drain(fill)
-    row = drains.table.row("drain beside a poison record", "records/s")
+    label = f"{records:,} beside a poison record"
+    row = drains.table.row(f"drain of {label}", "records/s")
     for name, value in TOO_LARGE.items():
         seconds, held = _poisoned(drains, fill, value)
         rate = (fill.records - held) / seconds
         row.add(rate, f"too large {name}: {held} records of its key wait")
-        drains.table.row(f"  of the drain, too large {name}", "", ">= 0.90", ratio).add(rate / base.rate)
+        drains.table.row(f"  of the drain of {label} too large {name}", "", ">= 0.90", ratio).add(rate / base.rate)
         cost_s = seconds - (fill.records - held) / base.rate
-        drains.table.row(f"  seconds that it costs, too large {name}", "s", shape="{:.2f}".format).add(cost_s)
+        drains.table.row(f"  seconds that it costs, {label} too large {name}", "s", shape="{:.2f}".format).add(cost_s)
 
 
 def _poisoned(drains: Drains, fill: Fill, value: str) -> tuple[float, int]:

@@ -234,7 +234,7 @@ def test_rights_that_are_missing_are_named(at):
     [(level, text)] = of(found, "rights")
     assert (code, level) == (1, "error")
     assert 'DELETE on "outbox"' in text
-    assert 'INSERT on "outbox_purged"' in text
+    assert 'INSERT, UPDATE, DELETE on "outbox_purged"' in text
     assert "SELECT on " not in text.replace("SELECT on the sequence", "")
 
 
