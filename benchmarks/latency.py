@@ -20,6 +20,10 @@ from outbox import wakeups
 SETTLE_S = 1.0
 
 
+def warm(drains: Drains) -> None:
+    _measure(drains, [1 / 500] * 4_000)
+
+
 def rates(drains: Drains, seconds: float) -> None:
     for rate in (200, 1000):
         found = _measure(drains, [1 / rate] * int(rate * seconds))
