@@ -43,7 +43,7 @@ PARTS = {
     ),
     "minute": Part("the same after a minute", lambda drains: latency.silences(drains, 60, 10), long=True, once=True),
     "payloads": Part("1 kB, 10 kB, five headers", lambda drains: drains.payloads()),
-    "pinned": Part("a pinned xmin horizon, no autovacuum", lambda drains: drains.pinned(200_000)),
+    "pinned": Part("a pinned xmin horizon, no autovacuum", lambda drains: drains.pinned(RECORDS)),
     "stash": Part("stash() and stash_many() beside bare statements", stash.rows),
     "ordered": Part("stash(ordered=True) under contention", contention.rows),
     "poison": Part("a record that Kafka refuses, among 1,000 keys", lambda drains: bad_days.poison(drains), once=True),
