@@ -1,6 +1,7 @@
 """Fixtures that every room of the tests may use."""
 
 import os
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
@@ -11,6 +12,10 @@ import pytest
 from outbox.devstack import Postgres
 from tests.support.browsers import installed
 from tests.support.databases import django, fresh_database
+
+# Whoever starts the tests in the background has them ignore Ctrl-C, and every process that they start with them.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # How long one example takes says how busy the machine is, not whether the code is right.
 hypothesis.settings.register_profile("outbox", deadline=None)

@@ -68,8 +68,6 @@ def test_site_and_admin_stay_up_and_everything_ends_together(bootstrap_servers, 
             stdout=log,
             stderr=log,
             start_new_session=True,
-            # A test run in the background may have inherited an ignored SIGINT.
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
         )
         try:
             until(lambda: get(f"{site}/heroes/"), process)
