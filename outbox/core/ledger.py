@@ -36,6 +36,12 @@ FORMAT_VERSION = 2
 _WITHOUT_CHANGE = 1
 """The version of entries from before any change of the lane count, and of releases that wrote no number of it."""
 _MAGIC = b"OBL"
+BEGINNING = _MAGIC + b"\0"
+"""What a transaction writes to the ledger ahead of its entry, so that the brokers take the ledger's partition into it
+together with those of the records: to add it later costs a round trip and more. It says nothing; readers pass over
+it. Committed without an entry, by a late EndTxn, it still says nothing."""
+BEGINNING_KEY = b"beginning"
+"""Not an entry's key: compaction would drop the last entry for it."""
 _FIXED = struct.Struct(">16s16sq")  # owner, database, read_at in microseconds since 1970
 _SEAL_BYTES = 4
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

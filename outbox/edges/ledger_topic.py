@@ -36,6 +36,11 @@ class LedgerUnreachable(OutboxError):
 class LedgerOpen(LedgerUnreachable):
     """A transaction is open in a partition of the ledger: what it hides is not known before it ends."""
 
+    def __init__(self, text: str, end: int) -> None:
+        self.end = end
+        """Of the partition when it was asked."""
+        super().__init__(text)
+
 
 class LedgerRefused(OutboxError):
     """The topic is not what a ledger must be, or may not be used: an operator must change something."""
@@ -185,20 +190,22 @@ class LedgerTopic:
         """The lane's last committed entry. To be asked after the lane's producer was initialised: then nothing of an
         older owner can be added any more. Asked before, with an owner's transaction left open, only that initialising
         ends it: who does it next asks without waiting."""
+        end = None  # of what is asked about: of a lane at work, there is always a transaction open that began later
         while True:
             try:
                 with self._mutex:  # not while it waits: perhaps for another lane of this process
-                    return self._last_entry_soon(lane, give_up_at)
-            except LedgerOpen:
+                    return self._last_entry_soon(lane, give_up_at, end)
+            except LedgerOpen as error:
                 if not waits or time.monotonic() > give_up_at:
                     raise
+                end = error.end
             time.sleep(_STABLE_POLL_S)
 
-    def _last_entry_soon(self, lane: int, give_up_at: float) -> Any:
+    def _last_entry_soon(self, lane: int, give_up_at: float, end: int | None) -> Any:
         for _ in range(_QUICK_ATTEMPTS):
             begun = time.monotonic()
             try:
-                return self._last_entry(lane, give_up_at)
+                return self._last_entry(lane, give_up_at, end)
             except LedgerOpen:
                 raise
             except LedgerUnreachable:
@@ -206,13 +213,13 @@ class LedgerTopic:
                 if time.monotonic() - begun > _QUICK_S:
                     raise
                 time.sleep(_QUICK_PAUSE_S)  # a partition just made, or one that changes its leader
-        return self._last_entry(lane, give_up_at)
+        return self._last_entry(lane, give_up_at, end)
 
-    def _last_entry(self, lane: int, give_up_at: float) -> Any:
+    def _last_entry(self, lane: int, give_up_at: float, end: int | None) -> Any:
         from confluent_kafka import KafkaException
 
         try:
-            high = self._high_watermark(lane)
+            high = self._high_watermark(lane) if end is None else end
             low = self._stable_from(lane, high)
             return self._search(lane, low, high, give_up_at)
         except KafkaException as error:
@@ -247,7 +254,8 @@ class LedgerTopic:
         if stable < high:
             raise LedgerOpen(
                 f"Partition {lane} of the ledger topic {self.name!r} still holds an open transaction below offset "
-                f"{high} (stable up to {stable}). Does something else write there?"
+                f"{high} (stable up to {stable}). Does something else write there?",
+                high,
             )
         return int(low)
 
@@ -268,7 +276,7 @@ class LedgerTopic:
         return last
 
     def _between(self, lane: int, start: int, high: int, give_up_at: float) -> Iterator[bytes]:
-        """What was committed at these offsets, in order."""
+        """What was committed at these offsets, in order, without what says nothing."""
         from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
         consumer = self._consumer()
@@ -280,8 +288,8 @@ class LedgerTopic:
                     continue
                 error, offset = message.error(), message.offset() or 0
                 if error is None:
-                    if offset < high:
-                        yield message.value() or b""
+                    if offset < high and (value := message.value()) != ledger.BEGINNING:
+                        yield value or b""
                     if offset >= high - 1:
                         return
                 elif error.code() == KafkaError._PARTITION_EOF:

@@ -212,6 +212,12 @@ class TransactionalProducer:
             if is_over():
                 raise ReportsMissing(f"{left} records were not acknowledged in time.")
 
+    def announce(self, topic: str, partition: int, key: bytes, value: bytes) -> None:
+        """Let the brokers take the entry's partition into the transaction together with those of the records, which
+        are sent already. An entry that is not announced only takes longer."""
+        with suppress(BufferError):
+            self.client.produce(topic, value, key, partition)
+
     def send_entry(self, topic: str, partition: int, key: bytes, value: bytes) -> None:
         """The ledger's entry, as the last record of the transaction. Raises if a record before it has failed."""
         self.client.produce(topic, value, key, partition)

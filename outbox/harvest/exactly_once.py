@@ -434,6 +434,8 @@ class ExactlyOnce:
         failpoint("before-send")
         producer.begin()
         producer.send(batch.rows, give_up_at, _reporter(failures) if self._probing else None)
+        if batch.rows and not self._probing:  # else what the ledger is refused would be blamed on the records
+            producer.announce(self._ledger_name, self._lane, ledger.BEGINNING_KEY, ledger.BEGINNING)
         failpoint("after-send")
         sent = time.monotonic()
         stages["send"] += sent - began

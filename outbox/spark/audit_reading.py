@@ -184,6 +184,7 @@ def ledger_entries(spark: SparkSession, request: Request, span: Span) -> DataFra
     raw = kafka_frame(spark, request, span).selectExpr(
         "topic", "partition", "offset", "unix_millis(timestamp) AS at", "value"
     )
+    raw = raw.where(f"value IS NULL OR value <> X'{ledger.BEGINNING.hex()}'")
     return raw.mapInArrow(decoded, ENTRY)
 
 

@@ -1,5 +1,6 @@
 """The ledger topic on real brokers: the last entry below open, aborted and compacted neighbours."""
 
+import threading
 import time
 import uuid
 from datetime import UTC, datetime
@@ -58,6 +59,51 @@ def test_the_last_committed_entry_counts_whatever_follows_it(topic, writer):
     write(topic, writer, *(entry(batch) for batch in range(6, 46)), end="abort_transaction")
     assert last(topic) == entries[-1], "forty aborted entries lie above it"
     assert last(topic, 1) is None
+
+
+def announce(topic, producer, end="commit_transaction"):
+    producer.begin_transaction()
+    producer.produce(topic.name, ledger.BEGINNING, ledger.BEGINNING_KEY, 0)
+    producer.flush(10)
+    if end:
+        getattr(producer, end)(10)
+
+
+def test_what_only_announces_an_entry_is_passed_over(topic, writer):
+    """Also where a late EndTxn has committed it alone."""
+    announce(topic, writer)
+    assert last(topic) is None
+    written = entry(1)
+    write(topic, writer, written)
+    for _ in range(20):
+        announce(topic, writer)
+    announce(topic, writer, end="abort_transaction")
+    assert last(topic) == written
+
+
+def test_what_began_after_the_question_is_not_waited_for(topic, writer, bootstrap_servers):
+    """The partition of a lane at work has a transaction open nearly always."""
+    write(topic, writer, entry(1))
+    announce(topic, writer, end="")
+    asked = threading.Event()
+    watermark = topic._high_watermark
+
+    def high_watermark(lane):
+        found = watermark(lane)
+        asked.set()
+        return found
+
+    topic._high_watermark = high_watermark
+    found = []
+    question = threading.Thread(target=lambda: found.append(last(topic)))
+    question.start()
+    assert asked.wait(10)
+    writer.produce(topic.name, ledger.encode(entry(2)), ledger.entry_key(0), 0)
+    writer.commit_transaction(10)
+    announce(topic, writer, end="")
+    question.join(10)
+    assert [entry.batch for entry in found] == [1], "the question is about the partition as it was"
+    writer.abort_transaction(10)
 
 
 def test_a_large_entry(topic, writer):

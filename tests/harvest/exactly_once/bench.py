@@ -182,7 +182,8 @@ class Bench:
         return read_topic(self.servers, topic or self.topic)
 
     def entries(self):
-        return [ledger.decode(record.value) for record in read_topic(self.servers, f"{self.name}.ledger")]
+        found = [record.value for record in read_topic(self.servers, f"{self.name}.ledger")]
+        return [ledger.decode(value) for value in found if value != ledger.BEGINNING]
 
     def by_key(self):
         found = defaultdict(list)

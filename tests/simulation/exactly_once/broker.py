@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from outbox.core.ledger import BEGINNING
 from tests.simulation.exactly_once.checkers import Checkers
 from tests.simulation.world import World
 
@@ -51,9 +52,9 @@ class Log:
                 self._visible(payload)
 
     def last_committed(self, below: int) -> Any:
-        """What a read_committed reader finds last below an offset, of all that is stable."""
+        """What a read_committed reader finds last below an offset, of all that is stable and says something."""
         for transaction, payload in reversed(self.records[: min(below, self.stable)]):
-            if transaction.commits:
+            if transaction.commits and payload != BEGINNING:
                 return payload
         return None
 

@@ -395,6 +395,7 @@ class Lane:
             yield from client.send([row for row in batch.rows if row[2] not in refused])
         else:
             yield from client.send(batch.rows)
+        client.send_entry(ledger.BEGINNING)
         yield from client.wait_reports(give_up_at)
 
     def _await_guards(self, batch: Batch, give_up_at: float) -> Steps:

@@ -147,7 +147,8 @@ class Scenario:
         begun = world.now
         world.run_until(world.now + DRAIN_S, self.drained)
         self.checkers.finished(list(world.database.now.rows))
-        batches = sum(world.kafka.ledger(lane).end for lane in range(world.lanes))
+        sent = (payload for lane in range(world.lanes) for _, payload in world.kafka.ledger(lane).records)
+        batches = sum(payload != ledger.BEGINNING for payload in sent)
         return Outcome(world.trace, len(self.checkers.delivered), batches, world.now - begun)
 
     def drained(self) -> bool:
@@ -334,7 +335,8 @@ class Scenario:
         log, now = self.world.kafka.ledger(lane), self.world.database.now
         if log.stable < log.end:
             return
-        entries = [ledger.decode(payload) for transaction, payload in log.records if transaction.commits]
+        committed = (payload for transaction, payload in log.records if transaction.commits)
+        entries = [ledger.decode(payload) for payload in committed if payload != ledger.BEGINNING]
         for entry in entries:
             if entry.batch > now.purged.get(lane, 0):
                 for id_ in entry.ids:
