@@ -373,24 +373,29 @@ class Scoreboard:
         return bool(key is not None and key.until and key.deferred and key.deferred[0] == id_)
 
     def retry(self, id_: int, at: float) -> None:
-        """Try a sleeping record again at this time; infinity: not at all."""
+        """Try a sleeping record again at this time; infinity: not before this is called again, or a remark."""
         if self._phase is Phase.RUNNING and self.is_asleep(id_):
             key = self._where[id_]
-            if key.name in self._holds:
+            if key.name in self._holds and at < _NEVER:  # a hold outlasts a remark, and with it who would call again
                 self._holds[key.name].until = at
             self._sleep(key, at)
 
     def gone(self, ids: Iterable[int], now: float) -> None:
-        """These sleeping records were deleted on purpose: their keys go on."""
-        for id_ in ids:
+        """These held records were deleted on purpose: their keys go on, also where a remark has come between and only
+        successors sleep on their account."""
+        deleted = dict.fromkeys(ids)
+        for name in [name for name, hold in self._holds.items() if hold.id in deleted]:
+            del self._holds[name]
+            key = self._keys.get(name)
+            if key is not None and key.until:
+                self._sleep(key, now)
+        for id_ in deleted:
             if not self.is_asleep(id_):
                 continue
             key = self._where.pop(id_)
             assert key.deferred is not None
             key.deferred.popleft()
             self._deferred -= 1
-            self._holds.pop(key.name, None)
-            key.until = now
             self._sleep(key, now)
 
     # ---- the term turns

@@ -266,6 +266,82 @@ def test_attempts_survive_a_remark() -> None:
     assert bench.tick(RecordHeld)[-1].attempts == 2
 
 
+def being_deleted(*waiting: Row) -> Bench:
+    """Record 1 was refused, and a deletion of it is under way."""
+    bench = Bench()
+    bench.mark(Row(1), *waiting)
+    bench.sent()
+    bench.board.refused(0, [(1, "too large")], bench.now)
+    assert bench.board.is_asleep(1)
+    bench.board.retry(1, float("inf"))
+    return bench
+
+
+def test_record_whose_deletion_fails_is_tried_again() -> None:
+    bench = being_deleted(Row(2))
+    assert bench.tick(Fetch, after=50.0) == []
+    bench.board.retry(1, bench.now + 5.0)
+    assert bench.tick(Fetch, after=4.9) == []
+    [fetch] = bench.tick(Fetch, after=0.1)
+    assert fetch.ids == (1, 2)
+
+
+def test_deletion_that_fails_after_a_remark_does_not_keep_its_key_asleep() -> None:
+    """The session was lost, of the mark and of the deletion: whoever hears of the latter knows no record any more."""
+    bench = being_deleted(Row(2))
+    [mark] = bench.tick(Mark, after=0.1)
+    bench.board.mark_failed(mark.ticket, bench.now)
+    bench.board.retry(1, bench.now + 5.0)  # what follows the failure: nobody sleeps here
+    bench.remark()
+    bench.mark(Row(1), Row(2))
+    [fetch] = bench.tick(Fetch)
+    bench.board.fetched(fetch.ticket, [Row(1), Row(2)], bench.now)
+    assert bench.sent() == [1]
+
+
+def test_attempts_survive_a_deletion_that_failed_after_a_remark() -> None:
+    bench = being_deleted()
+    bench.board.remark("holds", bench.now)
+    bench.remark()
+    bench.mark(Row(1))
+    [fetch] = bench.tick(Fetch)
+    bench.board.fetched(fetch.ticket, [Row(1)], bench.now)
+    assert bench.sent() == [1]
+    bench.board.refused(0, [(1, "too large")], bench.now)
+    assert bench.tick(RecordHeld)[-1].attempts == 2
+
+
+def test_successors_go_on_after_a_deletion_that_ended_during_a_remark() -> None:
+    bench = being_deleted(Row(2))
+    bench.board.remark("holds", bench.now)
+    bench.board.gone([1], bench.now)
+    bench.remark()
+    assert bench.board.statistics().held == 0
+    bench.mark(Row(2))
+    assert bench.sent() == [2]
+
+
+def test_successors_that_sleep_already_are_woken_by_a_deletion_that_ends_after_a_remark() -> None:
+    bench = Bench()
+    bench.board.expect(1, ("t", "k"), 1, until=1000.0)  # a refusal whose next attempt is far away
+    bench.mark(Row(2), Row(3, "other"))
+    assert bench.sent() == [3]
+    bench.board.gone([1], bench.now)
+    [fetch] = bench.tick(Fetch)
+    bench.board.fetched(fetch.ticket, [Row(2)], bench.now)
+    assert bench.sent() == [2]
+
+
+def test_deletion_of_one_record_wakes_no_other_key() -> None:
+    bench = Bench()
+    bench.board.expect(1, ("t", "k"), 1, until=1000.0)
+    bench.mark(Row(1), Row(2, "other"))
+    assert bench.sent() == [2]
+    bench.board.gone([2], bench.now)
+    assert bench.tick(Fetch, after=1.0) == []
+    assert bench.board.is_asleep(1)
+
+
 def test_stalled_key_among_thousands_stops_nobody() -> None:
     limits = replace(LIMITS, mark_max=20, in_flight_max=20, delivery_timeout_s=1e6)
     bench = Bench(limits)
