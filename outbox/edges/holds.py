@@ -133,13 +133,14 @@ _BURY = (
     "FROM gone JOIN unnest(%(ids)s::bigint[], %(reasons)s::text[], "
     "%(attempts)s::int[], %(codes)s::text[], %(errors)s::text[], %(histories)s::jsonb[]) "
     "AS b(record_id, reason, attempts, code, error, history) ON b.record_id = id "
-    "LEFT JOIN (SELECT DISTINCT ON (record_id) * FROM lifted) AS l ON l.record_id = id ORDER BY id"
+    "LEFT JOIN (SELECT DISTINCT ON (record_id) * FROM lifted) AS l ON l.record_id = id ORDER BY id RETURNING record_id"
 )
 _DISCARD = (
     "/* discard */ WITH gone AS (DELETE FROM {table} WHERE id = ANY(%(ids)s::bigint[])<guard> AND EXISTS (SELECT "
     "FROM {hold} AS h WHERE h.record_id = {table}.id AND h.wanted = 'discard' "
-    "AND coalesce(h.stashed_at = {table}.create_time, true)) RETURNING id) "
-    "DELETE FROM {hold} WHERE record_id IN (SELECT id FROM gone) AND reason IN ('parked', 'quarantined')"
+    "AND coalesce(h.stashed_at = {table}.create_time, true)) RETURNING id), "
+    "lifted AS (DELETE FROM {hold} WHERE record_id IN (SELECT id FROM gone) AND reason IN ('parked', 'quarantined')) "
+    "SELECT id FROM gone"
 )
 _CONFIRM = (
     "/* confirm */ UPDATE {hold} SET confirmed_by = confirmed_by || %(lane)s::int "
@@ -225,17 +226,20 @@ class HoldTable:
 
     # ---- with a purge
 
-    def run(self, connection: Connection, lane: int, errands: Errands, **given: Any) -> None:
-        """Inside of a transaction."""
+    def run(self, connection: Connection, lane: int, errands: Errands, **given: Any) -> frozenset[int]:
+        """Inside of a transaction. The ids of the records that it deleted: the guard, a wish that was withdrawn or
+        another record with the same id may have saved some."""
+        gone: list[tuple[int]] = []
         if errands.burials:
-            self._bury_all(connection, errands.burials, given)
+            gone += self._bury_all(connection, errands.burials, given)
         if errands.discarded:
-            connection.execute(self._discard, {"ids": list(errands.discarded), **given})
+            gone += connection.execute(self._discard, {"ids": list(errands.discarded), **given}).fetchall()
         if errands.confirmed:
             connection.execute(self._confirm, {"lane": lane, "ids": list(errands.confirmed)})
+        return frozenset(id_ for (id_,) in gone)
 
-    def _bury_all(self, connection: Connection, burials: Sequence[Burial], given: dict[str, Any]) -> None:
-        connection.execute(
+    def _bury_all(self, connection: Connection, burials: Sequence[Burial], given: dict[str, Any]) -> list[tuple[int]]:
+        return connection.execute(
             self._bury,
             {
                 "ids": [b.record_id for b in burials],
@@ -246,7 +250,7 @@ class HoldTable:
                 "histories": [json.dumps(b.history) for b in burials],
                 **given,
             },
-        )
+        ).fetchall()
 
     # ---- crashes
 

@@ -141,9 +141,11 @@ class HeldMarks:
             name = (row.topic, row.key) if row.key or self._conf.keep_empty_key else id_
             board.expect(id_, name, row.attempts, now + (row.due_s if row.due_s is not None else _AGAIN_S))
         wanted = row.wanted or ("crashed" if not is_parked and self._conf.skips(row.topic) else "")
+        if id_ in self._leaving:
+            return  # also when another attempt is wanted meanwhile: it must not be sent beside its deletion
         if wanted == "retry":
             board.retry(id_, now)
-        elif wanted and id_ not in self._leaving:
+        elif wanted:
             reason = CRASHED if wanted == "crashed" else SKIPPED
             burial = Burial(id_, reason, row.attempts, row.code, row.error, row.history)
             errands = Errands(discarded=(id_,)) if wanted == "discard" else Errands((burial,))
@@ -168,23 +170,25 @@ class HeldMarks:
         ids, leader = _ids(errands), self._board.leader_id
         self._leaving |= set(ids)
 
-        def job(connection: Any) -> None:
+        def job(connection: Any) -> frozenset[int]:
             with connection.transaction():
-                table.run(connection, self._lane, errands, leader=leader)
+                return table.run(connection, self._lane, errands, leader=leader)
 
-        def done(result: Any, now: float) -> None:
+        def done(gone: frozenset[int], now: float) -> None:
             self._leaving -= set(ids)
             for burial in errands.burials:
-                logger.warning(
-                    "dead_letter lane=%d id=%d reason=%s attempts=%d error=%r",
-                    self._lane, burial.record_id, burial.reason, burial.attempts, burial.error,
-                )  # fmt: skip
-            self._board.gone(ids, now)
+                if burial.record_id in gone:
+                    logger.warning(
+                        "dead_letter lane=%d id=%d reason=%s attempts=%d error=%r",
+                        self._lane, burial.record_id, burial.reason, burial.attempts, burial.error,
+                    )  # fmt: skip
+            self._board.gone(gone, now)
+            for id_ in ids:
+                if id_ not in gone:  # marked anew by a remark, for instance: its successors must not overtake it
+                    self._board.retry(id_, now + _AGAIN_S)
 
         def failed(now: float) -> None:
-            self._leaving -= set(ids)
-            for id_ in ids:
-                self._board.retry(id_, now + _AGAIN_S)
+            done(frozenset(), now)
 
         run("bury", job, done, failed)
 

@@ -30,7 +30,7 @@ def park(id_, attempts=1):
 
 def run(db, table, **errands):
     with db.transaction():
-        table.run(db, 0, Errands(**errands))
+        return table.run(db, 0, Errands(**errands))
 
 
 @pytest.mark.parametrize("wanted", ["skip", "discard"])
@@ -44,7 +44,8 @@ def test_a_wish_about_a_record_does_not_hit_another_with_its_id(db, table, wante
         assert insert(db, "t", ["k"]) == [id_]
     assert [row.is_there for row in table.load(db, 1)] == [not is_replaced]
     burial = Burial(id_, "skipped", 1, "", "")
-    run(db, table, **({"burials": (burial,)} if wanted == "skip" else {"discarded": (id_,)}))
+    gone = run(db, table, **({"burials": (burial,)} if wanted == "skip" else {"discarded": (id_,)}))
+    assert gone == (set() if is_replaced else {id_})
     assert db.execute("SELECT count(*) FROM outbox").fetchone() == (int(is_replaced),)
     assert db.execute("SELECT count(*) FROM outbox_dead").fetchone() == (int(wanted == "skip" and not is_replaced),)
 

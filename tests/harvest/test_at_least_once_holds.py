@@ -136,3 +136,32 @@ def test_a_wish_is_carried_out_once_however_long_it_takes(at, monkeypatch):
         at.wait_empty()
         assert asked.count("bury") == 1
         finish(host)
+
+
+def test_a_deletion_that_deleted_nothing_is_tried_again_before_the_key_goes_on(at, monkeypatch, caplog):
+    left = []
+    original = Statements.run
+
+    def noted(self, name, *given):
+        if name == "bury":
+            with psycopg.connect(at.url) as other:
+                left.append(other.execute("SELECT id FROM outbox ORDER BY id").fetchall())
+        original(self, name, *given)
+
+    monkeypatch.setattr(Statements, "run", noted)
+    ids = at.insert(["k"] * 2)
+    at.db.execute(POISON, [ids[:1]])
+    with at.working(STATEMENT_TIMEOUT=60) as host:
+        wait_until(lambda: at.db.execute(HOLDS).fetchall())
+        with at.db.transaction():
+            at.db.execute("SELECT FROM outbox WHERE id = %s FOR UPDATE", ids[:1])
+            with psycopg.connect(at.url) as other:
+                other.execute("UPDATE outbox_hold SET wanted = 'skip'")
+            wait_until(lambda: left)
+            at.db.execute("UPDATE outbox SET leader_id = gen_random_uuid() WHERE id = %s", ids[:1])
+        at.wait_empty()
+        finish(host)
+    assert left == [[(id_,) for id_ in ids]] * 2
+    assert [row[:2] for row in at.db.execute(DEAD).fetchall()] == [(ids[0], "skipped")]
+    assert len([r for r in caplog.records if r.getMessage().startswith("dead_letter")]) == 1
+    assert at.by_key() == {"k": [2]}
