@@ -86,6 +86,7 @@ class AtLeastOnce:
         self._abandoned = False
         self._finishing = False
         self._ended = False
+        self._paused = 0
         self._troubles = Troubles(lane)
         self._delivers = False
         self._meter = Meter(lane, conf.metrics_interval_s, time.monotonic())
@@ -134,6 +135,7 @@ class AtLeastOnce:
             in_flight_keys=keys_in_flight(board),
             delivered=board.statistics().acknowledged_total,
             held=board.statistics().held,
+            paused=self._paused,
             board=board.statistics(),
             circuit=self._troubles.circuit,
         )
@@ -174,6 +176,7 @@ class AtLeastOnce:
         self._statements.beat(now)
         if not self._abandoned:
             self._held.look(now, self._host.lanes_owned())
+            self._paused = self._held.paused
         if self._abandoned:
             effects = board.abandon()
         else:

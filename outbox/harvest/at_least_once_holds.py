@@ -63,6 +63,11 @@ class HeldMarks:
         """Not before the holds were looked at once."""
         return not self._is_first
 
+    @property
+    def paused(self) -> int:
+        """How much operators hold back, beside what was refused."""
+        return len(self._scopes)
+
     def look(self, now: float, lanes: int) -> None:
         """Once a second, or less often where one process has several lanes: an idle one asks little."""
         if self._is_looking or now < self._look_at:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
 
-from outbox.edges.overview import DatabaseUnreachable, Overview
+from outbox.edges.overview import BACKLOG_MAX, DatabaseUnreachable, Overview
 from outbox.exceptions import OutboxError
 from outbox.harvest.daemon import Harvester
 from outbox.harvest.lanes import STOPPED
@@ -21,24 +21,32 @@ class NotElected(OutboxError):
 
 
 class HeldBack(OutboxError):
-    """What is left waits behind records that Kafka refused, or in a lane that must not go on."""
+    """What is left waits behind records that are held back, or in a lane that must not go on."""
 
 
 @dataclass(frozen=True, slots=True)
 class Drained:
     delivered: int
-    left: int
+    left: int | None
+    """None: the harvester was stopped before that was known."""
+
+    def __str__(self) -> str:
+        return f"delivered={self.delivered} left={told(self.left)}"
+
+
+def told(left: int | None) -> str:
+    """As much as is known: counting ends at BACKLOG_MAX."""
+    if left is None:
+        return "unknown"
+    return f"{left}+" if left >= BACKLOG_MAX else f"{left}"
 
 
 def drain(harvester: Harvester, wait_s: float, show: Callable[[int], None] = lambda left: None) -> Drained:
     """Move what is visible when the harvester leads. It is started here, and stopped when this returns."""
     with closing(Overview(harvester.conf.database, harvester.conf.table)) as overview, harvester:
         _wait_elected(harvester, wait_s)
-        if harvester.wait(0):
-            return Drained(0, 0)
         left = _wait_drained(harvester, overview, show)
-        delivered = sum(found.delivered for found in harvester.statistics.values())
-    return Drained(delivered, left)
+    return Drained(harvester.measured.delivered, left)
 
 
 def _wait_elected(harvester: Harvester, wait_s: float) -> None:
@@ -51,18 +59,23 @@ def _wait_elected(harvester: Harvester, wait_s: float) -> None:
             raise NotElected(f"No lane was acquired within {wait_s:g} s. {reason} It may take longer: raise --wait.")
 
 
-def _wait_drained(harvester: Harvester, overview: Overview, show: Callable[[int], None]) -> int:
-    """The number of records that are left, because the harvester was stopped meanwhile."""
+def _wait_drained(harvester: Harvester, overview: Overview, show: Callable[[int], None]) -> int | None:
+    """How many records are left, because the harvester was stopped meanwhile; None: nobody could tell any more."""
     until = _ask(harvester, overview.newest)
-    moved_at, before = time.monotonic(), -1
+    if until is None:
+        return None
+    moved_at, before = time.monotonic(), (-1, 0)
     while left := _ask(harvester, lambda: overview.waiting(until)):
-        if left != before:
-            moved_at, before = time.monotonic(), left
+        # Counting ends at BACKLOG_MAX, so beyond it deliveries tell that something moves. Below it they do not count:
+        # they may be of records that came later, and would keep a drain from ever ending.
+        now = left, harvester.measured.delivered if left >= BACKLOG_MAX else 0
+        if now != before:
+            moved_at, before = time.monotonic(), now
             show(left)
         if harvester.wait(_POLL_S):
             break
         if time.monotonic() - moved_at > _STUCK_S and (reason := _stuck(harvester)):
-            raise HeldBack(f"{left} records stay in the table, {reason}; see the log.")
+            raise HeldBack(f"{told(left)} records stay in the table, {reason}; see the log.")
     return left
 
 
@@ -70,17 +83,21 @@ def _stuck(harvester: Harvester) -> str:
     """What only an operator, or time, can change; empty: nothing."""
     statistics = harvester.statistics
     stopped = [str(lane) for lane, found in sorted(statistics.items()) if found.phase == STOPPED]
-    held = sum(found.held for found in statistics.values())
+    held = sum(found.held + getattr(found, "paused", 0) for found in statistics.values())
     if stopped:
         return f"because lane {', '.join(stopped)} is stopped and waits for an operator's decision"
-    return f"held back by {held} that Kafka refused" if held else ""
+    if held:
+        return (
+            f"because {held} keys, records or topics are held back: refused by Kafka, paused, edited or in quarantine"
+        )
+    return ""
 
 
-def _ask(harvester: Harvester, question: Callable[[], int]) -> int:
-    """The answer, also through an outage of PostgreSQL; 0 when the harvester is stopped before there is one."""
+def _ask(harvester: Harvester, question: Callable[[], int]) -> int | None:
+    """The answer, also through an outage of PostgreSQL; None when the harvester is stopped before there is one."""
     while not harvester.wait(0):
         try:
             return question()
         except DatabaseUnreachable:
             harvester.wait(20 * _POLL_S)
-    return 0
+    return None

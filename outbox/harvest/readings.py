@@ -25,6 +25,9 @@ class LaneStatistics:
     in_flight_keys: tuple[values.KeyName, ...]
     delivered: int
     held: int
+    """Because Kafka refused a record."""
+    paused: int
+    """Because operators want it."""
     board: values.Statistics
     circuit: CircuitView
 

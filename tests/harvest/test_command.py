@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from importlib import import_module
 
 import psycopg
 import pytest
@@ -167,6 +168,25 @@ def test_once_ends_where_records_are_held_back(shop):
     process = shop.harvest("--once").ends(4, send=None)
     assert "held back" in process.log
     assert shop.count == 1
+
+
+def test_once_ends_where_an_operator_holds_records_back(shop):
+    for migration in ("0002_companions", "0003_lane_changes", "0005_holds", "0006_formula", "0008_content"):
+        shop.db.execute(import_module(f"outbox.migrations.{migration}").FORWARDS)
+    shop.db.execute("INSERT INTO outbox_state (lanes) VALUES (1)")
+    shop.db.execute("INSERT INTO outbox_hold (topic, key, reason) VALUES (%s, 'k1', 'paused')", [shop.topic])
+    shop.insert(5)
+    process = shop.harvest("--once").ends(4, send=None)
+    assert "1 records stay in the table, because 1 keys, records or topics are held back" in process.log
+    assert shop.count == 1
+
+
+def test_once_that_is_stopped_before_it_has_a_lane_says_that_nothing_is_known(shop):
+    shop.harvest().leads()
+    process = shop.harvest("--once")
+    process.stands_by()
+    process.ends(4)
+    assert re.search("^delivered=0 left=unknown$", process.log, re.MULTILINE)
 
 
 @pytest.mark.parametrize("away", ["DATABASE_URL", "OUTBOX_BOOTSTRAP_SERVERS"])

@@ -18,11 +18,11 @@ from outbox import conf
 from outbox.exceptions import OutboxError
 
 EXIT_CODES = {
-    0: "stopped after finishing what was in hand; with --once: everything that was visible is delivered",
+    0: "stopped after finishing what was in hand; with --once: nothing that was visible is left in the table",
     1: "stopped for an error, which the last line names",
     2: "the arguments are wrong",
     3: "--once: no lane was acquired within --wait",
-    4: "--once: records stay behind that Kafka refused or whose lane is stopped, or the drain was stopped",
+    4: "--once: records stay behind that are held back or whose lane is stopped, or the drain was stopped early",
     5: "forced by a second signal: what was in flight is sent again by the next harvester",
 }
 _FLAGS = {"database": "DATABASE", "delivery": "DELIVERY", "name": "NAME", "metrics_interval": "METRICS_INTERVAL"}
@@ -89,15 +89,15 @@ class Command(BaseCommand):
         return 0
 
     def _drain(self, harvester: Any, wait_s: float) -> int:
-        from outbox.harvest.drain import drain
+        from outbox.harvest.drain import drain, told
 
         def show(left: int) -> None:
             if self.stderr.isatty():
-                self.stderr.write(f"\r\033[K{left:,} left", ending="")
+                self.stderr.write(f"\r\033[K{told(left)} left", ending="")
 
         drained = drain(harvester, wait_s, show)
-        self.stdout.write(f"delivered={drained.delivered} left={drained.left}")
-        return 4 if drained.left else 0
+        self.stdout.write(str(drained))
+        return 0 if drained.left == 0 else 4
 
     def _status(self, harvester: Any) -> Any:
         if not self.stdout.isatty():
