@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from django.db import connections, transaction
+from django.db import connections, router, transaction
 
 from outbox.api import stash_many
 from outbox.message import Message
@@ -126,7 +126,11 @@ class Pump:
     """Writes a plan with its threads; every writer has a connection of its own."""
 
     def __init__(self, plan: Plan) -> None:
+        from outbox.models import OutboxRecord
+
         self.plan = plan
+        # Asked once: each transaction must be opened where its records go.
+        self._using = plan.using or router.db_for_write(OutboxRecord)
         self.run = uuid.UUID(int=random.Random(plan.seed).getrandbits(128)).hex[:12]
         self._tally = _Tally()
         self._stopping = threading.Event()
@@ -211,8 +215,8 @@ class Pump:
         messages = writer.messages(count, rolls_back)
         began = time.monotonic()
         try:
-            with transaction.atomic(using=self.plan.using):
-                stash_many(messages, using=self.plan.using)
+            with transaction.atomic(using=self._using):
+                stash_many(messages, using=self._using)
                 if rolls_back:
                     raise _RolledBack
         except _RolledBack:

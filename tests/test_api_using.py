@@ -7,6 +7,7 @@ import outbox
 from outbox import Message
 from outbox.exceptions import StashOutsideTransaction
 from outbox.models import OutboxRecord
+from outbox.pump import Plan, Pump
 from tests.support.databases import fresh_database
 
 AWKWARD = "back\\slash, 'quotes\", Zoë, {a,NULL}, %s"
@@ -55,6 +56,15 @@ def test_a_router_may_name_the_database(second, settings):
         outbox.stash("heroes", "routed")
         outbox.stash_many([Message("heroes", "routed")] * 2)
     assert values(second) == ["routed"] * 3
+
+
+def test_the_pump_follows_the_router(second, settings):
+    settings.DATABASE_ROUTERS = [f"{__name__}.ToSecond"]
+    for using, total in ((None, 40), (second, 80)):
+        pump = Pump(Plan(keys=2, records=40, rollback_share=0.5, using=using))
+        pump.start()
+        assert pump.wait(60)
+        assert OutboxRecord.objects.using(second).count() == total
 
 
 def test_every_statement_works_however_parameters_are_bound(second):

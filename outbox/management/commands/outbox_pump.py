@@ -30,7 +30,7 @@ class Command(BaseCommand):
         add("--transactions-per-second", type=float, metavar="RATE", help="Of all writers together. Default: no limit.")
         add("--rollback-share", type=float, default=0, metavar="SHARE", help="Share of transactions rolled back (0-1).")
         add("--writers", type=int, default=1, metavar="N", help="Concurrent connections. Default: 1.")
-        add("--database", metavar="ALIAS", help="Database alias. Default: where records are routed to.")
+        add("--database", metavar="ALIAS", help="Database alias. Default: the routers' for writing OutboxRecord.")
         add("--seed", type=int, metavar="N", help="Makes keys, values and rollbacks of each writer repeatable.")
         add("--meter-interval", type=float, default=5, metavar="S", help="Seconds between meter lines. Default: 5.")
         add("--json", action="store_true", help="Print the summary as one JSON object.")
