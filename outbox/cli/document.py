@@ -100,7 +100,10 @@ class _Tree:
             return self._mapping(node, path, (*above, id(node)))
         if node.id == "sequence":
             return [self.content(item, path, (*above, id(node))) for item in node.value]
-        value = self.loader.construct_object(node)
+        try:
+            value = self.loader.construct_object(node)
+        except (ValueError, ArithmeticError, LookupError, AttributeError):
+            value = node.value  # it looks like a date or a number, or is tagged as one, and is none: 2024-13-45
         return None if value is None else Scalar(node.value, value)
 
     def _mapping(self, node: Any, path: str, above: tuple[int, ...]) -> dict[str, Entry]:

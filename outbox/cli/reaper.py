@@ -141,7 +141,8 @@ def _duration(key: Key, entry: Entry, found: Reaper) -> float:
     if isinstance(scalar.value, int) and not isinstance(scalar.value, bool):
         if key in keys.OWN and scalar.value:
             raise _Unfit(f"is {scalar.text} without a unit. Write e.g. {scalar.text}s or {scalar.text}ms.")
-        return scalar.value / 1e9  # a bare number is nanoseconds to Go
+        if abs(scalar.value) < 2**63:
+            return scalar.value / 1e9  # a bare number is nanoseconds to Go
     try:
         return parse_duration(scalar.text)
     except ValueError as error:
@@ -151,9 +152,11 @@ def _duration(key: Key, entry: Entry, found: Reaper) -> float:
 def _count(key: Key, entry: Entry, found: Reaper) -> int:
     scalar = _scalar(entry)
     value = scalar.value
-    if isinstance(value, bool) or not isinstance(value, int | float) or value != int(value):
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, bool) or not isinstance(value, int):
         raise _Unfit(f"is {scalar.text!r}, not a whole number.")
-    return int(value)
+    return value
 
 
 def _flag(key: Key, entry: Entry, found: Reaper) -> bool:

@@ -116,6 +116,18 @@ def test_intervals_follow_the_heartbeat_and_the_queue_timeout():
     assert limits(heartbeatTimeout="40s", queueTimeout="15s").values["limits.drainInterval"] == 15
 
 
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        *[(text, text) for text in ("2024-13-45", "2024-01-01 25:00:00")],
+        *[(f"!!{tag} soon", "soon") for tag in ("bool", "int", "float", "timestamp")],
+    ],
+)
+def test_what_only_looks_like_a_date_or_a_number_is_a_text(given, text):
+    found = read(f"harvest: {{name: {given}}}")
+    assert (found.values["name"], found.problems) == (text, [])
+
+
 def test_a_bare_number_is_nanoseconds_as_in_go():
     found = limits(markBackoff=10_000_000, minPollInterval=100)
     assert found.values["limits.markBackoff"] == 0.01
@@ -144,8 +156,12 @@ def test_a_bare_number_is_nanoseconds_as_in_go():
         ("markQueryRecords", "0", "cannot be blank"),
         ("sendConcurrency", "many", "is 'many', not a whole number."),
         ("sendConcurrency", "1.5", "is '1.5', not a whole number."),
+        ("markQueryRecords", ".nan", "is '.nan', not a whole number."),
+        ("maxInFlightRecords", ".inf", "is '.inf', not a whole number."),
+        ("maxInFlightRecords", "2024-13-45", "is '2024-13-45', not a whole number."),
         ("markBackoff", "soon", "is 'soon' is not a duration. Write a number with its unit"),
         ("markBackoff", "[1s]", "holds a section or a list. Write one value."),
+        ("markBackoff", "1" + "0" * 400, "is not a duration. Write a number with its unit"),
         ("flushTimeout", "10", "is 10 without a unit. Write e.g. 10s or 10ms."),
     ],
 )
