@@ -109,7 +109,7 @@ class Statements:
     def look(
         self, name: str, job: Callable[[Any], Any], done: Callable[[Any, float], None], failed: Callable[[float], None]
     ) -> None:
-        """Between the marks: an idle lane has no other connection."""
+        """Between the marks: what is asked every second needs no connection of its own, and waits for no purge."""
         self._submit(self.mark_session, name, job, done, failed)
 
     def run_claimed(

@@ -122,7 +122,7 @@ def test_no_plan_forgets_the_index_when_statistics_are_of_an_empty_table(db, sta
     begun = time.monotonic()
     reader.read(db, 250_000, (0,), (), 5000)
     assert statements.purge(db, 0, 1, ids, page.filenode) == 5000
-    assert time.monotonic() - begun < 1, "a sequential scan per id takes tens of seconds"
+    assert time.monotonic() - begun < 10, "a sequential scan per id takes tens of seconds"
 
 
 def test_a_page_has_its_header_from_the_same_snapshot(db, statements, reader):

@@ -58,8 +58,8 @@ def test_a_server_that_does_not_answer_is_given_up(url):
         proxy.hold(TO_CLIENT)
         begun = time.monotonic()
         session.submit(ask("SELECT 2"), "second", 0.3)
-        assert isinstance(outcomes.get(timeout=10)[2], StatementOverdue)
-        assert time.monotonic() - begun < 3
+        assert isinstance(outcomes.get(timeout=30)[2], StatementOverdue)
+        assert time.monotonic() - begun < 20
         proxy.heal()
         session.submit(ask("SELECT 3"), "third", 5)
         assert outcomes.get(timeout=10)[1] == 3
@@ -67,10 +67,10 @@ def test_a_server_that_does_not_answer_is_given_up(url):
 
 def test_an_interrupted_session_ends_at_once(url):
     with session_on(url) as (session, outcomes):
-        session.submit(ask("SELECT 1 FROM pg_sleep(4)"), "slow", 10)
+        session.submit(ask("SELECT 1 FROM pg_sleep(60)"), "slow", 60)
         time.sleep(0.1)  # either order of the two is fine
         session.interrupt()
-        assert isinstance(outcomes.get(timeout=3)[2], StatementOverdue)
+        assert isinstance(outcomes.get(timeout=20)[2], StatementOverdue)
 
 
 def test_a_killed_backend_is_reported_and_the_next_job_connects_again(url):

@@ -90,9 +90,10 @@ def working(
 
 
 def finish(host: Host, within_s: float = 10.0) -> None:
+    """A busy machine may take ten seconds more; tests of the bound let its absence take longer still."""
     host.worker.finish(time.monotonic() + within_s)
-    assert host.ended.wait(within_s + 1)
-    assert host.worker.join(within_s)
+    assert host.ended.wait(within_s + 10)
+    assert host.worker.join(10)
 
 
 def wait_until(condition: Callable[[], Any], timeout_s: float = 60.0) -> Any:

@@ -17,7 +17,7 @@ from outbox.harvest import Harvester
 
 
 def settings(**changes):
-    short = {"HEARTBEAT_TIMEOUT": 0.5, "SESSION_TIMEOUT": 2, "FLUSH_TIMEOUT": 1}
+    short = {"SESSION_TIMEOUT": 8, "FLUSH_TIMEOUT": 1}
     named = {"NAME": "loop", "BOOTSTRAP_SERVERS": "nowhere:1", "DELIVERY": "at-least-once"}
     return parse({**named, **short, **changes})
 

@@ -54,14 +54,14 @@ def test_properties_of_the_settings_reach_every_client_of_the_election(monkeypat
     idempotent_producer({"bootstrap.servers": "nowhere:1"})
     assert given[3][1]["enable.idempotence"] is True
     beats = given[2][1]
-    assert (beats["linger.ms"], beats["delivery.timeout.ms"]) == (0, 500)
+    assert (beats["linger.ms"], beats["delivery.timeout.ms"]) == (0, 2000)
 
 
 def test_a_standby_leads_nothing_and_waits_as_long_as_asked(started):
     one = started.standing()
     began = time.monotonic()
     assert one.wait(0.2) is False
-    assert 0.2 <= time.monotonic() - began < 5
+    assert 0.2 <= time.monotonic() - began < 15
     assert (one.is_leader, one.leader_id, one.leader_ids) == (False, None, {})
 
 
@@ -219,20 +219,21 @@ def test_a_heartbeat_that_cannot_be_sent_is_told_and_survived(started, error, ca
     one = leads(started.standing())
     one.clients.beats.errors.append(error)
     wait_until(lambda: not one.clients.beats.errors)
-    time.sleep(0.6)  # longer than the heartbeat time-out: the next ones must have earned trust
+    time.sleep(2.5)  # longer than the heartbeat time-out: the next ones must have earned trust
     assert one.is_leader
     assert caplog.text.count("election_trouble kind=heartbeat") == 1
 
 
-def test_an_error_while_closing_is_raised_and_it_has_stopped_all_the_same(started):
+def test_an_error_while_closing_is_raised_and_it_has_stopped_all_the_same(started, monkeypatch):
+    monkeypatch.setattr(daemon, "LEAVE_TIMEOUT_S", 60)
     one = leads(started.standing())
     one.clients.standing.close_error = RuntimeError("close: simulated")
     began = time.monotonic()
     one.stop()
     with pytest.raises(RuntimeError, match="close: simulated"):
-        one.wait(20)
+        one.wait(90)
     assert one.state is State.STOPPED
-    assert time.monotonic() - began < 3, "the threads of the election did not end with the group's"
+    assert time.monotonic() - began < 20, "the threads of the election did not end with the group's"
 
 
 def test_a_close_that_hangs_is_left_behind_with_a_warning(started, monkeypatch, caplog):
@@ -241,11 +242,11 @@ def test_a_close_that_hangs_is_left_behind_with_a_warning(started, monkeypatch, 
     one = leads(started.standing())
     standing = one.clients.standing
     close = standing.close
-    standing.close = lambda: (lets_go.wait(20), close())
+    standing.close = lambda: (lets_go.wait(60), close())
     began = time.monotonic()
     one.stop()
-    assert one.wait(20) is True
-    assert time.monotonic() - began < 5
+    assert one.wait(90) is True
+    assert time.monotonic() - began < 20
     assert [r.levelname for r in caplog.records if "group_not_left name=loop" in r.getMessage()] == ["WARNING"]
     lets_go.set()
     assert one._member.join(10)
@@ -264,8 +265,8 @@ def test_of_two_members_forced_on_one_lane_the_older_is_fenced(started, heard):
     second.clients.standing.assign_lanes(0)
     wait_until(lambda: second.is_leader)
     wait_until(lambda: not first.is_leader)
-    assert time.monotonic() - began < 5
-    time.sleep(1)  # twice the heartbeat time-out
+    assert time.monotonic() - began < 20
+    time.sleep(3)  # longer than the heartbeat time-out
     assert (first.is_leader, second.is_leader) == (False, True)
     fenced = [arguments for name, arguments in heard if name == "leader_fenced"]
     assert [(a["harvester"], a["reason"]) for a in fenced] == [(first, "newer-claim")]
@@ -279,7 +280,7 @@ def test_jumps_of_the_wall_clock_change_nothing(started, heard, monkeypatch, jum
     one = leads(started.standing())
     real = time.time
     monkeypatch.setattr(time, "time", lambda: real() + jump_s)
-    ends = time.monotonic() + 1.5  # three heartbeat time-outs
+    ends = time.monotonic() + 4  # two heartbeat time-outs
     while time.monotonic() < ends:
         assert one.is_leader
         time.sleep(0.02)
@@ -287,7 +288,7 @@ def test_jumps_of_the_wall_clock_change_nothing(started, heard, monkeypatch, jum
     one.clients.log.swallowing = True
     began = time.monotonic()
     wait_until(lambda: not one.is_leader)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 20
 
 
 def test_nothing_that_decides_reads_the_wall_clock():
