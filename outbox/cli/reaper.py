@@ -156,7 +156,7 @@ def _count(key: Key, entry: Entry, found: Reaper) -> int:
         return int(value)
     if isinstance(value, bool) or not isinstance(value, int):
         raise _Unfit(f"is {scalar.text!r}, not a whole number.")
-    return value
+    return int(value)
 
 
 def _flag(key: Key, entry: Entry, found: Reaper) -> bool:
