@@ -79,7 +79,7 @@ class Seen:
 
 
 def count(servers: str, run: str, expected: int) -> Seen:
-    """The messages of this run, as a `read_committed` consumer sees them."""
+    """The messages of this run, as a `read_committed` consumer sees them; how many it is told each second."""
     from confluent_kafka import Consumer
 
     consumer = Consumer(
@@ -94,6 +94,7 @@ def count(servers: str, run: str, expected: int) -> Seen:
     consumer.subscribe([TOPIC])
     seen = Seen()
     deadline, quiet_since = time.monotonic() + COUNT_TIMEOUT_S, time.monotonic()
+    told_at = time.monotonic()
     try:
         # It goes on reading for a while after the last expected message: a double would come late.
         while time.monotonic() < deadline and (len(seen.times) < expected or time.monotonic() < quiet_since + QUIET_S):
@@ -104,6 +105,10 @@ def count(servers: str, run: str, expected: int) -> Seen:
                 if headers.get("run") == run.encode():
                     seen.add(headers["message-id"].decode(), message.value() or b"", message.timestamp()[1])
                     quiet_since = time.monotonic()
+            if time.monotonic() >= told_at + 1:
+                told_at = time.monotonic()
+                waits = ", waiting for doubles" if len(seen.times) >= expected else ""
+                step(f"  {len(seen.times):,} of {expected:,}{waits}")
     finally:
         consumer.close()
     return seen
