@@ -10,6 +10,7 @@ import hypothesis
 import pytest
 
 from outbox.devstack import Postgres
+from tests.support import promtool
 from tests.support.browsers import installed
 from tests.support.databases import django, fresh_database
 
@@ -22,6 +23,7 @@ hypothesis.settings.register_profile("outbox", deadline=None)
 hypothesis.settings.load_profile("outbox")
 
 LEFT_OUT = "left out: the long fault runs (make torture) and the measurements (make bench)"
+NO_PROMTOOL = "left out: alerts and dashboard on a real Prometheus, because promtool is not installed"
 NO_BROWSER = "left out: the tests in a browser, because chromium or chromedriver is not installed"
 
 
@@ -77,3 +79,5 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_line(LEFT_OUT)
     if installed() is None:
         terminalreporter.write_line(NO_BROWSER)
+    if not promtool.installed() and not promtool.can_be_fetched():
+        terminalreporter.write_line(NO_PROMTOOL)

@@ -23,6 +23,7 @@ from outbox.contrib.prometheus import CATALOGUE
 from outbox.exceptions import OutboxError
 from outbox.harvest.measurements import Measurements
 from tests.harvest.processes import Harvest
+from tests.support import promtool
 from tests.support.databases import ROOT, django, fresh_database
 from tests.support.topics import create_topic
 
@@ -232,15 +233,16 @@ def test_the_numbers_are_those_of_the_table_and_of_kafka(shop):
 @pytest.fixture(scope="session")
 def binaries(tmp_path_factory):
     """Folder with prometheus and promtool: of the machine, or unpacked from the distribution's package."""
-    if found := shutil.which("promtool"):
+    if found := promtool.installed():
         return os.path.dirname(found)
-    if os.geteuid() != 0 or not shutil.which("apt-get"):
-        pytest.skip("promtool is not installed, and only root can fetch it with apt-get")
+    absent = pytest.fail if os.environ.get("CI") else pytest.skip
+    if not promtool.can_be_fetched():
+        absent("promtool is not installed, and only root can fetch it with apt-get")
     folder = tmp_path_factory.mktemp("prometheus")
     for command in (["apt-get", "download", "prometheus"], ["sh", "-c", "dpkg -x prometheus_*.deb ."]):
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=90, check=False)
         if done.returncode:
-            pytest.skip(f"promtool cannot be fetched: {done.stderr[-300:]}")
+            absent(f"promtool cannot be fetched: {done.stderr[-300:]}")
     return str(folder / "usr" / "bin")
 
 
