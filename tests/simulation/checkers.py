@@ -21,6 +21,7 @@ class Checkers:
         self.rows: dict[int, Any] = {}
         self.sequences: dict[str, int] = {}  # per key, the highest that was appended
         self.appended: dict[int, int] = {}
+        self.given_up: dict[str, dict[int, None]] = {}  # per key, the sequences of dead letters
         self.appends = 0
         self.duplicates = 0
         self.regressions: dict[str, int] = {}
@@ -32,6 +33,11 @@ class Checkers:
         for row in rows:
             self.rows[row.id] = row
 
+    def buried(self, row: Any) -> None:
+        self.appended.setdefault(row.id, 0)
+        if row.kafka_key:
+            self.given_up.setdefault(row.kafka_key, {})[row.sequence] = None
+
     def appended_to_topic(self, row: Any, process: str, *, handed_before_pause: bool) -> None:
         """Order per key, and no phantom. Only what a paused process had handed to its client may come out of turn."""
         if row.id not in self.rows:
@@ -42,7 +48,8 @@ class Checkers:
         if not row.kafka_key:
             return
         last = self.sequences.get(row.kafka_key, -1)
-        if row.sequence > last + 1:
+        passed_over = self.given_up.get(row.kafka_key, {})
+        if any(number not in passed_over for number in range(last + 1, row.sequence)):
             raise Violation(f"key {row.kafka_key!r} jumped from {last} to {row.sequence} (sent by {process})")
         if row.sequence < last:
             if not handed_before_pause:

@@ -91,6 +91,24 @@ class NoTrustAsked(Scoreboard):
         return super().tick(now, may_send=True)
 
 
+class DeletionOutlastsTheRemark(Scoreboard):
+    """A record whose deletion was under way sleeps for ever when it is marked anew."""
+
+    def retry(self, id_: int, at: float) -> None:
+        if self._phase is Phase.RUNNING and self.is_asleep(id_):
+            key = self._where[id_]
+            if key.name in self._holds:
+                self._holds[key.name].until = at
+            self._sleep(key, at)
+
+
+class SuccessorsOfTheGoneSleep(DeletionOutlastsTheRemark):
+    """The hold of a record that is deleted while nobody sleeps on its account stays."""
+
+    def gone(self, ids: Iterable[int], now: float) -> None:
+        super().gone([i for i in ids if self.is_asleep(i)], now)
+
+
 class NoForeignFence(Neli):
     def _foreign_beat(self, *arguments: Any) -> list[Effect]:
         return []
@@ -133,7 +151,17 @@ MUTATIONS: dict[str, Cores] = {
     "claim does not stop older marks": Cores(claims_fence=False),
 }
 
+OPERATED: dict[str, Cores] = {
+    "a deletion outlasts the remark": Cores(scoreboard=DeletionOutlastsTheRemark),
+    "successors of what is gone sleep on": Cores(scoreboard=SuccessorsOfTheGoneSleep),
+    "any deletion is believed": Cores(deletions_are_checked=False),
+}
+"""Bugs that show only while operators act."""
+
 FOUND_BY = {
+    "a deletion outlasts the remark": 55,
+    "successors of what is gone sleep on": 4,
+    "any deletion is believed": 35,
     "failed mark is forgotten": 3,
     "reports of old producers count": 55,
     "trust is not asked": 4,

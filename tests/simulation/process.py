@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from random import Random
 from typing import Any
 
 from outbox.core import neli as election
@@ -29,6 +30,8 @@ class Board:
         self.process, self.lane, self.scoreboard = process, lane, scoreboard
         self.session: Session | None = None
         self.held: dict[int, Message] = {}
+        self.refused: dict[int, None] = {}
+        self.leaving: dict[int, None] = {}  # their deletion is under way
 
 
 class Process(Member):
@@ -82,6 +85,10 @@ class Process(Member):
         board = Board(self, effect.lane, None)  # type: ignore[arg-type]
         board.scoreboard = self.cores.scoreboard(effect.leader_id, effect.epoch, self.limits, self.clock)
         self.boards[effect.lane] = board
+        for id_, held in self.world.parked.items():
+            if id_ in self.world.table.rows:
+                board.refused[id_] = None
+                board.scoreboard.expect(id_, held.name, held.attempts, self.clock + 1.0)
 
     def finish(self, effect: election.FinishBatch) -> None:
         self.boards[effect.lane].scoreboard.finish(self.clock, effect.deadline - 0.1)
@@ -94,6 +101,39 @@ class Process(Member):
 
     def _on_outcome(self, report: Callable[[float], None], now: float) -> None:
         report(now)
+
+    # ---- what operators want
+
+    def operate(self, chance: Random, now: float) -> None:
+        """Another key is paused, or a refused record is given up, or both at once."""
+        for board in list(self.boards.values()):
+            asleep = [i for i in board.refused if i not in board.leaving and board.scoreboard.is_asleep(i)]
+            for id_ in asleep:
+                if chance.random() < 0.5:
+                    self._bury(board, id_, chance)
+            if chance.random() < 0.3:
+                board.scoreboard.remark("holds", now)
+
+    def _bury(self, board: Board, id_: int, chance: Random) -> None:
+        """A deletion under the guard of the leader id; whether it has taken place is not always told."""
+        world, sb, leader_id = self.world, board.scoreboard, board.scoreboard.leader_id
+        sb.retry(id_, float("inf"))
+        board.leaving[id_] = None
+
+        def settle(is_gone: bool, now: float) -> None:
+            del board.leaving[id_]
+            if is_gone:
+                sb.gone([id_], now)
+            else:
+                sb.retry(id_, now + 5.0)
+
+        def execute() -> None:
+            is_done, is_known = chance.random() < 0.8, chance.random() < 0.8
+            is_gone = is_done and self.table_ok and world.table.bury(leader_id, id_)
+            is_believed = (is_gone and is_known) or not self.cores.deletions_are_checked
+            self.post("outcome", lambda now: settle(is_believed, now))
+
+        world.after(chance.choice((0.005, 0.1, 0.7)), execute)
 
     # ---- effects of the scoreboard
 
@@ -117,6 +157,10 @@ class Process(Member):
             self.boards.pop(board.lane, None)
             self._elect(self.neli.released(board.lane, now))
             self._answer_revokes()
+        elif isinstance(effect, values.RecordHeld):
+            board.refused[effect.id] = None
+            if self.world.operated:
+                self.world.parked[effect.id] = effect
         else:
             self._statement(board, effect)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from random import Random
 from typing import Any
 
 from outbox.core.neli import Neli
@@ -19,12 +20,13 @@ TOPIC = "orders"
 
 @dataclass(frozen=True)
 class Cores:
-    """The classes under test, and two mistakes an edge could make; mutations replace them."""
+    """The classes under test, and three mistakes an edge could make; mutations replace them."""
 
     neli: type[Neli] = Neli
     scoreboard: type[Scoreboard] = Scoreboard
     guarded: bool = True
     claims_fence: bool = True
+    deletions_are_checked: bool = True
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,7 @@ class Outcome:
 
 
 class Scenario:
-    def __init__(self, seed: int, cores: Cores | None = None) -> None:
+    def __init__(self, seed: int, cores: Cores | None = None, *, operated: bool = False) -> None:
         self.cores = cores or Cores()
         self.window = 4 + seed % 9
         self.checkers = Checkers(window=self.window)
@@ -50,7 +52,9 @@ class Scenario:
             guarded=self.cores.guarded,
         )
         self.world.table.claims_fence = self.cores.claims_fence
+        self.world.operated = operated
         self.random = self.world.random
+        self.operators = Random(f"operators {seed}")  # their own, so that seeds without them stay what they were
         self.limits = Limits(
             in_flight_max=self.window,
             mark_max=self.random.choice((3, 8, 20)),
@@ -81,6 +85,8 @@ class Scenario:
             self.roll()
         else:
             self.strike()
+        if self.world.operated:
+            self.operate()
         world.run_until(world.now + FAULTS_S)
         self.settle()
         begun = world.now
@@ -167,6 +173,16 @@ class Scenario:
             stall_keys={self.random.choice(keys): None} if self.random.random() < 0.3 else {},
         )
 
+    def operate(self) -> None:
+        """Every harvester hears of what operators want, as it would by looking at the table."""
+        chance = self.operators
+        if not self.faultless and self.writing and chance.random() < 0.2:  # more to decide than the weather gives
+            self.world.faults.refuse_keys = {chance.choice(self.keys): None}
+        for process in self.living():
+            process.post("outcome", lambda now, process=process: process.operate(chance, now))
+        if self.writing:
+            self.world.after(chance.uniform(0.1, 0.6), self.operate)
+
     def anyone(self) -> Process | None:
         living = self.living()
         return self.random.choice(living) if living else None
@@ -248,9 +264,9 @@ class Scenario:
         self.world.after(0.5, self.expire)
 
 
-def run(seed: int, cores: Any = None) -> Outcome:
+def run(seed: int, cores: Any = None, *, operated: bool = False) -> Outcome:
     """Run one seed; a broken promise names the command that replays it."""
-    scenario = Scenario(seed, cores)
+    scenario = Scenario(seed, cores, operated=operated)
     try:
         return scenario.run()
     except (Violation, AssertionError, KeyError) as error:

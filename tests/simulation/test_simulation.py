@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.simulation.checkers import Violation
-from tests.simulation.mutations import FOUND_BY, MUTATIONS
+from tests.simulation.mutations import FOUND_BY, MUTATIONS, OPERATED
 from tests.simulation.scenario import run
 
 MUTATION_SEEDS = 120
@@ -16,11 +16,18 @@ def test_promises_hold(few_seeds: range) -> None:
         run(seed)
 
 
+def test_promises_hold_while_operators_pause_keys_and_give_up_records(few_seeds: range) -> None:
+    for seed in few_seeds[::4]:
+        run(seed, operated=True)
+
+
 @pytest.mark.torture
 @pytest.mark.timeout(600)
 def test_promises_hold_for_many_seeds(seeds: range) -> None:
     for seed in seeds:
         run(seed)
+        if seed % 4 == 0:
+            run(seed, operated=True)
 
 
 @pytest.mark.parametrize(
@@ -51,7 +58,14 @@ def test_planted_bug_is_caught(mutation: str) -> None:
         caught_by(mutation)
 
 
-def caught_by(mutation: str) -> None:
+@pytest.mark.parametrize("mutation", OPERATED)
+def test_planted_bug_of_holds_is_caught(mutation: str) -> None:
+    with pytest.raises(Violation):
+        caught_by(mutation, operated=True)
+
+
+def caught_by(mutation: str, *, operated: bool = False) -> None:
     """First by the seed that is known to catch it; when the cores change, by one of many others."""
+    cores = (OPERATED if operated else MUTATIONS)[mutation]
     for seed in (FOUND_BY.get(mutation, 1), *range(1, MUTATION_SEEDS)):
-        run(seed, MUTATIONS[mutation])
+        run(seed, cores, operated=operated)

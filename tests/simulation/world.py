@@ -58,6 +58,8 @@ class World:
         self.group = Group(self, cooperative=cooperative)
         self.processes: list[Any] = []
         self.trace = 0
+        self.operated = False  # whether operators act, and refused records stand in a table for the next leader
+        self.parked: dict[int, Any] = {}
 
     def new_id(self) -> UUID:
         return UUID(int=self.random.getrandbits(128), version=4)
@@ -154,6 +156,14 @@ class Table:
         for i in ids:
             if i in self.rows and self._touch(i, leader_id):
                 self.rows[i].leader_id = None
+
+    def bury(self, leader_id: UUID, id_: int) -> bool:
+        row = self.rows.get(id_)
+        if row is None or row.leader_id != leader_id:
+            return False
+        del self.rows[id_]
+        self.world.checkers.buried(row)
+        return True
 
     def sweep(self, leader_id: UUID, limit: int) -> list[int]:
         return [i for i, row in self.rows.items() if row.leader_id == leader_id][:limit]
