@@ -51,7 +51,10 @@ class DashboardAdmin(ReadOnlyAdmin):
     def _read(self, request: HttpRequest) -> tuple[Page | None, str]:
         if not self.has_view_permission(request):
             raise PermissionDenied
-        settings = conf.current()
+        try:
+            settings = conf.current()
+        except conf.ConfErrors as errors:
+            return None, str(errors)
         try:
             return read(settings, lambda name: request.user.has_perm(f"outbox.view_{name}")), ""
         except ProgrammingError:
