@@ -16,6 +16,7 @@ from outbox import conf
 
 COUNT_MAX = 10_000
 PAYLOAD = "outbox.view_payload"
+_LOOKUPS = ("__exact", "__isnull")  # those that Django's filter of a field with choices links to
 
 if TYPE_CHECKING:
     _ModelAdmin = admin.ModelAdmin[Any]
@@ -67,6 +68,11 @@ class ReadOnlyAdmin(_ModelAdmin):
 
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return False
+
+    def lookup_allowed(self, lookup: str, value: str, request: HttpRequest | None = None) -> bool:
+        # Django would take any lookup on any column from the query string, so that the payload could be guessed piece
+        # by piece by those who may not see it.
+        return lookup in {f"{name}{end}" for name in self.list_filter for end in _LOOKUPS}
 
     def get_queryset(self, request: HttpRequest) -> Any:
         return self.model._default_manager.using(conf.current().database).order_by(*self.ordering or ("pk",))

@@ -120,6 +120,38 @@ def test_search_is_exact(admin_client):
         assert admin_client.get(reverse(HOLDS), {"q": odd}).status_code == 200
 
 
+@pytest.mark.parametrize(
+    ("url", "lookup"),
+    [
+        (DEAD, "value__startswith"),
+        (DEAD, "value__regex"),
+        (DEAD, "value_binary__isnull"),
+        (DEAD, "header_values__contains"),
+        (DEAD, "header_keys__0"),
+        (DEAD, "history__0__error__startswith"),
+        (DEAD, "reason__startswith"),
+        (HOLDS, "history__0__error__startswith"),
+        (HOLDS, "key__startswith"),
+        (AUDIT, "details__id"),
+        (AUDIT, "why__startswith"),
+    ],
+)
+def test_no_lookup_but_those_of_the_filters_is_answered(sign_in, url, lookup):
+    dead()
+    client = sign_in("view_hold", "view_deadletter", "view_auditrow")
+    assert client.get(reverse(url), {lookup: SECRET}).status_code == 400
+
+
+def test_the_filters_of_the_lists_work(admin_client):
+    refused, crashed = dead(), dead(reason="crashed")
+    for reason, letter in (("refused", refused), ("crashed", crashed)):
+        assert f"?reason__exact={reason}" in page(admin_client, DEAD)
+        found = admin_client.get(reverse(DEAD), {"reason__exact": reason}).context["cl"].result_list
+        assert [row.pk for row in found] == [letter.pk]
+    parked()
+    assert len(admin_client.get(reverse(HOLDS), {"reason__exact": "paused"}).context["cl"].result_list) == 0
+
+
 def test_nothing_is_added_changed_or_deleted_by_django_itself(admin_client):
     hold, letter = parked(), dead()
     audit = AuditRow.objects.create(who="ada", what="pause")
