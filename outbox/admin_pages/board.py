@@ -6,7 +6,7 @@ from typing import Any
 
 from django.contrib import admin
 from django.core.exceptions import PermissionDenied
-from django.db import OperationalError, ProgrammingError
+from django.db import InterfaceError, OperationalError, ProgrammingError
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.template.response import TemplateResponse
@@ -62,6 +62,6 @@ class DashboardAdmin(ReadOnlyAdmin):
                 f"A table of {settings.table!r} is missing on the alias {settings.database!r}, or this user of the "
                 f"database may not read it. Run: python manage.py migrate outbox --database {settings.database}"
             )
-        except OperationalError as error:
+        except (OperationalError, InterfaceError) as error:
             reason = " ".join(str(error).split())
             return None, f"PostgreSQL did not answer within {STATEMENT_TIMEOUT_S} s: {reason}. Load the page again."

@@ -82,7 +82,9 @@ def bounded(alias: str) -> Iterator[Any]:
 def read(conf: Conf, may_view: Callable[[str], bool] = lambda name: True) -> Page:
     """`may_view`: whether the user may see the model of this name; without, its number alone is shown."""
     with bounded(conf.database) as connection:
-        found = stats.of_database(connection, conf)
+        # The connection below Django's, whose errors are psycopg's own.
+        with connections[conf.database].wrap_database_errors:
+            found = stats.of_database(connection, conf)
         now = _now(conf.database)
         samples = list(Sample.objects.using(conf.database).filter(taken_at__gt=now - WINDOW).order_by("taken_at"))
         kept = held.read(conf.database, now, may_view)

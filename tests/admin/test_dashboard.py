@@ -13,6 +13,7 @@ from outbox.admin_pages import dashboard, held
 from outbox.admin_pages.verdict import BAD, GOOD, WARN, verdict
 from outbox.edges import backlog
 from outbox.models import DeadLetter, Hold, OutboxRecord, Sample
+from outbox.operations import stats
 from tests.admin.conftest import DASHBOARD, SECRET, dead, page, parked, record
 
 pytestmark = pytest.mark.django_db
@@ -236,20 +237,38 @@ def test_nothing_is_changed_and_the_settings_of_the_connection_stay(admin_client
     assert sql("SELECT current_setting('enable_seqscan'), current_setting('statement_timeout')") == before
 
 
-def test_a_missing_table_is_told_with_the_remedy(admin_client):
-    sql("ALTER TABLE outbox_hold RENAME TO elsewhere")
+@pytest.mark.parametrize("missing", ["outbox", "outbox_hold", "outbox_dead", "outbox_sample"])
+def test_a_missing_table_is_told_with_the_remedy(admin_client, missing):
+    sql(f"ALTER TABLE {missing} RENAME TO elsewhere")
     for url in (DASHBOARD, PARTS):
         response = admin_client.get(reverse(url))
         assert response.status_code == 503
         assert "python manage.py migrate outbox" in response.content.decode()
 
 
-def test_a_database_that_takes_too_long_is_told(admin_client, monkeypatch):
-    def slow(*given):
-        sql("SET LOCAL statement_timeout = 20")
-        sql("SELECT pg_sleep(5)")
+def test_rights_that_are_missing_are_told_with_the_remedy(admin_client, monkeypatch):
+    def as_a_writer(connection, conf):
+        connection.execute("CREATE ROLE a_writer")
+        connection.execute("GRANT INSERT ON outbox TO a_writer")
+        connection.execute("SET LOCAL ROLE a_writer")
+        return of_database(connection, conf)
 
-    monkeypatch.setattr(held, "read", slow)
+    of_database = stats.of_database
+    monkeypatch.setattr(stats, "of_database", as_a_writer)
+    for url in (DASHBOARD, PARTS):
+        response = admin_client.get(reverse(url))
+        assert response.status_code == 503
+        assert "may not read it" in response.content.decode()
+
+
+@pytest.mark.parametrize("where", [(held, "read"), (stats, "of_database")])
+def test_a_database_that_takes_too_long_is_told(admin_client, monkeypatch, where):
+    def slow(given, *others):
+        run = sql if isinstance(given, str) else given.execute
+        run("SET LOCAL statement_timeout = 20")
+        run("SELECT pg_sleep(5)")
+
+    monkeypatch.setattr(*where, slow)
     response = admin_client.get(reverse(PARTS))
     assert response.status_code == 503
     assert "did not answer" in response.content.decode()
