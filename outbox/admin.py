@@ -333,7 +333,8 @@ class OutboxRecordAdmin(_ModelAdmin):
     def headers(self, record: OutboxRecord) -> str:
         # An adopted table may hold NULL instead of an empty array.
         pairs = zip(record.kafka_header_keys or (), record.kafka_header_values or (), strict=False)
-        rows = ((_cut(name, HEADER_CHARS), _cut(value, HEADER_CHARS)) for name, value in pairs)
+        shown = payload.shown_headers(record, pairs)
+        rows = ((_cut(name, HEADER_CHARS), escape(_cut(text, HEADER_CHARS))) for name, text in shown)
         table = format_html_join("", "<tr><th>{}</th><td>{}</td></tr>", rows)
         return format_html("<table>{}</table>", table) if table else "(none)"
 

@@ -305,7 +305,7 @@ class Conf:
     redactor: str = _setting(
         _dotted_path,
         "outbox.redaction.keep",
-        "Function (record, text) -> text that decides what the admin shows of a value.",
+        "Function (record, text) -> text that decides what the admin shows of a value and of each value of a header.",
         unit="dotted path",
     )
     flush_timeout_s: float = _setting(

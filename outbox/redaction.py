@@ -1,8 +1,8 @@
-"""What people may see of a message's value: the setting REDACTOR, applied so that its failure never shows the value.
+"""What people may see of a message: the setting REDACTOR, applied so that its failure never shows what it was given.
 
 A redactor is a function ``(record, text) -> text``. `text` is the beginning of the value (at most `TEXT_MAX`
-characters), for a binary value its first bytes in hexadecimal after ``\\x``. The record comes without its value
-columns; reading them costs one query each.
+characters), for a binary value its first bytes in hexadecimal after ``\\x``; then likewise the value of each header.
+The record comes without its value columns; reading them costs one query each.
 """
 
 import logging

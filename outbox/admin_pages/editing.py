@@ -31,7 +31,7 @@ def edit_view(model_admin: admin.ModelAdmin[Any], request: HttpRequest, message:
         model_admin.message_user(request, text, messages.WARNING)
         return HttpResponseRedirect(back)
     given = request.POST if request.method == "POST" else None
-    form = EditForm(given, initial=_initial(message), without_value=message.without_value)
+    form = EditForm(given, initial=_initial(message), locked=message.locked)
     if form.is_valid() and _save(form, request, message):
         text = "Saved: it is sent again, and after it the later records of its key."
         model_admin.message_user(request, text, messages.SUCCESS)
@@ -40,7 +40,7 @@ def edit_view(model_admin: admin.ModelAdmin[Any], request: HttpRequest, message:
         **model_admin.admin_site.each_context(request),
         "title": f"Edit record {message.record.pk}",
         "text": _OF_RECORD if message.dead_id is None else _OF_DEAD,
-        "note": message.without_value,
+        "notes": list(message.locked.values()),
         "button": _BUTTON,
         "opts": model_admin.model._meta,
         "form": form,

@@ -1,14 +1,21 @@
-"""What operators fill in: a record that is edited, a pause, a reason. What is in them is checked as `stash` checks it
-by the operations, not here."""
+"""What operators fill in: a record that is edited, a pause, a reason.
+
+Here is checked what only a form can get wrong: whether headers are pairs in JSON, which fields exclude each other, what
+is too long for a column. Whether a message is one that `stash` would take is judged by the operations.
+"""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Container
 from typing import Any
 
 from django import forms
 
 WHY_CHARS = 500
+# What the columns of a hold take.
+TOPIC_CHARS = 249
+LANE_MAX = 2**31 - 1
 WHY_HELP = "Goes into the audit trail, with your name and the time."
 
 
@@ -17,7 +24,7 @@ def _lines(rows: int) -> forms.Textarea:
 
 
 class Verbatim(forms.CharField):
-    """Text as it was typed; browsers send every line end as CRLF, and what is not changed must stay as it is."""
+    """Text as it was typed, with LF at the end of each line: browsers send every line end as CRLF."""
 
     def __init__(self, **given: Any) -> None:
         super().__init__(**{"required": False, "strip": False, **given})
@@ -33,12 +40,21 @@ def _plain(text: str) -> str:
     return text.replace("\r\n", "\n")
 
 
+def line_end(text: str) -> str | None:
+    """The one that all lines have; LF where there is none. None where they differ, or where CR stands alone: a browser
+    would not send them back as they were."""
+    feeds, returns, both = (text.count(end) for end in ("\n", "\r", "\r\n"))
+    if not returns:
+        return "\n"
+    return "\r\n" if feeds == returns == both else None
+
+
 class WhyForm(forms.Form):
     why = forms.CharField(label="Why", required=False, max_length=WHY_CHARS, help_text=WHY_HELP)
 
 
 class EditForm(WhyForm):
-    """`initial` is the record as it is; `changes` has only what was changed."""
+    """`initial` is the record as it is; `changes` has only what was changed, with the line ends that were there."""
 
     topic = forms.CharField(label="Topic", strip=False)
     key = Verbatim(label="Key", widget=_lines(1), help_text="Empty: no key, and no order is promised.")
@@ -51,37 +67,47 @@ class EditForm(WhyForm):
     )
     field_order = ("topic", "key", "value", "is_tombstone", "headers", "why")
 
-    def __init__(self, *given: Any, without_value: str = "", **more: Any) -> None:
-        """`without_value`: why the value is not to be edited here; empty: it is."""
+    def __init__(self, *given: Any, locked: Container[str] = (), **more: Any) -> None:
+        """`locked`: of key, value and headers those that are not to be edited here."""
         super().__init__(*given, **more)
-        self.without_value = without_value
-        if without_value:
-            del self.fields["value"], self.fields["is_tombstone"]
+        for name, belongs_to in (("key", "key"), ("value", "value"), ("is_tombstone", "value"), ("headers", "headers")):
+            if belongs_to in locked:
+                del self.fields[name]
 
     def clean_headers(self) -> list[tuple[str, str]]:
         text = self.cleaned_data["headers"].strip() or "[]"
         try:
             pairs = json.loads(text)
-            found = [(name, value) for name, value in pairs]
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise forms.ValidationError(f"These are no pairs in JSON: {error}.") from error
-        except TypeError as error:
-            raise forms.ValidationError('These are no pairs in JSON: [["name", "value"], …] is asked for.') from error
-        if not all(isinstance(part, str) for pair in found for part in pair):
+        if not isinstance(pairs, list) or not all(isinstance(pair, list) and len(pair) == 2 for pair in pairs):
+            raise forms.ValidationError('These are no pairs in JSON: [["name", "value"], …] is asked for.')
+        if not all(isinstance(part, str) for pair in pairs for part in pair):
             raise forms.ValidationError("Names and values of headers are texts, in quotation marks.")
-        return found
+        return [(name, value) for name, value in pairs]
 
     def changes(self) -> dict[str, Any]:
-        changed = {name: self.cleaned_data[name] for name in ("topic", "key", "headers") if name in self.changed_data}
+        changed: dict[str, Any] = {
+            name: self.cleaned_data[name] for name in ("topic", "headers") if name in self.changed_data
+        }
+        if "key" in self.changed_data:
+            changed["key"] = self._with_line_ends("key")
         if {"value", "is_tombstone"} & set(self.changed_data):
-            changed["value"] = None if self.cleaned_data["is_tombstone"] else self.cleaned_data["value"]
+            changed["value"] = None if self.cleaned_data["is_tombstone"] else self._with_line_ends("value")
         return changed
+
+    def _with_line_ends(self, name: str) -> str:
+        """Those that the text had: every consumer would see them changed, and nobody has changed them."""
+        text: str = self.cleaned_data[name]
+        return text.replace("\n", line_end(self.initial[name]) or "\n")
 
 
 class PauseForm(WhyForm):
-    topic = forms.CharField(label="Topic", required=False, strip=False)
+    topic = forms.CharField(label="Topic", required=False, strip=False, max_length=TOPIC_CHARS)
     key = forms.CharField(label="Key", required=False, strip=False, help_text="Empty: the whole topic.")
-    lane = forms.IntegerField(label="Lane", required=False, min_value=0, help_text="Instead of a topic.")
+    lane = forms.IntegerField(
+        label="Lane", required=False, min_value=0, max_value=LANE_MAX, help_text="Instead of a topic."
+    )
     field_order = ("topic", "key", "lane", "why")
 
     def clean(self) -> dict[str, Any]:

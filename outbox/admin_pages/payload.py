@@ -6,19 +6,20 @@ Whether somebody may see it is asked by the pages. What the redactor hides from 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from hashlib import sha256
 
 from django.template.defaultfilters import filesizeformat
+from django.utils.crypto import salted_hmac
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
 from outbox import conf
+from outbox.admin_pages.forms import line_end
 from outbox.admin_pages.held import cut
 from outbox.models import DeadLetter, OutboxRecord
-from outbox.redaction import TEXT_MAX, redact
+from outbox.redaction import TEXT_MAX, keeps_everything, redact
 
 HEADER_CHARS = 1_000
 BINARY_PREFIX_BYTES = 16
@@ -43,22 +44,60 @@ class Message:
             return redact(self.record, "\\x" + self.binary[:BINARY_PREFIX_BYTES].hex())
         return "" if self.value is None else redact(self.record, self.value[:TEXT_MAX])
 
-    @property
-    def without_value(self) -> str:
-        """Why the value cannot be edited on a page; empty: it can."""
-        if self.binary is not None:
-            return "The value is binary. Edit it with the command outbox_edit, or edit the rest here."
-        if self.value is not None and self.shown != self.value[:TEXT_MAX]:
-            return 'OUTBOX["REDACTOR"] hides the value, or part of it, so it cannot be edited here.'
-        if self.value is not None and len(self.value) > EDIT_CHARS_MAX:
-            return f"The value has {len(self.value):,} characters: too many for a page."
-        return ""
+    @cached_property
+    def shown_headers(self) -> list[tuple[str, str]]:
+        return shown_headers(self.record, self.headers)
+
+    @cached_property
+    def locked(self) -> dict[str, str]:
+        """What cannot be edited on a page, with the reason. What the redactor is not given it cannot hide."""
+        reasons = {"key": _line_ends("key", self.record.kafka_key), "value": self._value(), "headers": self._headers()}
+        return {name: reason for name, reason in reasons.items() if reason}
 
     @property
     def fingerprint(self) -> str:
-        """Tells whether somebody else has changed it."""
+        """Tells whether somebody else has changed it, and nothing about what is hidden: that takes the secret key."""
         parts = [self.record.kafka_topic, self.record.kafka_key, self.value, list(self.headers)]
-        return sha256(json.dumps(parts).encode() + (self.binary or b"")).hexdigest()
+        text = json.dumps(parts).encode() + (self.binary or b"")
+        return salted_hmac("outbox.admin.edit", text, algorithm="sha256").hexdigest()
+
+    def _value(self) -> str:
+        if self.binary is not None:
+            return "The value is binary. Edit it with the command outbox_edit, or edit the rest here."
+        if self.value is None:
+            return ""
+        if self.shown != self.value[:TEXT_MAX]:
+            return 'OUTBOX["REDACTOR"] hides the value, or part of it, so it cannot be edited here.'
+        if len(self.value) > TEXT_MAX and not keeps_everything():
+            return (
+                f'OUTBOX["REDACTOR"] is given the first {TEXT_MAX:,} characters of a value. This one is longer, so it '
+                "cannot be edited here."
+            )
+        if len(self.value) > EDIT_CHARS_MAX:
+            return f"The value has {len(self.value):,} characters: too many for a page."
+        return _line_ends("value", self.value)
+
+    def _headers(self) -> str:
+        if self.shown_headers != list(self.headers):
+            return 'OUTBOX["REDACTOR"] hides headers, or part of them, so they cannot be edited here.'
+        return ""
+
+
+def shown_headers(record: OutboxRecord, headers: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    """After the redactor, which is asked about each value of a header as about the value; names are shown as they
+    are."""
+    if keeps_everything():
+        return list(headers)
+    return [(name, redact(record, value[:TEXT_MAX])) for name, value in headers]
+
+
+def _line_ends(name: str, text: str) -> str:
+    if line_end(text) is not None:
+        return ""
+    return (
+        f"The {name} has line ends of several kinds, or CR alone, which browsers do not keep. Edit it with the command "
+        "outbox_edit, or edit the rest here."
+    )
 
 
 def of_record(pk: int) -> Message | None:
@@ -94,7 +133,7 @@ def as_html(message: Message | None) -> SafeString:
     rows = format_html_join(
         "",
         "<tr><th>{}</th><td>{}</td></tr>",
-        ((cut(name, HEADER_CHARS), cut(value, HEADER_CHARS)) for name, value in message.headers),
+        ((cut(name, HEADER_CHARS), cut(_untrusted(text), HEADER_CHARS)) for name, text in message.shown_headers),
     )
     return format_html(
         '<dl class="outbox-message"><dt>topic</dt><dd>{}</dd><dt>key</dt><dd>{}</dd><dt>value</dt><dd>{}</dd>'
