@@ -87,17 +87,16 @@ def read(conf: Conf, may_view: Callable[[str], bool] = lambda name: True) -> Pag
             found = stats.of_database(connection, conf)
         now = _now(conf.database)
         samples = list(Sample.objects.using(conf.database).filter(taken_at__gt=now - WINDOW).order_by("taken_at"))
-        kept = held.read(conf.database, now, may_view)
+        kept = held.read(conf.database, found, now, may_view)
         audit = audited.read(conf, now)
     samples = _with_now(samples, found, now)
-    lanes = [_lane(lane) for lane in found["lanes"]]
     return Page(
         at=moment(now),
         verdict=verdict(found, kept, audit),
         tiles=_tiles(found, kept, samples),
         charts=_charts(samples, now),
         times=[clock(now - WINDOW * part / 4) for part in range(4, 0, -1)] + ["now"],
-        lanes=lanes,
+        lanes=_lanes(found),
         held=kept,
         audited=audit,
     )
@@ -155,7 +154,7 @@ def _tiles(found: dict[str, Any], kept: held.Held, samples: Sequence[Sample]) ->
         Tile(
             "dead",
             "Dead letters",
-            number(kept.dead_count),
+            kept.dead_text,
             kept.dead_count,
             "kept until you decide",
             "warn" if kept.dead_count else "",
@@ -196,6 +195,12 @@ def _charts(samples: Sequence[Sample], now: datetime) -> list[Chart]:
 
 
 # --- lanes ----------------------------------------------------------------------------------------------------------
+
+
+def _lanes(found: dict[str, Any]) -> list[LaneRow]:
+    """Without those that are left from a time of more lanes: nobody is missing there."""
+    count = (found["state"] or {}).get("lanes")
+    return [_lane(lane) for lane in found["lanes"] if count is None or lane["lane"] < count or lane["is_owned"]]
 
 
 def _lane(lane: dict[str, Any]) -> LaneRow:

@@ -1,23 +1,24 @@
 """What is held back and what was given up, for people: each with the reason in plain words and the next step.
 
-Reads the tables of holds and dead letters, which are small, and never more of them than a page shows.
+How many there are is said by `outbox_stats`; of the rows never more are read than a page shows.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
 from django.urls import reverse
 
-from outbox.admin_pages.wording import ago, duration, plural
+from outbox.admin_pages.wording import ago, counted, duration, plural
 from outbox.core.faults import in_plain_words
+from outbox.edges import backlog
 from outbox.models import DeadLetter, Hold
 
 SHOWN_MAX = 10
-COUNT_MAX = 10_000
+TOPICS_NAMED = 3
 KEY_CHARS = 120
 ERROR_CHARS = 300
 REFUSED = (Hold.Reason.PARKED, Hold.Reason.QUARANTINED)
@@ -70,8 +71,16 @@ class Held:
     refusals: Sequence[Row]
     dead_count: int
     paused_count: int
+    topic_count: int = 0
+    """Of those parked: topics as a whole."""
+    topics: Sequence[str] = ()
+    """Some of them by name."""
     url: str = ""
     dead_url: str = ""
+
+    @property
+    def dead_text(self) -> str:
+        return counted(self.dead_count, backlog.COUNT_MAX)
 
     @property
     def pauses(self) -> str:
@@ -98,11 +107,15 @@ def became(hold: Hold, now: datetime) -> str:
     return "waits for you"
 
 
-def read(alias: str, now: datetime, may_view: Callable[[str], bool] = lambda name: True) -> Held:
-    """`may_view`: whether holds or dead letters are shown; else their numbers alone."""
+def read(
+    alias: str, found: Mapping[str, Any], now: datetime, may_view: Callable[[str], bool] = lambda name: True
+) -> Held:
+    """`found` as `operations.stats` says it. `may_view`: whether holds or dead letters are shown; else their numbers
+    alone."""
     sees_holds, sees_dead = may_view("hold"), may_view("deadletter")
-    counts = _counts(alias)
+    counts = found["holds_by_reason"]
     holds = Hold.objects.using(alias).filter(reason__in=REFUSED).defer("history", "confirmed_by")
+    topics = holds.filter(key__isnull=True).exclude(topic="").order_by("topic").values_list("topic", flat=True)
     dead = DeadLetter.objects.using(alias).only(*_SHOWN_OF_DEAD)
     recent: list[tuple[datetime, Row]] = []
     if sees_holds:
@@ -114,15 +127,13 @@ def read(alias: str, now: datetime, may_view: Callable[[str], bool] = lambda nam
         parked=[_of_hold(hold, now) for hold in holds.order_by("since", "id")[:SHOWN_MAX]] if sees_holds else [],
         parked_count=sum(counts.get(reason, 0) for reason in REFUSED),
         refusals=[row for _, row in recent[:SHOWN_MAX]],
-        dead_count=len(DeadLetter.objects.using(alias).values_list("pk")[:COUNT_MAX]),
+        dead_count=found["dead_letters"] or 0,
         paused_count=counts.get(Hold.Reason.PAUSED, 0),
+        topic_count=topics.count(),
+        topics=list(topics[:TOPICS_NAMED]) if sees_holds else (),
         url=reverse("admin:outbox_hold_changelist") if sees_holds else "",
         dead_url=reverse("admin:outbox_deadletter_changelist") if sees_dead else "",
     )
-
-
-def _counts(alias: str) -> dict[str, int]:
-    return Counter(Hold.objects.using(alias).values_list("reason", flat=True)[:COUNT_MAX])
 
 
 def cut(text: str, characters: int) -> str:

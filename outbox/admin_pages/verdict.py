@@ -33,7 +33,7 @@ class Verdict:
 
 def verdict(found: dict[str, Any], held: Held, audited: Audited | None = None) -> Verdict:
     """`found` as `operations.stats` says it."""
-    all_notices = (_delivery(found), _audited(audited), _age(found, held), _parked(held), _dead(held))
+    all_notices = (_delivery(found), _audited(audited), _age(found, held), _topics(held), _parked(held), _dead(held))
     notices = [notice for notice in all_notices if notice]
     levels = {notice.level for notice in notices}
     if BAD in levels:
@@ -90,17 +90,31 @@ def _age(found: dict[str, Any], held: Held) -> Notice | None:
     )
 
 
-def _parked(held: Held) -> Notice | None:
-    if not held.parked_count:
+def _topics(held: Held) -> Notice | None:
+    if not held.topic_count:
         return None
-    keys = plural(held.parked_count, "key")
-    verb = "is" if held.parked_count == 1 else "are"
-    text = f"{keys} {verb} held back, because Kafka refused a record; all others go on."
+    names, more = ", ".join(held.topics), held.topic_count - len(held.topics)
+    if held.topic_count == 1:
+        what, of = f"The topic {names} is" if names else "1 topic is", "it"
+    else:
+        named = f" ({names}{f' and {more:,} more' if more else ''})" if names else ""
+        what, of = f"{plural(held.topic_count, 'topic')}{named} are", "them"
+    text = f"{what} held back as a whole, because Kafka takes no record of {of}; all other topics go on."
+    return Notice(WARN, text, "", "#outbox-parked", "See why, and what to do")
+
+
+def _parked(held: Held) -> Notice | None:
+    count = held.parked_count - held.topic_count
+    if count <= 0:
+        return None
+    others = "" if held.topic_count else "; all others go on"
+    text = f"{plural(count, 'key')} {'is' if count == 1 else 'are'} held back, because Kafka refused a record{others}."
     return Notice(WARN, text, "", "#outbox-parked", "See which, why, and what to do")
 
 
 def _dead(held: Held) -> Notice | None:
     if not held.dead_count:
         return None
-    text = f"{plural(held.dead_count, 'dead letter')} {'waits' if held.dead_count == 1 else 'wait'} for a decision."
+    one = held.dead_count == 1
+    text = f"{held.dead_text} {'dead letter waits' if one else 'dead letters wait'} for a decision."
     return Notice(WARN, text, "", held.dead_url, "Look at them" if held.dead_url else "")

@@ -11,6 +11,11 @@ def number(value: float) -> str:
     return f"{value:,.0f}"
 
 
+def counted(count: int, limit: int) -> str:
+    """What was counted no further than to the limit, marked where there may be more."""
+    return number(count) if count < limit else f"{number(limit)}+"
+
+
 def rate(value: float) -> str:
     """Per second. Slow ones keep a digit, so that what trickles is not called nothing."""
     if 0 < value < 0.1:

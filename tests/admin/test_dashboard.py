@@ -8,7 +8,9 @@ import pytest
 from django.db import connection
 from django.urls import reverse
 from django.utils import timezone
+from django.utils.html import escape
 
+from outbox import conf
 from outbox.admin_pages import dashboard, held
 from outbox.admin_pages.verdict import BAD, GOOD, WARN, verdict
 from outbox.edges import backlog
@@ -146,6 +148,48 @@ def test_lanes_have_their_owner_and_the_age_of_the_heartbeat(admin_client):
     assert "<b>" not in second[: second.index("</tr>")]
 
 
+def test_lanes_of_a_time_with_more_of_them_are_left_out(admin_client):
+    lane(0, "web-1_7")
+    lane(1, "web-2_7", 400)
+    lane(2, "web-3_7")
+    sql("UPDATE outbox_state SET lanes = 1")
+    text = page(admin_client, DASHBOARD)
+    assert 'id="outbox-lane-0"' in text
+    assert 'id="outbox-lane-1"' not in text
+    assert 'id="outbox-lane-2"' in text  # somebody works on it
+
+
+def test_a_topic_that_is_held_as_a_whole_is_told_as_one(admin_client, sign_in):
+    parked(key=None, record_id=None, error_code="TOPIC_AUTHORIZATION_FAILED")
+    text = page(admin_client, DASHBOARD)
+    assert "The topic orders is held back as a whole" in text
+    assert "key is held back" not in text
+    assert value(text, "parked") == 1
+    assert "1 topic is held back as a whole" in page(sign_in("view_sample"), DASHBOARD)
+
+
+def test_many_holds_and_dead_letters_are_counted_as_outbox_stats_counts_them(admin_client, monkeypatch):
+    sql(
+        "INSERT INTO outbox_hold (topic, key, reason) SELECT 'orders', i::text, "
+        "CASE WHEN i <= 12000 THEN 'parked' ELSE 'paused' END FROM generate_series(1, 15000) i"
+    )
+    sql(
+        "INSERT INTO outbox_dead (record_id, topic, key, reason) "
+        "SELECT i, 'orders', '', 'refused' FROM generate_series(1, 12000) i"
+    )
+    text = page(admin_client, DASHBOARD)
+    with dashboard.bounded("default") as connection:
+        found = stats.of_database(connection, conf.current())
+    assert value(text, "parked") == found["holds_by_reason"]["parked"] == 12000
+    assert value(text, "dead") == found["dead_letters"] == 12000
+    assert "12,000 keys are held back" in text
+    assert "and 3,000 pauses" in text
+    monkeypatch.setattr(backlog, "COUNT_MAX", 10_000)
+    text = page(admin_client, DASHBOARD)
+    assert value(text, "dead") == 10_000
+    assert text.count("10,000+") == 2
+
+
 def test_a_refusal_is_told_in_plain_words_with_the_next_step(admin_client):
     hold = parked()
     letter = dead()
@@ -160,6 +204,9 @@ def test_a_refusal_is_told_in_plain_words_with_the_next_step(admin_client):
     assert reverse("admin:outbox_hold_change", args=[hold.pk]) in text
     assert reverse("admin:outbox_deadletter_change", args=[letter.pk]) in text
     assert "is a dead letter" in text
+    refusals = text[text.index('id="outbox-refusals"') :]
+    for row in (hold, letter):
+        assert escape(held.explained(row)[1]) in refusals
 
 
 def test_a_code_of_a_newer_version_is_no_obstacle(admin_client):
@@ -180,8 +227,9 @@ def state(owned=(), **more):
     }
 
 
-def kept(parked_count=0, dead_count=0, paused_count=0):
-    return held.Held([], parked_count, [], dead_count, paused_count)
+def kept(parked_count=0, dead_count=0, paused_count=0, topics=(), topic_count=None):
+    whole = len(topics) if topic_count is None else topic_count
+    return held.Held([], parked_count, [], dead_count, paused_count, whole, topics)
 
 
 @pytest.mark.parametrize(
@@ -203,7 +251,18 @@ def kept(parked_count=0, dead_count=0, paused_count=0):
             WARN,
             "1 key is held back",
         ),
+        (state([True]), kept(parked_count=1, topics=["mails"]), WARN, "The topic mails is held back as a whole"),
+        (state([True]), kept(parked_count=1, topic_count=1), WARN, "1 topic is held back as a whole"),
+        (state([True]), kept(parked_count=4, topics=["a", "b"], topic_count=3), WARN, "3 topics (a, b and 1 more) are"),
+        (
+            state([True]),
+            kept(parked_count=3, topics=["mails"]),
+            WARN,
+            "2 keys are held back, because Kafka refused a record.",
+        ),
         (state([True]), kept(dead_count=2), WARN, "2 dead letters wait"),
+        (state([True]), kept(dead_count=1), WARN, "1 dead letter waits"),
+        (state([True]), kept(dead_count=100_000), WARN, "100,000+ dead letters wait"),
         (state([True]), kept(paused_count=1), GOOD, "nothing waits"),
     ],
 )
