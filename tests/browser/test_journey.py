@@ -104,6 +104,7 @@ def wait(condition, timeout_s=90):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(420)  # it waits for Kafka, a harvester and a browser, each up to a minute or more
 def test_a_poison_record_is_found_edited_and_released_in_order(browser, site, shop):
     history(shop)
     browser.sign_in(site)
@@ -126,8 +127,8 @@ def test_a_poison_record_is_found_edited_and_released_in_order(browser, site, sh
     assert shown(browser, "parked") == shop.metric("outbox_parked_keys") == 1
     assert shown(browser, "dead") == shop.count("outbox_dead") == 0
     owner = shop.db.execute("SELECT owner_name FROM outbox_lane WHERE lane = 0").fetchone()[0]
-    assert owner in browser.see("#outbox-lane-0").text
-    assert "at work" in browser.see("#outbox-lane-0").text
+    browser.see("#outbox-lane-0", owner)
+    browser.see("#outbox-lane-0", "at work")  # a heartbeat may be late on a busy machine; the page renews itself
     delivered = shop.metric("outbox_delivered_records_total")
     assert delivered == 3
     for size in ("desktop", "phone"):
