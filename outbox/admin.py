@@ -7,7 +7,7 @@ pages are in ``outbox.admin_pages``.
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from django.contrib import admin
+from django.contrib import admin, messages
 from django.contrib.admin.views.main import ChangeList
 from django.core.exceptions import PermissionDenied
 from django.core.paginator import InvalidPage
@@ -24,10 +24,13 @@ from django.utils.timesince import timesince
 
 from outbox import conf
 from outbox.admin_pages import audit, board, dead_letters, holds, payload  # noqa: F401  they register their models
+from outbox.admin_pages.acting import confirm, selected, tell_cut
 from outbox.admin_pages.base import may_see_payload, waiting
 from outbox.admin_pages.editing import edit_view
+from outbox.admin_pages.wording import plural
 from outbox.admin_paging import BINARY_PREFIX_BYTES, LIST_CHARS, Count, RecordPaginator, count, with_preview
 from outbox.models import OutboxRecord
+from outbox.operations import actions as operations
 from outbox.redaction import TEXT_MAX, redact
 
 HEADER_CHARS = 1_000
@@ -70,7 +73,7 @@ class RecordChangeList(ChangeList):
         self.result_count = paginator.count
         self.full_result_count = None
         self.show_full_result_count = False
-        self.show_admin_actions = False
+        self.show_admin_actions = True
         self.can_show_all = False
         self.multi_page = paginator.num_pages > 1
         self.paginator = paginator
@@ -181,7 +184,7 @@ class OutboxRecordAdmin(_ModelAdmin):
     class Media:
         css = {"all": ["outbox/dashboard.css"]}
 
-    actions = None
+    actions = ("pause",)
     change_form_template = "admin/outbox/record_change.html"
     list_display = ("id", "topic", "key", "value_start", "size", "age", "create_time")
     list_display_links = ("id",)
@@ -240,8 +243,38 @@ class OutboxRecordAdmin(_ModelAdmin):
         form_url: str = "",
         extra_context: dict[str, Any] | None = None,
     ) -> HttpResponse:
-        links = {"outbox_edit": self._may_edit(request), "outbox_pause": request.user.has_perm("outbox.pause")}
+        links = {"outbox_edit": self._may_edit(request), "outbox_pause": self.has_pause_permission(request)}
         return super().change_view(request, object_id, form_url, {**links, **(extra_context or {})})
+
+    def has_pause_permission(self, request: HttpRequest) -> bool:
+        return bool(request.user.has_perm("outbox.pause"))
+
+    @admin.action(description="Pause the keys of these records", permissions=["pause"])
+    def pause(self, request: HttpRequest, queryset: Any) -> HttpResponse | None:
+        """Bulk: one statement, however many records are selected."""
+        text = (
+            "Nothing more of these keys is sent, and their records are kept in order, until you resume the keys on the "
+            "page of holds. Records without a key have no order and are left out: pause their topic instead."
+        )
+        asked, why = confirm(
+            self, request, queryset.only("kafka_topic", "kafka_key"), "pause", "Pause the keys of these records?", text,
+            "Pause them", gives_up=False,
+        )  # fmt: skip
+        if asked is not None:
+            return asked
+        pks, is_cut = selected(queryset)
+        outcome = operations.pause_keys(pks, actor=request.user.get_username(), reason=why)
+        if outcome.changed:
+            verb = "is" if outcome.changed == 1 else "are"
+            said = (
+                f"{plural(outcome.changed, 'key')} {verb} paused: what is on its way still arrives, then nothing more."
+            )
+            self.message_user(request, said, messages.SUCCESS)
+        else:
+            said = "Nothing was changed: these have no key, are paused already, or are not there any more."
+            self.message_user(request, said, messages.WARNING)
+        tell_cut(self, request, is_cut)
+        return None
 
     def get_list_display(self, request: HttpRequest) -> Any:
         if may_see_payload(request):

@@ -45,11 +45,20 @@ class BoundedPaginator(_Paginator):
 
     @cached_property
     def count(self) -> int:
+        return min(self._counted, COUNT_MAX)
+
+    @property
+    def is_cut(self) -> bool:
+        return self._counted > COUNT_MAX
+
+    @cached_property
+    def _counted(self) -> int:
         queryset: Any = self.object_list
-        return int(queryset.order_by()[:COUNT_MAX].count())
+        return int(queryset.order_by()[: COUNT_MAX + 1].count())
 
 
 class ReadOnlyAdmin(_ModelAdmin):
+    change_list_template = "admin/outbox/kept_list.html"
     paginator = BoundedPaginator
     list_per_page = 50
     list_max_show_all = 0

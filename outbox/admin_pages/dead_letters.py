@@ -12,8 +12,9 @@ from django.utils import timezone
 from django.utils.safestring import SafeString
 
 from outbox.admin_pages import held, payload
+from outbox.admin_pages.acting import confirm
 from outbox.admin_pages.editing import edit_view
-from outbox.admin_pages.kept import LIST_CHARS, KeptAdmin, search, shown_fields
+from outbox.admin_pages.kept import LIST_CHARS, KeptAdmin, search, shown_fields, why_of
 from outbox.admin_pages.wording import ago
 from outbox.models import DeadLetter
 from outbox.operations import actions as operations
@@ -68,12 +69,12 @@ class DeadLetterAdmin(KeptAdmin):
 
     @admin.action(description="Send again, as new records", permissions=["retry"])
     def retry(self, request: HttpRequest, queryset: Any) -> None:
-        self.act(request, queryset, operations.requeue, "put back into the table")
+        self.act(request, queryset, operations.requeue, "put back into the table", why_of(request))
 
     @admin.action(description="Discard: delete for good", permissions=["discard"])
     def discard(self, request: HttpRequest, queryset: Any) -> HttpResponse | None:
         text = "These messages are deleted for good: nothing else has them."
-        asked, why = self.confirm(request, queryset, "discard", "Discard dead letters?", text, "Delete them for good")
+        asked, why = confirm(self, request, queryset, "discard", "Discard dead letters?", text, "Delete them for good")
         return asked or self.act(request, queryset, operations.discard, "deleted", why)  # type: ignore[func-returns-value]
 
     def edit_view(self, request: HttpRequest, pk: int) -> HttpResponse:

@@ -13,10 +13,11 @@ from django.utils import timezone
 from django.utils.safestring import SafeString
 
 from outbox.admin_pages import held, payload
+from outbox.admin_pages.acting import confirm
 from outbox.admin_pages.base import waiting
 from outbox.admin_pages.editing import edit_view
 from outbox.admin_pages.forms import PauseForm
-from outbox.admin_pages.kept import LIST_CHARS, KeptAdmin, search, shown_fields
+from outbox.admin_pages.kept import LIST_CHARS, KeptAdmin, search, shown_fields, why_of
 from outbox.admin_pages.wording import ago
 from outbox.models import Hold
 from outbox.operations import actions as operations
@@ -81,7 +82,7 @@ class HoldAdmin(KeptAdmin):
 
     @admin.action(description="Try again now", permissions=["retry"])
     def retry(self, request: HttpRequest, queryset: Any) -> None:
-        self.act(request, queryset, operations.requeue, "tried again")
+        self.act(request, queryset, operations.requeue, "tried again", why_of(request))
 
     @admin.action(description="Skip: to the dead letters, the key goes on", permissions=["skip"])
     def skip(self, request: HttpRequest, queryset: Any) -> HttpResponse | None:
@@ -89,18 +90,18 @@ class HoldAdmin(KeptAdmin):
             "Each record moves to the dead letters, and the later records of its key are sent without it. It can be "
             "sent later, but then out of order."
         )
-        asked, why = self.confirm(request, queryset, "skip", "Skip records that are held back?", text, "Skip them")
+        asked, why = confirm(self, request, queryset, "skip", "Skip records that are held back?", text, "Skip them")
         return asked or self.act(request, queryset, operations.skip, "moved to the dead letters", why)  # type: ignore[func-returns-value]
 
     @admin.action(description="Discard: delete the refused records", permissions=["discard"])
     def discard(self, request: HttpRequest, queryset: Any) -> HttpResponse | None:
         text = "These records are deleted for good, and nobody receives them. The later records of their keys are sent."
-        asked, why = self.confirm(request, queryset, "discard", "Discard records?", text, "Delete them for good")
+        asked, why = confirm(self, request, queryset, "discard", "Discard records?", text, "Delete them for good")
         return asked or self.act(request, queryset, operations.discard, "deleted", why)  # type: ignore[func-returns-value]
 
     @admin.action(description="Resume what is paused", permissions=["pause"])
     def resume(self, request: HttpRequest, queryset: Any) -> None:
-        self.act(request, queryset.exclude(reason__in=held.REFUSED), operations.resume, "resumed")
+        self.act(request, queryset.exclude(reason__in=held.REFUSED), operations.resume, "resumed", why_of(request))
 
     # ---- pages
 

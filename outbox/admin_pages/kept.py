@@ -1,7 +1,7 @@
-"""What the pages of holds and of dead letters share: permissions, confirmations, words, and how an action is done.
+"""What the pages of holds and of dead letters share: permissions, words, and how an action is done.
 
-Whatever is done goes through `outbox.operations.actions`, in bulk and with an audit row; here are only permissions,
-confirmations and words. Buttons on the page of one row send the same request as the list's actions.
+Whatever is done goes through `outbox.operations.actions`, in bulk and with an audit row; here are only permissions and
+words. Buttons on the page of one row send the same request as the list's actions.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from typing import Any
 from django.contrib import admin, messages
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.http import HttpRequest, HttpResponse
-from django.template.response import TemplateResponse
 from django.urls import reverse
 from django.utils.dateparse import parse_datetime
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
 from outbox.admin_pages import held, payload
-from outbox.admin_pages.base import COUNT_MAX, ReadOnlyAdmin, may_see_payload
-from outbox.admin_pages.forms import WhyForm
+from outbox.admin_pages.acting import ActForm, selected, tell_cut
+from outbox.admin_pages.base import ReadOnlyAdmin, may_see_payload
+from outbox.admin_pages.forms import WHY_CHARS
 from outbox.admin_pages.wording import moment, plural
 from outbox.models import DeadLetter, Hold
 from outbox.operations import actions as operations
@@ -34,8 +34,8 @@ NOTHING = "Nothing was changed: this is not for any of these, or they are not th
 class KeptAdmin(ReadOnlyAdmin):
     """What holds and dead letters share."""
 
+    action_form = ActForm
     change_form_template = "admin/outbox/kept_change.html"
-    change_list_template = "admin/outbox/kept_list.html"
     sortable_by = ()
 
     def _may(self, request: HttpRequest, name: str) -> bool:
@@ -68,6 +68,7 @@ class KeptAdmin(ReadOnlyAdmin):
         context = {
             "outbox_buttons": [(name, text) for name, text in self.buttons_of(row).items() if name in allowed],
             "outbox_checkbox": ACTION_CHECKBOX_NAME,
+            "outbox_why_chars": WHY_CHARS,
             "outbox_list": reverse(f"admin:outbox_{self.model._meta.model_name}_changelist"),
             "outbox_edit": self.is_editable(row) and self.has_edit_permission(request),
             "outbox_edit_url": f"admin:outbox_{self.model._meta.model_name}_edit",
@@ -96,10 +97,9 @@ class KeptAdmin(ReadOnlyAdmin):
         operation: Callable[..., operations.Outcome],
         done: str,
         why: str = "",
-        alias: str | None = None,
     ) -> None:
         """Bulk: the operation gets primary keys, and changes them in statements of its own."""
-        pks = tuple(queryset.values_list("pk", flat=True)[:COUNT_MAX])
+        pks, is_cut = selected(queryset)
         if not pks:
             self.message_user(request, NOTHING, messages.WARNING)
             return
@@ -109,34 +109,10 @@ class KeptAdmin(ReadOnlyAdmin):
             self.message_user(request, str(error), messages.ERROR)
             return
         tell(self, request, outcome, done)
+        tell_cut(self, request, is_cut)
 
     def selector(self, pks: tuple[int, ...]) -> operations.Selector:
         raise NotImplementedError
-
-    def confirm(
-        self, request: HttpRequest, queryset: Any, name: str, title: str, text: str, button: str
-    ) -> tuple[HttpResponse | None, str]:
-        """The page that asks, or None and the reason when it was answered."""
-        form = WhyForm(request.POST if "confirmed" in request.POST else None)
-        if form.is_valid():
-            return None, form.cleaned_data["why"]
-        rows = list(queryset[: held.SHOWN_MAX])
-        context = {
-            **self.admin_site.each_context(request),
-            "title": title,
-            "text": text,
-            "button": button,
-            "action": name,
-            "opts": self.model._meta,
-            "form": form,
-            "rows": rows,
-            "more": max(0, queryset.count() - len(rows)),
-            "checkbox": ACTION_CHECKBOX_NAME,
-            "selected": request.POST.getlist(ACTION_CHECKBOX_NAME),
-            "across": request.POST.get("select_across", "0"),
-        }
-        request.current_app = self.admin_site.name
-        return TemplateResponse(request, "admin/outbox/confirm.html", context), ""
 
     # ---- columns
 
@@ -178,6 +154,11 @@ def tell(model_admin: ReadOnlyAdmin, request: HttpRequest, outcome: operations.O
         model_admin.message_user(request, text, messages.SUCCESS)
     if not outcome.changed and not outcome.pending:
         model_admin.message_user(request, NOTHING, messages.WARNING)
+
+
+def why_of(request: HttpRequest) -> str:
+    """What was typed beside an action that asks nothing more; the form of the actions has checked it."""
+    return request.POST.get("why", "")
 
 
 def _said(at: Any) -> str:

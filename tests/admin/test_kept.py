@@ -14,7 +14,7 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import resolve, reverse
 from django.utils.safestring import mark_safe
 
-from outbox.admin_pages import editing, payload
+from outbox.admin_pages import acting, base, editing, payload
 from outbox.edges import table
 from outbox.models import AuditRow, DeadLetter, Hold, OutboxRecord
 from outbox.redaction import TEXT_MAX
@@ -189,9 +189,39 @@ def test_each_act_on_a_hold_takes_its_own_permission(sign_in, action, permission
     act(client, HOLDS, action, hold, confirmed="1", why="because")
     assert wanted(hold) == asked
     (audit,) = AuditRow.objects.all()
-    assert audit.who == "ada"
-    if action != "retry":
-        assert audit.why == "because"
+    assert (audit.who, audit.why) == ("ada", "because")
+
+
+def test_every_act_asks_why(admin_client):
+    hold, letter, pause = parked(), dead(), Hold.objects.create(topic="mails", reason="paused")
+    for url, one, row in ((HOLDS, HOLD, hold), (HOLDS, HOLD, pause), (DEAD, DEAD_ONE, letter)):
+        for text in (page(admin_client, url), page(admin_client, one, row.pk)):
+            assert 'name="why"' in text
+    for url, name, row in ((HOLDS, "retry", hold), (HOLDS, "resume", pause), (DEAD, "retry", letter)):
+        act(admin_client, url, name, row, why=f"{name} {row.pk}")
+        assert AuditRow.objects.last().why == f"{name} {row.pk}"
+    text = act(admin_client, HOLDS, "skip", parked(record(kafka_key="z")), why="typed before").content.decode()
+    assert 'value="typed before"' in text
+    before = AuditRow.objects.count()
+    act(admin_client, HOLDS, "retry", hold, why="x" * 501)
+    assert AuditRow.objects.count() == before
+
+
+def test_an_act_on_everything_tells_where_it_ends(admin_client, monkeypatch):
+    letters = [dead(record_id=number) for number in range(5)]
+    for module in (acting, base):
+        monkeypatch.setattr(module, "COUNT_MAX", 3)
+    assert "There are more than 3." in page(admin_client, DEAD)
+    text = act(admin_client, DEAD, "discard", letters[0], select_across="1").content.decode()
+    assert "done to the first 3 of the list" in text
+    assert "more</li>" not in text
+    text = act(admin_client, DEAD, "discard", letters[0], select_across="1", confirmed="1").content.decode()
+    assert "3 rows deleted" in text
+    assert "there are more" in text
+    assert [letter.record_id for letter in DeadLetter.objects.order_by("record_id")] == [0, 1]
+    assert "There are more than" not in page(admin_client, DEAD)
+    text = act(admin_client, DEAD, "discard", letters[0], select_across="1").content.decode()
+    assert "of the list" not in text
 
 
 @pytest.mark.parametrize("action", ["skip", "discard"])
@@ -287,6 +317,57 @@ def test_a_pause_that_no_column_takes_is_told(admin_client, given):
     assert response.status_code == 200
     assert "errorlist" in response.content.decode()
     assert not Hold.objects.exists()
+
+
+# --- the keys of pending records
+
+PENDING = "admin:outbox_outboxrecord_changelist"
+
+
+def test_the_keys_of_pending_records_are_paused_after_a_question(sign_in):
+    rows = [record(kafka_key=key) for key in ("a", "a", "b", "", "c")] + [record(kafka_topic="mails", kafka_key="b")]
+    Hold.objects.create(topic="orders", key="c", reason="paused")
+    act(sign_in("view_outboxrecord", "edit"), PENDING, "pause", *rows, confirmed="1")
+    assert Hold.objects.count() == 1
+    assert 'name="action"' not in page(sign_in("view_outboxrecord", "edit"), PENDING)
+    client = sign_in("view_outboxrecord", "pause")
+    assert "Pause the keys of these records" in page(client, PENDING)
+    text = act(client, PENDING, "pause", *rows).content.decode()
+    assert 'name="why"' in text
+    assert "orders[b]" in text
+    assert Hold.objects.count() == 1
+    text = act(client, PENDING, "pause", *rows, confirmed="1", why="too many").content.decode()
+    assert "3 keys are paused" in text
+    found = Hold.objects.filter(reason="paused", lane=None, record_id=None).values_list("topic", "key")
+    assert set(found) == {("orders", "a"), ("orders", "b"), ("orders", "c"), ("mails", "b")}
+    (audit,) = AuditRow.objects.all()
+    assert (audit.who, audit.what, audit.why) == ("ada", "pause", "too many")
+    assert audit.details == {"pauses": 3, "scopes": ["mails[b]", "orders[a]", "orders[b]"]}
+    assert "Nothing was changed" in act(client, PENDING, "pause", *rows, confirmed="1").content.decode()
+    assert AuditRow.objects.count() == 1
+
+
+def test_many_keys_are_paused_by_as_many_statements_as_few(sign_in):
+    client = sign_in("view_outboxrecord", "pause")
+
+    def statements(count):
+        rows = [record(kafka_key=f"{count}-{index}") for index in range(count)]
+        with CaptureQueriesContext(connection) as queries:
+            act(client, PENDING, "pause", *rows, confirmed="1")
+        assert Hold.objects.filter(key__startswith=f"{count}-").count() == count
+        return len(queries)
+
+    statements(1)
+    assert statements(2) == statements(25)
+
+
+def test_all_that_is_found_is_paused_up_to_a_limit(admin_client, monkeypatch):
+    rows = [record(kafka_key=key) for key in "abcde"]
+    monkeypatch.setattr(acting, "COUNT_MAX", 3)
+    text = act(admin_client, PENDING, "pause", rows[4], select_across="1").content.decode()
+    assert "done to the first 3 of the list" in text
+    act(admin_client, PENDING, "pause", rows[4], select_across="1", confirmed="1")
+    assert sorted(Hold.objects.values_list("key", flat=True)) == ["a", "b", "c"]
 
 
 # --- editing
