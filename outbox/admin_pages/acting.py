@@ -19,7 +19,9 @@ from outbox.admin_pages.wording import number
 class ActForm(ActionForm):
     """Beside the actions of a list: some of them ask nothing more."""
 
-    why = forms.CharField(label="Why:", required=False, max_length=WHY_CHARS)
+    why = forms.CharField(
+        label="Why:", required=False, max_length=WHY_CHARS, widget=forms.TextInput(attrs={"class": "outbox-act-why"})
+    )
 
 
 def selected(queryset: Any) -> tuple[tuple[int, ...], bool]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from django.db.models import BooleanField, ExpressionWrapper, Q
 from django.urls import reverse
 
 from outbox.admin_pages.wording import ago, counted, duration, plural
@@ -38,6 +39,8 @@ _BY_REASON: Mapping[str, tuple[str, str]] = {
     Hold.Reason.PARKED: ("Kafka refused it", "edit the record, or discard it"),
     DeadLetter.Reason.REFUSED: ("Kafka refused it", "edit the record, or discard it"),
 }
+# Topics that are held as a whole, first: more waits behind them than behind a key.
+_WHOLE = ExpressionWrapper(Q(key__isnull=True), output_field=BooleanField())
 _SHOWN_OF_DEAD = ("record_id", "topic", "key", "died_at", "reason", "error_code", "last_error", "attempts")
 _WANTED = {
     Hold.Wanted.RETRY: "is about to be tried again",
@@ -124,7 +127,9 @@ def read(
         recent += [(letter.died_at, _of_dead(letter, now)) for letter in dead.order_by("-id")[:SHOWN_MAX]]
     recent.sort(key=lambda found: found[0], reverse=True)
     return Held(
-        parked=[_of_hold(hold, now) for hold in holds.order_by("since", "id")[:SHOWN_MAX]] if sees_holds else [],
+        parked=[_of_hold(hold, now) for hold in holds.order_by(_WHOLE.desc(), "since", "id")[:SHOWN_MAX]]
+        if sees_holds
+        else [],
         parked_count=sum(counts.get(reason, 0) for reason in REFUSED),
         refusals=[row for _, row in recent[:SHOWN_MAX]],
         dead_count=found["dead_letters"] or 0,

@@ -161,6 +161,11 @@ def test_lanes_of_a_time_with_more_of_them_are_left_out(admin_client):
 
 def test_a_topic_that_is_held_as_a_whole_is_told_as_one(admin_client, sign_in):
     parked(key=None, record_id=None, error_code="TOPIC_AUTHORIZATION_FAILED")
+    for key in range(held.SHOWN_MAX + 1):
+        parked(record(kafka_key=f"older-{key}"), since=timezone.now() - timedelta(hours=1))
+    text = page(admin_client, DASHBOARD)
+    assert "<code>topic orders</code>" in text[text.index('id="outbox-parked"') : text.index('id="outbox-refusals"')]
+    Hold.objects.exclude(key=None).delete()
     text = page(admin_client, DASHBOARD)
     assert "The topic orders is held back as a whole" in text
     assert "key is held back" not in text

@@ -75,6 +75,59 @@ def test_it_says_when_it_is_no_longer_fresh(browser, site, page):
     browser.see("[data-outbox-said]", "signed out")
 
 
+@pytest.mark.slow
+def test_lists_and_forms_fit_a_phone_and_the_dark(browser, site, page):
+    stash(page)
+    for table, reason in (("outbox_hold", "parked"), ("outbox_dead", "refused")):
+        page.execute(
+            f"INSERT INTO {table} (topic, key, reason, error_code, last_error, record_id) "
+            "SELECT 'orders', 'customer-' || i, %s, 'MSG_SIZE_TOO_LARGE', 'Broker: Message size too large', i "
+            "FROM generate_series(1, 12) i",
+            [reason],
+        )
+    page.execute(
+        "INSERT INTO outbox_hold (topic, reason, error_code) VALUES ('mails', 'parked', 'TOPIC_AUTHORIZATION_FAILED')"
+    )
+    hold, letter = (
+        page.execute(f"SELECT min(id) FROM {table}").fetchone()[0] for table in ("outbox_hold", "outbox_dead")
+    )
+    addresses = {
+        "dashboard": "sample/",
+        "holds": "hold/",
+        "hold": f"hold/{hold}/change/",
+        "letters": "deadletter/",
+        "letter": f"deadletter/{letter}/change/",
+        "edit-letter": f"deadletter/{letter}/edit/",
+        "pending": "outboxrecord/",
+        "pause": "hold/pause/",
+        "audit": "auditrow/",
+    }
+    try:
+        for size, scheme in (("desktop", "light"), ("phone", "dark")):
+            browser.size(size)
+            browser.scheme(scheme)
+            for name, address in addresses.items():
+                browser.open(site, f"/admin/outbox/{address}")
+                browser.screenshot(f"{name}-{size}-{scheme}")
+                assert browser.driver.execute_script("return document.documentElement.scrollWidth <= innerWidth"), name
+            browser.open(site, "/admin/outbox/outboxrecord/")
+            browser.see("[name=_selected_action]").click()
+            browser.driver.execute_script("document.querySelector('select[name=action]').value = 'pause'")
+            browser.click("button[name=index]")
+            browser.see("#id_why")
+            browser.screenshot(f"confirm-{size}-{scheme}")
+            browser.open(site, "/admin/outbox/deadletter/")
+            browser.see("#action-toggle").click()
+            browser.driver.execute_script("document.querySelector('select[name=action]').value = 'discard'")
+            browser.see("[name=why]").send_keys("not wanted any more")
+            browser.click("button[name=index]")
+            assert browser.see("#id_why").get_attribute("value") == "not wanted any more"
+            browser.screenshot(f"discard-{size}-{scheme}")
+    finally:
+        browser.size("desktop")
+        browser.scheme("light")
+
+
 def test_without_scripts_the_page_is_whole(browser, site, page):
     browser.driver.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": True})
     try:
