@@ -101,8 +101,10 @@ EVENTS: Mapping[str, str] = {
     "not_listening": "notifications of writers cannot be heard, so the table is polled as without them",
     "metrics_served": "the address of `/metrics`, `/livez` and `/readyz`",
     "metrics_failed": "the metrics could not be put together; the harvesting goes on",
-    "sampling_failed": "backlog, age or lag could not be looked up for metrics or charts; the harvesting goes on",
+    "sampling_failed": "backlog and age could not be looked up for metrics or charts; the harvesting goes on",
     "sampling_works_again": "and can be again",
+    "lag_sampling_failed": "the ledger's lag could not be looked up for metrics; all else can be",
+    "lag_sampling_works_again": "and can be again",
     "dropped_client": "a client that is thrown away had something to say",
 }
 

@@ -2,7 +2,8 @@
 
 Names and labels are in `CATALOGUE`; the one label is the lane's number. Totals come from the harvester's own counts.
 What concerns the whole application (backlog, age, dead letters, the ledger's lag) is sampled by the owner of lane 0
-alone, in a thread of its own; a sample that fails changes nothing but its age. Needs the extra ``metrics``.
+alone, in a thread of its own, and by the last owner while the brokers are away; a sample that fails changes nothing but
+its age, and one of the ledger leaves those of the table alone. Needs the extra ``metrics``.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Any
 
 from outbox import __version__
@@ -41,7 +42,9 @@ CATALOGUE: Mapping[str, tuple[str, str]] = {
     "outbox_lane_owned": ("gauge", "1 per lane that this process owns; label: lane."),
     "outbox_in_flight_records": ("gauge", "Read and not yet known to be delivered and deleted."),
     "outbox_parked_keys": ("gauge", "Keys, records without key and topics held back because Kafka refused a record."),
-    "outbox_circuits_open": ("gauge", "Lanes of this process that cannot use Kafka or PostgreSQL at the moment."),
+    "outbox_circuits_open": (
+        "gauge", "Lanes of this process that cannot use Kafka or PostgreSQL, and 1 while its election hears nothing."
+    ),
     "outbox_delivered_records_total": ("counter", "Delivered by this process."),
     "outbox_refused_records_total": ("counter", "Attempts that Kafka refused for a record's or its topic's sake."),
     "outbox_batches_total": ("counter", "Transactions committed (exactly-once)."),
@@ -65,7 +68,7 @@ CATALOGUE: Mapping[str, tuple[str, str]] = {
     "outbox_lso_lag_offsets": (
         "gauge", "Between the last stable offset and the end of a ledger partition, the largest. Owner of lane 0 only."
     ),
-    "outbox_sample_age_seconds": ("gauge", "Since the last sample of the five above. Owner of lane 0 only."),
+    "outbox_sample_age_seconds": ("gauge", "Since the last look at the table. Owner of lane 0 only."),
 }  # fmt: skip
 
 
@@ -74,12 +77,11 @@ class Sample:
     taken_at: float
     backlog: backlogs.Backlog
     dead_letters: int | None
-    lso_lag: int | None
-    values: dict[str, float] = field(default_factory=dict)
+    lso_lag: int | None = None
 
 
 class Sampler:
-    """Looks every few seconds, while the harvester owns lane 0."""
+    """Looks every few seconds, while the harvester is the last that is known to have owned lane 0."""
 
     def __init__(self, harvester: Any, interval_s: float = SAMPLE_INTERVAL_S) -> None:
         self._harvester, self._interval_s = harvester, interval_s
@@ -96,19 +98,34 @@ class Sampler:
 
     def _run(self) -> None:
         while not self._stopping.is_set():
-            if self._harvester.is_leader:
+            if self._harvester.led_last:
                 self._take()
             else:
                 self.sample = None
             self._stopping.wait(self._interval_s)
 
     def _take(self) -> None:
+        """The table first: the brokers may be away, and take ten seconds to say nothing."""
+        conf, before = self._harvester.conf, self.sample
         try:
-            self.sample = take_sample(self._harvester.conf)
+            self.sample = replace(take_sample(conf), lso_lag=before.lso_lag if before is not None else None)
         except Exception as error:
-            self._troubles.seen("sampling", f"{type(error).__name__}: {' '.join(str(error).split())}")
+            self._troubles.seen("sampling", _told(error))
         else:
             self._troubles.over("sampling")
+        lag = None
+        try:
+            lag = take_lag(conf)
+        except Exception as error:
+            self._troubles.seen("lag_sampling", _told(error))
+        else:
+            self._troubles.over("lag_sampling")
+        if self.sample is not None:
+            self.sample = replace(self.sample, lso_lag=lag)
+
+
+def _told(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
 def take_sample(conf: Any) -> Sample:
@@ -121,8 +138,13 @@ def take_sample(conf: Any) -> Sample:
     ) as connection:
         waiting = backlogs.backlog(connection, conf.table)
         dead = backlogs.count_rows(connection, f"{conf.table}_dead")
+    return Sample(time.monotonic(), waiting, dead)
+
+
+def take_lag(conf: Any) -> int | None:
+    """None without a ledger."""
     lags = backlogs.stable_lag(conf.client_properties, f"{conf.name}.ledger") if conf.delivery == EXACTLY_ONCE else {}
-    return Sample(time.monotonic(), waiting, dead, max(lags.values(), default=0) if lags else None)
+    return max(lags.values()) if lags else None
 
 
 class HarvesterCollector(Collector):

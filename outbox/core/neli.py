@@ -243,6 +243,7 @@ class Neli:
         self._ticket = 0
         self._assigned: dict[int, None] = {}  # everything the coordinator gave, idle partitions too
         self._owned: dict[int, _Lane] = {}
+        self._led_last: set[int] = set()
         self._stopping = False
         self._left = False
 
@@ -272,6 +273,11 @@ class Neli:
     def epoch(self, lane: int) -> int | None:
         found = self._owned.get(lane)
         return found.epoch if found and found.state is not State.CANDIDATE else None
+
+    def led_last(self, lane: int) -> bool:
+        """Whether this member leads, or led, gave nothing back and has seen no successor: so it is while brokers are
+        away. Several members may believe it of one lane, so it allows nothing but looks."""
+        return lane in self._led_last
 
     def trusted_until(self, lane: int) -> float:
         """The moment at which this lane must be silent unless more trust was earned; -inf when it does not lead."""
@@ -313,6 +319,7 @@ class Neli:
         effects: list[Effect] = []
         for partition in partitions:
             self._assigned.pop(partition, None)
+            self._led_last.discard(partition)
             effects += self._revoke(partition, now)
         return effects
 
@@ -345,6 +352,8 @@ class Neli:
     ) -> list[Effect]:
         lane = self._owned.get(partition)
         if lane is None or lane.state is State.REVOKING:
+            if not isinstance(beat, Heartbeat) or (beat.member_id != self._member_id and beat.epoch is not None):
+                self._led_last.discard(partition)
             return []
         if isinstance(beat, Heartbeat) and beat.member_id == self._member_id:
             return self._own_beat(partition, lane, offset, beat, now)
@@ -410,6 +419,7 @@ class Neli:
         if self._stopping:
             return []
         self._stopping = True
+        self._led_last.clear()
         effects: list[Effect] = []
         for partition in list(self._owned):
             effects += self._revoke(partition, now)
@@ -492,6 +502,7 @@ class Neli:
 
     def _acquire(self, partition: int, lane: _Lane) -> list[Effect]:
         lane.state = State.LEADER
+        self._led_last.add(partition)
         lane.was_fenced = False
         lane.ended_id = None
         lane.beat_at = lane.trusted_at  # the first beat of the claim, with its epoch, goes out at the next tick
@@ -507,12 +518,15 @@ class Neli:
         if lane.state is State.LEADER and epoch > lane.epoch:
             return self._fence(partition, lane, "newer-claim", now)
         if lane.state is State.CANDIDATE and epoch > lane.epoch:
+            self._led_last.discard(partition)
             lane.confirm_ticket = None  # an answer to an older question would not cover this claim
         return []
 
     def _fence(self, partition: int, lane: _Lane, reason: str, now: float) -> list[Effect]:
         led = lane.state is not State.CANDIDATE
         ended = lane.leader_id
+        if reason != "heartbeat-timeout":
+            self._led_last.discard(partition)
         if led:
             lane.ended_id = ended
         if lane.state is State.REVOKING:

@@ -90,11 +90,13 @@ class Member:
         self._leaving = threading.Event()
         self._left = threading.Event()
         self._troubles = Troubles()
+        self._heard_at = float("inf")
         self._threads: list[threading.Thread] = []
 
     # ---- lifecycle
 
     def start(self) -> None:
+        self._heard_at = time.monotonic()
         self._producer = self._clients.producer(self._on_error)
         self._reader = self._clients.reader(self._on_error)
         self._consumer = self._clients.member(self._on_error, self._on_commit)
@@ -126,12 +128,20 @@ class Member:
             thread.join(max(0.0, deadline - time.monotonic()))
         return not any(thread.is_alive() for thread in self._threads)
 
-    # ---- for workers: neither blocks nor takes the lock
+    # ---- for workers and metrics: neither blocks nor takes the lock
 
     @property
     def owned(self) -> dict[int, Ownership]:
         """The lanes that this member leads or is giving back. A snapshot, never changed."""
         return self._owned
+
+    @property
+    def is_cut_off(self) -> bool:
+        """Whether nobody's heartbeat was read for so long that the brokers must be away, or every leader."""
+        return time.monotonic() - self._heard_at > self._conf.heartbeat_timeout_s
+
+    def led_last(self, lane: int) -> bool:
+        return self._neli.led_last(lane)
 
     def may_start(self, lane: int) -> bool:
         found = self._owned.get(lane)
@@ -300,6 +310,7 @@ class Member:
             self._troubles.note("reader", message.error().str())
             return
         beat = core.parse_heartbeat(message.value())
+        self._heard_at = time.monotonic()
         self._troubles.over()
         with self._lock:
             seen = message.partition(), message.offset(), beat

@@ -76,7 +76,7 @@ class Harvester:
         self._events = Events(Harvester, self, self._logger)
         self._member: Member | None = None
         self._measurements = Measurements()
-        self._sampler = Sampler(self.conf, lambda: self.is_leader, lambda: self.measured.refused)
+        self._sampler = Sampler(self.conf, lambda: self.led_last, lambda: self.measured.refused)
         self._hosts: dict[int, Host] = {}  # of the lanes in work
         self._ending: list[LaneWorker] = []
 
@@ -145,6 +145,11 @@ class Harvester:
         return 0 in self.leader_ids
 
     @property
+    def led_last(self) -> bool:
+        """Whether it owns lane 0, or did until Kafka went away and knows of no successor: it takes the samples."""
+        return self.is_leader or (self._member is not None and self._member.led_last(0))
+
+    @property
     def leader_id(self) -> UUID | None:
         """The leader id of lane 0, if this harvester owns it."""
         return self.leader_ids.get(0)
@@ -172,7 +177,8 @@ class Harvester:
     @property
     def measured(self) -> Measured:
         """What this harvester has counted since it began, for metrics."""
-        return self._measurements.read(self.leader_ids)
+        is_cut_off = self._state is State.RUNNING and self._member is not None and self._member.is_cut_off
+        return self._measurements.read(self.leader_ids, is_cut_off=is_cut_off)
 
     @property
     def events_dropped(self) -> int:

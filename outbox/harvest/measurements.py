@@ -61,6 +61,7 @@ class Measured:
     """Batches that are in Kafka and whose rows are not deleted yet."""
     owned: tuple[int, ...]
     open_circuits: int
+    """Of lanes, and one of the election."""
     delays: Histogram
     commits: Histogram
     sizes: Histogram
@@ -100,8 +101,9 @@ class Measurements:
 
     # ---- what is asked
 
-    def read(self, owned: Iterable[int]) -> Measured:
-        """`owned`: the lanes of this moment."""
+    def read(self, owned: Iterable[int], *, is_cut_off: bool = False) -> Measured:
+        """`owned`: the lanes of this moment. `is_cut_off`: the election hears nothing from the brokers. It loses the
+        lanes within seconds, and they take what they know of the outage with them."""
         live = self._forget_ended()
         with self._mutex:
             totals = {
@@ -116,7 +118,7 @@ class Measurements:
                 held=_sum(live, "held"),
                 unpurged=_sum(live, "unpurged"),
                 owned=tuple(sorted(owned)),
-                open_circuits=sum(_is_open(found) for found in live.values()),
+                open_circuits=sum(_is_open(found) for found in live.values()) + is_cut_off,
                 delays=self._delays.copy(),
                 commits=self._commits.copy(),
                 sizes=self._sizes.copy(),

@@ -1,5 +1,7 @@
 """Once a minute the owner of lane 0 writes down how the table is, so that the admin can show the last hours.
 
+While the brokers are away nobody owns a lane, and it is the last owner that goes on.
+
 A thread of its own, on a connection of its own that lasts as long as the look: nothing here can hold up a lane, and a
 look that fails is a gap in a chart.
 """

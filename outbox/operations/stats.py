@@ -205,7 +205,9 @@ def as_text(found: dict[str, Any]) -> list[str]:
         lines.append(_way_text(state))
     if state.get("resize_to") or state.get("lanes_wanted"):
         lines.append(f"lanes are being changed: {state['lanes']} to {state['resize_to'] or state['lanes_wanted']}")
-    lines += [_lane_text(lane) for lane in found["lanes"]] or ["lanes: none has an owner"]
+    lines += [_lane_text(lane) for lane in found["lanes"]] or [
+        "lanes: none has an owner: no harvester runs, or Kafka is away"
+    ]
     for name, text in (("holds", "held back"), ("dead_letters", "dead letters")):
         if found[name] is not None:
             reasons = found["holds_by_reason"] if name == "holds" else {}
@@ -231,11 +233,12 @@ def _way_text(state: dict[str, Any]) -> str:
 
 def _lane_text(lane: dict[str, Any]) -> str:
     if lane["owner"] is None:
-        who = "no owner"
+        who = "no owner: no harvester runs, or Kafka is away"
     elif lane["is_owned"]:
         who = f"{lane['owner']} (heartbeat {lane['heartbeat_s']:.1f} s ago)"
     else:
-        who = f"no owner; the last one was {lane['owner']}, {lane['heartbeat_s']:,.0f} s ago"
+        last_seen = f"{lane['owner']}, {lane['heartbeat_s']:,.0f} s ago"
+        who = f"no owner; the last one was {last_seen}: it has ended, or Kafka is away"
     purged, last = lane["purged_batch"], lane["ledger_batch"]
     batches = "" if purged is None else f", purged up to batch {purged}"
     return f"lane {lane['lane']}: {who}{batches}" + ("" if last is None else f", ledger at {last}")

@@ -58,6 +58,7 @@ def test_open_circuits_are_counted():
     measurements.acquired(1, Worker(circuit=CircuitView(State.HALF_OPEN)))
     measurements.acquired(2, Worker())
     assert measurements.read([]).open_circuits == 2
+    assert measurements.read([], is_cut_off=True).open_circuits == 3
 
 
 def test_batches_fill_the_histograms_and_a_reading_stands_still():

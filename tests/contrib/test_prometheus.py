@@ -20,6 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from outbox.contrib import metrics_server, prometheus
 from outbox.contrib.metrics_server import address_of, serving
 from outbox.contrib.prometheus import CATALOGUE
+from outbox.edges.backlog import Backlog
 from outbox.exceptions import OutboxError
 from outbox.harvest.measurements import Measurements
 from tests.harvest.processes import Harvest
@@ -76,7 +77,7 @@ def test_every_alert_is_explained_and_says_what_to_do():
 
 
 def fake(**more):
-    values = {"state": "running", "is_ready": True, "is_leader": False, "events_dropped": 0, **more}
+    values = {"state": "running", "is_ready": True, "led_last": False, "events_dropped": 0, **more}
     return SimpleNamespace(conf=SimpleNamespace(name="n", delivery="d"), measured=Measurements().read([]), **values)
 
 
@@ -101,7 +102,7 @@ def test_probes_follow_the_harvester():
 
 
 def test_metrics_that_cannot_be_read_are_an_answer_and_no_end():
-    with serving(SimpleNamespace(state="running", is_leader=False), "127.0.0.1:0") as address:
+    with serving(SimpleNamespace(state="running", led_last=False), "127.0.0.1:0") as address:
         assert get(address, "/metrics") == (500, "AttributeError: see the log\n")
         assert get(address, "/livez")[0] == 200
 
@@ -119,27 +120,52 @@ def test_an_address_that_cannot_be_had_is_named():
     assert address_of("[::1]:80") == ("::1", 80)
 
 
-def test_a_sample_that_fails_leaves_the_last_one_and_is_told_once(monkeypatch, caplog):
-    def broken(conf):
-        raise psycopg.OperationalError("no connection")
+def broken(conf):
+    raise psycopg.OperationalError("no connection")
 
-    harvester = SimpleNamespace(is_leader=True, conf=None)
-    sampler = prometheus.Sampler(harvester, 0.001)
-    sampler.sample = before = object()
+
+def sample_of(records, **given):
+    return prometheus.Sample(0.0, Backlog(records, False, 0.0, records), 0, **given)
+
+
+def test_a_sample_that_fails_leaves_the_last_one_and_is_told_once(monkeypatch, caplog):
+    sampler = prometheus.Sampler(SimpleNamespace(conf=None), 0.001)
+    sampler.sample = before = sample_of(1)
     monkeypatch.setattr(prometheus, "take_sample", broken)
+    monkeypatch.setattr(prometheus, "take_lag", lambda conf: None)
     caplog.set_level("INFO", "outbox")
     for _ in range(3):
         sampler._take()
-    assert sampler.sample is before
-    monkeypatch.setattr(prometheus, "take_sample", lambda conf: "new")
+    assert sampler.sample == before
+    monkeypatch.setattr(prometheus, "take_sample", lambda conf: sample_of(2))
     sampler._take()
-    assert sampler.sample == "new"
+    assert sampler.sample == sample_of(2)
     assert [line.split()[0] for line in caplog.messages] == ["sampling_failed", "sampling_works_again"]
+
+
+def test_a_ledger_that_cannot_be_asked_leaves_the_numbers_of_the_table(monkeypatch, caplog):
+    sampler = prometheus.Sampler(SimpleNamespace(conf=None), 0.001)
+    sampler.sample = sample_of(1, lso_lag=7)
+    seen = []
+    monkeypatch.setattr(prometheus, "take_sample", lambda conf: sample_of(2))
+
+    def broken_later(conf):
+        seen.append(sampler.sample)
+        return broken(conf)
+
+    monkeypatch.setattr(prometheus, "take_lag", broken_later)
+    sampler._take()
+    assert seen == [sample_of(2, lso_lag=7)], "told before the brokers are asked"
+    assert sampler.sample == sample_of(2), "an old lag is no news"
+    assert [line.split()[0] for line in caplog.messages] == ["lag_sampling_failed"]
+    monkeypatch.setattr(prometheus, "take_lag", lambda conf: 3)
+    sampler._take()
+    assert sampler.sample == sample_of(2, lso_lag=3)
 
 
 def test_who_does_not_own_lane_0_asks_nothing(monkeypatch):
     monkeypatch.setattr(prometheus, "take_sample", lambda conf: pytest.fail("asked"))
-    sampler = prometheus.Sampler(SimpleNamespace(is_leader=False), 0.001)
+    sampler = prometheus.Sampler(SimpleNamespace(led_last=False), 0.001)
     sampler.sample = "of a former time"
     sampler.start()
     deadline = time.monotonic() + 10

@@ -309,3 +309,38 @@ def test_classic_payload_is_understood() -> None:
 def test_strange_payload_is_named_with_the_remedy(payload: bytes | None) -> None:
     with pytest.raises(UnknownHeartbeat, match="LEADER_TOPIC"):
         parse_heartbeat(payload)
+
+
+def test_who_led_last_is_known_while_the_brokers_are_away() -> None:
+    neli = make()
+    assert not neli.led_last(0)
+    lead(neli)
+    assert neli.led_last(0)
+    assert events(neli.tick(5.0)) == ["LeaderFenced"]
+    neli.lost([0], 8.0)
+    assert neli.led_last(0)
+    neli.heartbeat_seen(0, 20, rival(None), 9.0)
+    assert neli.led_last(0), "a candidate claims nothing"
+    neli.heartbeat_seen(0, 21, rival(21), 9.0)
+    assert not neli.led_last(0)
+
+
+@pytest.mark.parametrize("end", ["claim", "classic", "not-a-member", "revoked", "stopped"])
+def test_who_was_replaced_or_gave_back_did_not_lead_last(end: str) -> None:
+    neli = make()
+    lead(neli)
+    if end == "claim":
+        neli.tick(5.0)  # fenced, and still a candidate
+        neli.heartbeat_seen(0, 20, rival(20), 5.1)
+    elif end == "classic":
+        neli.lost([0], 0.2)
+        neli.heartbeat_seen(0, 20, ClassicHeartbeat("there"), 0.3)
+    elif end == "not-a-member":
+        [question] = neli.doubt(0, 0.1)
+        assert isinstance(question, ConfirmMembership)
+        neli.confirmed(0, question.ticket, False, 0.2)
+    elif end == "revoked":
+        neli.revoked([0], 0.2)
+    else:
+        neli.stop(0.2)
+    assert not neli.led_last(0)

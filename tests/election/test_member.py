@@ -221,8 +221,10 @@ def test_brokers_that_were_away_longer_than_the_session_are_joined_again(group, 
     kafka.kill()
     time.sleep(alone.conf.session_timeout_s + 1)
     assert only.lanes == []
+    assert (only.member.is_cut_off, only.member.led_last(0)) == (True, True)
     kafka.start()
     only.leads(0)
+    assert not only.member.is_cut_off
     kinds = [type(effect) for _, effect in only.effects]
     assert kinds.count(neli.LeaderFenced) == kinds.count(neli.LeaderAcquired) - 1
     only.leave()
