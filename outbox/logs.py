@@ -144,8 +144,9 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(line, default=str, ensure_ascii=False)
 
 
-SENSITIVE = frozenset({"key", "error", "reason", "event", "trouble"})
+SENSITIVE = frozenset({"key", "error", "reason", "event", "trouble", "scopes"})
 """Fields that may hold a message's key or the words of a server."""
+_FIELD = re.compile(r"(?:(\w+)=)?(%(?:r|s|(?:\.\d+)?[dfg]))")
 HIDDEN = "(hidden)"
 
 RedactField = Callable[[str, str, str], str]
@@ -166,18 +167,40 @@ class Redact(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         if not record.name.startswith("outbox"):
             return True
-        message = record.getMessage()
-        event, _, _ = message.partition(" ")
-
-        def replace(found: re.Match[str]) -> str:
-            name, text = found[1], found[2]
-            return f"{name}={self._redacted(event, name, text)}" if name in SENSITIVE else found[0]
-
-        record.msg, record.args = _PAIR.sub(replace, message), ()
+        event = str(record.msg).partition(" ")[0]
+        try:
+            message = record.getMessage()
+            event = message.partition(" ")[0]
+            record.msg = self._line(record, event, message)
+        except Exception as error:  # of an argument that cannot be shown
+            record.msg = f"{event} (hidden: {type(error).__name__})"
+        record.args = ()
         if record.exc_info:
             text = record.exc_text or logging.Formatter().formatException(record.exc_info)
             record.exc_info, record.exc_text = None, self._redacted(event, "exception", text)
         return True
+
+    def _line(self, record: logging.LogRecord, event: str, message: str) -> str:
+        """Before a line is one text, each field is known for certain, whatever brackets and quotes its own text has."""
+        line, arguments = str(record.msg), record.args if isinstance(record.args, tuple) else ()
+        fields = list(_FIELD.finditer(line))
+        if not fields or not len(fields) == len(arguments) == line.count("%"):
+            return self._by_text(event, message)
+        parts, end = [], 0
+        for found, argument in zip(fields, arguments, strict=True):
+            text = found[2] % (argument,)
+            shown = self._redacted(event, found[1], text) if found[1] in SENSITIVE else text
+            parts += [line[end : found.start(2)], shown]
+            end = found.end()
+        return "".join([*parts, line[end:]])
+
+    def _by_text(self, event: str, message: str) -> str:
+        """A line that is one text already: where its first such field ends is not certain, so all of the rest goes."""
+        for found in _PAIR.finditer(message):
+            if found[1] in SENSITIVE:
+                begin = found.start(2)
+                return message[:begin] + self._redacted(event, found[1], message[begin:])
+        return message
 
     def _redacted(self, event: str, name: str, text: str) -> str:
         try:

@@ -114,6 +114,42 @@ def test_a_project_may_redact_what_may_tell_of_its_customers():
     assert line == "record_held lane=0 id=7 key=('mails', '…') error='too large'"
 
 
+SECRETS = [
+    ("record_held lane=%d id=%d key=%r attempts=%d error=%r", 0, 7, ("t", "a) secret 'key\") x"), 2, "a secret"),
+    ("receiver_failed event=%s receiver=%s error=%r", "MeterRead", "f", ValueError("key (4711) has secret s3')")),
+    ("spark_holds count=%d scopes=%r remedy=%r", 1, "parked: t[secret]; paused: t[it's (secret)]", "requeue"),
+    ("celery_event_dropped event=%s reason=%s", "meter_read", "two words, secret"),
+    ("record_held lane=%d error=%r", 0, {"b": ["secret)", ("secret",)]}),
+]
+
+
+@pytest.mark.parametrize("given", SECRETS, ids=lambda given: given[0].split()[0])
+@pytest.mark.parametrize("is_formatted", [False, True])
+def test_whatever_quotes_and_brackets_a_field_has_it_is_hidden_as_a_whole(given, is_formatted):
+    line = redacted(given[0] % given[1:]) if is_formatted else redacted(*given)
+    assert "secret" not in line
+    assert line.startswith(given[0].split()[0] + " ")
+    if not is_formatted:
+        assert " attempts=2 " in line or given[0].split()[0] != "record_held" or "attempts" not in given[0]
+
+
+def test_a_field_that_cannot_be_shown_hides_the_line_and_raises_nothing():
+    class Broken:
+        def __repr__(self):
+            raise RuntimeError("secret")
+
+    assert redacted("record_held lane=%d error=%r", 0, Broken()) == "record_held (hidden: RuntimeError)"
+
+
+def test_every_line_of_the_source_has_its_fields_as_arguments():
+    """Those that have not are hidden from their first sensitive field on."""
+    for path in sources():
+        for _, call in calls(path):
+            line = call.args[0].value if call.args and isinstance(call.args[0], ast.Constant) else ""
+            if isinstance(line, str) and any(f"{name}=" in line for name in logs.SENSITIVE):
+                assert len(logs._FIELD.findall(line)) == line.count("%"), f"{path.name}: {line}"
+
+
 def test_without_a_function_or_with_a_broken_one_nothing_of_it_is_shown():
     def broken(event, name, text):
         raise RuntimeError(text)
