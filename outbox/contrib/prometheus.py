@@ -41,7 +41,10 @@ CATALOGUE: Mapping[str, tuple[str, str]] = {
     "outbox_ready": ("gauge", "1 when both servers have answered and the process takes part in the election."),
     "outbox_lane_owned": ("gauge", "1 per lane that this process owns; label: lane."),
     "outbox_in_flight_records": ("gauge", "Read and not yet known to be delivered and deleted."),
-    "outbox_parked_keys": ("gauge", "Keys, records without key and topics held back because Kafka refused a record."),
+    "outbox_parked_keys": (
+        "gauge",
+        "Keys, topics and records without key behind a record that Kafka refused or that is quarantined; no pauses.",
+    ),
     "outbox_circuits_open": (
         "gauge", "Lanes of this process that cannot use Kafka or PostgreSQL, and 1 while its election hears nothing."
     ),
@@ -181,7 +184,7 @@ class HarvesterCollector(Collector):
 _VALUES: Mapping[str, Callable[[Any, Measured], float]] = {
     "outbox_ready": lambda harvester, measured: harvester.is_ready,
     "outbox_in_flight_records": lambda harvester, measured: measured.in_flight,
-    "outbox_parked_keys": lambda harvester, measured: measured.held,
+    "outbox_parked_keys": lambda harvester, measured: measured.parked,
     "outbox_circuits_open": lambda harvester, measured: measured.open_circuits,
     "outbox_delivered_records_total": lambda harvester, measured: measured.delivered,
     "outbox_refused_records_total": lambda harvester, measured: measured.refused,

@@ -45,6 +45,8 @@ class HoldRow:
     history: tuple[dict[str, Any], ...]
     is_there: bool
     """The record at the head is still in the outbox, or there is none."""
+    head_lane: int | None = None
+    """Of the record at the head of a whole topic, which every lane leaves alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +99,8 @@ _LOAD = (
     "WHEN key IS NOT NULL THEN {lane} END, record_id, reason, attempts, error_code, last_error, wanted, "
     "extract(epoch FROM next_try - clock_timestamp())::float8, confirmed_by, history, "
     "record_id IS NULL OR EXISTS (SELECT FROM {table} AS o WHERE o.id = record_id "
-    "AND coalesce(o.create_time = stashed_at, true)) "
+    "AND coalesce(o.create_time = stashed_at, true)), "
+    "CASE WHEN key IS NULL THEN (SELECT {lane} FROM {table} AS o WHERE o.id = record_id) END "
     "FROM (SELECT id AS hold_id, coalesce(key, '') AS kafka_key, coalesce(record_id, 0) AS id, topic, key, lane, "
     "record_id, stashed_at, reason, attempts, error_code, last_error, wanted, next_try, confirmed_by, history "
     "FROM {hold}) AS h ORDER BY hold_id"
@@ -206,7 +209,7 @@ class HoldTable:
             self._loads[lanes] = self._build(_LOAD, lane=sql.SQL(lane))
         found = []
         for row in connection.execute(self._loads[lanes]).fetchall():
-            values: Any = (*row[:12], tuple(row[12]), tuple(row[13]), row[14])
+            values: Any = (*row[:12], tuple(row[12]), tuple(row[13]), *row[14:])
             found.append(HoldRow(*values))
         return found
 

@@ -136,6 +136,7 @@ class AtLeastOnce:
             delivered=board.statistics().acknowledged_total,
             held=board.statistics().held,
             paused=self._paused,
+            parked=board.statistics().held,
             board=board.statistics(),
             circuit=self._troubles.circuit,
         )

@@ -155,6 +155,7 @@ class ExactlyOnce:
             takeovers=self._takeovers,
             renewals=self._renewals,
             held=len(self._state.holds),
+            parked=self._state.holds.refused_count,
             unpurged=self._state.submitted - self._state.acknowledged,
             circuit=self._circuit.view,
             stages=stages,

@@ -51,6 +51,8 @@ class _Hold:
     """A batch is under way that carries this out."""
     is_wanted: bool = False
     """An operator has it tried."""
+    is_elsewhere: bool = False
+    """The head is another lane's."""
 
     def burial(self) -> Burial:
         return Burial(self.head, self.fate, self.attempts, self.code, self.error, self.history)
@@ -114,6 +116,12 @@ class Holds:
 
     def __len__(self) -> int:
         return len(self._held) + len(self._tried) + len(self._paused) + (self._all is not None)
+
+    @property
+    def refused_count(self) -> int:
+        """Keys, records and topics behind a record that was refused, or that crashed harvesters; a topic counts in the
+        lane of that record alone. For any thread."""
+        return sum(not hold.is_elsewhere for holds in (self._held, self._tried) for hold in list(holds.values()))
 
     def keep(self, rows: list[Row]) -> list[Row]:
         """Drop the rows under a hold."""
@@ -368,6 +376,7 @@ class Holds:
             hold = self._held[name] = _Hold(row.record_id, row.record_id, row.attempts, due, row.reason)
             hold.code, hold.error = row.code, row.error
         hold.is_known, hold.history = True, row.history
+        hold.is_elsewhere = row.head_lane not in (None, self._lane)
         if row.wanted == "retry" and hold.fate in (SKIPPED, DISCARD, CRASHED):
             hold.fate = ""  # decided otherwise before it was carried out
             self._leaving.discard(name)

@@ -127,6 +127,8 @@ class ExactlyOnceStatistics:
     takeovers: int
     renewals: int
     held: int
+    parked: int = 0
+    """Of these, what a record at fault holds back, and no operator."""
     unpurged: int = 0
     """Batches that are in Kafka and whose rows are not deleted yet."""
     circuit: CircuitView = field(default_factory=lambda: CircuitView(State.CLOSED))

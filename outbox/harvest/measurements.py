@@ -56,7 +56,7 @@ class Measured:
     fences: int
     refused: int
     in_flight: int
-    held: int
+    parked: int
     unpurged: int
     """Batches that are in Kafka and whose rows are not deleted yet."""
     owned: tuple[int, ...]
@@ -115,7 +115,7 @@ class Measurements:
                 fences=self._fences,
                 refused=self._refused,
                 in_flight=_sum(live, "in_flight"),
-                held=_sum(live, "held"),
+                parked=_sum(live, "parked"),
                 unpurged=_sum(live, "unpurged"),
                 owned=tuple(sorted(owned)),
                 open_circuits=sum(_is_open(found) for found in live.values()) + is_cut_off,

@@ -28,6 +28,7 @@ class LaneStatistics:
     """Because Kafka refused a record."""
     paused: int
     """Because operators want it."""
+    parked: int
     board: values.Statistics
     circuit: CircuitView
 

@@ -213,7 +213,7 @@ class Driver:
             return
         if scopes != self._scopes:
             self._scopes = scopes
-            self._channel.say("holds", count=len(scopes), shown=holding.shown(scopes))
+            self._channel.say("holds", count=len(scopes), parked=holding.parked(scopes), shown=holding.shown(scopes))
 
     def _finish(self, query: StreamingQuery) -> None:
         """Let the batch under way end and be purged. What cannot be, the next driver completes."""

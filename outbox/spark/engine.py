@@ -67,6 +67,7 @@ class Statistics:
     in_flight: int = 0
     in_flight_keys: tuple[Any, ...] = ()
     held: int = 0
+    parked: int = 0
     progress: str = ""
     """For a terminal."""
 
@@ -244,7 +245,7 @@ class Worker:
             self._note(progress=f"waits: {said['text'][:80]}")
             logger.warning("spark_retry pause_s=%s reason=%r", said["pause_s"], said["text"])
         elif event == "holds":
-            self._tell_holds(said["count"], said["shown"])
+            self._tell_holds(said["count"], said["parked"], said["shown"])
         elif event == "failed":
             self._failed = (said["kind"], said["text"])
 
@@ -267,8 +268,8 @@ class Worker:
         if reading := self._meter.read(self._leader_id, self._statistics.delivered, time.monotonic()):
             self._host.emit(reading)
 
-    def _tell_holds(self, count: int, shown: str) -> None:
-        self._note(held=count)
+    def _tell_holds(self, count: int, parked: int, shown: str) -> None:
+        self._note(held=count, parked=parked)
         if count:
             logger.warning(
                 "spark_holds count=%d scopes=%r remedy=%r", count, shown,

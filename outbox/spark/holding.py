@@ -94,6 +94,11 @@ class Holding:
 _SUFFIXES = {"table": "", "hold": "_hold", "state": "_state", "spark": "_spark"}
 
 
+def parked(scopes: Sequence[str]) -> int:
+    """How many of them no operator has paused or edits."""
+    return sum(scope.startswith(("parked: ", "quarantined: ")) for scope in scopes)
+
+
 def shown(scopes: Sequence[str]) -> str:
     more = len(scopes) - _SHOWN_MAX
     return "; ".join(scopes[:_SHOWN_MAX]) + (f"; and {more} more" if more > 0 else "")

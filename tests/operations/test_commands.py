@@ -120,6 +120,10 @@ def test_stats_tell_what_waits_and_where_lanes_and_ledger_are(at):
     assert found["ledger"] == {"topic": f"{at.name}.ledger", "error": None, "open_offsets": 0}
     assert (found["holds"], found["dead_letters"], found["holds_by_reason"]) == (0, 0, {})
     text = run("outbox_stats")[1]
+    assert "\nrates: " in text
+    assert stats("--interval", "0", "--no-kafka")["rates"] is None
+    assert "the last one was " in text
+    assert ": it has ended, or Kafka is away" in text
     assert "backlog: 7 records, the oldest for " in text
     assert f"purged up to batch {purged}, ledger at {purged}" in text
     at.db.execute("DELETE FROM outbox")

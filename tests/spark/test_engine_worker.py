@@ -39,7 +39,7 @@ PROGRAM = textwrap.dedent("""
         sys.exit(1)
     if kind == "crash" or kind == "crash once" and number == 1:
         os._exit(137)
-    say("holds", count=2, shown="paused: topic t; parked: t[k]")
+    say("holds", count=2, parked=1, shown="paused: topic t; parked: t[k]")
     say("epoch", epoch=0, count=5, skipped=0, seconds=0.1)
     say("log", name="outbox.spark", level=30, text="database_away seconds=1")
     wait("finish")
@@ -99,7 +99,7 @@ def test_a_leadership_runs_until_it_is_finished(run):
     reading = found.host.wait_for("emit")[1]
     assert reading["delivered"] == 5
     until(lambda: found.worker.statistics().phase == "running")
-    assert found.worker.statistics().held == 2
+    assert (found.worker.statistics().held, found.worker.statistics().parked) == (2, 1)
     assert "batch 0: 5 in 0.1 s" in found.worker.statistics().progress
     found.worker.finish(time.monotonic() + 60)
     assert found.host.wait_for("finished") == ("finished", 0)

@@ -26,7 +26,11 @@ class Command(BaseCommand):
         parser.add_argument("--json", action="store_true", help="Print one JSON object.")
         parser.add_argument("--no-kafka", action="store_true", help="Ask the database alone.")
         parser.add_argument(
-            "--interval", type=float, default=0.0, metavar="SECONDS", help="Look twice and show rates between."
+            "--interval",
+            type=float,
+            default=1.0,
+            metavar="SECONDS",
+            help="Look twice and show the rates between (1 s); 0: look once, show none.",
         )
 
     def handle(self, *args: Any, **options: Any) -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from outbox.core.scoreboard_values import RecordHeld
-from outbox.edges.holds import HoldRow
+from outbox.edges.holds import HoldRow, HoldTable
 from outbox.edges.transactions import TransactionalProducer
 from outbox.harvest.exactly_once_holds import Holds
 from outbox.operations import actions
@@ -340,3 +340,31 @@ def test_a_key_whose_head_has_left_goes_on_with_the_next_read_and_not_in_the_mid
     assert holds.keep([row_of(3, "k1")]) == [], "2 was left out before"
     assert holds.release_due(0.0) == [1]
     assert holds.keep([row_of(2, "k1"), row_of(3, "k1")]) == [row_of(2, "k1"), row_of(3, "k1")]
+
+
+def test_what_operators_pause_is_not_counted_as_refused():
+    holds = Holds()
+    holds.refused(row_of(1), "MSG_SIZE_TOO_LARGE: too large", 0.0)
+    paused = [
+        HoldRow(8, "t", "b", None, 0, None, "paused", 0, "", "", "", None, (), (), True),
+        HoldRow(9, "t", "c", None, 0, 3, "editing", 0, "", "", "", None, (), (), True),
+        HoldRow(10, "", None, 0, 0, None, "paused", 0, "", "", "", None, (), (), True),
+    ]
+    holds.load([hold_row(), *paused], 0.0)
+    assert (len(holds), holds.refused_count) == (4, 1)
+
+
+def test_a_topic_that_is_refused_counts_in_the_lane_of_its_head_alone(bench):
+    bench.db.execute("UPDATE outbox_state SET lanes = 4")
+    [id_] = bench.stash(["k"])
+    bench.db.execute(
+        "INSERT INTO outbox_hold (topic, record_id, reason) SELECT kafka_topic, id, 'parked' FROM outbox WHERE id = %s",
+        [id_],
+    )
+    rows = HoldTable("outbox").load(bench.db, 4)
+    lanes = [Holds(number) for number in range(4)]
+    for holds in lanes:
+        holds.load(rows, 0.0)
+    assert [len(holds) for holds in lanes] == [1, 1, 1, 1]
+    assert sorted(holds.refused_count for holds in lanes) == [0, 0, 0, 1]
+    assert lanes[rows[0].head_lane].refused_count == 1
