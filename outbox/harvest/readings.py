@@ -29,6 +29,7 @@ class LaneStatistics:
     paused: int
     """Because operators want it."""
     parked: int
+    """What a record at fault holds back."""
     board: values.Statistics
     circuit: CircuitView
 

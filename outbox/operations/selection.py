@@ -99,8 +99,11 @@ class Selector:
 
 
 def lane_count(alias: str) -> int:
-    """How many lanes there are; the setting before the first harvester has made the state row."""
+    """How many lanes there are; the setting before the first harvester has made the state row, and in at-least-once
+    delivery, which writes that row once and changes the count with its settings."""
     conf = settings.current()
+    if conf.delivery == settings.AT_LEAST_ONCE:
+        return conf.lanes
     with connections[alias].cursor() as cursor:
         cursor.execute(f"SELECT lanes FROM {identifier(f'{conf.table}_state').as_string()}")
         row = cursor.fetchone()

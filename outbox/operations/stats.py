@@ -12,7 +12,7 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from outbox.conf import EXACTLY_ONCE, Conf
+from outbox.conf import AT_LEAST_ONCE, EXACTLY_ONCE, Conf
 from outbox.core.ledger import LedgerEntryError
 from outbox.edges import backlog as backlogs
 from outbox.edges import table
@@ -135,7 +135,10 @@ def _state(connection: Connection, conf: Conf) -> dict[str, Any] | None:
     if row is None:
         return None
     names = ("database_uuid", "lanes", "lanes_wanted", "resize_to", "resize_note", "way", "way_owner", "way_seen_s")
-    return dict(zip(names, row, strict=True))
+    state = dict(zip(names, row, strict=True))
+    if conf.delivery == AT_LEAST_ONCE:
+        state["lanes"] = conf.lanes  # its harvesters go by the setting, whatever the first of them has written
+    return state
 
 
 def _lanes(connection: Connection, conf: Conf) -> list[dict[str, Any]]:

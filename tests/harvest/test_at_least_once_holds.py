@@ -5,9 +5,10 @@ from importlib import import_module
 import psycopg
 import pytest
 
+from outbox import conf
 from outbox.core.scoreboard_values import RecordHeld
 from outbox.harvest.statements import Statements
-from outbox.operations import actions
+from outbox.operations import actions, stats
 from outbox.operations.actions import Selector
 from tests.harvest.hosts import finish, wait_until
 from tests.support.databases import leading
@@ -165,3 +166,19 @@ def test_a_deletion_that_deleted_nothing_is_tried_again_before_the_key_goes_on(a
     assert [row[:2] for row in at.db.execute(DEAD).fetchall()] == [(ids[0], "skipped")]
     assert len([r for r in caplog.records if r.getMessage().startswith("dead_letter")]) == 1
     assert at.by_key() == {"k": [2]}
+
+
+def test_a_pending_record_is_edited_after_the_setting_of_lanes_has_changed(at, settings):
+    """The state row has the count of the first harvester, which this delivery never changes."""
+    settings.OUTBOX = {**settings.OUTBOX, "DELIVERY": "at-least-once", "LANES": 1}
+    at.db.execute("UPDATE outbox_state SET lanes = 4")
+    assert stats.of_database(at.db, conf.current())["state"]["lanes"] == 1
+    ids = at.insert(["k0", "k1", "k2", "k3"])
+    actions.pause(topic=at.topic, actor="ann")
+    with at.working() as host:
+        for id_ in ids:
+            actions.edit(record_id=id_, changes={"value": str(id_)}, actor="ann")
+        actions.resume(Selector(topic=at.topic), "ann")
+        at.wait_empty()
+        finish(host)
+    assert sorted(value for values in at.by_key().values() for value in values) == ids

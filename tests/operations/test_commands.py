@@ -13,6 +13,7 @@ from django.core.management import CommandError, call_command
 from django.db import connections
 
 from outbox import conf
+from outbox.operations import stats as operations_stats
 from tests.harvest.processes import Harvest
 from tests.support.databases import django, fresh_database
 from tests.support.topics import create_topic
@@ -122,11 +123,17 @@ def test_stats_tell_what_waits_and_where_lanes_and_ledger_are(at):
     text = run("outbox_stats")[1]
     assert "\nrates: " in text
     assert stats("--interval", "0", "--no-kafka")["rates"] is None
-    assert "the last one was " in text
-    assert ": it has ended, or Kafka is away" in text
     assert "backlog: 7 records, the oldest for " in text
     assert f"purged up to batch {purged}, ledger at {purged}" in text
     at.db.execute("DELETE FROM outbox")
+
+
+def test_a_lane_without_an_owner_may_be_kafkas_fault():
+    lane = {"lane": 0, "owner": None, "is_owned": False, "purged_batch": None, "ledger_batch": None}
+    assert operations_stats._lane_text(lane) == "lane 0: no owner: no harvester runs, or Kafka is away"
+    last = {**lane, "owner": "host_1", "heartbeat_s": 75.0}
+    told = "lane 0: no owner; the last one was host_1, 75 s ago: it has ended, or Kafka is away"
+    assert operations_stats._lane_text(last) == told
 
 
 def test_stats_of_the_database_alone_ask_no_broker(at, settings):
