@@ -182,3 +182,14 @@ def test_a_pending_record_is_edited_after_the_setting_of_lanes_has_changed(at, s
         at.wait_empty()
         finish(host)
     assert sorted(value for values in at.by_key().values() for value in values) == ids
+
+
+def test_a_topic_at_fault_is_held_key_by_key_and_nothing_of_it_dies(at):
+    ids = at.insert(["a", "b", "a", "b"])
+    at.db.execute("UPDATE outbox SET kafka_topic = 'not-there'")
+    with at.working(REFUSAL_POLICY="skip"):
+        wait_until(lambda: len(at.db.execute(HOLDS).fetchall()) == 2)
+        found = at.db.execute(HOLDS).fetchall()
+    assert sorted(row[:3] for row in found) == [(ids[0], "a", "parked"), (ids[1], "b", "parked")]
+    assert at.db.execute(DEAD).fetchall() == []
+    assert at.count == 4
