@@ -18,6 +18,7 @@ from outbox.operations.actions import NothingSelected, OperationRefused, Selecto
 from outbox.operations.selection import lane_expression
 
 pytestmark = pytest.mark.django_db
+NEVER_DRAWN = 3_000_000_003  # an id of no record in the outbox
 WHO = {"actor": "ann", "reason": "told to"}
 
 
@@ -135,12 +136,12 @@ def test_pauses_are_placed_once_and_end():
 
 
 def test_a_dead_letter_is_edited_and_put_back():
-    letter = dead(3)
+    letter = dead(NEVER_DRAWN)
     with pytest.raises(OperationRefused, match="MAX_MESSAGE_BYTES"):
         actions.edit_dead(letter.pk, {"value": "x" * 2_000_000}, actor="ann")
     with pytest.raises(OperationRefused, match="some of topic, key, value, headers; given: colour"):
         actions.edit_dead(letter.pk, {"colour": "red"}, actor="ann")
-    assert actions.edit(record_id=3, changes={"value": "better", "headers": {"a": "b"}}, **WHO).changed == 1
+    assert actions.edit(record_id=NEVER_DRAWN, changes={"value": "better", "headers": {"a": "b"}}, **WHO).changed == 1
     row = OutboxRecord.objects.get()
     assert (row.kafka_value, row.kafka_key, row.kafka_header_keys, row.kafka_header_values) == (
         "better",
@@ -150,7 +151,7 @@ def test_a_dead_letter_is_edited_and_put_back():
     )
     assert not DeadLetter.objects.exists()
     with pytest.raises(OperationRefused, match="neither in the outbox nor"):
-        actions.edit(record_id=3, changes={"value": ""}, actor="ann")
+        actions.edit(record_id=NEVER_DRAWN, changes={"value": ""}, actor="ann")
 
 
 @pytest.mark.django_db(transaction=True)

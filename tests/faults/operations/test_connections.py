@@ -10,7 +10,7 @@ from tests.faults.conftest import open_scene
 from tests.faults.exactly_once.conftest import GIVEN
 from tests.faults.fleet import wait_until
 
-pytestmark = pytest.mark.slow  # as a file
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]  # as a file; its own waits come to more than the usual
 ENDED = (
     "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity "
     "WHERE datname = current_database() AND application_name LIKE 'outbox %'"

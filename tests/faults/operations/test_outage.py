@@ -9,7 +9,7 @@ import pytest
 from outbox.devstack import Kafka
 from tests.harvest.exactly_once.bench import wait_until
 
-pytestmark = pytest.mark.slow  # as a file
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]  # as a file; its own waits come to more than the usual
 GROWTH_MAX_MB = 60  # a million records, or only their ids, would take more
 
 

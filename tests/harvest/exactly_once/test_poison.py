@@ -7,7 +7,7 @@ import pytest
 from tests.harvest.exactly_once.bench import wait_until
 from tests.support.topics import create_topic
 
-pytestmark = pytest.mark.slow  # as a file
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]  # as a file; its own waits come to more than the usual
 
 RANDOM_VALUE = "(SELECT string_agg(md5(random()::text), '') FROM generate_series(1, 1500))"
 MANY, MANY_POISON = 100_000, 100

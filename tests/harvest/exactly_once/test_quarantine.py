@@ -18,6 +18,10 @@ from tests.support.databases import leading
 pytestmark = pytest.mark.slow  # as a file
 CONFIRMED = "SELECT confirmed_by FROM outbox_hold"
 HOLDS = "SELECT record_id, reason FROM outbox_hold ORDER BY id"
+LOCKS = (
+    "SELECT count(*) FROM pg_locks JOIN pg_database AS d ON d.oid = database "
+    "WHERE locktype = 'advisory' AND datname = current_database()"
+)
 STARTS_MAX = 3 + 3 + 1  # without counts, then 8 records and halves of them, at last twice alone
 
 
@@ -39,6 +43,7 @@ def test_a_record_that_kills_its_process_natively_is_quarantined(bench):
         assert process.returncode == -signal.SIGSEGV
         deaths += 1
         assert deaths < STARTS_MAX
+        wait_until(lambda: bench.db.execute(LOCKS).fetchone() == (0,))  # else the next one takes it for a pause
     assert holds(bench) == [(culprit, "quarantined")]
     process.kill()  # at once: what it has found must outlive it
     process.wait()
