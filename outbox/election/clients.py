@@ -33,11 +33,13 @@ class Clients:
         require_bootstrap(conf.client_properties)
         self._conf = conf
 
-    def admin(self, on_error: OnError) -> AdminClient:
+    def admin(self, on_error: OnError, *, logger: Any = None, **properties: Any) -> AdminClient:
+        """`logger` hears what the client says, instead of the log."""
         from_extra()
         from confluent_kafka.admin import AdminClient
 
-        return make(AdminClient, self._with(on_error, {"client.id": "outbox-election-admin"}), logger=_ClientLog())
+        given = self._with(on_error, {"client.id": "outbox-election-admin", **properties})
+        return make(AdminClient, given, logger=logger or _ClientLog())
 
     def member(self, on_error: OnError, on_commit: Callable[[Any, list[Any]], None]) -> Consumer:
         """The consumer that stands in the group."""

@@ -20,6 +20,7 @@ from outbox.operations.findings import Finding, Level, error, ok, skipped, warni
 
 _ENDS_ROWS = 500
 _TOPICS_MAX = 100
+_POSTGRESQL = range(14, 19)  # major versions that the tests run on
 
 
 def examine(conf: Conf, alias: str, *, topics: tuple[str, ...] = ()) -> list[Finding]:
@@ -28,7 +29,10 @@ def examine(conf: Conf, alias: str, *, topics: tuple[str, ...] = ()) -> list[Fin
     seen: set[str] = set(topics)
     database = [*_database(conf, alias, seen)]
     findings += database
-    findings += check_kafka.examine(conf, sorted(seen)[:_TOPICS_MAX])
+    others = sorted(seen.difference(topics))
+    findings += check_kafka.examine(conf, [*dict.fromkeys(topics), *others[:_TOPICS_MAX]])
+    if len(others) > _TOPICS_MAX:
+        findings.append(skipped("topics", f"{len(others) - _TOPICS_MAX} more were not examined: name them by --topic"))
     if conf.delivery == EXACTLY_ONCE:
         if any(finding.level is Level.ERROR for finding in findings if finding.subject != "checks"):
             findings.append(skipped("ledger and table", "not compared, because of the errors above"))
@@ -75,17 +79,27 @@ def _database(conf: Conf, alias: str, topics: set[str]) -> Iterator[Finding]:
 def _server(connection: stats.Connection) -> Iterator[Finding]:
     row = connection.execute(
         "SELECT current_setting('server_version'), pg_is_in_recovery(), current_user, current_database(), "
-        "current_setting('fsync'), current_setting('default_transaction_read_only')"
+        "current_setting('fsync'), current_setting('default_transaction_read_only'), "
+        "current_setting('server_version_num')::int / 10000"
     ).fetchone()
     assert row is not None
-    version, is_standby, user, name, fsync, read_only = row
+    version, is_standby, user, name, fsync, read_only, major = row
     yield ok("database", f"PostgreSQL {version}, database {name!r} as {user!r}")
+    yield from _judged(major)
     if is_standby or read_only == "on":
         yield error("database", "the server is a standby or read-only", "Point DATABASES at the primary.")
     if fsync == "off":
         yield warning(
             "database", "fsync is off: a crash of the server may lose records", "Set fsync = on where records matter."
         )
+
+
+def _judged(major: int) -> Iterator[Finding]:
+    first, last = _POSTGRESQL[0], _POSTGRESQL[-1]
+    if major < first:
+        yield error("database", f"PostgreSQL {major} is too old", f"Upgrade to PostgreSQL {first} to {last}.")
+    elif major > last:
+        yield warning("database", f"PostgreSQL {major} was not tried", f"Tests run on PostgreSQL {first} to {last}.")
 
 
 def _rights(connection: stats.Connection, conf: Conf) -> Iterator[Finding]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -15,6 +16,10 @@ from outbox.operations.findings import Finding, Level, error, ok, skipped, warni
 _REQUEST_S = 5.0
 _INIT_S = 15.0
 _MISSING = ("UNKNOWN_TOPIC_OR_PART", "_UNKNOWN_TOPIC")
+_FETCH = re.compile(r"ApiKey Fetch \(1\) Versions \d+\.\.(\d+)")
+# The newest version of the request Fetch, by release of the brokers.
+_SINCE = ((18, "4.1 or newer"), (17, "3.9 or 4.0"), (16, "3.7 or 3.8"), (15, "3.5 or 3.6"))
+_FETCH_TRIED = 17
 
 
 def examine(conf: Conf, topics: Sequence[str]) -> Iterator[Finding]:
@@ -39,12 +44,29 @@ def examine(conf: Conf, topics: Sequence[str]) -> Iterator[Finding]:
         yield from brokers.topic_of_records(topic)
 
 
+class _Heard:
+    """What the client says of the brokers' protocol: no answer of theirs names their version."""
+
+    def __init__(self) -> None:
+        self.fetch_versions: list[int] = []
+
+    def log(self, level: int, text: str, *arguments: Any) -> None:
+        line = text % arguments if arguments else text
+        if found := _FETCH.search(line):
+            self.fetch_versions.append(int(found[1]))
+
+
+def _spoken(fetch: int) -> str:
+    return next((name for since, name in _SINCE if fetch >= since), "before 3.5")
+
+
 class _Brokers:
     def __init__(self, conf: Conf) -> None:
         from outbox.election.clients import Clients
 
         self._conf, self._reason = conf, ""
-        self._admin = Clients(conf).admin(self._note)
+        self._heard = _Heard()
+        self._admin = Clients(conf).admin(self._note, logger=self._heard, debug="feature")
 
     def _note(self, error: Any) -> None:
         if error.name() != "_ALL_BROKERS_DOWN":
@@ -61,16 +83,29 @@ class _Brokers:
                 f"{servers} cannot be used: {reason}",
                 "Are the brokers up? Else compare security.protocol, sasl.* and ssl.* with theirs.",
             )
-        return ok("kafka", f"{servers}: {len(found.brokers)} brokers")
+        return self._version(f"{servers}: {len(found.brokers)} brokers")
+
+    def _version(self, text: str) -> Finding:
+        from confluent_kafka import libversion
+
+        self._admin.poll(0)  # brings what the client has said
+        fetch = min(self._heard.fetch_versions, default=None)
+        spoken = "of an unknown version" if fetch is None else f"that speak as Kafka {_spoken(fetch)}"
+        text = f"{text} {spoken}, librdkafka {libversion()[0]}"
+        if fetch is not None and fetch < _FETCH_TRIED:
+            return warning("kafka", text, "Tests run on Kafka 3.9 and 4.1: upgrade, or try it before you rely on it.")
+        return ok("kafka", text)
 
     def own_topic(self, subject: str, name: str, *, compact: bool) -> Finding:
-        partitions, failure = self._partitions(name)
+        partitions, denied, failure = self._described(name, "READ", "WRITE")
         if failure in _MISSING:
             return ok(subject, f"{name!r} does not exist yet: the first harvester creates it")
         if failure:
             return error(
                 subject, f"{name!r} cannot be described: {failure}", "Allow the user DESCRIBE, READ and WRITE."
             )
+        if denied:
+            return error(subject, f"the user may not {denied} {name!r}", f"Allow the user {denied} on the topic.")
         # In exactly-once delivery the count is the database's, and harvesters add what is missing.
         if partitions < self._conf.lanes and self._conf.delivery == AT_LEAST_ONCE:
             return error(
@@ -90,9 +125,10 @@ class _Brokers:
 
     def topic_of_records(self, name: str) -> Iterator[Finding]:
         subject = f"topic {name!r}"
-        partitions, failure = self._partitions(name)
-        if failure:
-            _, step = faults.in_plain_words(failure)
+        partitions, denied, failure = self._described(name, "WRITE")
+        if failure or denied:
+            failure = failure or f"TOPIC_AUTHORIZATION_FAILED: the user may not {denied}"
+            _, step = faults.in_plain_words(failure.partition(":")[0])
             yield error(subject, f"is not usable: {failure}", f"{step[0].upper()}{step[1:]}.")
             return
         config = self._config(name)
@@ -106,15 +142,22 @@ class _Brokers:
         else:
             yield ok(subject, f"{partitions} partitions")
 
-    def _partitions(self, name: str) -> tuple[int, str]:
-        """(count, "") or (0, the client's name of the error). Listing a topic by its name would create it."""
+    def _described(self, name: str, *wanted: str) -> tuple[int, str, str]:
+        """(partitions, the rights of `wanted` that are missing, "") or (0, "", the client's name of the error). Listing
+        a topic by its name would create it."""
         from confluent_kafka import TopicCollection
 
         try:
-            futures = self._admin.describe_topics(TopicCollection([name]), request_timeout=_REQUEST_S)
-            return len(futures[name].result(2 * _REQUEST_S).partitions), ""
+            futures = self._admin.describe_topics(
+                TopicCollection([name]), include_authorized_operations=True, request_timeout=_REQUEST_S
+            )
+            found = futures[name].result(2 * _REQUEST_S)
         except Exception as failure:
-            return 0, _name(failure)
+            return 0, "", _name(failure)
+        # None where the brokers do not say.
+        given = None if found.authorized_operations is None else {right.name for right in found.authorized_operations}
+        denied = [right for right in wanted if given is not None and right not in given]
+        return len(found.partitions), " and ".join(denied), ""
 
     def _config(self, name: str) -> dict[str, str]:
         """Empty where the user may not ask."""
