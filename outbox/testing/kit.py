@@ -2,7 +2,8 @@
 
 A test's transaction is never committed, so no other connection could see its records. The harvesting here is for that
 alone; it follows the rules of the real one: ids in order, a refused record holds back its key (a missing topic all of
-its records), an outage spends no attempt, and what an open ``atomic()`` block has stashed is not there yet.
+its records) or becomes a dead letter, what operators pause waits, an outage spends no attempt, and what an open
+``atomic()`` block has stashed is not there yet.
 """
 
 from __future__ import annotations
@@ -27,6 +28,11 @@ Name = tuple[str, str] | int | str
 
 class NotCommitted(OutboxError):
     """Harvesting inside a transaction of the test: its records could still be rolled back."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Lane:
+    number: int
 
 
 @dataclass(slots=True)
@@ -101,24 +107,30 @@ class OutboxKit:
         self._require_committed()
         delivered: list[Delivered] = []
         blocked: set[Name] = {name for name, held in self.held.items() if held.retry_at_s > self.clock.elapsed_s}
-        sent: list[int] = []
+        operators = self._operators_holds()
+        blocked |= {hold for hold in operators if not isinstance(hold, _Lane)}
+        lanes = {hold.number for hold in operators if isinstance(hold, _Lane)}
+        gone: list[int] = []
         for record in self._records():
             message = _message(record)
-            names = (_name(message), message.topic)
-            if any(name in blocked for name in names):
+            names = (self._name(message), message.topic)
+            if any(name in blocked for name in names) or (lanes and self._lane_of(message) in lanes):
                 continue
             try:
                 delivered.append(self._send(message))
             except Unavailable:
                 break
             except Refused as error:
-                blocked.add(self._hold(message, error))
-            else:
-                sent.append(message.id)
-                self._harvested[message.id] = message
-                for name in names:
-                    self.held.pop(name, None)
-        self._queryset().filter(pk__in=sent).delete()
+                name = self._hold(message, error)
+                if not self._is_to_die(message, name):
+                    blocked.add(name)
+                    continue
+                self._bury(record, error, self.held[name].attempts)
+            gone.append(message.id)
+            self._harvested[message.id] = message
+            for name in names:
+                self.held.pop(name, None)
+        self._queryset().filter(pk__in=gone).delete()
         return delivered
 
     def advance(self, seconds: float) -> None:
@@ -141,12 +153,69 @@ class OutboxKit:
 
     def _hold(self, message: StashedMessage, error: Refused) -> Name:
         is_topics = faults.kind_of(error.name) is faults.Kind.TOPIC
-        name = message.topic if is_topics else _name(message)
+        name = message.topic if is_topics else self._name(message)
         before = self.held.get(name)
         backoff = before.backoff if before else Backoff(BACKOFF_MIN_S, BACKOFF_MAX_S, lambda: 1.0)
         retry_at_s = self.clock.elapsed_s + backoff.failed()
         self.held[name] = Held(message.id, str(error), backoff.failures, retry_at_s, backoff)
         return name
+
+    def _is_to_die(self, message: StashedMessage, name: Name) -> bool:
+        """By the policy of its topic. A topic at fault sets nothing aside."""
+        from outbox import conf
+
+        settings = conf.current()
+        is_own = name != message.topic
+        return is_own and settings.skips(message.topic) and self.held[name].attempts >= settings.refusal_attempts
+
+    def _bury(self, record: Any, error: Refused, attempts: int) -> None:
+        from outbox.models import DeadLetter
+
+        DeadLetter.objects.using(self._alias).create(
+            record_id=record.pk,
+            topic=record.kafka_topic,
+            key=record.kafka_key,
+            value=record.kafka_value,
+            value_binary=record.kafka_value_binary,
+            header_keys=record.kafka_header_keys or [],
+            header_values=record.kafka_header_values or [],
+            stashed_at=record.create_time,
+            reason=DeadLetter.Reason.REFUSED,
+            error_code=error.name,
+            last_error=str(error),
+            attempts=attempts,
+            history=[{"at": self.clock.now.isoformat(), "code": error.name, "error": str(error)}],
+        )
+
+    def _operators_holds(self) -> set[Name | _Lane]:
+        """What the table of holds keeps back, beside what the kit itself has found refused."""
+        from outbox.models import Hold
+
+        reasons = (Hold.Reason.PAUSED, Hold.Reason.EDITING, Hold.Reason.QUARANTINED)
+        found = Hold.objects.using(self._alias).filter(reason__in=reasons).exclude(wanted=Hold.Wanted.RETRY)
+        names: set[Name | _Lane] = set()
+        for hold in found:
+            if hold.lane is not None:
+                names.add(_Lane(hold.lane))
+            elif hold.key is None:
+                names.add(hold.topic)
+            else:
+                names.add(self._named(hold.topic, hold.key, hold.record_id or 0))
+        return names
+
+    def _lane_of(self, message: StashedMessage) -> int:
+        from outbox.operations.editing import lane_of
+
+        return lane_of(message.key, message.id, self._alias)
+
+    def _name(self, message: StashedMessage) -> Name:
+        return self._named(message.topic, message.key, message.id)
+
+    @staticmethod
+    def _named(topic: str, key: str, record_id: int) -> Name:
+        from outbox import conf
+
+        return (topic, key) if key or conf.current().keep_empty_key else record_id
 
     def _require_committed(self) -> None:
         from django.db import connections
@@ -193,10 +262,6 @@ def _message(record: Any) -> StashedMessage:
         tuple(headers),
         record.create_time,
     )
-
-
-def _name(message: StashedMessage) -> Name:
-    return (message.topic, message.key) if message.key else message.id
 
 
 def _failure(expected: Expected, messages: list[StashedMessage], found: int, times: int | None) -> str:

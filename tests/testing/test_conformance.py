@@ -3,7 +3,9 @@
 import os
 
 import pytest
+from django.conf import settings
 from django.db import connection
+from django.test import override_settings
 
 from outbox.core.scoreboard_values import RecordHeld
 from outbox.testing import MemoryBroker, OutboxKit
@@ -17,6 +19,12 @@ pytestmark = pytest.mark.django_db  # of the memory's table; the other one is in
 INSERT = (
     "INSERT INTO outbox (kafka_topic, kafka_key, kafka_value, kafka_value_binary, kafka_header_keys,"
     " kafka_header_values) VALUES (%s, %s, %s, %s, %s::text[], %s::text[]) RETURNING id"
+)
+PAUSE = "INSERT INTO outbox_hold (topic, key, lane, reason) VALUES (%s, %s, %s, 'paused')"
+RESUME = "DELETE FROM outbox_hold WHERE reason = 'paused'"
+DEAD = (
+    "SELECT record_id, topic, key, value, value_binary, header_keys, header_values, reason, error_code, attempts "
+    "FROM outbox_dead ORDER BY record_id"
 )
 UPDATE = "UPDATE outbox SET kafka_value = %s WHERE id = %s"
 
@@ -41,15 +49,21 @@ class MemoryWorld:
                 ids.append(cursor.fetchone()[0])
         return ids
 
-    def harvest(self, left):
-        self.kit.advance(60)
-        self.kit.harvest_all()
+    def harvest(self, left, *, is_refused=True, attempts=1, **given):
+        with override_settings(OUTBOX={**settings.OUTBOX, **given}):
+            for _ in range(attempts):
+                self.kit.advance(60)
+                self.kit.harvest_all()
         assert len(self.kit.pending) == left
         return {held.record_id: held.error for held in self.kit.held.values()}
 
     def edit(self, id_, value):
+        self.execute(UPDATE, value, id_)
+
+    def execute(self, statement, *given):
         with connection.cursor() as cursor:
-            cursor.execute(UPDATE, [value, id_])
+            cursor.execute(statement, given)
+            return cursor.fetchall() if cursor.description else []
 
     def read(self, topic):
         return [(m.partition, m.key, m.value, list(m.headers)) for m in self.kit.broker.messages(topic)]
@@ -67,16 +81,20 @@ class KafkaWorld:
         with self.bench.db.transaction():
             return [self.bench.db.execute(INSERT, found).fetchone()[0] for found in rows]
 
-    def harvest(self, left):
-        with self.bench.working() as host:
+    def harvest(self, left, *, is_refused=True, attempts=1, **given):
+        with self.bench.working(**given) as host:
             wait_until(lambda: self.bench.count == left)
-            if left:
+            if left and is_refused:
                 wait_until(lambda: host.of(RecordHeld))
             assert not host.errors
             return {event.id: event.error for event in host.of(RecordHeld)}
 
     def edit(self, id_, value):
-        self.bench.db.execute(UPDATE, [value, id_])
+        self.execute(UPDATE, value, id_)
+
+    def execute(self, statement, *given):
+        found = self.bench.db.execute(statement, given)
+        return found.fetchall() if found.description else []
 
     def read(self, topic):
         found = read_topic(self.bench.servers, topic)
@@ -173,3 +191,47 @@ def test_a_missing_topic_holds_back_its_own_records_until_it_is_there(world, top
     world.create(f"{topic}-late")
     world.harvest(left=0)
     assert [value for _, _, value, _ in world.read(f"{topic}-late")] == [b"1", b"2"]
+
+
+@pytest.mark.parametrize("attempts", [1, 2])
+def test_skip_makes_a_dead_letter_and_the_key_goes_on(world, topic, attempts):
+    world.create(topic, max_bytes=3000)
+    large = os.urandom(4000).hex()
+    rows = [row(topic, "k", "1"), row(topic, "k", large, names=["h"], texts=["t"]), row(topic, "k", "3"), row(topic)]
+    ids = world.insert(rows)
+    world.harvest(left=0, attempts=attempts, REFUSAL_POLICIES={topic: "skip"}, REFUSAL_ATTEMPTS=attempts)
+    assert [value for _, key, value, _ in world.read(topic) if key == b"k"] == [b"1", b"3"]
+    [found] = world.execute(DEAD)
+    assert found == (
+        ids[1], topic, "k", large, None, ["h"], ["t"], "refused", "MSG_SIZE_TOO_LARGE", attempts,
+    )  # fmt: skip
+
+
+def test_no_record_of_a_topic_at_fault_becomes_a_dead_letter(world, topic):
+    world.insert([row(topic, "k", "1"), row(topic, "l", "2")])
+    world.harvest(left=2, attempts=2, REFUSAL_POLICY="skip")
+    assert world.execute(DEAD) == []
+
+
+@pytest.mark.parametrize("what", ["topic", "key", "lane"])
+def test_what_is_paused_waits_and_goes_on_in_order(world, topic, what):
+    world.create(topic)
+    world.create(f"{topic}-other")
+    world.insert([row(topic, "k", "1"), row(f"{topic}-other", "k", "o"), row(topic, "l", "2"), row(topic, "k", "3")])
+    scope = {"topic": (topic, None, None), "key": (topic, "k", None), "lane": ("", None, 0)}[what]
+    world.execute(PAUSE, *scope)
+    left = {"topic": 3, "key": 2, "lane": 4}[what]
+    world.harvest(left=left, is_refused=False)
+    assert len(world.read(topic)) + len(world.read(f"{topic}-other")) == 4 - left
+    world.execute(RESUME)
+    world.harvest(left=0)
+    assert [value for _, key, value, _ in world.read(topic) if key == b"k"] == [b"1", b"3"]
+
+
+def test_an_empty_key_that_is_kept_is_held_like_any_other(world, topic):
+    world.create(topic, max_bytes=3000)
+    ids = world.insert([row(topic, "", os.urandom(4000).hex()), row(topic, "", "behind"), row(topic, "k", "free")])
+    assert list(world.harvest(left=2, KEEP_EMPTY_KEY=True)) == [ids[0]]
+    world.edit(ids[0], "small")
+    world.harvest(left=0, KEEP_EMPTY_KEY=True)
+    assert [value for _, key, value, _ in world.read(topic) if key == b""] == [b"small", b"behind"]
