@@ -11,7 +11,7 @@ from outbox.admin_pages.held import Held
 from outbox.admin_pages.wording import duration, plural
 
 OLD_S = 60.0
-START = "Start a harvester: python manage.py harvest"
+START = "See that Kafka answers, and that a harvester runs: python manage.py harvest"
 GOOD, WARN, BAD = "", "warn", "bad"
 
 
@@ -61,7 +61,7 @@ def _delivery(found: dict[str, Any]) -> Notice | None:
     lanes = found["lanes"]
     ownerless = [lane["lane"] for lane in lanes if not lane["is_owned"] and lane["lane"] < state.get("lanes", 1)]
     if not any(lane["is_owned"] for lane in lanes):
-        return Notice(BAD, "No harvester is at work.", START)
+        return Notice(BAD, "No harvester is at work: none runs, or Kafka is away.", START)
     if ownerless:
         names = ", ".join(map(str, ownerless[:10]))
         return Notice(
