@@ -12,6 +12,9 @@ from outbox.harvest.exactly_once import ExactlyOnceFactory
 from tests.harvest.exactly_once.bench import wait_until
 from tests.support.databases import ROOT
 
+# The waits inside of one test may together take longer than a test may otherwise.
+pytestmark = pytest.mark.timeout(420)
+
 TIMES = {"HEARTBEAT_TIMEOUT": 2, "SESSION_TIMEOUT": 6}
 CHILD = """
 import os, sys, time, django
@@ -28,7 +31,7 @@ harvester.wait()
 
 def harvester(bench, **settings):
     factory = ExactlyOnceFactory(source=lambda: {"conninfo": bench.url})
-    conf = bench.conf(**TIMES, **settings)
+    conf = bench.conf(**{**TIMES, **settings})
     return Harvester(conf, worker_factory=factory, check_table=lambda alias, table: None)
 
 

@@ -1,9 +1,16 @@
-"""A newcomer pauses only the lanes that move to it: the others keep their owner and go on sending."""
+"""A newcomer pauses only the lanes that move to it: the others keep their owner and go on sending.
+
+Harvesters, writers and the test share one interpreter here: their heartbeats may be late, and none may be fenced."""
 
 import pytest
 
 from tests.harvest.exactly_once.bench import wait_until
 from tests.harvest.exactly_once.test_daemon import harvester
+
+# The waits inside of one test may together take longer than a test may otherwise.
+pytestmark = pytest.mark.timeout(420)
+
+PATIENT = {"LANES": 4, "HEARTBEAT_TIMEOUT": 12, "SESSION_TIMEOUT": 36}
 
 
 @pytest.fixture
@@ -11,16 +18,16 @@ def moved(bench, request):
     """What the first owner says of its lanes before and after another one joined, and every ledger entry."""
 
     def move(**settings):
-        with bench.writing(keys=40), harvester(bench, LANES=4, **settings) as first:
+        with bench.writing(keys=40), harvester(bench, **PATIENT, **settings) as first:
             wait_until(lambda: len(_delivering(first)) == 4, 60)
             before = dict(first.leader_ids)
-            with harvester(bench, LANES=4, **settings) as second:
+            with harvester(bench, **PATIENT, **settings) as second:
                 wait_until(lambda: len(_delivering(second)) == 2 and len(first.leader_ids) == 2, 60)
                 sent = {lane: found.delivered for lane, found in first.statistics.items()}
                 wait_until(lambda: all(first.statistics[lane].delivered > sent[lane] for lane in sent), 60)
                 stayed = {lane: (first.leader_ids[lane], first.statistics[lane].takeovers) for lane in sent}
-        with harvester(bench, LANES=4, **settings):
-            bench.wait_empty(40)
+        with harvester(bench, **PATIENT, **settings):
+            bench.wait_empty(60)
         bench.check()
         return before, stayed, bench.entries()
 
