@@ -19,6 +19,9 @@ from outbox.harvest import exactly_once_rounds
 from tests.faults.exactly_once import naive
 from tests.harvest.exactly_once.bench import stopped, wait_until
 
+# The waits inside of one test may together take longer than a test may otherwise.
+pytestmark = pytest.mark.timeout(420)
+
 NO_SWEEP = {"SWEEP_INTERVAL": 3600}
 
 

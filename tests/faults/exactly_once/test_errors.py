@@ -5,9 +5,10 @@ thrown away and the ledger asked. These tests notice when a new client or broker
 """
 
 import time
+from contextlib import closing
 
 import pytest
-from confluent_kafka import KafkaException
+from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 from outbox.devstack import Kafka
 from outbox.edges.transactions import TransactionalProducer, kafka_error, properties_of
@@ -16,6 +17,9 @@ from tests.harvest.exactly_once.bench import wait_until
 from tests.harvest.exactly_once.test_kills import _is_stopped as is_stopped
 from tests.support.proxy import END_TXN, HOLD, PRODUCE
 from tests.support.topics import create_topic
+
+# The waits inside of one test may together take longer than a test may otherwise.
+pytestmark = pytest.mark.timeout(420)
 
 NEVER = lambda: False  # noqa: E731
 
@@ -126,12 +130,28 @@ def test_whoever_is_fenced_can_do_nothing_any_more(bench, producing):
     assert bench.read() == []
 
 
+def ends(servers, topic):
+    """The sum of the end offsets of its partitions: a transaction that ends adds its markers."""
+    found = 0
+    with closing(Consumer({"bootstrap.servers": servers, "group.id": "ends"})) as consumer:
+        for number in consumer.list_topics(topic, 10).topics[topic].partitions:
+            found += consumer.get_watermark_offsets(TopicPartition(topic, number), 10)[1]
+    return found
+
+
+def wait_aborted(servers, topic):
+    """Until the brokers have ended the transaction that is open there."""
+    begun = ends(servers, topic)
+    wait_until(lambda: time.sleep(0.1) or ends(servers, topic) > begun)
+
+
 def test_whoever_takes_too_long_is_told_that_it_is_fenced(hasty, bench_on, producing):
+    """Its records are acknowledged long before: else their own time would be over first."""
     with bench_on(hasty) as bench:
-        producer = producing(hasty, bench.name, timeout_s=1)
+        producer = producing(hasty, bench.name, timeout_s=3)
         send(producer, bench.topic)
         producer.wait_reports(NEVER)
-        time.sleep(2)
+        wait_aborted(hasty, bench.topic)
         error = error_of(producer.commit, 10)
         assert (error.name(), error.fatal()) == ("_FENCED", True)
 
@@ -165,10 +185,10 @@ def test_a_lane_paused_beyond_its_transaction_goes_on_without_a_successor(hasty,
 
     with bench_on(hasty) as bench:
         bench.stash([f"key-{n % 20}" for n in range(1000)])
-        process = bench.spawn("before-commit=stop@2", TRANSACTION_TIMEOUT=1)
+        process = bench.spawn("before-commit=stop@2", TRANSACTION_TIMEOUT=3)
         try:
             wait_until(lambda: is_stopped(process.pid), 60)
-            time.sleep(2.5)
+            wait_aborted(hasty, bench.topic)
             os.kill(process.pid, signal.SIGCONT)
             bench.wait_empty(60)
         finally:

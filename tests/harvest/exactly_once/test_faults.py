@@ -23,6 +23,9 @@ from tests.support.proxy import (
     Proxy,
 )
 
+# The waits inside of one test may together take longer than a test may otherwise.
+pytestmark = pytest.mark.timeout(420)
+
 
 def drained(bench, timeout_s=60):
     with bench.working():

@@ -10,7 +10,8 @@ from outbox.core import ledger
 from outbox.edges.transactions import TransactionalProducer, properties_of
 from tests.harvest.exactly_once.bench import finish, wait_until
 
-pytestmark = pytest.mark.slow
+# The waits inside of one test may together take longer than a test may otherwise.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
 
 # The N-th passage, so that something was delivered before; a batch is left to settle by the kill before it.
 POINTS = [

@@ -21,6 +21,9 @@ from tests.harvest.exactly_once.test_kills import wait_killed
 from tests.support.databases import django
 from tests.support.topics import create_topic
 
+# The waits inside of one test may together take longer than a test may otherwise.
+pytestmark = pytest.mark.timeout(420)
+
 TIMES = {"HEARTBEAT_TIMEOUT": 2, "SESSION_TIMEOUT": 6}
 
 
