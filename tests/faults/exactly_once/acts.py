@@ -16,13 +16,17 @@ WORKER = (
     *("before-commit", "after-commit", "before-purge", "after-purge"),
 )
 CAREFUL = ("careful",)  # reached in the first batches after an owner that left no farewell
+LANES = ("lanes-grown", "lanes-closed", "lane-settled", "change-marked", "lanes-opened")  # of a change of their count
 MEMBER = ("assigned", "acquired", "revoking", "before-leave")
+POINTS = (*WORKER, *CAREFUL, *LANES, *MEMBER)
 ENDING = {"revoking", "before-leave"}  # reached by a harvester that stops
-ONCE = {"after-init", "assigned", "acquired"}  # reached once by a harvester that goes on
+ONCE = {"after-init", "before-settle", "assigned", "acquired", *CAREFUL, *LANES}  # reached once by one that goes on
+AFTER_A_CRASH = {"before-settle": "after-commit", "careful": "before-send"}  # and where it must have happened
+LANES_WANTED = 3
 
 
 def armed(point, action, nth=3):
-    return f"{point}={action}" + ("" if point in ENDING | ONCE | {"before-settle"} else f"@{nth}")
+    return f"{point}={action}" + ("" if point in ENDING | ONCE else f"@{nth}")
 
 
 def settle(scene, timeout_s=90):
@@ -32,16 +36,26 @@ def settle(scene, timeout_s=90):
 
 def arrange(scene, point):
     """What must have happened before a harvester can reach the point."""
-    if point == "before-settle":
-        victim = scene.fleet.start(failpoints="after-commit=kill@2")
+    if point in AFTER_A_CRASH:
+        victim = scene.fleet.start(failpoints=f"{AFTER_A_CRASH[point]}=kill@2")
         assert victim.wait(60) == -signal.SIGKILL
 
 
 def reach(scene, member, point):
-    """Bring it to a point that only an ending harvester passes."""
+    """Bring it to a point that is passed only by an ending harvester, or by one that changes the lane count."""
     if point in ENDING:
         scene.wait_delivered(50, timeout_s=60)
         member.send(signal.SIGTERM)
+    if point in LANES:
+        scene.wait_delivered(50, timeout_s=60)
+        scene.query(f"UPDATE outbox_state SET lanes_wanted = {LANES_WANTED} RETURNING lanes_wanted")
+
+
+def conclude(scene, point):
+    """What its successor must have gone on with."""
+    if point in LANES:
+        counts = "SELECT (lanes, lanes_wanted, resize_to)::text FROM outbox_state"
+        wait_until(lambda: scene.query(counts) == f"({LANES_WANTED},,)", 60, "the lane count is changed")
 
 
 def kill_at(point, nth=3):
@@ -52,6 +66,7 @@ def kill_at(point, nth=3):
         reach(scene, victim, point)
         assert victim.wait(60) == -signal.SIGKILL, scene.fleet.logs()[-3000:]
         scene.fleet.start()
+        conclude(scene, point)
         settle(scene)
 
     return act
@@ -67,6 +82,7 @@ def stop_at(point, nth=3):
         reach(scene, first, point)
         wait_until(lambda: first.is_paused, 60, lambda: f"it pauses at {point}\n{scene.fleet.logs()[-3000:]}")
         scene.fleet.start()
+        conclude(scene, point)
         scene.wait_delivered(300, timeout_s=60)
         first.send(signal.SIGCONT)
         scene.wait_delivered(500, timeout_s=60)

@@ -14,6 +14,7 @@ import pytest
 from outbox.failpoints import FAILPOINTS
 from tests.faults.exactly_once.acts import (
     CAREFUL,
+    LANES,
     MEMBER,
     WORKER,
     believe_they_lead,
@@ -34,6 +35,9 @@ PLAYED_S = 400  # all of them, on a slow machine
 ACTS = {
     "killed at before-settle": kill_at("before-settle"),  # and at after-commit before
     "killed at acquired": kill_at("acquired"),
+    "killed at careful": kill_at("careful"),
+    "stopped at careful": stop_at("careful"),
+    "stopped at lane-settled": stop_at("lane-settled"),
     "stopped at before-commit": stop_at("before-commit"),
     "stopped at before-purge": stop_at("before-purge"),
     "three that believe they lead": believe_they_lead(3),
@@ -42,10 +46,10 @@ ACTS = {
 
 
 def test_every_failpoint_of_the_worker_is_an_act():
-    rooms = [*(ROOT / "outbox" / "harvest").glob("exactly_once*.py")]
+    rooms = [*(ROOT / "outbox" / "harvest").glob("exactly_once*.py"), ROOT / "outbox" / "harvest" / "resize.py"]
     source = "".join(path.read_text() for path in rooms)
-    assert set(re.findall(r'failpoint\("([a-z-]+)"\)', source)) == {*WORKER, *CAREFUL}
-    assert set(FAILPOINTS) >= {*WORKER, *MEMBER}
+    assert set(re.findall(r'failpoint\("([a-z-]+)"\)', source)) == {*WORKER, *CAREFUL, *LANES}
+    assert set(FAILPOINTS) >= {*WORKER, *CAREFUL, *LANES, *MEMBER}
 
 
 @pytest.fixture(scope="module")

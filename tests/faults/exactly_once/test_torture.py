@@ -9,10 +9,11 @@ import pytest
 
 from tests.faults.conftest import open_scene
 from tests.faults.exactly_once.acts import (
+    CAREFUL,
     CROWNED,
     ENDING,
-    MEMBER,
     ONCE,
+    POINTS,
     WORKER,
     believe_they_lead,
     fall_one_by_one,
@@ -66,12 +67,12 @@ def play_all(scenes, acts):
 
 def test_killed_two_hundred_times(scenes, chance):
     """At every point, at random passages of it. Three harvesters share three lanes; whoever dies comes again."""
-    points = [*WORKER, "assigned", "acquired"]
+    points = [*WORKER, *CAREFUL, "assigned", "acquired"]
     lanes = {"LANES": 3, "BATCH_MAX": 100}
 
     def start(scene, number):
         point = points[number % len(points)]
-        nth = 1 if point in {*ONCE, "before-settle"} else chance.randint(1, 15)
+        nth = 1 if point in ONCE else chance.randint(1, 15)
         return scene.fleet.start(failpoints=f"{point}=kill@{nth}", **lanes)
 
     with scenes() as scene:
@@ -98,11 +99,11 @@ def test_killed_two_hundred_times(scenes, chance):
 
 
 def test_killed_at_every_point(scenes):
-    play_all(scenes, [kill_at(point) for point in (*WORKER, *MEMBER)])
+    play_all(scenes, [kill_at(point) for point in POINTS])
 
 
 def test_stopped_at_every_point(scenes):
-    play_all(scenes, [stop_at(point) for point in (*WORKER, *MEMBER)])
+    play_all(scenes, [stop_at(point) for point in POINTS])
 
 
 @pytest.mark.parametrize("count", [2, 3])
