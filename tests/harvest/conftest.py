@@ -61,9 +61,9 @@ def bench(postgres, bootstrap_servers):
 
 
 @pytest.fixture(scope="session")
-def proxied_kafka():
-    """A Kafka of these tests whose clients all come by way of a proxy."""
-    with Proxy(kafka=True) as proxy, Kafka(advertised_port=proxy.port) as kafka:
+def proxied_kafka(request):
+    """A Kafka of these tests whose clients all come by way of a proxy; of the usual line, or of the parameter's."""
+    with Proxy(kafka=True) as proxy, Kafka(getattr(request, "param", None), advertised_port=proxy.port) as kafka:
         proxy.target = kafka.brokers[0].port
         yield proxy
 

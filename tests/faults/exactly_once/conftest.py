@@ -12,6 +12,7 @@ from tests.harvest.conftest import proxied_kafka  # noqa: F401
 from tests.harvest.exactly_once.bench import Bench, create_tables
 from tests.harvest.exactly_once.conftest import bench, proxied  # noqa: F401
 from tests.support.databases import fresh_database
+from tests.support.proxy import Proxy
 
 GIVEN = {"tables": create_tables, "DELIVERY": "exactly-once", "BATCH_MAX": 200, "IO_BACKOFF": 0.1}
 LINES = ("4.1", "3.9")
@@ -70,6 +71,20 @@ def every_line(request, fragile_exact_scenes):
     """A scene per Kafka line, for the long runs."""
     with fragile_exact_scenes(request.param) as scene:
         yield scene
+
+
+@pytest.fixture
+def breakable(request, postgres, bench_on):
+    """A bench whose Kafka is behind a proxy and may be killed: `breakable.kafka`, `breakable.proxy`."""
+    with (
+        Proxy(kafka=True) as proxy,
+        Kafka(getattr(request, "param", None), advertised_port=proxy.port) as cluster,
+    ):
+        proxy.target = cluster.brokers[0].port
+        with bench_on(proxy.address) as made:
+            made.kafka, made.proxy = cluster, proxy
+            yield made
+            proxy.heal()
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ thrown away and the ledger asked. These tests notice when a new client or broker
 """
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
 import pytest
@@ -15,7 +16,7 @@ from outbox.edges.transactions import TransactionalProducer, kafka_error, proper
 from tests.faults.exactly_once import naive
 from tests.harvest.exactly_once.bench import wait_until
 from tests.harvest.exactly_once.test_kills import _is_stopped as is_stopped
-from tests.support.proxy import END_TXN, HOLD, PRODUCE
+from tests.support.proxy import END_TXN, HOLD, INIT_PRODUCER_ID, PRODUCE
 from tests.support.topics import create_topic
 
 # The waits inside of one test may together take longer than a test may otherwise.
@@ -116,6 +117,55 @@ def test_a_missing_broker_would_be_trouble_if_every_failure_counted(bench, produ
         return producer.trouble
 
     assert "in state CONNECT" in wait_until(one_more)
+
+
+def commit_again(producer, topic):
+    send(producer, topic, values=("of the older one",))
+    producer.client.commit_transaction(10)
+
+
+def test_a_commit_that_races_with_a_successor_s_init(proxied, producing):
+    """Both are on their way at once. What the client says of such a commit differs, and decides nothing: the entry is
+    there if and only if the record is, and the successor finds it or never will."""
+    topic, ledger = proxied.topic, create_topic(proxied.servers)
+    said, expected = {}, set()
+
+    def commit(producer):
+        try:
+            producer.client.commit_transaction(30)
+        except (KafkaException, SystemError) as error:
+            return kafka_error(error)
+
+    with ThreadPoolExecutor() as pool:
+        for turn in range(6):
+            name = f"{proxied.name}-{turn}"
+            older = producing(proxied.servers, name)
+            send(older, topic, values=(str(turn),))
+            older.send_entry(ledger, 0, b"entry", str(turn).encode())
+            older.wait_reports(NEVER)
+            end = proxied.proxy.on_request(END_TXN, HOLD)
+            committed = pool.submit(commit, older)
+            end.wait()
+            init = proxied.proxy.on_request(INIT_PRODUCER_ID, HOLD)
+            successor = pool.submit(producing, proxied.servers, name)
+            init.wait()
+            for rule in (end, init) if turn % 3 == 0 else (init, end):
+                rule.release()
+                time.sleep(turn * 0.001)
+            said[turn] = committed.result(60)
+            successor = successor.result(60)
+            entries = {record.value.decode() for record in proxied.read(ledger)}
+            assert said[turn] is not None or str(turn) in entries
+            expected |= {str(turn)} & entries
+            if said[turn] is not None:
+                assert said[turn].fatal() or said[turn].txn_requires_abort(), said[turn]
+            error_of(commit_again, older, topic)  # also after a success: nothing more is done with it
+            send(successor, topic, values=(f"after {turn}",))
+            successor.commit(10)
+            expected.add(f"after {turn}")
+    print({turn: error and error.name() for turn, error in said.items()})
+    found = [record.value.decode() for record in proxied.read()]
+    assert sorted(found) == sorted(expected), "what the entries said when each successor began"
 
 
 def test_whoever_is_fenced_can_do_nothing_any_more(bench, producing):

@@ -6,6 +6,7 @@ import pytest
 
 from tests.faults.exactly_once import naive
 from tests.faults.exactly_once.acts import terminate
+from tests.faults.exactly_once.conftest import LINES
 from tests.harvest.exactly_once.bench import wait_until
 from tests.harvest.exactly_once.test_faults import drained, late_commits
 from tests.support.proxy import ADD_PARTITIONS_TO_TXN, CLIENT, END_TXN, HOLD, INIT_PRODUCER_ID, PASS, PRODUCE, TO_SERVER
@@ -73,8 +74,70 @@ def test_a_torn_transaction_can_repeat_records_and_lose_none(proxied, monkeypatc
     assert (lost(proxied) > 0) == (entry == "first")
 
 
+def kill_the_broker_during_commits(bench, moments):
+    """Before a commit reaches it, or after it was carried out and before its reply has left."""
+    bench.stash([f"key-{n % 20}" for n in range(3000)])
+    with bench.working() as host, bench.writing():
+        for on in moments:
+            before = host.worker.statistics().delivered
+            wait_until(lambda before=before: host.worker.statistics().delivered > before)
+            end = on(END_TXN, HOLD)
+            end.wait()
+            bench.kafka.kill()
+            end.release()
+            bench.kafka.start()
+            before = host.worker.statistics().delivered
+            wait_until(lambda before=before: host.worker.statistics().delivered > before + 100)
+        assert host.errors == []
+    drained(bench, 120)
+
+
+def test_a_broker_is_killed_in_the_middle_of_a_commit(breakable):
+    kill_the_broker_during_commits(breakable, [breakable.proxy.on_request])
+
+
+@pytest.mark.torture
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("breakable", LINES, indirect=True)
+def test_a_broker_is_killed_in_the_middle_of_commits_again_and_again(breakable):
+    kill_the_broker_during_commits(breakable, [breakable.proxy.on_request, breakable.proxy.on_reply] * 4)
+
+
+def race(bench, rounds, chance):
+    """A commit and a successor's init reach the broker at about the same time, one of them first."""
+    bench.stash([f"key-{n % 20}" for n in range(3000)])
+    with bench.working() as host, bench.writing():
+        for number in range(rounds):
+            before = host.worker.statistics()
+            wait_until(lambda before=before: host.worker.statistics().delivered > before.delivered)
+            end = bench.proxy.on_request(END_TXN, HOLD)
+            end.wait()
+            init = bench.proxy.on_request(INIT_PRODUCER_ID, HOLD)
+            with bench.working():
+                init.wait()
+                for rule in (end, init) if number % 2 else (init, end):
+                    rule.release()
+                    time.sleep(chance.uniform(0, 0.01))
+                # Nothing more is begun with that producer: the lane is taken over, and the ledger asked.
+                wait_until(lambda before=before: host.worker.statistics().takeovers > before.takeovers)
+        assert host.errors == []
+    drained(bench)
+
+
+def test_a_commit_races_with_the_init_of_a_successor(proxied, chance):
+    race(proxied, 2, chance)
+
+
+@pytest.mark.torture
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("proxied_kafka", LINES, indirect=True)
+def test_commits_race_with_the_inits_of_successors(proxied, chance):
+    race(proxied, 60, chance)
+
+
 @pytest.mark.torture
 @pytest.mark.parametrize("api", APIS)
+@pytest.mark.parametrize("proxied_kafka", LINES, indirect=True)
 def test_a_request_that_is_delayed_by_half_a_minute(proxied, api):
     proxied.stash([f"key-{n % 20}" for n in range(3000)])
     with proxied.working() as host, proxied.writing():
@@ -91,6 +154,7 @@ def test_a_request_that_is_delayed_by_half_a_minute(proxied, api):
 
 
 @pytest.mark.torture
+@pytest.mark.parametrize("proxied_kafka", LINES, indirect=True)
 def test_every_connection_is_delayed_by_half_a_minute(proxied):
     with proxied.working() as host, proxied.writing():
         wait_until(lambda: host.worker.statistics().delivered > 200)
@@ -150,6 +214,7 @@ def test_a_few_mixed_faults(proxied, chance):
 
 @pytest.mark.torture
 @pytest.mark.timeout(1800)
+@pytest.mark.parametrize("proxied_kafka", LINES, indirect=True)
 def test_a_hundred_mixed_faults(proxied, chance):
     soak(proxied, chance, 120, MIXED)
     drained(proxied, 180)
@@ -157,6 +222,7 @@ def test_a_hundred_mixed_faults(proxied, chance):
 
 @pytest.mark.torture
 @pytest.mark.timeout(1800)
+@pytest.mark.parametrize("proxied_kafka", LINES, indirect=True)
 def test_mixed_faults_without_renewal_repeat_records(proxied, chance, monkeypatch):
     """The comparison: the same soak finds the harm when a producer is kept after trouble."""
     naive.keep_the_producer(monkeypatch)

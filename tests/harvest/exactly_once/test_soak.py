@@ -54,6 +54,7 @@ def test_random_kills_stops_and_second_owners(bench, chance):
 
 @pytest.mark.torture
 @pytest.mark.timeout(3 * SOAK_S + 200)
+@pytest.mark.parametrize("proxied_kafka", ["4.1", "3.9"], indirect=True)
 def test_random_late_frames_and_cut_connections(proxied, chance):
     give_up_at, faults = time.monotonic() + SOAK_S, 0
     with proxied.working(COMMIT_TIMEOUT=3) as host, proxied.writing(writers=4):
