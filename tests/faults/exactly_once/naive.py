@@ -75,6 +75,17 @@ def purge_by_id_alone(monkeypatch):
     monkeypatch.setattr(Companions, "purge", purge)
 
 
+def purge_by_range(monkeypatch):
+    """Whatever lies between the lowest and the highest id of a batch was sent with it."""
+
+    def purge(self, connection, lane, batch, ids, filenode, *, compared=False):
+        with connection.transaction():
+            connection.execute("UPDATE outbox_purged SET batch = %s WHERE lane = %s", [batch, lane])
+            return connection.execute("DELETE FROM outbox WHERE id BETWEEN %s AND %s", [min(ids), max(ids)]).rowcount
+
+    monkeypatch.setattr(Companions, "purge", purge)
+
+
 def compare_nothing(monkeypatch):
     """A takeover deletes the rows of the last entry without looking at them."""
     monkeypatch.setitem(verdict._SETTLED, verdict.Rows.DIFFERENT, verdict.PurgeEntry)
