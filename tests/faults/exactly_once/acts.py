@@ -4,11 +4,13 @@ ends with the judge: nothing lost, nothing invented, nothing twice, every key in
 import signal
 import time
 from contextlib import contextmanager
+from itertools import pairwise
 
 import psycopg
 
 from tests.faults.fleet import wait_until
 from tests.support.checker import Log
+from tests.support.topics import read_topic
 
 CROWNED = "tests.faults.exactly_once.crowned"
 WORKER = (
@@ -160,6 +162,29 @@ def join_and_leave(scene, chance, *, members, seconds, pause_s):
         time.sleep(pause_s)
     scene.wait_delivered(timeout_s=90)
     settle(scene, 120)
+
+
+def roll(scene, turns):
+    """A rolling restart by SIGTERM under load: repeats for no reader, also of what was never committed, and hardly a
+    pause."""
+    scene.write(rate=1000)
+    older = scene.fleet.start()
+    scene.wait_delivered(timeout_s=60)
+    begun = time.time()
+    for _ in range(turns):
+        newer = scene.fleet.start()
+        wait_until(lambda newer=newer: newer.says("partitions_assigned"), 60, "it stands by")
+        assert older.stop() == 0
+        scene.wait_delivered(timeout_s=60)
+        older = newer
+    ended = time.time()
+    settle(scene)
+    received = read_topic(scene.servers, scene.topic, committed=False)
+    assert len({(record.key, record.value) for record in received}) == len(received)
+    times = sorted(record.time_s for record in received if begun < record.time_s < ended)
+    pause_s = max(after - before for before, after in pairwise(times))
+    print(f"{turns} restarts, {len(received)} records, longest pause {pause_s:.3f} s (promised: less than 1)")
+    assert pause_s < 3, "three times the promised second"
 
 
 def lose_the_servers(scene, turns=1):

@@ -5,9 +5,7 @@ few at a time, else a slow machine stands still for longer than an act waits. Th
 """
 
 import re
-import time
 from concurrent.futures import ThreadPoolExecutor, wait
-from itertools import pairwise
 
 import pytest
 
@@ -22,12 +20,10 @@ from tests.faults.exactly_once.acts import (
     join_and_leave,
     kill_at,
     lose_the_servers,
-    settle,
+    roll,
     stop_at,
 )
-from tests.faults.fleet import wait_until
 from tests.support.databases import ROOT
-from tests.support.topics import read_topic
 
 SIDE_BY_SIDE = 3
 PLAYED_S = 400  # all of them, on a slow machine
@@ -81,23 +77,7 @@ def quiet(outcomes):
 @pytest.mark.timeout(PLAYED_S + 300)
 @pytest.mark.usefixtures("quiet")
 def test_a_rolling_restart_repeats_nothing_for_any_reader_and_hardly_pauses(exact):
-    """Also what was never committed would show as a repeat to a reader that does not wait for commits."""
-    exact.write(rate=1000)
-    older = exact.fleet.start()
-    exact.wait_delivered(timeout_s=60)
-    begun = time.time()
-    for _ in range(2):
-        newer = exact.fleet.start()
-        wait_until(lambda newer=newer: newer.says("partitions_assigned"), 60, "it stands by")
-        assert older.stop() == 0
-        exact.wait_delivered(timeout_s=60)
-        older = newer
-    ended = time.time()
-    settle(exact)
-    received = read_topic(exact.servers, exact.topic, committed=False)
-    assert len({(record.key, record.value) for record in received}) == len(received)
-    times = sorted(record.time_s for record in received if begun < record.time_s < ended)
-    assert max(after - before for before, after in pairwise(times)) < 3, "three times the promised second"
+    roll(exact, 2)
 
 
 @pytest.mark.timeout(PLAYED_S + 300)

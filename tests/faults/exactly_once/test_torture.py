@@ -21,11 +21,11 @@ from tests.faults.exactly_once.acts import (
     kill_at,
     late_transaction,
     lose_the_servers,
+    roll,
     settle,
     stop_at,
 )
 from tests.faults.exactly_once.conftest import GIVEN, LINES
-from tests.faults.fleet import wait_until
 
 pytestmark = [pytest.mark.torture, pytest.mark.timeout(3600)]
 KILLS = 200
@@ -154,15 +154,7 @@ def test_a_transaction_commits_minutes_after_its_neighbours(scenes):
 
 def test_a_rolling_restart_goes_on_and_on(scenes):
     with scenes() as scene:
-        scene.write(rate=1000)
-        older = scene.fleet.start()
-        for _ in range(20):
-            scene.wait_delivered(timeout_s=60)
-            newer = scene.fleet.start()
-            wait_until(lambda newer=newer: newer.says("partitions_assigned"), 60, "it stands by")
-            assert older.stop() == 0
-            older = newer
-        settle(scene)
+        roll(scene, 20)
 
 
 @pytest.mark.parametrize("line", LINES)
