@@ -116,7 +116,7 @@ class Frontier:
         floors = [self._floor(xid) for xid in last.running]
         if last.xmax < last.next_xid:
             floors += [self._floor(last.xmax), self._floor(last.next_xid - 1)]
-        nearby = self._highest - self._look_back_ids
+        nearby = max(self._highest, self._read_to) - self._look_back_ids
         return min([self._read_to, *(floor for floor in floors if floor >= nearby)])
 
     def missed_from(self, look: int, snapshot: Snapshot, sequence: int) -> int | None:
@@ -144,17 +144,28 @@ class Frontier:
                 break  # bounds rise with the xid, so the oldest one has the lowest
         return ended
 
-    def accept(self, last_id: int | None, page_full: bool, snapshot: Snapshot, sequence: int) -> None:
-        """Take note of a complete read: the id of its last row (None: no row) and whether its LIMIT was reached."""
+    def accept(
+        self, last_id: int | None, page_full: bool, snapshot: Snapshot, sequence: int, *, passes_over: bool = False
+    ) -> None:
+        """Take note of a complete read: the id of its last row (None: no row) and whether its LIMIT was reached.
+
+        `passes_over`: the server left out what somebody else reads or what is held. Such rows raise no id that is read,
+        and would be walked again by every poll: what was drawn before this read counts as looked at. Without them the
+        last row is bound enough, and a lower one finds more of what writers do that break the rules.
+        """
+        # The *previous* sequence value was drawn before this next xid was read; this one may have been drawn after it.
+        # A lower one now is that of another sequence, and then nothing is known of what was drawn before.
+        drawn = self._sequence if self._sequence <= sequence else 0
         if last_id is not None:
             # An id that the sequence never drew (set by hand) must not lift the frontier over the ids still to be
             # drawn.
             self._highest = max(self._highest, min(last_id, sequence))
-        self._read_to = min(last_id, sequence) if page_full and last_id is not None else self._highest
+        if page_full and last_id is not None:
+            self._read_to = min(last_id, sequence)
+        else:
+            self._read_to = max(self._highest, drawn) if passes_over else self._highest
         self._last = snapshot
-        # The *previous* sequence value was drawn before this next xid was read; this one may have been drawn after
-        # it. The minimum matters only after a reset during which the sequence was restarted.
-        self._add_generation(snapshot.next_xid, max(self._highest, min(self._sequence, sequence)))
+        self._add_generation(snapshot.next_xid, max(self._highest, drawn))
         self._sequence = sequence
         self._prune(min([snapshot.xmax, *snapshot.running]))
 

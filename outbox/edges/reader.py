@@ -42,6 +42,8 @@ class Page:
     filenode: int
     is_full: bool
     """There may be more."""
+    passes_over: bool
+    """Rows were left out that are held, or another lane's."""
     rows: list[Row]
     """id, topic, key, value, header keys, header values, binary value, and the lane where there are several."""
 
@@ -172,14 +174,15 @@ class Reader:
         if late:
             given |= {"highest": excluded[-1], "excluded": Ids(excluded)}
         form = late, len(given["wanted"]) < self.lanes, bool(left_out.topics)
+        passes_over = form[1] or form[2]
         if not self._sized_pages:
             rows = self._fetch(connection, self._forms[*form, False], given, prepare=not late)
             if all(row[1] is not None for row in rows):
-                return self._page(rows, look, len(rows) > limit)  # the header is one of them
+                return self._page(rows, look, len(rows) > limit, passes_over)  # the header is one of them
         rows = self._fetch(connection, self._forms[*form, True], {**given, "bytes": bytes_max}, prepare=not late)
         is_large = any(len(row[3] or row[6] or "") + sum(map(len, row[5] or ())) > SMALL_BYTES for row in rows[1:])
         self._sized_pages = _SMALL_PAGES if is_large else max(0, self._sized_pages - 1)
-        return self._page(rows, look, len(rows) > 1)
+        return self._page(rows, look, len(rows) > 1, passes_over)
 
     @staticmethod
     def _fetch(connection: Any, statement: str, given: dict[str, Any], *, prepare: bool) -> list[Row]:
@@ -193,7 +196,7 @@ class Reader:
         return {id_: created for id_, created in rows if created is not None}
 
     @staticmethod
-    def _page(rows: list[Row], look: int, is_full: bool) -> Page:
+    def _page(rows: list[Row], look: int, is_full: bool, passes_over: bool) -> Page:
         sequence, snapshot, age, seen, purged, *_ = rows[0]
         del rows[0]
         if snapshot is None or ":" not in snapshot or (rows and not look < rows[0][0] <= rows[-1][0]):
@@ -209,5 +212,6 @@ class Reader:
             read_at=_EPOCH + timedelta(microseconds=int(microseconds)),
             filenode=int(filenode),
             is_full=is_full,
+            passes_over=passes_over,
             rows=rows,
         )

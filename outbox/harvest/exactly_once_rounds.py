@@ -534,7 +534,8 @@ class Rounds:
             )
             look = frontier.missed_from(look, page.snapshot, page.sequence)
         rows = page.rows
-        frontier.accept(rows[-1][0] if rows else None, page.is_full, page.snapshot, page.sequence)
+        last_id = rows[-1][0] if rows else None
+        frontier.accept(last_id, page.is_full, page.snapshot, page.sequence, passes_over=page.passes_over)
         if is_sweep:
             now = time.monotonic()
             self._sweep_at = now + max(self._conf.sweep_interval_s, _SWEEP_SHARE * (now - begun))
@@ -575,7 +576,7 @@ class Rounds:
                 raise
             self._connection = connection
             self._connection.interrupt = self._interrupt_r
-            self._frontier.reset()  # perhaps another server, which draws its own transaction ids
+            self._frontier = Frontier()  # perhaps another server, which draws its own transaction ids, and ids
         return self._connection
 
     def _reader_for(self, count: int) -> Reader:

@@ -54,12 +54,23 @@ class Database:
 class History:
     """A random history of writers and one reader; `check` is called with what was read and what had to be read."""
 
-    def __init__(self, seed: int, frontier: Frontier, *, use_next_xid: bool = True, give_back: bool = True) -> None:
+    def __init__(
+        self,
+        seed: int,
+        frontier: Frontier,
+        *,
+        use_next_xid: bool = True,
+        give_back: bool = True,
+        topics: int = 1,
+    ) -> None:
         self.random = random.Random(seed)
         self.database = Database()
         self.frontier = frontier
         self.use_next_xid = use_next_xid
         self.give_back = give_back
+        self.topics = topics
+        self.held: dict[int, float] = {}
+        """Topics that the server passes over, with the lowest id from which it did so."""
         self.in_flight: list[list[int]] = []
         self.limit = self.random.randint(1, 100)
         self.rereads = 0
@@ -72,6 +83,8 @@ class History:
                 self.write()
             elif choice < 0.90:
                 self.read()
+            elif self.topics > 1 and choice < 0.93:
+                self.hold_or_release()
             elif self.in_flight:
                 self.finish_batch(self.in_flight.pop(self.random.randrange(len(self.in_flight))))
         return self
@@ -98,20 +111,29 @@ class History:
             gone = set(batch)
             self.database.visible = [id_ for id_ in self.database.visible if id_ not in gone]
 
+    def hold_or_release(self) -> None:
+        topic = self.random.randrange(self.topics)
+        if topic not in self.held:
+            self.held[topic] = float("inf")
+        elif (lowest := self.held.pop(topic)) < float("inf") and self.give_back:
+            self.frontier.give_back([int(lowest)])
+
     def read(self) -> None:
         look: int | None = self.frontier.start()
-        for attempt in range(5):
+        for attempt in range(20):
             assert look is not None
+            self.held = {topic: min(lowest, look + 1) for topic, lowest in self.held.items()}
             rows, snapshot, sequence, due = self.select(look)
             lower = self.frontier.missed_from(look, snapshot, sequence)
             if lower is None:
                 break
             assert lower < look
             look, self.rereads = lower, self.rereads + 1
-            assert attempt < 4, "a read must settle: only the transactions of one accepted read can end"
+            assert attempt < 19, "a read must settle: only the transactions of one accepted read can end"
         if rows != due:
             self.incomplete.append(f"read {rows[:5]} above {look}, due {due[:5]}")
-        self.frontier.accept(rows[-1] if rows else None, len(rows) == self.limit, snapshot, sequence)
+        is_full, last_id = len(rows) == self.limit, rows[-1] if rows else None
+        self.frontier.accept(last_id, is_full, snapshot, sequence, passes_over=bool(self.held))
         if rows:
             self.in_flight.append(rows)
 
@@ -122,7 +144,7 @@ class History:
         sequence = self.database.sequence
         self.write_between()
         flying = {id_ for batch in self.in_flight for id_ in batch}
-        waiting = [id_ for id_ in visible if id_ not in flying]
+        waiting = [id_ for id_ in visible if id_ not in flying and id_ % self.topics not in self.held]
         due = waiting[: self.limit]
         rows = [id_ for id_ in waiting if id_ > look][: self.limit]
         return rows, Snapshot(running, xmax, self.database.next_xid if self.use_next_xid else xmax), sequence, due
@@ -130,6 +152,16 @@ class History:
     def write_between(self) -> None:
         if self.random.random() < 0.2:
             self.write()
+
+
+class LateSequence(History):
+    """The sequence is read after the next xid: SQL promises no order of evaluation."""
+
+    def select(self, look: int) -> tuple[list[int], Snapshot, int, list[int]]:
+        rows, snapshot, _, due = super().select(look)
+        for _ in range(3):
+            self.write()
+        return rows, snapshot, self.database.sequence, due
 
 
 def histories(seeds: Iterable[int], make: Callable[[int], History], steps: int = 300) -> tuple[int, list[str]]:
@@ -149,6 +181,48 @@ def test_every_read_is_the_complete_prefix() -> None:
     rereads, failures = histories(range(400), right)
     assert not failures, failures[:3]
     assert rereads > 100, "the histories must make the frontier look back, or they prove nothing"
+
+
+def with_holds(seed: int) -> History:
+    return History(seed, Frontier(WINDOWS[seed % 4]), topics=2 + seed % 3)
+
+
+def test_every_read_is_the_complete_prefix_of_what_is_not_held() -> None:
+    rereads, failures = histories(range(400), with_holds)
+    assert not failures, failures[:3]
+    assert rereads > 100
+
+
+def test_a_hold_that_gives_nothing_back_is_caught() -> None:
+    class Forgetful(History):
+        def hold_or_release(self) -> None:
+            self.give_back, before = False, self.give_back
+            super().hold_or_release()
+            self.give_back = before
+
+    _, failures = histories(range(100), lambda seed: Forgetful(seed, Frontier(WINDOWS[seed % 4]), topics=3))
+    assert len(failures) > 80
+
+
+class PresentSequence(Frontier):
+    """Takes this read's sequence value for what was looked at."""
+
+    def accept(
+        self, last_id: int | None, page_full: bool, snapshot: Snapshot, sequence: int, *, passes_over: bool = False
+    ) -> None:
+        super().accept(last_id, page_full, snapshot, sequence, passes_over=passes_over)
+        if passes_over and not page_full:
+            self._read_to = sequence
+
+
+def test_the_present_sequence_value_as_looked_at_is_caught() -> None:
+    def late(frontier: type[Frontier]) -> Callable[[int], History]:
+        return lambda seed: LateSequence(seed, frontier(WINDOWS[seed % 4]), topics=3)
+
+    _, naive = histories(range(200), late(PresentSequence))
+    _, failures = histories(range(200), late(Frontier))
+    assert naive
+    assert not failures, failures[:3]
 
 
 @pytest.mark.torture
@@ -187,21 +261,14 @@ def test_a_cursor_is_caught() -> None:
 class NoPreviousSequence(Frontier):
     """Takes this read's sequence value, which may be younger than its next xid's assignment, for the floor."""
 
-    def accept(self, last_id: int | None, page_full: bool, snapshot: Snapshot, sequence: int) -> None:
+    def accept(
+        self, last_id: int | None, page_full: bool, snapshot: Snapshot, sequence: int, *, passes_over: bool = False
+    ) -> None:
         self._sequence = sequence
-        super().accept(last_id, page_full, snapshot, sequence)
+        super().accept(last_id, page_full, snapshot, sequence, passes_over=passes_over)
 
 
 def test_the_present_sequence_value_as_floor_is_caught() -> None:
-    class LateSequence(History):
-        """The sequence is read after the next xid: SQL promises no order of evaluation."""
-
-        def select(self, look: int) -> tuple[list[int], Snapshot, int, list[int]]:
-            rows, snapshot, _, due = super().select(look)
-            for _ in range(3):
-                self.write()
-            return rows, snapshot, self.database.sequence, due
-
     _, naive = histories(range(300), lambda seed: LateSequence(seed, NoPreviousSequence(WINDOWS[seed % 4])))
     _, failures = histories(range(300), lambda seed: LateSequence(seed, Frontier(WINDOWS[seed % 4])))
     assert naive
@@ -274,6 +341,25 @@ def test_a_sequence_restarted_between_a_reset_and_the_next_read_leaves_no_high_f
     read(frontier, [2], settled(60), 2)
     read(frontier, [5], Snapshot((60,), 62, 62), 5)  # 60 began after that read and drew 3 and 4
     assert read(frontier, [3, 4], settled(63), 5) == [3, 4]
+
+
+def test_what_the_server_passes_over_is_walked_twice_at_most() -> None:
+    frontier = Frontier()
+    for xid in (50, 51):  # the sequence of the read before is what was certainly drawn
+        assert frontier.start() == 0
+        frontier.accept(None, False, Snapshot((40,), xid, xid), 1_000_000, passes_over=True)
+    assert frontier.start() == 1_000_000, "a stranger's transaction, far below, is not looked back to before it ends"
+    assert frontier.missed_from(1_000_000, settled(61), 1_000_000) == 0
+    frontier.give_back([7])  # the hold ends
+    assert frontier.start() <= 6
+
+
+def test_another_sequence_bounds_nothing() -> None:
+    frontier = Frontier()
+    frontier.accept(None, False, settled(50), 1_000_000, passes_over=True)
+    frontier.reset()
+    frontier.accept(None, False, settled(51), 5, passes_over=True)
+    assert frontier.read_to == 0
 
 
 def test_an_id_set_by_hand_above_the_sequence_blinds_nothing() -> None:

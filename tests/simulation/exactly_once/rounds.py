@@ -251,7 +251,7 @@ class Rounds:
     def _read(self, plan: Plan, count: int) -> Steps:
         if self._connection is None:
             self._connection = Connection(self._process)
-            self._frontier.reset()
+            self._frontier = self._cores.frontier(look_back_ids=20)
         frontier, world = self._frontier, self._world
         if world.now >= self._sweep_at:
             self._sweep_at = world.now + SWEEP_S
@@ -264,7 +264,9 @@ class Rounds:
             look = frontier.missed_from(look, page.snapshot, page.sequence)
         page = self._looked_at(page)
         ids = [stored.row[0] for stored in page.rows]
-        frontier.accept(ids[-1] if ids else None, len(ids) >= plan.limit, page.snapshot, page.sequence)
+        is_full, last_id = len(ids) >= plan.limit, ids[-1] if ids else None
+        passes_over = len(plan.lanes) < count
+        frontier.accept(last_id, is_full, page.snapshot, page.sequence, passes_over=passes_over)
         return page
 
     def _excluded(self, plan: Plan, look: int) -> Sequence[int]:
