@@ -415,14 +415,16 @@ class Conf:
     mark_backoff_s: float = _setting(
         _seconds(0.001, 3600),
         0.05,
-        "Longest pause between two mark queries when there is nothing to do, times the lanes that one process owns.",
+        "Longest pause between two queries when there is nothing to do; at least once times the lanes that one process "
+        "owns, exactly once times 1.12, however many they are.",
         unit="seconds",
         key="MARK_BACKOFF",
     )
     sweep_interval_s: float = _setting(
         _seconds(0.1, 86_400),
         30.0,
-        "Time between two searches for records that are marked and forgotten.",
+        "Time between two searches for forgotten records: at least once for those that are marked, "
+        "exactly once for those whose ids break the rules.",
         unit="seconds",
         key="SWEEP_INTERVAL",
     )

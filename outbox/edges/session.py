@@ -29,10 +29,13 @@ class StatementOverdue(psycopg.OperationalError):
 
 
 class BoundedConnection(psycopg.Connection[Any]):
-    """A connection whose waits end at `give_up_at`, or as soon as `interrupt` becomes readable."""
+    """A connection whose waits end at `give_up_at`, or as soon as `interrupt` becomes readable. While it waits,
+    `meanwhile` is called every `meanwhile_s`."""
 
     give_up_at = float("inf")
     interrupt: int | None = None
+    meanwhile: Callable[[], None] | None = None
+    meanwhile_s = 3600.0
 
     def wait(self, gen: Any, interval: float = 0.0, timeout: float | None = None) -> Any:
         poll = select.poll()
@@ -52,7 +55,9 @@ class BoundedConnection(psycopg.Connection[Any]):
             left_s = self.give_up_at - time.monotonic()
             if left_s <= 0:
                 raise StatementOverdue("PostgreSQL did not answer in time; the connection was given up.")
-            found = dict(poll.poll(min(left_s, 3600.0) * 1000 + 1))
+            found = dict(poll.poll(min(left_s, self.meanwhile_s) * 1000 + 1))
+            if not found and self.meanwhile is not None:
+                self.meanwhile()
             if self.interrupt in found:
                 raise StatementOverdue("The statement was given up: its lane has ended.")
             if events := found.get(socket):

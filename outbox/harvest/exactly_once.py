@@ -59,6 +59,7 @@ _IDLE_SEEN_S = 2.5  # a little more than between two heartbeats, which look at t
 _TAKEOVER_S = 30.0
 _TOPICS_S = 5.0
 _WAKE_S = 0.5
+_OVERDUE = frozenset({"_TIMED_OUT", "_MSG_TIMED_OUT", "_TIMED_OUT_QUEUE"})
 
 
 class NotDelivered(OutboxError):
@@ -366,6 +367,8 @@ class ExactlyOnce:
         except NotDelivered as error:
             return self._after_undelivered(rounds, batch, error)
         except (BatchDropped, ReportsMissing) as error:
+            if isinstance(error, ReportsMissing) and not self._is_ending:
+                rounds.too_slow(batch)
             self._troubles.seen("send", str(error))
             return self._backoff(str(error))
         except (KafkaException, SystemError) as error:
@@ -526,6 +529,8 @@ class ExactlyOnce:
             cause = self._producer.cause() if self._producer is not None else None
             if cause is not None and faults.is_refusal(cause.name()):
                 return self._after_refusal(rounds, batch, cause.name(), f"{cause.name()}: {cause.str()}")
+            if any(name in _OVERDUE for _, name, _ in self._failures):
+                rounds.too_slow(batch)
             self._troubles.seen("send", str(error))
             return self._backoff(str(error))
         self._known_topics.clear()
@@ -575,6 +580,8 @@ class ExactlyOnce:
         reason = f"{name}: {error.str() if error is not None else raised}"
         if faults.is_refusal(name):
             return self._after_refusal(rounds, batch, name, reason)
+        if name in _OVERDUE and not self._is_ending:
+            rounds.too_slow(batch)
         self._troubles.seen("send", reason)
         if faults.kind_of(name) is faults.Kind.FENCE:
             # By somebody else, or because the broker ended an own transaction that took too long.

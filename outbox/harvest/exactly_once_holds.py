@@ -158,6 +158,13 @@ class Holds:
                 return hold
         return None
 
+    def is_held(self, row: Row) -> bool:
+        """Of a row that was found elsewhere than in a page: when its hold ends, the reading goes on from there."""
+        hold = self._all or self._hold_of(row)
+        if hold is not None:
+            hold.lowest = min(hold.lowest, row[0])
+        return hold is not None
+
     @property
     def topics(self) -> set[str]:
         """Those held as a whole."""

@@ -35,9 +35,11 @@ from outbox.edges.ledger_topic import LedgerTopic
 from outbox.edges.marks import WrongTable
 from outbox.edges.reader import NOTHING, LeftOut, Page, Reader, Row
 from outbox.edges.session import BoundedConnection, StatementOverdue
+from outbox.edges.sweeper import Below, Found
 from outbox.edges.ways import Claim, NoRights, OtherWay
 from outbox.harvest.exactly_once_database import Database, Purges
 from outbox.harvest.exactly_once_holds import Holds, Writes
+from outbox.harvest.exactly_once_sweep import Sweep
 from outbox.harvest.exactly_once_values import Awaited, Batch, Broken, Doubt, Order, Purge, Retake, Ticket
 from outbox.harvest.exactly_once_wake import Ear
 from outbox.harvest.readings import Troubles
@@ -52,11 +54,14 @@ _IDLE_SHARE = 1.12  # of MARK_BACKOFF: room for claim, state and holds beside th
 _RETRY_MIN_S, _RETRY_MAX_S = 0.1, 2.0
 _FIRST_PAGE_ROWS = 500
 _SAMPLE, _SAMPLE_S = 16, 1.0
-_SWEEP_SHARE = 1000  # a sweep may take one thousandth of the time
 _BEAT_S = 2.0
 _HOLDS_S = 1.0  # until an operator's hold is noticed
 _HOLDS_SHARE = 10  # of the time that looking for holds takes: so much is left for reading
 _FETCH_HELD_S = 600.0
+_STRETCH_MAX = 64  # times STATEMENT_TIMEOUT: what a read may take that has failed for want of time again and again
+_GRACE_S = 1.0  # the server gives up first, and then the connection can be kept
+_SMALLER, _LARGER = 4, 8  # pages are cut to a quarter, and grow by an eighth
+_BYTES_MIN = 1000
 _TRUST = 0.75  # of the time after which others may claim; the rest is for what runs late
 
 
@@ -106,13 +111,17 @@ class Rounds:
         self._reader: Reader | None = None
         self._connection: BoundedConnection | None = None
         self._limit = min(_FIRST_PAGE_ROWS, conf.batch_max)
+        self._rows_max, self._bytes_max = conf.batch_max, conf.batch_bytes_max  # less while the brokers are slow
+        self._cut_at = float("-inf")
         self._is_behind = False  # the last page was full: more waits than is sent
         self._idle_s = _IDLE_MIN_S
         self._woken = False
         self._ear: Ear | None = None
         self._read_failures = 0
         self._troubles = Troubles(-1)
-        self._sweep_at = time.monotonic() + conf.sweep_interval_s
+        self._stretch, self._keeps_connection = 1, False
+        self._looked_from = 0
+        self._sweep = Sweep(conf, database, self._notify)
         self._sample_at = 0.0
         self._passes_over, self._fetch_held_until = False, 0.0
         self._created: dict[int, datetime] = {}
@@ -248,8 +257,24 @@ class Rounds:
             lane.holds.delivered(batch.rows)
             batch.rows = []
             self._round_purges.append(Purge(entry, batch.filenode, batch.asked_at, batch.errands))
+            self._enlarge()
             self._end_share(lane)
             self._write_holds()
+
+    def too_slow(self, batch: Batch) -> None:
+        """It was not acknowledged within its time: pages become so small that one is, at last of one record."""
+        with self._changed:
+            if batch.asked_at > self._cut_at:  # else its page was cut already, for the sake of another lane
+                self._rows_max = max(1, min(self._rows_max, self._limit) // _SMALLER)
+                self._bytes_max = max(min(_BYTES_MIN, self._bytes_max), self._bytes_max // _SMALLER)
+                self._limit, self._cut_at = self._rows_max, time.monotonic()
+
+    def _enlarge(self) -> None:
+        conf = self._conf
+        if self._rows_max < conf.batch_max:
+            self._rows_max = min(conf.batch_max, self._rows_max + max(1, self._rows_max // _LARGER))
+        if self._bytes_max < conf.batch_bytes_max:
+            self._bytes_max = min(conf.batch_bytes_max, self._bytes_max + max(1, self._bytes_max // _LARGER))
 
     def failed(self, lane: LaneState) -> None:
         """Nothing more is read for the lane until it is ready again; what it had in hand is read anew then."""
@@ -363,6 +388,7 @@ class Rounds:
             spent = "".join(f" {name}_s={seconds:.3f}" for name, seconds in self.stages.items())
             logger.info("reading_ended reads=%d%s", self.reads, spent)
             self._drop_connection()
+            self._sweep.close()
             if self._ear is not None:
                 self._ear.close()
             self.ledger.close()
@@ -431,7 +457,31 @@ class Rounds:
         for number in plan.lanes:
             if due := self._lanes[number].holds.release_due(now, is_behind=self._is_behind):
                 self._frontier.give_back(due)
+        self._sweep_on(plan, now)
         return plan
+
+    def _sweep_on(self, plan: Plan, now: float) -> None:
+        """Only below what was read, and without what is in flight or held: each of these would be found for ever."""
+        missed = [row[0] for row in self._sweep.take() if not self._is_held(row)]
+        self._frontier.give_back(missed[:1])
+        if self._sweep.is_due(now) and (read_to := self._frontier.read_to) > 0:
+            below = Below(read_to, plan.lanes, plan.excluded_above(0), self._held_as_a_whole(plan))
+            self._sweep.look(below, self._reading_count)
+
+    def _is_held(self, row: Found) -> bool:
+        """Or not to be read: what a lane missed that is not ready is read when it is."""
+        lane = self._lanes.get(row[3])
+        return lane is None or not lane.ready or lane.holds.is_held(row)
+
+    def _notify(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
+
+    def _meanwhile(self) -> None:
+        """While PostgreSQL is slow to answer a read: neither the claim nor a purge waits for that."""
+        with self._changed:
+            self._purge_round()
+            self._keep_beating()
 
     def _keep_beating(self) -> None:
         now = time.monotonic()
@@ -498,7 +548,10 @@ class Rounds:
         if self._passes_over and isinstance(error, psycopg.errors.QueryCanceled | StatementOverdue):
             # More than the server can pass over in one statement: fetched page by page it is only slow.
             self._fetch_held_until = time.monotonic() + _FETCH_HELD_S
-        self._drop_connection()
+        if self._keeps_connection:
+            self._keeps_connection = False
+        else:
+            self._drop_connection()
         pause_s = min(_RETRY_MAX_S, _RETRY_MIN_S * 2 ** min(self._read_failures, 8)) * random.uniform(0.5, 1.0)
         self._read_failures += 1
         with self._changed:
@@ -513,15 +566,28 @@ class Rounds:
 
     def _read_completely(self, plan: Plan) -> Page:
         connection = self._connected()
+        try:
+            page = self._read_from(connection, plan)
+            self._stretch_no_more(connection)
+        except psycopg.errors.QueryCanceled:
+            self._stretch = min(_STRETCH_MAX, 2 * self._stretch)
+            self._keeps_connection = True  # and the frontier: nothing of the page was noted
+            raise
+        except StatementOverdue:
+            self._stretch = min(_STRETCH_MAX, 2 * self._stretch)
+            raise
+        rows = page.rows
+        last_id = rows[-1][0] if rows else None
+        self._frontier.accept(last_id, page.is_full, page.snapshot, page.sequence, passes_over=page.passes_over)
+        return page
+
+    def _read_from(self, connection: BoundedConnection, plan: Plan) -> Page:
         reader, frontier = self._reader_for(self._reading_count), self._frontier
-        begun = time.monotonic()
-        is_sweep = begun >= self._sweep_at
-        if is_sweep:
-            # The net for writers that break the rules: once in a while everything visible is looked at.
-            frontier.reset()
-        look: int | None = frontier.start()
+        timeout_s = self._stretched(connection)
+        self._looked_from = frontier.start()
+        look: int | None = self._looked_from
         while look is not None:
-            connection.give_up_at = time.monotonic() + self._conf.statement_timeout_s
+            connection.give_up_at = time.monotonic() + timeout_s + _GRACE_S
             left_out = self._left_out(plan, look)
             page = reader.read(
                 connection,
@@ -529,32 +595,46 @@ class Rounds:
                 plan.lanes,
                 plan.excluded_above(look),
                 plan.limit,
-                self._conf.batch_bytes_max,
+                self._bytes_max,
                 left_out,
             )
             look = frontier.missed_from(look, page.snapshot, page.sequence)
-        rows = page.rows
-        last_id = rows[-1][0] if rows else None
-        frontier.accept(last_id, page.is_full, page.snapshot, page.sequence, passes_over=page.passes_over)
-        if is_sweep:
-            now = time.monotonic()
-            self._sweep_at = now + max(self._conf.sweep_interval_s, _SWEEP_SHARE * (now - begun))
         return page
+
+    def _stretched(self, connection: BoundedConnection) -> float:
+        """How long a read may take. One that has to walk over more dead rows than there is time for would fail for
+        ever: after each failure it is given more."""
+        timeout_s = self._stretch * self._conf.statement_timeout_s
+        if self._stretch > 1:
+            connection.give_up_at = time.monotonic() + self._conf.statement_timeout_s
+            connection.execute(f"/* read */ SET statement_timeout = {int(timeout_s * 1000)}")
+        return timeout_s
+
+    def _stretch_no_more(self, connection: BoundedConnection) -> None:
+        if self._stretch > 1:
+            connection.execute("/* read */ RESET statement_timeout")
+            self._stretch = 1
 
     def _left_out(self, plan: Plan, look: int) -> LeftOut:
         """What every lane holds as a whole: a large backlog is passed over by the server, and not fetched again and
         again. Told to the holds before the read: one that ends meanwhile is read from there."""
         with self._changed:
-            held = {number: self._lanes[number].holds for number in plan.lanes if number in self._lanes}
             self._passes_over = False
-            if time.monotonic() < self._fetch_held_until or len(held) < len(plan.lanes) or not any(held.values()):
+            if time.monotonic() < self._fetch_held_until:
                 return NOTHING
-            topics = frozenset(set.intersection(*(holds.topics for holds in held.values())))
-            left_out = LeftOut(topics, frozenset(number for number, holds in held.items() if holds.is_paused))
-            for holds in held.values():
-                holds.passed_over(topics, look)
+            left_out = self._held_as_a_whole(plan)
+            if left_out:
+                for number in plan.lanes:
+                    self._lanes[number].holds.passed_over(left_out.topics, look)
             self._passes_over = bool(left_out)
             return left_out
+
+    def _held_as_a_whole(self, plan: Plan) -> LeftOut:
+        held = {number: self._lanes[number].holds for number in plan.lanes if number in self._lanes}
+        if len(held) < len(plan.lanes) or not any(held.values()):
+            return NOTHING
+        topics = frozenset(set.intersection(*(holds.topics for holds in held.values())))
+        return LeftOut(topics, frozenset(number for number, holds in held.items() if holds.is_paused))
 
     def _sample(self, page: Page) -> dict[int, datetime]:
         """Once a second, when some of the page's records were stashed: on average it costs next to nothing."""
@@ -576,6 +656,7 @@ class Rounds:
                 raise
             self._connection = connection
             self._connection.interrupt = self._interrupt_r
+            self._connection.meanwhile, self._connection.meanwhile_s = self._meanwhile, self._beat_s / 2
             self._frontier = Frontier()  # perhaps another server, which draws its own transaction ids, and ids
         return self._connection
 
@@ -605,7 +686,7 @@ class Rounds:
             self._await_round_end()
             self._hand_over(batches, returned_at, reads_next=not is_full)
             self._idle_s = _IDLE_MIN_S
-        if is_full:
+        if is_full and (batches or self._frontier.start() > self._looked_from):
             return
         if batches:
             self._await_round_end()
@@ -662,7 +743,7 @@ class Rounds:
         if not sample:
             return
         size = sum(len(row[3] or row[6] or "") + len(row[2]) for row in sample) // len(sample) + 1
-        target = max(1, min(self._conf.batch_max, self._conf.batch_bytes_max // size))
+        target = max(1, min(self._rows_max, self._bytes_max // size))
         self._limit = target if target < self._limit else min(target, 4 * self._limit)
 
     def _await_round_end(self) -> None:

@@ -1,5 +1,6 @@
 """The statements of exactly-once delivery on a real PostgreSQL: ids in binary, the guarded purge, the read."""
 
+import json
 import time
 from contextlib import contextmanager
 from importlib import import_module
@@ -14,6 +15,7 @@ from outbox.edges.companions import Companions
 from outbox.edges.int8_arrays import Ids
 from outbox.edges.marks import WrongTable
 from outbox.edges.reader import LeftOut, Reader
+from outbox.edges.sweeper import Below, Sweeper
 from tests.support.tables import insert
 
 
@@ -297,3 +299,25 @@ def test_headers_count_and_a_table_of_others_may_have_none(db, reader, values):
     page = reader.read(db, 0, (0,), (), 5000, 250_000)
     assert len(page.rows) == (20 if values == "NULL" else 3)
     assert [row[1] for row in page.rows] == ["t"] * len(page.rows)
+
+
+@pytest.mark.parametrize("lanes", [1, 3])
+def test_a_sweep_looks_at_so_many_blocks_and_at_nothing_else(url, db, lanes):
+    ids = insert(db, "t", [f"k{n}" for n in range(2000)])
+    hidden = insert(db, "held", ["k"])
+    sweeper = Sweeper("outbox", lanes)
+    with companions.connect({"conninfo": url}, statement_timeout_s=20, application_name="test") as connection:
+        Sweeper.prepare(connection)
+        every = list(range(lanes))
+        below = Below(ids[1499], every, ids[:10], LeftOut(frozenset({"held"})))
+        plan = connection.execute(f"EXPLAIN (FORMAT JSON) {sweeper.text}", sweeper.given(0, 4, below)).fetchone()[0]
+        assert "Tid Range Scan" in json.dumps(plan)
+        found, size = sweeper.look(connection, 0, 4, below)
+        assert 4 < size < 200
+        assert 10 < len(found) < 1000
+        assert found[0][:3] == (ids[10], "t", "k10")
+        rest, _ = sweeper.look(connection, 4, 4096, below)
+        assert [row[0] for row in found + rest] == ids[10:1500]
+        assert {row[3] for row in found} == set(every)
+        above = Below(hidden[0], [lanes - 1], (), LeftOut(frozenset(), frozenset({lanes - 1})))
+        assert sweeper.look(connection, 0, 4096, above)[0] == []

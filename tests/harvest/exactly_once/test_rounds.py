@@ -2,13 +2,16 @@
 
 import threading
 import time
+from datetime import UTC, datetime
 
 import psycopg
 import pytest
 
 from outbox.edges.reader import Reader
+from outbox.edges.transactions import ReportsMissing, TransactionalProducer
 from outbox.harvest.exactly_once_database import Database
 from outbox.harvest.exactly_once_rounds import LaneState, Rounds
+from outbox.harvest.exactly_once_values import Batch
 from tests.harvest.exactly_once.bench import wait_until
 from tests.support.topics import create_topic
 
@@ -102,8 +105,7 @@ def test_a_held_backlog_is_not_fetched_again_and_goes_on_in_order(bench, monkeyp
         wait_until(lambda: host.worker._rounds.reads > seen + 30)
         assert bench.count == 303
         assert not any(fetched), "rows that are held were sent by the server"
-        if sweep_s > 1:
-            assert looks[-1] == 303, "rows that are held are walked again by every poll"
+        assert looks[-1] == 303, "rows that are held are walked again by every poll"
         if hold == "topic":  # others go by, and the reading starts behind them
             bench.stash(["x"], topic=create_topic(bench.servers))
             wait_until(lambda: bench.count == 303)
@@ -133,3 +135,143 @@ def test_where_the_server_cannot_pass_over_a_backlog_it_is_fetched(bench, monkey
     with bench.working():
         wait_until(lambda: bench.count == 1)
         assert len(passed) == 1
+
+
+def test_a_read_that_takes_longer_than_a_statement_may_is_given_more_time(bench, monkeypatch):
+    """As beside a pinned horizon, where the first read walks over everything that is dead: it would fail for ever. The
+    claim is repeated meanwhile."""
+    read, seen, claimed = Reader.read, [], []
+
+    def slow(self, connection, look, *given):
+        seen.append((look, connection.info.backend_pid))
+        if not look:
+            connection.execute("SELECT pg_sleep(1.2)")
+        return read(self, connection, look, *given)
+
+    monkeypatch.setattr(Reader, "read", slow)
+    bench.stash(["a"] * 10)
+    with bench.working(STATEMENT_TIMEOUT=0.5, SESSION_TIMEOUT=1, HEARTBEAT_TIMEOUT=0.5) as host:
+        wait_until(lambda: seen)
+        while bench.count:
+            claimed.append(host.worker._rounds.is_claimed())
+            time.sleep(0.05)
+            assert len(seen) < 50
+        timeout = host.worker._rounds._connection.execute("SHOW statement_timeout").fetchone()[0]
+    bench.check()
+    first = [pid for look, pid in seen if look == 0]
+    assert len(first) == 3, "the time was doubled twice"
+    assert len(set(first)) == 1, "what was refused for want of time leaves the connection as it was"
+    assert timeout == "500ms"
+    assert claimed.count(False) < len(claimed) / 4
+
+
+def test_what_the_sweep_finds_is_sent_and_what_is_held_is_not_found_again(bench, monkeypatch):
+    """One block after the other, on a connection of its own: the reading begins no lower than what was missed."""
+    looks, read = [], Reader.read
+
+    def noted(self, connection, look, *given):
+        looks.append(look)
+        return read(self, connection, look, *given)
+
+    monkeypatch.setattr(Reader, "read", noted)
+    bench.db.execute("SELECT setval('outbox_id_seq', 1000)")
+    bench.stash(["held"] * 100)
+    bench.stash(["b"] * 300, size=900)
+    held = "SELECT id, kafka_topic, kafka_key, 'paused' FROM outbox WHERE kafka_key = 'held' LIMIT 1"
+    bench.db.execute(f"INSERT INTO outbox_hold (record_id, topic, key, reason) {held}")
+    with bench.working(SWEEP_INTERVAL=0.2) as host:
+        wait_until(lambda: bench.count == 100)
+        rounds = host.worker._rounds
+        passes = rounds._sweep.passes
+        wait_until(lambda: rounds._sweep.passes > passes + 3)
+        looks.clear()
+        wait_until(lambda: rounds._sweep.passes > passes + 6)
+        assert min(looks) == 1400, "records that are held are found for ever"
+        bench.db.execute(
+            "INSERT INTO outbox (id, kafka_topic, kafka_key, kafka_value) VALUES (77, %s, 'low', 'by hand'), "
+            "(78, %s, 'held', 'by hand too')",
+            [bench.topic, bench.topic],
+        )
+        wait_until(lambda: bench.count == 101)
+        assert min(looks) == 76, "never from the beginning"
+        bench.db.execute("DELETE FROM outbox_hold")
+        bench.wait_empty()
+    assert bench.by_key()["low"] == ["by hand"]
+    assert len(bench.by_key()["held"]) == 101
+
+
+def test_a_full_page_of_held_records_that_leads_nowhere_is_not_read_without_a_pause(bench):
+    """Ids above the sequence, as after a COPY without setval, do not lift the frontier."""
+    bench.stash(["a"] * 5)
+    with bench.working(BATCH_MAX=20) as host:
+        bench.wait_empty()
+        bench.db.execute(
+            "INSERT INTO outbox_hold (topic, key, reason) VALUES (%s, 'held', 'paused')",
+            [bench.topic],
+        )
+        wait_until(lambda: bench.db.execute("SELECT 1 FROM outbox_hold WHERE confirmed_by = '{0}'").fetchone())
+        bench.db.execute(
+            "INSERT INTO outbox (id, kafka_topic, kafka_key) SELECT n, %s, 'held' FROM generate_series(1001, 1100) n",
+            [bench.topic],
+        )
+        time.sleep(1)
+        before = host.worker._rounds.reads
+        time.sleep(1)
+        assert host.worker._rounds.reads - before <= 25
+        bench.db.execute("DELETE FROM outbox_hold")
+        bench.wait_empty()
+
+
+def share(rounds, lane, ids):
+    now = time.monotonic()
+    return Batch(lane.number, lane.session, [(id_, "t", "k", "v") for id_ in ids], ids, datetime.now(UTC), 1, now, now)
+
+
+def test_pages_shrink_while_the_brokers_are_too_slow_for_them_and_grow_again(bench):
+    rounds = rounds_of(bench, BATCH_MAX=5000, BATCH_BYTES_MAX=8_000_000)
+    lane = LaneState(0, post=lambda order: None)
+    assert rounds.register(lane)
+    page = [(1, "t", "k", "v" * 99)] * 5000
+    for _ in range(5):
+        rounds._adapt_limit(page)
+    assert rounds._limit == 5000
+    sizes = []
+    for _ in range(8):
+        one, other = (share(rounds, lane, [1]) for _ in range(2))
+        rounds.too_slow(one)
+        rounds.too_slow(other)  # of the same page
+        rounds._adapt_limit(page)
+        sizes.append((rounds._limit, rounds._bytes_max))
+    assert [rows for rows, _ in sizes] == [1250, 312, 78, 19, 4, 1, 1, 1]
+    assert sizes[0][1] == 2_000_000
+    assert sizes[-1][1] == 1000
+    grown = 0
+    while (rounds._limit, rounds._bytes_max) != (5000, 8_000_000):
+        rounds._enlarge()
+        rounds._adapt_limit(page)
+        grown += 1
+    assert 50 < grown < 150
+    rounds.leave(lane)
+    assert rounds.join(20)
+
+
+def test_brokers_that_take_few_records_in_a_transaction_s_time_get_few(bench, monkeypatch):
+    """The same page would be sent and given up for ever."""
+    send, wait, sent = TransactionalProducer.send, TransactionalProducer.wait_reports, []
+
+    def noted(self, rows, *given):
+        sent.append(len(rows))
+        send(self, rows, *given)
+
+    def slow(self, is_over):
+        if sent[-1] > 10:
+            raise ReportsMissing("the link is slow")
+        wait(self, is_over)
+
+    monkeypatch.setattr(TransactionalProducer, "send", noted)
+    monkeypatch.setattr(TransactionalProducer, "wait_reports", slow)
+    bench.stash(["a", "b"] * 50)
+    with bench.working(BATCH_MAX=100):
+        bench.wait_empty()
+    bench.check()
+    assert max(sent) == 100

@@ -1,0 +1,112 @@
+"""The net of exactly-once delivery, for writers that break the rules of ids: everything visible is looked at in turn.
+
+The frontier finds what writers do that keep the rules. A record whose id was set by hand, or comes from a cached
+sequence, may become visible below what was read, and nothing tells of it. So the blocks of the table are looked at,
+slice by slice, on a connection and in a thread of its own, for a hundredth of the time: reading never waits for it,
+however much is dead in the table. What is found is given back to the frontier; it may be wrong about that, and then one
+read begins lower than it had to.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from outbox.conf import Conf
+from outbox.edges.session import BoundedConnection, Session
+from outbox.edges.sweeper import Below, Found, Sweeper
+from outbox.harvest.exactly_once_database import Database
+from outbox.harvest.readings import Troubles
+
+_SHARE = 100  # a slice may take so small a part of the time
+_PAUSE_S = 5.0  # between slices at the least: an idle process asks PostgreSQL little
+_BLOCKS_FIRST, _BLOCKS_MIN, _BLOCKS_MAX = 256, 16, 4096
+_ROWS_MAX = 20_000  # of a slice; more are those of held keys
+
+
+class Sweep:
+    """Asked by the reading thread; `take` has what was found since."""
+
+    def __init__(self, conf: Conf, database: Database, tell: Callable[[], None]) -> None:
+        """`tell`: called when something was found."""
+        self._conf, self._database, self._tell = conf, database, tell
+        self._session: Session | None = None
+        self._sweeper: Sweeper | None = None
+        self._block, self._blocks = 0, _BLOCKS_FIRST
+        self._is_under_way = False
+        self._begun_at = time.monotonic()
+        self._next_at = self._begun_at + conf.sweep_interval_s
+        self._found: list[Found] = []
+        self._troubles = Troubles(-1)
+        self.passes = 0
+
+    def is_due(self, now: float) -> bool:
+        return now >= self._next_at and not self._is_under_way
+
+    def look(self, below: Below, lanes: int) -> None:
+        """At the next slice, in the background."""
+        if self._session is None:
+            self._session = Session("outbox-sweep", self._connect, self._post)
+        sweeper = self._sweeper
+        if sweeper is None or sweeper.lanes != lanes:
+            sweeper = Sweeper(self._conf.table, lanes, keep_empty_key=self._conf.keep_empty_key)
+            self._sweeper = sweeper
+        if not self._block:
+            self._begun_at = time.monotonic()
+        self._is_under_way = True
+        self._session.submit(partial(self._slice, sweeper, below), None, self._conf.statement_timeout_s + 1)
+
+    def take(self) -> list[Found]:
+        found, self._found = self._found, []
+        return found
+
+    def close(self) -> None:
+        """Does not block."""
+        if self._session is not None:
+            self._session.close()
+            self._session.interrupt()
+
+    # ---- in the session's thread
+
+    def _connect(self) -> BoundedConnection:
+        connection = self._database.connect("sweep")
+        try:
+            Sweeper.prepare(connection)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _slice(self, sweeper: Sweeper, below: Below, connection: Any) -> tuple[list[Found], int, float]:
+        begun = time.monotonic()
+        found, size = sweeper.look(connection, self._block, self._blocks, below)
+        return found, size, time.monotonic() - begun
+
+    def _post(self, outcome: tuple[Any, Any, BaseException | None]) -> None:
+        _, result, error = outcome
+        now = time.monotonic()
+        if error is not None:
+            self._troubles.seen("read", str(error))
+            self._blocks = max(_BLOCKS_MIN, self._blocks // 4)
+            self._next_at = now + self._conf.statement_timeout_s
+        else:
+            self._troubles.over("read")
+            self._note(now, *result)
+        self._is_under_way = False
+
+    def _note(self, now: float, found: list[Found], size: int, took_s: float) -> None:
+        self._block += self._blocks
+        self._next_at = now + max(min(_PAUSE_S, self._conf.sweep_interval_s), _SHARE * took_s)
+        if self._block >= size:
+            self._block = 0
+            self.passes += 1
+            self._next_at = max(self._next_at, self._begun_at + self._conf.sweep_interval_s)
+        if len(found) > _ROWS_MAX:
+            self._blocks = max(_BLOCKS_MIN, self._blocks // 4)
+        elif len(found) < _ROWS_MAX // 4:
+            self._blocks = min(_BLOCKS_MAX, 4 * self._blocks)
+        if found:
+            self._found = found
+            self._tell()
