@@ -38,6 +38,10 @@ LEAVE_TIMEOUT_S = 5.0
 JOIN_TIMEOUT_S = 5.0
 
 
+class StopOutOfTime(OutboxError):
+    """What was in hand could not be finished before the process had to end."""
+
+
 class State(StrEnum):
     CREATED = "created"
     RUNNING = "running"
@@ -279,6 +283,16 @@ class Harvester:
             self._logger.error("harvester_failed reason=%r", str(error), exc_info=None if known else error)
         self.stop()
 
+    def _left_untidily(self, reason: str) -> None:
+        """`wait` raises it after a stop that was not forced. A lane that only moves is settled by its next owner."""
+        with self._mutex:
+            if self._state is State.STOPPING and not self._forced.is_set() and self._error is None:
+                self._error = StopOutOfTime(
+                    f"The stop ran out of time ({reason}). Nothing is lost, and the next harvester with "
+                    f"DELIVERY={self.conf.delivery!r} goes on; another way of delivery would send records again that "
+                    "are in Kafka already. Before you switch, run: python manage.py harvest --once"
+                )
+
     # ---- what the election says; called under its lock
 
     def _hear(self, effect: neli.Effect) -> None:
@@ -301,7 +315,7 @@ class Harvester:
     def _acquire(self, event: LeaderAcquired) -> None:
         assert self._member is not None
         self._log("leader_acquired lane=%d leader_id=%s epoch=%d", event.lane, event.leader_id, event.epoch)
-        host = Host(event, self._member, self._events, self.fail, self._logger, self._measurements)
+        host = Host(event, self._member, self._events, self.fail, self._logger, self._measurements, self._left_untidily)
         host.worker = self._factory(self.conf, event.lane, event.leader_id, event.epoch, host)
         self._measurements.acquired(event.lane, host.worker)
         self._hosts[event.lane] = host

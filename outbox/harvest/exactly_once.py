@@ -44,7 +44,7 @@ from outbox.harvest.exactly_once_values import (
     LaneStopped,
     Retake,
 )
-from outbox.harvest.lanes import LaneHost, owner_name
+from outbox.harvest.lanes import LaneHost, LeftUntidily, owner_name
 from outbox.harvest.readings import Meter, Troubles
 from outbox.harvest.resize import LaneCount
 from outbox.harvest.telling import Stopwatch
@@ -100,6 +100,7 @@ class ExactlyOnce:
         self._change = 0
         self._batch = 0
         self._known_topics: set[str] = set()
+        self._in_doubt = False  # a commit was begun, and whether it took effect is not known
         self._failures: list[tuple[int, str, str]] = []
         self._probing = False  # failed records are told apart, at some cost
         self._all_acknowledged = False  # each of the batch, as was told apart: what fails now is the ledger's entry
@@ -215,6 +216,7 @@ class ExactlyOnce:
         self._stages["takeover"] += time.monotonic() - begun
         if isinstance(outcome, Owned):
             self._producer, self._batch, self._identity = outcome.producer, outcome.batch, outcome.identity
+            self._in_doubt = False
             self._take_care(rounds)
             self._change = outcome.state.resize_no
             self._takeovers += 1
@@ -376,6 +378,7 @@ class ExactlyOnce:
         told = telling.delivered(batch, entry, self._stopwatch, tracing=self._conf.tracing and is_tracing())
         failpoint("after-commit")
         rounds.committed(self._state, batch, entry)  # from here on another thread may purge
+        self._in_doubt = False
         self._host.emit(told)
         self._batch = entry.batch
         self._batches += 1
@@ -457,6 +460,7 @@ class ExactlyOnce:
         stages["guards"] += guarded - acknowledged
         producer.send_entry(self._ledger_name, self._lane, ledger.entry_key(self._lane), payload)
         failpoint("before-commit")
+        self._in_doubt = True
         producer.commit(self._conf.commit_timeout_s, lambda: self._is_over(give_up_at))
         self._stopwatch.commit_s = time.monotonic() - guarded
         stages["commit"] += self._stopwatch.commit_s
@@ -627,15 +631,24 @@ class ExactlyOnce:
         )  # fmt: skip
 
     def _leave_tidily(self, rounds: Rounds) -> None:
-        """Nothing is lost when this cannot be done in time: the successor settles it."""
+        """Nothing is lost when this cannot be done in time: the successor settles it. Another way could not."""
         rounds.failed(self._state)
         try:
-            if rounds.wait_purged(self._state, self._may_wait):
+            if self._in_doubt:
+                self._left_untidily("whether the last batch was committed is not known", is_unpurged=True)
+            elif not rounds.wait_purged(self._state, self._may_wait):
+                self._left_untidily("PostgreSQL did not confirm the last purge in time", is_unpurged=True)
+            else:
                 table, lane, owner = rounds.database.holds, self._lane, rounds.owner
                 rounds.purges.ask(lambda connection: table.leave(connection, lane, owner), self._may_wait)
                 rounds.release_way(self._state, self._may_wait)
         except (psycopg.Error, OutboxError) as error:
-            logger.info("left_untidily lane=%d reason=%r", self._lane, str(error))
+            self._left_untidily(str(error), is_unpurged=self._state.unpurged)
+
+    def _left_untidily(self, reason: str, *, is_unpurged: bool) -> None:
+        logger.info("left_untidily lane=%d reason=%r", self._lane, reason)
+        if is_unpurged:
+            self._host.emit(LeftUntidily(self._lane, reason))
 
     def _may_wait(self) -> bool:
         return not self._abandoned and self._finish_by is not None and time.monotonic() < self._finish_by

@@ -129,7 +129,8 @@ class Purges:
         return awaited
 
     def close(self) -> None:
-        """What was submitted is still tried once. Does not block."""
+        """What was submitted is still tried once, unless `interrupt` follows: then nothing of it is waited for. Does
+        not block."""
         self._closing.set()
         self._session.close()
 

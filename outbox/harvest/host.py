@@ -11,7 +11,7 @@ from uuid import UUID
 from outbox.core.neli import LeaderAcquired, LeaderRevoked
 from outbox.core.scoreboard_values import DeadlineExceeded, NotPurged, RecordHeld, RemarkRequested
 from outbox.harvest.events import Events
-from outbox.harvest.lanes import BatchDelivered, LaneStopped, LaneWorker, MeterRead
+from outbox.harvest.lanes import BatchDelivered, LaneStopped, LaneWorker, LeftUntidily, MeterRead
 from outbox.harvest.measurements import Measurements
 
 if TYPE_CHECKING:
@@ -33,7 +33,9 @@ class Host:
         fail: Callable[[BaseException], None],
         logger: logging.Logger,
         measurements: Measurements | None = None,
+        left_untidily: Callable[[str], None] = lambda reason: None,
     ) -> None:
+        """`left_untidily` is also called for a lane that was given up: its worker's end tells of the process."""
         self._measurements = measurements or Measurements()
         self.lane = acquired.lane
         self.leader_id: UUID = acquired.leader_id
@@ -42,7 +44,7 @@ class Host:
         self._mutex = threading.Lock()
         self._member = member
         self._events = events
-        self._fail = fail
+        self._fail, self._left_untidily = fail, left_untidily
         self._logger = logger
 
     @property
@@ -97,6 +99,9 @@ class Host:
             self._measurements.delivered(event)
             if event.traced:
                 self._events.put(self.lane, event)
+            return
+        if isinstance(event, LeftUntidily):
+            self._left_untidily(f"lane {event.lane}: {event.reason}")
             return
         if self.is_done:
             return

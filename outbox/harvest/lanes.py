@@ -73,6 +73,14 @@ class LaneStopped:
     text: str
 
 
+@dataclass(frozen=True, slots=True)
+class LeftUntidily:
+    """The lane has ended, and records may be in the table that are in Kafka: only its own way can tell which."""
+
+    lane: int
+    reason: str
+
+
 class LaneHost(Protocol):
     """What the daemon gives a worker. Thread-safe; never blocks."""
 

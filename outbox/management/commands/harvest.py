@@ -19,7 +19,7 @@ from outbox.exceptions import OutboxError
 
 EXIT_CODES = {
     0: "stopped after finishing what was in hand; with --once: nothing that was visible is left in the table",
-    1: "stopped for an error, which the last line names",
+    1: "stopped for an error, which the last line names; also a stop that ran out of time",
     2: "the arguments are wrong",
     3: "--once: no lane was acquired within --wait",
     4: "--once: records stay behind that are held back or whose lane is stopped, or the drain was stopped early",

@@ -5,9 +5,10 @@ import signal
 import subprocess
 import sys
 
+import psycopg
 import pytest
 
-from outbox.harvest.daemon import Harvester
+from outbox.harvest.daemon import Harvester, StopOutOfTime
 from outbox.harvest.exactly_once import ExactlyOnceFactory
 from tests.harvest.exactly_once.bench import wait_until
 from tests.support.databases import ROOT
@@ -70,5 +71,24 @@ def test_harvesters_share_the_lanes_and_one_is_killed(bench, child):
             wait_until(lambda: all(s.delivered for s in second.statistics.values()), 60)
             assert second.in_flight >= 0
     with harvester(bench, LANES=2):
+        bench.wait_empty(60)
+    bench.check()
+
+
+def test_a_stop_that_cannot_purge_in_time_does_not_look_like_one_in_good_order(bench, caplog):
+    """What is in Kafka is still in the table: another way would send it again."""
+    caplog.set_level("INFO", "outbox")
+    bench.stash(["a"])
+    running = harvester(bench).start()
+    wait_until(lambda: bench.count == 0)
+    with psycopg.connect(bench.url) as other:
+        other.execute("LOCK TABLE outbox_purged IN SHARE MODE")
+        bench.stash(["b"])
+        wait_until(lambda: len(bench.read()) == 2)
+        running.stop()
+        with pytest.raises(StopOutOfTime, match=r"lane 0: PostgreSQL did not confirm.*harvest --once"):
+            running.wait(40)
+    assert "left_untidily lane=0" in caplog.text
+    with harvester(bench):
         bench.wait_empty(60)
     bench.check()
