@@ -19,11 +19,14 @@ from outbox.edges.table import identifier
 from outbox.exceptions import OutboxError
 
 Connection = psycopg.Connection[Any]
+_EXACTLY_ONCE = "exactly-once"  # whose transaction may outlive its claim
 _SPARK = "spark"  # whose claim ends only when what it has marked is purged
 RIGHTS = "SELECT, INSERT, UPDATE, DELETE"
 _CLAIM = (
     "UPDATE {state} SET way = %(way)s, way_owner = %(owner)s, way_time = clock_timestamp(), "
-    "keep_empty_key = %(keep)s WHERE way = '' OR way_time < clock_timestamp() - make_interval(secs => %(patience)s)"
+    "keep_empty_key = %(keep)s WHERE way = '' OR way_time < clock_timestamp() - make_interval(secs => %(patience)s + "
+    "CASE WHEN way = %(exact)s AND NOT (way = %(way)s AND coalesce(keep_empty_key = %(keep)s, true)) "
+    "THEN %(settled)s ELSE 0 END)"
 )
 # Records without key have another lane with the other formula: two processes would both send them, or neither would.
 _SAME = " OR (way = %(way)s AND coalesce(keep_empty_key = %(keep)s, true))"
@@ -33,6 +36,17 @@ _SHOW = (
     "WHERE EXISTS (SELECT FROM claimed) ORDER BY lane ON CONFLICT (lane) "
     "DO UPDATE SET owner = EXCLUDED.owner, owner_name = EXCLUDED.owner_name, heartbeat = EXCLUDED.heartbeat"
 )
+
+
+BROKERS_LOOK_S = 10.0
+"""Between two looks of the brokers for transactions that took too long, by their default
+(transaction.abort.timed.out.transaction.cleanup.interval.ms)."""
+
+
+def settled_after(transaction_timeout_s: float) -> float:
+    """For so long after an exactly-once claim became old its owner, paused in the middle of a transaction, may still
+    commit it: what it sends would be doubled by another way that has begun."""
+    return transaction_timeout_s + BROKERS_LOOK_S
 
 
 class OtherWay(OutboxError):
@@ -48,12 +62,22 @@ class Claim:
     `patience_s` counts no longer."""
 
     def __init__(
-        self, table: str, way: str, owner: str, patience_s: float, *, keep_empty_key: bool | None = None
+        self,
+        table: str,
+        way: str,
+        owner: str,
+        patience_s: float,
+        *,
+        keep_empty_key: bool | None = None,
+        settled_s: float = 0.0,
     ) -> None:
-        """`keep_empty_key`: by which formula this process divides records into lanes; None: into none."""
+        """`keep_empty_key`: by which formula this process divides records into lanes; None: into none. `settled_s`:
+        how much longer a claim of exactly-once delivery counts for whoever is not of it, see `settled_after`."""
         self.way, self.owner = way, owner
         self._table, self._patience_s, self._keep = table, patience_s, keep_empty_key
+        self._settled_s = settled_s
         self._given = {"way": way, "owner": owner, "patience": patience_s, "keep": keep_empty_key}
+        self._given |= {"settled": settled_s, "exact": _EXACTLY_ONCE}
         self._parts = {name: identifier(f"{table}_{name}") for name in ("state", "lane")}
         self._exists = False
 
@@ -119,6 +143,7 @@ class Claim:
             "round(extract(epoch FROM clock_timestamp() - least(greatest(way_time, 'epoch'), '9999-12-31')), 1), "
             "keep_empty_key FROM {state}",
         ).fetchone()
+        patience_s = self._patience_s + (self._settled_s if row is not None and row[0] == _EXACTLY_ONCE else 0)
         if row is not None and row[0] == _SPARK != self.way and row[2] < 0:
             raise OtherWay(
                 f"The table {self._table!r} is held for {row[0]!r} by {row[1]!r}, which has records marked that are "
@@ -130,14 +155,14 @@ class Claim:
                 f"The table {self._table!r} is harvested by {row[1]!r} with DELIVERY={row[0]!r}, whose last heartbeat "
                 f"is {row[2]} s old; this process is for {self.way!r}. Two ways at once would send records twice. Stop "
                 f"the other one: this one may begin at once when that has ended in good order, and "
-                f"{self._patience_s:g} s after its last heartbeat when it has not."
+                f"{patience_s:g} s after its last heartbeat when it has not."
             )
         if row is not None and self._keep is not None and row[3] is (not self._keep):
             raise OtherWay(
                 f"The table {self._table!r} is harvested by {row[1]!r} with KEEP_EMPTY_KEY={row[3]}, whose last "
                 f"heartbeat is {row[2]} s old; this process has KEEP_EMPTY_KEY={self._keep}. Records without key would "
                 f"have two lanes, and be sent twice or not at all. Give every process the same, or stop the other "
-                f"ones: this one may begin at once when they have ended in good order, else {self._patience_s:g} s "
+                f"ones: this one may begin at once when they have ended in good order, else {patience_s:g} s "
                 "after their last heartbeat."
             )
         return row is not None

@@ -36,7 +36,7 @@ from outbox.edges.marks import WrongTable
 from outbox.edges.reader import NOTHING, LeftOut, Page, Reader, Row
 from outbox.edges.session import BoundedConnection, StatementOverdue
 from outbox.edges.sweeper import Below, Found
-from outbox.edges.ways import Claim, NoRights, OtherWay
+from outbox.edges.ways import Claim, NoRights, OtherWay, settled_after
 from outbox.harvest.exactly_once_database import Database, Purges
 from outbox.harvest.exactly_once_holds import Holds, Writes
 from outbox.harvest.exactly_once_sweep import Sweep
@@ -86,7 +86,12 @@ class Rounds:
     def __init__(self, conf: Conf, database: Database, ledger: LedgerTopic, owner_name: str) -> None:
         self._conf, self.database, self.ledger = conf, database, ledger
         self._way = Claim(
-            conf.table, EXACTLY_ONCE, owner_name, conf.session_timeout_s, keep_empty_key=conf.keep_empty_key
+            conf.table,
+            EXACTLY_ONCE,
+            owner_name,
+            conf.session_timeout_s,
+            keep_empty_key=conf.keep_empty_key,
+            settled_s=settled_after(conf.transaction_timeout_s),
         )
         self._beat_s = min(_BEAT_S, conf.session_timeout_s / 3)
         self._changed = threading.Condition()

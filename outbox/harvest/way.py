@@ -11,7 +11,7 @@ from typing import Any
 from uuid import UUID
 
 from outbox.conf import Conf
-from outbox.edges.ways import Claim
+from outbox.edges.ways import Claim, settled_after
 
 _BEAT_S = 2.0
 _TRUST = 0.75  # of the time after which others may claim; the rest is for what runs late
@@ -22,7 +22,12 @@ class WayKeeper:
 
     def __init__(self, conf: Conf, owner: str) -> None:
         self._claim = Claim(
-            conf.table, conf.delivery, owner, conf.session_timeout_s, keep_empty_key=conf.keep_empty_key
+            conf.table,
+            conf.delivery,
+            owner,
+            conf.session_timeout_s,
+            keep_empty_key=conf.keep_empty_key,
+            settled_s=settled_after(conf.transaction_timeout_s),
         )
         self._patience_s, self._lanes_max = conf.session_timeout_s, conf.lanes
         self._mutex = threading.Lock()

@@ -16,7 +16,7 @@ from outbox.conf import EXACTLY_ONCE, Conf
 from outbox.edges import overview
 from outbox.edges.marks import COLUMNS, WrongTable
 from outbox.edges.table import identifier, parameters
-from outbox.edges.ways import Claim
+from outbox.edges.ways import Claim, settled_after
 from outbox.exceptions import OutboxError
 from outbox.spark import start
 from outbox.spark.driver import resolve
@@ -76,7 +76,9 @@ def look(conf: Conf, owner: str) -> None:
             sql.SQL("/* way */ SELECT way FROM {}").format(identifier(f"{conf.table}_state"))
         ).fetchone()
         if row is None or row[0] != WAY:
-            Claim(conf.table, WAY, owner, conf.session_timeout_s).take(connection, lanes=conf.lanes, quietly=True)
+            settled_s = settled_after(conf.transaction_timeout_s)
+            claim = Claim(conf.table, WAY, owner, conf.session_timeout_s, settled_s=settled_s)
+            claim.take(connection, lanes=conf.lanes, quietly=True)
 
 
 def _exists(connection: Any, name: str) -> bool:

@@ -27,13 +27,14 @@ from psycopg.conninfo import conninfo_to_dict
 from outbox.edges.marks import WrongTable
 from outbox.edges.session import BoundedConnection
 from outbox.edges.table import connect_bounded, identifier
-from outbox.edges.ways import Claim
+from outbox.edges.ways import Claim, settled_after
 from outbox.exceptions import OutboxError
 from outbox.spark.holding import FREE
 
 WAY = "spark"
 _HELD = "9999-01-01 00:00:00+00"
 _PATIENCE_S = 15.0
+_TRANSACTION_S = 15.0  # the default TRANSACTION_TIMEOUT: a query has no settings of Django
 _POLL_S = 0.1
 OUTAGES = (psycopg.OperationalError, psycopg.InterfaceError)
 Connection = psycopg.Connection[Any]
@@ -136,7 +137,7 @@ class Stream:
         """From here on `owner` alone marks; refused while another way of harvesting is at work."""
         self._inspect(connection)
         with connection.transaction():
-            Claim(self.table, WAY, owner, _PATIENCE_S).take(connection)
+            Claim(self.table, WAY, owner, _PATIENCE_S, settled_s=settled_after(_TRANSACTION_S)).take(connection)
             connection.execute(self._build("/* claim */ INSERT INTO {spark} DEFAULT VALUES ON CONFLICT DO NOTHING"))
             connection.execute(self._build("/* claim */ UPDATE {spark} SET owner = %s, paused = false"), [owner])
             connection.execute(

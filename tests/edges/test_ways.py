@@ -8,7 +8,7 @@ import pytest
 
 from outbox.conf import AT_LEAST_ONCE, EXACTLY_ONCE
 from outbox.edges.marks import WrongTable
-from outbox.edges.ways import Claim, NoRights, OtherWay
+from outbox.edges.ways import Claim, NoRights, OtherWay, settled_after
 from tests.harvest.exactly_once.bench import create_tables
 from tests.support.databases import fresh_database
 from tests.support.tables import create_table
@@ -167,3 +167,28 @@ def test_missing_rights_are_named_with_the_statement_that_gives_them(db):
         db.execute("RESET ROLE")
         db.execute("DROP OWNED BY nobody_much")
         db.execute("DROP ROLE nobody_much")
+
+
+def test_a_claim_of_exactly_once_counts_for_others_as_long_as_its_transaction_may_be_committed(db):
+    """An owner that was paused before its commit goes on with it when it wakes up."""
+
+    def of(way, **given):
+        return Claim("outbox", way, "host_2", 6.0, settled_s=settled_after(10.0), **given)
+
+    paused = Claim("outbox", EXACTLY_ONCE, "host_1", 6.0, keep_empty_key=False)
+    others = of(AT_LEAST_ONCE), of("spark"), of(EXACTLY_ONCE, keep_empty_key=True)
+    for other in others:
+        assert paused.take(db)
+        db.execute("UPDATE outbox_state SET way_time = clock_timestamp() - interval '25 s'")
+        with pytest.raises(OtherWay, match="26 s after"):
+            other.take(db, quietly=True)
+        assert of(EXACTLY_ONCE, keep_empty_key=False).take(db, quietly=True), "of the same way: it fences"
+        assert row(db)[1] == "host_2"
+        db.execute("UPDATE outbox_state SET way_time = clock_timestamp() - interval '27 s'")
+        assert other.take(db)
+        other.release(db)
+    assert paused.take(db)
+    paused.release(db)
+    assert others[0].take(db), "released in good order"
+    db.execute("UPDATE outbox_state SET way_time = clock_timestamp() - interval '7 s'")
+    assert paused.take(db), "nothing of at-least-once outlives its claim"

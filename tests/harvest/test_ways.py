@@ -267,7 +267,7 @@ def test_a_batch_committed_by_a_killed_exactly_once_owner_goes_out_once_more_at_
     log = Writer(bench.url, bench.topic, keys=50).write(100)
     process = bench.spawn("after-commit=kill@3", BATCH_MAX=WINDOW)
     assert process.wait(60) == -signal.SIGKILL
-    bench.db.execute("UPDATE outbox_state SET way_time = way_time - interval '6 s'")
+    bench.db.execute("UPDATE outbox_state SET way_time = way_time - interval '26 s'")  # its transactions have ended too
     with working(bench, AT_LEAST_ONCE) as host:
         bench.wait_empty()
         finish(host)
