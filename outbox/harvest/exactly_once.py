@@ -280,7 +280,7 @@ class ExactlyOnce:
 
     def _examined(self, rounds: Rounds) -> Closed | Stop | Unreadable | None:
         try:
-            return rounds.idle_lanes.examine(time.monotonic() + _TAKEOVER_S, self._may_take_over)
+            return rounds.idle_lanes.examine(_TAKEOVER_S, self._may_take_over)
         except LedgerEntryError as error:
             return Unreadable(unreadable_text(self._lane, error))
 

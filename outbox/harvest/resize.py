@@ -232,9 +232,13 @@ class IdleLanes:
     def __init__(self, database: Database, purges: Purges, ledger: LedgerTopic) -> None:
         self._database, self._purges, self._ledger = database, purges, ledger
         self._found_good: tuple[float, int] | None = None
+        self._good: set[int] = set()
+        self._good_of: tuple[float, UUID, int, int] | None = None  # of which connection, database, count and change
 
-    def examine(self, give_up_at: float, may_go_on: Callable[[], bool]) -> Closed | Stop | None:
-        """What forbids every lane of this process to send; closed: lane 0's owner knows better than an operator."""
+    def examine(self, patience_s: float, may_go_on: Callable[[], bool]) -> Closed | Stop | None:
+        """What forbids every lane of this process to send; closed: lane 0's owner knows better than an operator. Each
+        partition has so much time, and is not looked at again by the next attempt when it was good: after a large
+        shrink there are many, and what was found must not be lost because one of them answers late."""
 
         def look(connection: Any) -> Any:
             statements = self._database.statements
@@ -248,10 +252,17 @@ class IdleLanes:
         count = state.lane_count
         if self._found_good == (opened_at, count):
             return None
+        if self._good_of != (of := (opened_at, identity, count, state.resize_no)):
+            self._good_of, self._good = of, set()
         for lane in range(count, self._ledger.partitions()):
-            entry = self._ledger.last_entry(lane, give_up_at)
+            if lane in self._good:
+                continue
+            if not may_go_on():
+                return Closed(count)  # not None, which would mean that all of them are good
+            entry = self._ledger.last_entry(lane, time.monotonic() + patience_s)
             stop = idle_lane(lane, count, identity, purged.get(lane, 0), entry)
             if stop is not None:
                 return Closed(count) if forgets_change(state, change_of(entry, identity)) else stop
+            self._good.add(lane)
         self._found_good = opened_at, count
         return None
