@@ -450,8 +450,8 @@ class Conf:
     transaction_timeout_s: float = _setting(
         _seconds(1, 900),
         15.0,
-        "The brokers end a transaction that takes longer; readers wait so long for a harvester that died without "
-        "successor.",
+        "The brokers end a transaction that takes longer; readers wait so long, and up to 10 s more, for a harvester "
+        "that died without successor.",
         unit="seconds",
         key="TRANSACTION_TIMEOUT",
     )
