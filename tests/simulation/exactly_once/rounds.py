@@ -75,10 +75,12 @@ class Rounds:
         self._frontier: Frontier = self._cores.frontier(look_back_ids=20)
         self._outstanding = self._count = 0
         self._round_purges: list[Purge] = []
+        self._reads_next = False
         self._last_ticket: Ticket | None = None
         self._wants_reset = False
         self._connection: Connection | None = None
         self._sweep_at = self._world.now + SWEEP_S
+        self._returned_at = 0.0
         self._jobs: deque[tuple[Callable[[Connection], Steps], Callable[[Any, Any], None]]] = deque()
         self._job_given = Signal()
         Task(process, self._read_on())
@@ -96,6 +98,8 @@ class Rounds:
         if self.lanes.get(lane.number) is lane:
             del self.lanes[lane.number]
             self._flights.forget(lane.number)
+        if not self.lanes:
+            self._purge_round()
 
     def ready(self, lane: LaneState, batch: int, state: State) -> None:
         if self.lanes.get(lane.number) is not lane:
@@ -132,11 +136,18 @@ class Rounds:
         lane.busy = None
         self._outstanding -= 1
         if self._outstanding == 0:
+            if not self._reads_next:
+                self._purge_round()
+            self.changed.notify()
+
+    def _purge_round(self) -> None:
+        """After a page that was not full it is sent when the next read has returned, and then flushes that too."""
+        if self._outstanding == 0:
+            self._reads_next = False
             if self._round_purges:
                 self._last_ticket = Ticket(self._round_purges, self._world.now)
                 self._submit(self._last_ticket)
                 self._round_purges = []
-            self.changed.notify()
 
     def wait_purged(self, lane: LaneState, may_go_on: Callable[[], bool]) -> Steps:
         while lane.unpurged and may_go_on():
@@ -226,7 +237,10 @@ class Rounds:
             count = self._count
             try:
                 page = yield from self._read(plan, count)
+                self._returned_at = self._world.now
+                self._purge_round()
             except DatabaseError:
+                self._purge_round()
                 self._connection = None
                 yield 0.05
                 continue
@@ -238,6 +252,7 @@ class Rounds:
 
     def _await_work(self) -> Steps:
         while not self._flights.may_read(self.lanes.values(), is_connected=self._connection is not None):
+            self._purge_round()
             yield self.changed.wait()
         if self._wants_reset:
             self._wants_reset = False
@@ -276,13 +291,13 @@ class Rounds:
         return page
 
     def _deal(self, plan: Plan, page: Page, count: int) -> Steps:
-        returned_at = self._world.now
+        returned_at, is_full = self._returned_at, len(page.rows) >= plan.limit
         yield from self._process.point("after read")
         batches = self._divide(plan, page, count, returned_at)
         if batches:
             yield from self._await_round_end()
-            yield from self._hand_over(batches, returned_at)
-        if len(page.rows) >= plan.limit:
+            yield from self._hand_over(batches, returned_at, reads_next=not is_full)
+        if is_full:
             return
         if batches:
             yield from self._await_round_end()
@@ -318,7 +333,8 @@ class Rounds:
         while self._outstanding:
             yield self.changed.wait()
 
-    def _hand_over(self, batches: list[Batch], returned_at: float) -> Steps:
+    def _hand_over(self, batches: list[Batch], returned_at: float, *, reads_next: bool) -> Steps:
+        self._reads_next = reads_next
         flushed, ticket = Future(), self._last_ticket
         by_purge = ticket is not None and may_flush(ticket.submitted_at, returned_at)
         posted = False
@@ -344,6 +360,7 @@ class Rounds:
             flushed.settle()
         except DatabaseError as error:
             flushed.settle(error=error)
+            self._purge_round()
             self._connection = None
 
 
