@@ -102,7 +102,8 @@ class Driver:
         self._delivered = 0
         self._failures = 0
         self._has_claimed = False
-        self._scopes: Sequence[str] = []
+        self._told: tuple[Sequence[str], bool] = ([], False)
+        """What is held back, and whether nothing but that is left."""
         self._look_at = 0.0
         self._backoff = Backoff(_PAUSE_MIN_S, _PAUSE_MAX_S, lambda: 0.5)
 
@@ -133,7 +134,7 @@ class Driver:
             raise Refused(f"The query cannot be started: {type(error).__name__}: {_first_line(error)}") from error
         while query.isActive and not self._channel.finishing.is_set():
             self._channel.finishing.wait(_POLL_S)
-            self._tell_holds()
+            self._tell_holds(query)
         if self._channel.finishing.is_set() and query.isActive:
             self._finish(query)
             query.stop()
@@ -199,8 +200,9 @@ class Driver:
 
         return deliver
 
-    def _tell_holds(self) -> None:
-        """What the source leaves alone, when that has changed."""
+    def _tell_holds(self, query: StreamingQuery) -> None:
+        """What the source leaves alone, when that has changed, and whether the query idles beside it: before that,
+        records that nothing holds back may still be on their way."""
         from outbox.spark import holding, stream
 
         if time.monotonic() < self._look_at:
@@ -209,11 +211,13 @@ class Driver:
         try:
             with contextlib.closing(stream.connect(self.job.url, _STATEMENT_S)) as connection:
                 scopes = holding.Holding(self.job.table).scopes(connection)
-        except stream.OUTAGES:
+                is_idle = bool(scopes) and _is_waiting(query) and stream.Stream(self.job.table).is_idle(connection)
+        except (*stream.OUTAGES, OutboxError):
             return
-        if scopes != self._scopes:
-            self._scopes = scopes
-            self._channel.say("holds", count=len(scopes), parked=holding.parked(scopes), shown=holding.shown(scopes))
+        if (scopes, is_idle) != self._told:
+            self._told = scopes, is_idle
+            parked, shown = holding.parked(scopes), holding.shown(scopes)
+            self._channel.say("holds", count=len(scopes), parked=parked, shown=shown, is_idle=is_idle)
 
     def _finish(self, query: StreamingQuery) -> None:
         """Let the batch under way end and be purged. What cannot be, the next driver completes."""
@@ -241,6 +245,7 @@ class Driver:
         if self._failures >= _FAILURES_MAX:
             raise Refused(f"The query failed {self._failures} times without a batch delivered: {trouble.text}")
         pause_s = self._backoff.failed()
+        self._told = self._told[0], False
         self._channel.say("retry", text=trouble.text, pause_s=round(pause_s, 1))
         self._channel.finishing.wait(pause_s)
 
@@ -273,6 +278,12 @@ def _is_new(spark: SparkSession, place: str) -> bool:
     path = jvm.org.apache.hadoop.fs.Path(place)
     files = path.getFileSystem(spark.sparkContext._jsc.hadoopConfiguration())
     return not files.exists(jvm.org.apache.hadoop.fs.Path(path, "metadata"))
+
+
+def _is_waiting(query: StreamingQuery) -> bool:
+    """Whether the last trigger has found nothing. False before the first one."""
+    status = query.status
+    return not status["isDataAvailable"] and status["message"].startswith("Waiting for")
 
 
 class Refused(OutboxError):

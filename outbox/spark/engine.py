@@ -67,6 +67,7 @@ class Statistics:
     in_flight: int = 0
     in_flight_keys: tuple[Any, ...] = ()
     held: int = 0
+    """Scopes that are held back, while nothing else is left."""
     parked: int = 0
     progress: str = ""
     """For a terminal."""
@@ -115,6 +116,7 @@ class Worker:
         self._wake, self._drained, self._ended = threading.Event(), threading.Event(), threading.Event()
         self._failed: tuple[str, str] | None = None
         self._failures = 0
+        self._holds_shown = ""
         self._statistics = Statistics("starting")
         self._thread = threading.Thread(target=self._run, name=f"outbox-spark-{lane}", daemon=True)
 
@@ -164,6 +166,8 @@ class Worker:
                 self._follow(self._launch())
                 if self._is_draining or not self._may_restart(before):
                     break
+                if self._statistics.batches > before:
+                    backoff.worked()  # what it met is new, and need not last as long as the last one
                 self._wake.wait(backoff.failed())
         except Exception as error:
             self._host.fatal(error)
@@ -193,7 +197,7 @@ class Worker:
             return self._process
 
     def _follow(self, process: subprocess.Popen[str]) -> None:
-        self._note(phase="starting", progress="Spark starts")
+        self._note(phase="starting", progress="Spark starts", held=0)
         assert process.stdout is not None
         try:
             for line in process.stdout:
@@ -242,10 +246,10 @@ class Worker:
             record = {"name": said["name"], "levelno": said["level"], "levelname": logging.getLevelName(said["level"])}
             logging.getLogger(said["name"]).handle(logging.makeLogRecord({**record, "msg": said["text"]}))
         elif event == "retry":
-            self._note(progress=f"waits: {said['text'][:80]}")
+            self._note(progress=f"waits: {said['text'][:80]}", held=0)
             logger.warning("spark_retry pause_s=%s reason=%r", said["pause_s"], said["text"])
         elif event == "holds":
-            self._tell_holds(said["count"], said["parked"], said["shown"])
+            self._tell_holds(said["count"], said["parked"], said["shown"], is_idle=said["is_idle"])
         elif event == "failed":
             self._failed = (said["kind"], said["text"])
 
@@ -268,8 +272,12 @@ class Worker:
         if reading := self._meter.read(self._leader_id, self._statistics.delivered, time.monotonic()):
             self._host.emit(reading)
 
-    def _tell_holds(self, count: int, parked: int, shown: str) -> None:
-        self._note(held=count, parked=parked)
+    def _tell_holds(self, count: int, parked: int, shown: str, *, is_idle: bool) -> None:
+        """Logged when it changes. Held back is what is left when the rest is delivered: `--once` gives up then."""
+        self._note(held=count if is_idle else 0, parked=parked)
+        if shown == self._holds_shown:
+            return
+        self._holds_shown = shown
         if count:
             logger.warning(
                 "spark_holds count=%d scopes=%r remedy=%r", count, shown,

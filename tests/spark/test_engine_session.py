@@ -37,7 +37,7 @@ def test_an_epoch_that_fails_is_repeated_with_other_shuffle_partitions(
     monkeypatch.setattr(transforms, "fails_while", str(broken))
     running = run(transform="tests.spark.transforms.failing_for_now")
     running.until(lambda: running.channel.of("retry"))
-    assert running.channel.of("retry")[0]["text"] == "ValueError: not now"
+    running.until(lambda: any(said["text"] == "ValueError: not now" for said in running.channel.of("retry")))
     spark.conf.set("spark.sql.shuffle.partitions", "5")
     try:
         broken.unlink()
@@ -57,7 +57,8 @@ def test_epochs_without_a_record_are_purged_too_and_a_lost_checkpoint_is_refused
     first = run(transform="tests.spark.transforms.only_some").drain()
     outbox_table.insert(topic, 7)
     first.drain().finish()
-    assert [said["count"] for said in first.channel.of("epoch")] == [0, 0, 1]
+    counts = {said["epoch"]: said["count"] for said in first.channel.of("epoch")}  # one that is repeated is told twice
+    assert counts == {0: 0, 1: 0, 2: 1}
     judge(bootstrap_servers, [topic], [407])
     assert not first.channel.of("holds")
 
@@ -80,6 +81,22 @@ def test_epochs_without_a_record_are_purged_too_and_a_lost_checkpoint_is_refused
     assert 'the option resend="true" sends those records again' in refusal
     run(place=tmp_path / "third", name=f"{outbox_table.table}-third", resend=True).drain().finish()
     judge(bootstrap_servers, [topic], range(407, 422))
+
+
+def test_what_is_held_back_counts_as_left_when_the_rest_is_delivered(run, outbox_table, bootstrap_servers):
+    """`harvest --once` gives up over what is held back, and may not do so before the first batch."""
+    topic, paused = create_topic(bootstrap_servers, 1), create_topic(bootstrap_servers, 1)
+    outbox_table.insert(paused, 5)
+    outbox_table.insert(topic, 900)
+    outbox_table.run("INSERT INTO {hold} (topic, reason) VALUES (%s, 'paused')", paused)
+    running = run()
+    running.until(lambda: any(said["is_idle"] for said in running.channel.of("holds")))
+    assert outbox_table.count() == 5
+    names = [name for name, said in running.channel.said if name == "epoch" or name == "holds" and said["is_idle"]]
+    assert names == ["epoch"] * (len(names) - 1) + ["holds"]
+    assert {said["count"] for said in running.channel.of("holds")} == {1}
+    running.finish()
+    judge(bootstrap_servers, [topic], range(6, 906))
 
 
 def test_what_a_transformation_does_wrong_is_told_in_a_line(run):

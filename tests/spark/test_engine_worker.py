@@ -10,6 +10,7 @@ from uuid import uuid4
 
 import pytest
 
+from outbox.core.patience import Backoff
 from outbox.harvest.status import StatusLine
 from outbox.spark.engine import Engine, Statistics, with_flags
 from outbox.spark.job import Job
@@ -39,8 +40,12 @@ PROGRAM = textwrap.dedent("""
         sys.exit(1)
     if kind == "crash" or kind == "crash once" and number == 1:
         os._exit(137)
-    say("holds", count=2, parked=1, shown="paused: topic t; parked: t[k]")
+    say("holds", count=2, parked=1, shown="paused: topic t; parked: t[k]", is_idle=False)
     say("epoch", epoch=0, count=5, skipped=0, seconds=0.1)
+    if kind == "crash late":
+        os._exit(137)
+    if kind != "busy":
+        say("holds", count=2, parked=1, shown="paused: topic t; parked: t[k]", is_idle=True)
     say("log", name="outbox.spark", level=30, text="database_away seconds=1")
     wait("finish")
     say("finished")
@@ -99,12 +104,24 @@ def test_a_leadership_runs_until_it_is_finished(run):
     reading = found.host.wait_for("emit")[1]
     assert reading["delivered"] == 5
     until(lambda: found.worker.statistics().phase == "running")
-    assert (found.worker.statistics().held, found.worker.statistics().parked) == (2, 1)
+    until(lambda: (found.worker.statistics().held, found.worker.statistics().parked) == (2, 1))
     assert "batch 0: 5 in 0.1 s" in found.worker.statistics().progress
     found.worker.finish(time.monotonic() + 60)
     assert found.host.wait_for("finished") == ("finished", 0)
     assert found.worker.join(60)
     assert found.worker.statistics().delivered == 5
+
+
+def test_holds_count_when_nothing_else_is_left(run, caplog):
+    """`--once` gives up over them: a batch that is on its way may take longer than it waits."""
+    busy = run("busy")
+    busy.host.wait_for("emit")
+    until(lambda: "database_away" in caplog.text)
+    assert "spark_holds count=2" in caplog.text
+    assert busy.worker.statistics().held == 0
+    idle = run("serve")
+    until(lambda: idle.worker.statistics().held == 2)
+    assert caplog.text.count("spark_holds count=2") == 2  # once each
 
 
 def test_a_drained_worker_keeps_its_lane_until_the_election_wants_it(run):
@@ -146,6 +163,21 @@ def test_a_process_that_dies_again_and_again_ends_the_harvester(run):
     error = found.host.wait_for("fatal")[1]
     assert str(error) == "Spark cannot go on: Spark's driver process was killed, or ran out of memory"
     assert len(found.place.read_text().splitlines()) == 5
+
+
+def test_a_process_that_dies_after_a_batch_is_started_again_as_soon_as_ever(run, monkeypatch):
+    pauses = []
+
+    class Noted(Backoff):
+        def failed(self):
+            pauses.append(super().failed())
+            return pauses[-1]
+
+    monkeypatch.setattr("outbox.spark.engine.Backoff", Noted)
+    monkeypatch.setattr("outbox.spark.engine._RESTART_MAX_S", 10.0)
+    run("crash late")
+    until(lambda: len(pauses) > 6)
+    assert len(set(pauses)) == 1
 
 
 def test_a_refusal_ends_the_harvester_with_the_remedy(run):
