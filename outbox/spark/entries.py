@@ -33,6 +33,10 @@ class OtherQuery(SinkRefused):
     """The ledger belongs to another query: the checkpoint was deleted, or two sinks have one name."""
 
 
+class OtherDatabase(SinkRefused):
+    """The ledger tells of another database's records."""
+
+
 class LedgerLost(SinkRefused):
     """The ledger does not hold what it must."""
 
@@ -69,6 +73,12 @@ class Entry:
     """Ascending; of the column `id`, where there is one."""
     origin: str = ""
     """What the sink was told about where its records come from, for instance the UUID of their database."""
+    order: str = ""
+    """The columns that order the records of a key; empty: the id."""
+
+    @property
+    def is_by_id(self) -> bool:
+        return self.order.split(",")[0] in ("", "id")
 
 
 def entry_key(slice_: int) -> bytes:
@@ -124,8 +134,18 @@ class Start:
     """Slice → (count, digest): delivered already."""
 
 
-def judge(found: Sequence[Entry | None], name: str, query: str, epoch: int, slices: int, *, begin_at: int = 0) -> Start:
-    """`found`: the last entry of each partition of the ledger, read after every one of them was fenced."""
+def judge(
+    found: Sequence[Entry | None],
+    name: str,
+    query: str,
+    epoch: int,
+    slices: int,
+    *,
+    begin_at: int = 0,
+    origin: str = "",
+) -> Start:
+    """`found`: the last entry of each partition of the ledger, read after every one of them was fenced. `origin` is
+    compared where both sides know one."""
     entries = [entry for entry in found if entry is not None]
     if not entries:
         if epoch > begin_at:
@@ -136,6 +156,12 @@ def judge(found: Sequence[Entry | None], name: str, query: str, epoch: int, slic
             )
         return Start(0, {}, {})
     latest = max(entries, key=lambda entry: entry.epoch)
+    if origin and latest.origin and latest.origin != origin:
+        raise OtherDatabase(
+            f"The ledger of the Spark sink {name!r} was written for the database {latest.origin}, and this is the "
+            f"database {origin}: its ids and epochs say nothing here. Did the address of the database change? If this "
+            "one takes the other's place, begin anew with a new checkpoint and another sink name."
+        )
     _refuse_strangers(latest, name, query, epoch)
     before = _count_before(latest, epoch, slices)
     last = {slice_: entry.epoch for slice_, entry in enumerate(found) if entry is not None}

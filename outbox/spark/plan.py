@@ -22,6 +22,10 @@ class RefusedByKafka(SliceFailed):
     """Not before something changes: the record, its topic, or rights."""
 
 
+class RecordUnfit(SliceFailed):
+    """It cannot be sent as it is, and will be the same at every attempt: the query must change."""
+
+
 class Superseded(SliceFailed):
     """Somebody else is at work on this slice."""
 
@@ -44,6 +48,7 @@ class Plan:
     keep_empty_key: bool = False
     has_ids: bool = False
     origin: str = ""
+    order: str = ""
 
     def transactional_id(self, slice_: int) -> str:
         return f"outbox-spark-{self.name}-{slice_}"

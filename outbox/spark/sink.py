@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 from outbox.edges.ledger_topic import LedgerMissing
 from outbox.exceptions import OutboxError
 from outbox.spark import entries, expressions, fencing, writing
+from outbox.spark.columns import check as check_columns
 from outbox.spark.plan import CHECKSUM, PART, RESULT, Plan, SliceFailed, compare
 
 if TYPE_CHECKING:
@@ -121,7 +122,7 @@ class KafkaSink:
 
     def _deliver(self, frame: DataFrame, query: str, epoch: int) -> Written:
         begun = time.monotonic()
-        self._check_columns(frame)
+        check_columns(frame, self.name, self.order)
         plan = self._plan(frame, query, epoch)
         sliced = self._sliced(frame)
         if plan.done:
@@ -138,16 +139,6 @@ class KafkaSink:
             self.name, epoch, count, skipped, renewed, written.seconds,
         )  # fmt: skip
         return written
-
-    def _check_columns(self, frame: DataFrame) -> None:
-        needed = ["topic", "key", "value", *self.order]
-        missing = [name for name in dict.fromkeys(needed) if name not in frame.columns]
-        if missing:
-            raise OutboxError(
-                f"The Spark sink {self.name!r} needs the columns {', '.join(missing)}, the DataFrame has "
-                f"{', '.join(frame.columns)}. "
-                "Add them, or say with order=(...) which columns order the records of one key."
-            )
 
     def _plan(self, frame: DataFrame, query: str, epoch: int) -> Plan:
         if self._at is not None and self._at == (query, epoch - 1):
@@ -172,6 +163,7 @@ class KafkaSink:
             keep_empty_key=self.keep_empty_key,
             has_ids=has_ids,
             origin=self.origin,
+            order="" if self.order == ("id",) else ",".join(self.order),
         )
 
     def _take_over(self, query: str, epoch: int) -> entries.Start:
@@ -187,7 +179,7 @@ class KafkaSink:
                 found.append(ledger.last_entry(slice_, give_up_at))
             finally:
                 producer.drop_and_wait()
-        return entries.judge(found, self.name, query, epoch, self.slices, begin_at=self.begin_at)
+        return entries.judge(found, self.name, query, epoch, self.slices, begin_at=self.begin_at, origin=self.origin)
 
     def refuse_new_query(self) -> None:
         """For a checkpoint that knows no query yet: raises if the ledger knows one. Found out at its first epoch only,
@@ -195,7 +187,7 @@ class KafkaSink:
         ledger = fencing.ledger_of(self.properties, self.ledger)
         give_up_at = time.monotonic() + _TAKEOVER_S
         found = [ledger.last_entry(slice_, give_up_at) for slice_ in range(ledger.partitions())]
-        entries.judge(found, self.name, _NEW_QUERY, 0, self.slices)
+        entries.judge(found, self.name, _NEW_QUERY, 0, self.slices, origin=self.origin)
 
     # ---- the job
 

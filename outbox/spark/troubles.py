@@ -33,6 +33,7 @@ _NAMES = {
         "SinkRefused", "OtherQuery", "LedgerLost", "CheckpointBehind", "SlicesChanged", "ReplayDiffers",
         "CheckpointLost", "RecordsMissing", "WrongOptions", "WrongTable", "NoRights", "LedgerMissing", "LedgerRefused",
         "TransactionsRefused", "ForeignEntry", "DamagedEntry", "UnknownEntryVersion", "MissingExtra", "OutboxError",
+        "RecordUnfit", "WrongColumns", "OtherDatabase",
     ),
     Kind.FENCED: ("Fenced", "Superseded"),
     Kind.OUTAGE: (

@@ -26,7 +26,7 @@ from outbox.core import faults
 from outbox.edges.ledger_topic import LedgerUnreachable
 from outbox.failpoints import failpoint
 from outbox.spark import entries, fencing
-from outbox.spark.plan import CHECKSUM, PART, Plan, RefusedByKafka, SliceFailed, Superseded, compare
+from outbox.spark.plan import CHECKSUM, PART, Plan, RecordUnfit, RefusedByKafka, SliceFailed, Superseded, compare
 
 if TYPE_CHECKING:
     from outbox.edges.transactions import TransactionalProducer
@@ -156,6 +156,8 @@ class _Slice:
         if self._entry is not None:
             return
         if self.plan.has_ids:
+            if rows.column("id").null_count:
+                raise RecordUnfit("A record has no id (the column id is null). Correct or filter it in the query.")
             self._ids.extend(rows.column("id").to_pylist())
         self._check_topics(pc.unique(rows.column("topic")).to_pylist())
         self._begin()
@@ -165,7 +167,7 @@ class _Slice:
         """An unknown topic inside a transaction would stall it."""
         new = {topic for topic in topics if topic not in self._held.topics}
         if None in new:
-            raise SliceFailed("A record has no topic (the column topic is null).")
+            raise RecordUnfit("A record has no topic (the column topic is null). Correct or filter it in the query.")
         if new and (missing := self._held.producer.unknown_topics(filter(None, new), _TOPICS_S)):
             shown = ", ".join(f"{topic!r} ({why})" for topic, why in sorted(missing.items()))
             raise SliceFailed(f"Records go to topics that the brokers do not have: {shown}. Create them.")
@@ -232,6 +234,7 @@ class _Slice:
             digest=self.digest,
             ids=tuple(self._ids),
             origin=plan.origin,
+            order=plan.order,
         )
 
     def refusal(self, error: Exception) -> RefusedByKafka | None:

@@ -89,6 +89,21 @@ def test_another_query_is_refused():
         judge([entry(7), entry(7, 1)], "orders", "other", 0, 2)
 
 
+def test_another_database_is_refused():
+    found = [entry(6), entry(6, 1)]
+    with pytest.raises(entries.OtherDatabase, match="written for the database origin, and this is the database other"):
+        judge(found, "orders", "q", 7, 2, origin="other")
+    for known, given in (("origin", "origin"), ("", "other"), ("origin", "")):
+        found = [entry(6, origin=known), entry(6, 1, origin=known)]
+        assert judge(found, "orders", "q", 7, 2, origin=given).last == {0: 6, 1: 6}
+
+
+def test_an_entry_tells_the_order_of_its_records():
+    for order, is_by_id in (("", True), ("id,line", True), ("ts", False), ("ts,id", False)):
+        found = entries.decode(entries.encode(dataclasses.replace(ENTRY, order=order)))
+        assert (found.order, found.is_by_id) == (order, is_by_id)
+
+
 def test_an_old_checkpoint_is_refused():
     with pytest.raises(entries.CheckpointBehind, match="at epoch 7, the checkpoint at epoch 5"):
         judge([entry(7), entry(7, 1)], "orders", "q", 5, 2)

@@ -1,7 +1,5 @@
 """Exactly-once delivery of DataFrames to a real Kafka, by Spark."""
 
-import threading
-import time
 import uuid
 
 import pytest
@@ -10,6 +8,7 @@ from confluent_kafka import Producer
 from outbox.core import ledger
 from outbox.exceptions import OutboxError
 from outbox.spark import KafkaSink, expressions
+from tests.spark.killing import Killer
 from tests.support.topics import create_topic, read_topic
 
 
@@ -90,38 +89,17 @@ def expressions_of(spark, text):
 
 
 def test_a_task_that_spark_kills_loses_nothing(spark, bootstrap_servers, topic, name):
-    """Spark ends the input of a killed task early and silently. The sentinel tells."""
-    slow = records(spark, topic, 300).mapInPandas(_slowly, "id long, topic string, key string, value string")
-    done = threading.Event()
-    jvm = spark.sparkContext._jsc.sc()
-
-    def kill():
-        killed = set()
-        while not done.wait(0.3) and len(killed) < 2:
-            for stage in spark.sparkContext.statusTracker().getActiveStageIds():
-                tasks = jvm.statusStore().taskList(stage, 0, 100)
-                running = [tasks.apply(n) for n in range(tasks.size())]
-                for task in running:
-                    if task.status() == "RUNNING" and len(killed) < 2 and task.taskId() not in killed:
-                        killed.add(task.taskId())
-                        jvm.killTaskAttempt(task.taskId(), True, "a test")
-
-    killer = threading.Thread(target=kill)
-    killer.start()
+    """Its input ends early and silently, while it reads; or its Python worker goes on, while it commits."""
+    context = spark.sparkContext
+    context.environment["OUTBOX_FAILPOINTS"] = "before-commit=sleep:2"
     try:
-        # Without a shuffle between the slow input and the slices the sink's own tasks are the ones that are killed.
-        KafkaSink(name, bootstrap_servers, slices=2, id_header="id").write(slow, 0)
+        with Killer(spark, after_s=0.3) as killer:
+            written = KafkaSink(name, bootstrap_servers, slices=2, id_header="id").write(records(spark, topic, 300), 0)
     finally:
-        done.set()
-        killer.join()
+        context.environment.pop("OUTBOX_FAILPOINTS", None)
+    assert killer.killed
+    assert written.count == 300
     assert ids_by_key(bootstrap_servers, topic) == {b"k%d" % n: list(range(n, 300, 7)) for n in range(7)}
-
-
-def _slowly(batches):
-
-    for batch in batches:
-        time.sleep(1)
-        yield batch
 
 
 def test_partitions_instead_of_slices_would_lose_and_double(bootstrap_servers, topic):
@@ -184,5 +162,13 @@ def test_what_is_wrong_is_said_at_once(spark, bootstrap_servers):
         KafkaSink("a b", slices=0)
     with pytest.raises(OutboxError, match=r"needs the columns key, id.*order="):
         KafkaSink("a", bootstrap_servers).write(spark.sql("SELECT 't' AS topic, 'v' AS value"))
+    with pytest.raises(
+        OutboxError, match=r"topic is int.*key is int and must be string or binary.*id is string.*has topic int, .*Cast"
+    ):
+        KafkaSink("a", bootstrap_servers).write(spark.sql("SELECT 1 AS topic, 2 AS key, 'v' AS value, 'x' AS id"))
+    with pytest.raises(OutboxError, match=r"headers is map<string,string> and must be array<struct<key:string"):
+        KafkaSink("a", bootstrap_servers).write(
+            spark.sql("SELECT 't' AS topic, NULL AS key, 'v' AS value, 1 AS id, map('a', 'b') AS headers")
+        )
     with pytest.raises(OutboxError, match=r"sink\.write"):
         KafkaSink("a", bootstrap_servers)(spark.range(1), 0)

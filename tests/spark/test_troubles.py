@@ -21,6 +21,8 @@ CASES = [
     (TASK, Kind.OUTAGE, "Records go to topics"),
     (SOURCE + "\noutbox.spark.entries.OtherQuery: The ledger belongs to another.", Kind.REFUSED, "The ledger belongs"),
     ("outbox.spark.plan.RefusedByKafka: Kafka refuses it", Kind.OUTAGE, "Kafka refuses it"),
+    ("outbox.spark.plan.RecordUnfit: A record has no topic", Kind.REFUSED, "A record has no topic"),
+    ("outbox.spark.columns.WrongColumns: id is string", Kind.REFUSED, "id is string"),
     ("x\npsycopg.OperationalError: server closed the connection", Kind.OUTAGE, "server closed"),
     ("cimpl.KafkaException: KafkaError{code=_TRANSPORT}", Kind.OUTAGE, "KafkaError"),
     ("java.io.IOException: Python worker failed to connect back to the JVM", Kind.OUTAGE, "java.io.IOException"),

@@ -11,7 +11,10 @@ import pytest
 
 from outbox.core import ledger
 from outbox.spark import entries, fencing, writing
-from outbox.spark.plan import CHECKSUM, PART, Plan, RefusedByKafka, SliceFailed, Superseded
+from outbox.spark.plan import CHECKSUM, PART, Plan, RecordUnfit, RefusedByKafka, SliceFailed, Superseded
+from outbox.spark.stream import Fenced
+from outbox.spark.troubles import Kind, judge
+from tests.spark.test_stream_reader import Query
 from tests.support.topics import create_topic, read_topic
 
 
@@ -187,6 +190,67 @@ def test_a_kept_producer_that_was_fenced_begins_again(plan, topic, bootstrap_ser
     assert ids_on(bootstrap_servers, topic) == [1, 2, 3]
 
 
+class ReadsBeforeItFences(writing._Slice):
+    """The naive form: another copy of the task delivers between the look into the ledger and the fence."""
+
+    def _open(self):
+        self._entry = self._look_up()
+        write(self.plan, self.others)
+        forget(self.plan)
+        return fencing.Held(fencing.initialise(self.plan, self.number, self._give_up_at), self.plan)
+
+
+def test_a_look_into_the_ledger_before_the_fence_would_double(plan, topic, bootstrap_servers):
+    """The naive form, for comparison: what it has read is no longer true, and its fence hits nobody. In the other order
+    the copy that comes last finds the slice delivered."""
+    ReadsBeforeItFences.others = batch(topic, 0, [1, 2])
+    naive = ReadsBeforeItFences(plan, 0)
+    naive.take(batch(topic, 0, [1, 2], sentinel=False))
+    assert naive.finish()["skipped"] == [False]
+    forget(plan)
+    assert ids_on(bootstrap_servers, topic) == [1, 2, 1, 2]
+    assert [row["skipped"] for row in write(plan, batch(topic, 0, [1, 2]))] == [True]
+    assert ids_on(bootstrap_servers, topic) == [1, 2, 1, 2]
+
+
+def test_a_mark_without_compare_and_set_would_lose(plan, topic, bootstrap_servers, outbox_table):
+    """A driver is paused just before it marks, another one delivers and deletes that batch and more comes in. The naive
+    form, for comparison: the first one goes on, marks what came in under the number it had in mind, finds that number
+    delivered, and deletes. With the comparison it marks nothing; were it to, the digest would tell."""
+    outbox_table.insert(topic, 5)
+    paused = Query(outbox_table)
+    paused.start()
+    write(plan, batch(topic, 0, paused.step()))
+    outbox_table.insert(topic, 5)
+    successor = Query(outbox_table)
+    successor.offsets, successor.committed = [*paused.offsets], paused.committed
+    successor.start()
+    write(second := after(plan), batch(topic, 0, successor.step()))
+    assert not successor.plan()
+    assert outbox_table.count() == 0
+    outbox_table.insert(topic, 5)
+    forget(plan)
+
+    def naive(epoch):
+        """Mark, deliver what the ledger does not have, delete."""
+        outbox_table.run("UPDATE {table} SET leader_id = %s WHERE leader_id IS NULL", leader := uuid.uuid4())
+        if last_entry(epoch, 0).epoch < epoch.epoch:
+            raise AssertionError("not delivered yet")
+        outbox_table.run("DELETE FROM {table} WHERE leader_id = %s", leader)
+
+    with pytest.raises(Fenced):
+        paused.plan()
+    with pytest.raises(entries.ReplayDiffers):
+        write(second, batch(topic, 0, range(11, 16)))
+    assert outbox_table.count() == 5
+    naive(second)
+    assert successor.drain() == []
+    assert outbox_table.count() == 0
+    assert ids_on(bootstrap_servers, topic) == list(range(1, 11)), "11 to 15 are lost"
+    for query in (paused, successor):
+        query.reader._drop()
+
+
 def test_a_resumed_driver_finds_that_another_has_gone_on(plan, topic, bootstrap_servers):
     write(plan, batch(topic, 0, [1]))
     write(after(plan), batch(topic, 0, [2]))
@@ -199,6 +263,17 @@ def test_a_resumed_driver_finds_that_another_has_gone_on(plan, topic, bootstrap_
 def test_a_topic_that_does_not_exist_is_named_before_anything_is_sent(plan, topic, bootstrap_servers):
     with pytest.raises(SliceFailed, match=r"'nowhere'.*Create them"):
         write(plan, batch("nowhere", 0, [1]))
+
+
+@pytest.mark.parametrize("column", ["topic", "id"])
+def test_a_record_that_can_never_be_sent_is_not_tried_again(plan, topic, column):
+    rows = pa.Table.from_batches([batch(topic, 0, [1, 2, 3])]).to_pylist()
+    rows[1][column] = None
+    unfit = pa.RecordBatch.from_pylist(rows, schema=batch(topic, 0, [1]).schema)
+    with pytest.raises(RecordUnfit, match=rf"no {column} .*Correct or filter it") as error:
+        write(plan, unfit)
+    assert judge(f"outbox.spark.plan.{type(error.value).__name__}: {error.value}").kind == Kind.REFUSED
+    assert last_entry(plan, 0) is None
 
 
 @pytest.mark.parametrize("size", [20_000, 17_000_000])

@@ -18,6 +18,10 @@ def only_some(frame):
     return frame.where("key = 'k6'")
 
 
+def without_topics(frame):
+    return frame.selectExpr("id", "NULLIF(topic, topic) AS topic", "key", "value")
+
+
 fails_while = ""
 """A file; tests set it."""
 
