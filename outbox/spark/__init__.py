@@ -13,6 +13,7 @@ The records pass through the executors only. The modules, from the outside in:
                  `options.py`, what executors read in `reading.py`, what runs beside a batch in `beside.py`
     sink.py      `KafkaSink`, on the driver: slices, sentinels, what is known before an epoch begins
     writing.py   slices in an executor: fence, ledger, records, entry, commit; `plan.py` is what it must know,
+                 `columns.py` which columns may come,
                  `fencing.py` the producers and the ledger, which live as long as the process
     engine.py    `manage.py harvest --engine spark`: the worker of the elected lane, which starts `driver.py`, the
                  process with the query; `job.py` is what that is told, `setup.py` makes it from settings and
@@ -20,6 +21,7 @@ The records pass through the executors only. The modules, from the outside in:
     entries.py   the ledger entry of a slice; pure
     expressions.py  SQL expressions: the checksum of a record, equal to that of `core.ledger`, and its slice
     audit.py     the proof that all was delivered, behind `outbox_audit`: `audit_reading.py` is what it reads,
+                 `audit_sinks.py` finds the ledgers of sinks, `audit_pairing.py` pairs records that share an id,
                  `audit_absent.py` counts ids that are nowhere, `verdict.py` is what it is asked and finds
 
 Names are resolved on first use: importing this package needs neither PySpark nor confluent-kafka.

@@ -1,8 +1,8 @@
 """The audit: one Spark job that proves from topics, ledger and table what was delivered.
 
-For every batch of the ledger's window: as many records in Kafka as its entry lists, each once, the sum of their
-checksums the entry's digest; and per key the order of the batches, and of the ids in each. What Kafka holds beyond
-that, and what is missing between the ids, is told too.
+For every batch of the ledger's window: as many records in Kafka as its entry lists, each as often as it is listed, the
+sum of their checksums the entry's digest; and per key the order of the batches, and of the ids in each. What Kafka
+holds beyond that, and what is missing between the ids, is told too.
 
 **When it looks.** Harvesters may go on meanwhile. First the ledger's stable ends are read: only entries below them are
 judged. Then the topics' ends, and it waits until no transaction is open below those: what those entries list is there
@@ -22,10 +22,12 @@ from datetime import UTC, datetime
 from functools import reduce
 from typing import TYPE_CHECKING, Any
 
+from outbox.spark import audit_pairing as pairing
 from outbox.spark import audit_reading as reading
+from outbox.spark import audit_sinks as sinks
 from outbox.spark.audit_absent import absent
 from outbox.spark.audit_reading import Offsets, Span, lookup
-from outbox.spark.verdict import KINDS, AuditImpossible, Fault, Request, Verdict
+from outbox.spark.verdict import KINDS, AuditImpossible, Fault, Request, Verdict, database
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -45,6 +47,9 @@ class _Audit:
         self.spark, self.request, self.say = spark, request, say
         self.begun, self.began_at = time.monotonic(), datetime.now(UTC)
         self.ledgers: list[str] = []
+        self.unordered: list[int] = []
+        """Of these ledgers, those of sinks that order the records of a key by something else than the id."""
+        self.fans_out = False
         self.topics: Span = {}
         self.lanes: list[Any] = []
         self.window_begin = -1
@@ -69,6 +74,7 @@ class _Audit:
         offsets, give_up_at = Offsets(self.request.properties), time.monotonic() + self.request.patience_s
         there = offsets.topics()
         self.ledgers = [name for name in self.request.ledgers if name in there]
+        foreign = self._find_sinks(there, give_up_at)
         if not self.ledgers:
             raise AuditImpossible(
                 f"None of the ledger topics {', '.join(self.request.ledgers)} exists: nothing was harvested with "
@@ -77,9 +83,19 @@ class _Audit:
         if unknown := sorted(set(self.request.topics) - set(there)):
             raise AuditImpossible(f"The topics {', '.join(unknown)} do not exist. Correct --topic.")
         self.judged = offsets.now(self.ledgers)
-        wanted = self.request.topics or [name for name in there if not _is_our_own(name, self.ledgers)]
+        wanted = self.request.topics or [
+            name for name in there if name not in (*self.ledgers, *foreign, *self.request.without)
+        ]
         self.topics = offsets.settled(wanted, give_up_at)
         self.ledger_span = offsets.settled(self.ledgers, give_up_at)
+
+    def _find_sinks(self, there: list[str], give_up_at: float) -> list[str]:
+        """Add the ledgers of all sinks of this database, under whatever name; gives those of others."""
+        candidates = [name for name in there if name not in self.ledgers] if self.request.finds_sinks else []
+        found = sinks.origins(self.request.properties, candidates, give_up_at)
+        own = database(self.request) if any(map(any, found.values())) else ""
+        self.ledgers += sorted(name for name, origins in found.items() if own in origins - {""})
+        return [name for name in found if name not in self.ledgers]
 
     def _records_at_most(self) -> int:
         return sum(end - start for parts in self.topics.values() for start, end in parts.values())
@@ -103,11 +119,15 @@ class _Audit:
         from pyspark.sql import functions as F
 
         listed = entries.where("error IS NULL").select(
-            F.explode("ids").alias("id"), F.lit(True).alias("own"), *BATCH, "change"
-        )
+            F.explode("ids").alias("id"), F.lit(True).alias("own"), *BATCH, "change",
+            "is_sink", "is_judged", F.col("at").alias("listed_at"),
+        )  # fmt: skip
         found = reading.records(self.spark, self.request, self.topics)
         own = found.withColumns({"own": F.col("id").isNotNull(), "id": F.coalesce("id", "place")})
-        return own.join(listed, ["id", "own"], "full_outer")
+        self.fans_out = pairing.fans_out(entries)
+        if self.fans_out:
+            return pairing.paired(own, listed)
+        return own.join(listed.drop("is_sink", "is_judged", "listed_at"), ["id", "own"], "full_outer")
 
     # ---- the questions
 
@@ -115,6 +135,9 @@ class _Audit:
         self.lanes = _lanes(entries)
         if not self.lanes:
             raise AuditImpossible(f"The ledger {', '.join(self.ledgers)} holds no entry yet: nothing to judge by.")
+        self.unordered = [
+            row["ledger_no"] for row in entries.where("NOT by_id").select("ledger_no").distinct().collect()
+        ]
         # A lane whose first batch is here has no earlier ones.
         self.window_begin = max((-1 if lane["is_whole"] else lane["begin_at"] for lane in self.lanes), default=-1)
         self.reach_begin = self._reach_begin(known)
@@ -147,6 +170,7 @@ class _Audit:
             dead=table["dead"],
             absent=nowhere,
             absent_first=tuple(nowhere_first),
+            unordered=tuple(self.ledgers[number] for number in sorted(self.unordered)),
             topics=tuple(sorted(self.topics)),
         )
 
@@ -170,20 +194,29 @@ class _Audit:
     def _batches(self, entries: DataFrame, known: DataFrame) -> DataFrame:
         from pyspark.sql import functions as F
 
-        found = known.where("lane IS NOT NULL").groupBy(*BATCH).agg(
+        sums = [
             F.count("place").alias("found"),
             F.count_if(F.col("place").isNull()).alias("missing"),
             F.coalesce(F.sum("sum"), F.lit(0)).alias("sums"),
-        )  # fmt: skip
-        wanted = entries.where("error IS NULL AND is_judged AND count > 0")
-        return wanted.join(found, BATCH, "left").withColumn("in_reach", F.col("at") > self.reach_begin)
+        ]
+        if self.fans_out:
+            sums += [F.count_if("extra").alias("extra"), F.count_if("is_mixed").alias("mixed")]
+        found = known.where("lane IS NOT NULL").groupBy(*BATCH).agg(*sums)
+        wanted = entries.where("error IS NULL AND count > 0")
+        if self.fans_out:
+            joined = pairing.batches(wanted, found)
+        else:
+            joined = wanted.join(found, BATCH, "left").withColumns({
+                "is_whole": F.expr("missing = 0 AND found = count"), "extra": F.expr("found - (count - missing)"),
+            })  # fmt: skip
+        return joined.where("is_judged").withColumn("in_reach", F.col("at") > self.reach_begin)
 
     def _kinds(self) -> dict[str, str]:
         return {
             "missing batch": "in_reach AND missing = count",
             "lost": "in_reach AND missing > 0 AND missing < count",
-            "twice": "in_reach AND found > count - missing",
-            "altered": "in_reach AND missing = 0 AND found = count AND sums <> digest",
+            "twice": "in_reach AND extra > 0",
+            "altered": "in_reach AND is_whole AND sums <> digest",
         }
 
     def _sums(self) -> Iterator[Column]:
@@ -210,16 +243,19 @@ class _Audit:
         if kind == "missing batch":
             return f"the first is {name}"
         if kind == "altered":
-            return f"the first is {name}: each id once, of digest {batch['sums']}; that sent was {batch['digest']}"
+            return f"the first is {name}: each id as listed, of digest {batch['sums']}; that sent was {batch['digest']}"
         if kind == "lost":
             lost = _one(mine.where("place IS NULL").agg(F.min("id").alias("id")))
             return f"the first is id {lost['id']} of {name}, which lacks {batch['missing']}"
-        places = F.sort_array(F.collect_list(F.struct("topic_no", "partition", "place"))).alias("places")
+        places = F.sort_array(F.collect_set(F.struct("topic_no", "partition", "place"))).alias("places")
+        if self.fans_out:
+            extra = _one(mine.where("extra").agg(F.min("id").alias("id")))
+            mine = known.where((F.col("id") == extra["id"]) & F.col("own"))
         twice = (
             mine.where("place IS NOT NULL").groupBy("id").agg(places).where("size(places) > 1").orderBy("id").first()
         )
         assert twice is not None
-        shown = " and ".join(map(self._place, twice["places"][:2]))
+        shown = " and ".join(map(self._place, twice["places"][:4]))
         return f"the first is id {twice['id']} of {name}: {shown}"
 
     def _batch_name(self, row: Any) -> str:
@@ -244,7 +280,8 @@ class _Audit:
 
         rank = F.struct("change", "batch", "id")
         line = Window.partitionBy("topic_no", "partition", "key", "ledger_no").orderBy("place")
-        lined = known.where("place IS NOT NULL AND key IS NOT NULL AND lane IS NOT NULL").select(
+        ordered = known.where(~F.col("ledger_no").isin(self.unordered)) if self.unordered else known
+        lined = ordered.where("place IS NOT NULL AND key IS NOT NULL AND lane IS NOT NULL").select(
             "topic_no", "partition", "place", "id", "key", *BATCH, "change",
             rank.alias("rank"), F.lag(rank).over(line).alias("before"),
         )  # fmt: skip
@@ -330,10 +367,6 @@ def _lanes(entries: DataFrame) -> list[Any]:
         )
         .collect()
     )
-
-
-def _is_our_own(name: str, ledgers: list[str]) -> bool:
-    return name in ledgers or name.endswith((".ledger", ".neli")) or name.startswith("outbox-spark-")
 
 
 def _one(frame: DataFrame) -> Any:

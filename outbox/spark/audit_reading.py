@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from outbox.core import ledger
 from outbox.exceptions import OutboxError
 from outbox.spark import entries, expressions
-from outbox.spark.verdict import AuditImpossible, Request
+from outbox.spark.verdict import AuditImpossible, NotNow, Request
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -41,8 +41,8 @@ _JAVA = {
 _JAAS = {"PLAIN": "plain.PlainLoginModule"}
 _SCRAM = "scram.ScramLoginModule"
 ENTRY = (
-    "ledger string, lane int, batch bigint, change bigint, is_sink boolean, place bigint, at bigint, count bigint, "
-    "digest bigint, ids array<bigint>, error string"
+    "ledger string, lane int, batch bigint, change bigint, is_sink boolean, by_id boolean, place bigint, at bigint, "
+    "count bigint, digest bigint, ids array<bigint>, error string"
 )
 
 
@@ -74,7 +74,7 @@ class Offsets:
         while behind := self._behind(ends):
             if time.monotonic() > give_up_at:
                 topic, number = behind[0]
-                raise AuditImpossible(
+                raise NotNow(
                     f"A transaction stays open in partition {number} of the topic {topic!r}: what it hides cannot be "
                     "judged. Wait until it has ended (transaction.timeout.ms of its producer), or leave the topic out."
                 )
@@ -105,7 +105,7 @@ class Offsets:
                 (at.topic, at.partition): int(future.result(2 * _REQUEST_S).offset) for at, future in futures.items()
             }
         except (KafkaException, TimeoutError) as error:
-            raise AuditImpossible(f"Offsets cannot be read from Kafka: {error}. Are all brokers up?") from error
+            raise NotNow(f"Offsets cannot be read from Kafka: {error}. Are all brokers up?") from error
 
 
 def _spans(starts: Mapping[tuple[str, int], int], ends: Mapping[tuple[str, int], int]) -> Span:
@@ -215,11 +215,11 @@ def _cut(batch: Any) -> Iterator[Any]:
 def _entry(row: Mapping[str, Any]) -> dict[str, Any]:
     found = {"ledger": row["topic"], "lane": row["partition"], "place": row["offset"], "at": row["at"], "ids": []}
     is_sink = (row["value"] or b"")[:3] == b"OBS"
-    found |= {"is_sink": is_sink, "batch": -1, "change": 0, "count": 0, "digest": 0, "error": None}
+    found |= {"is_sink": is_sink, "by_id": True, "batch": -1, "change": 0, "count": 0, "digest": 0, "error": None}
     try:
         if is_sink:
             slice_ = entries.decode(row["value"])
-            return {**found, **_fields(slice_), "batch": slice_.epoch, "lane": slice_.slice}
+            return {**found, **_fields(slice_), "batch": slice_.epoch, "lane": slice_.slice, "by_id": slice_.is_by_id}
         batch = ledger.decode(row["value"])
         return {**found, **_fields(batch), "batch": batch.batch, "lane": batch.lane, "change": batch.change}
     except (OutboxError, ValueError) as error:
@@ -236,7 +236,13 @@ def _entry_schema() -> Any:
     import pyarrow as pa
 
     fields = [("ledger", pa.string()), ("lane", pa.int32()), ("batch", pa.int64()), ("change", pa.int64())]
-    fields += [("is_sink", pa.bool_()), ("place", pa.int64()), ("at", pa.int64()), ("count", pa.int64())]
+    fields += [
+        ("is_sink", pa.bool_()),
+        ("by_id", pa.bool_()),
+        ("place", pa.int64()),
+        ("at", pa.int64()),
+        ("count", pa.int64()),
+    ]
     return pa.schema([*fields, ("digest", pa.int64()), ("ids", pa.list_(pa.int64())), ("error", pa.string())])
 
 

@@ -30,6 +30,10 @@ class AuditImpossible(OutboxError):
     """There is nothing to judge by, or it cannot be read."""
 
 
+class NotNow(AuditImpossible):
+    """A server is away, or busy for too long: worth another attempt."""
+
+
 @dataclass(frozen=True)
 class Request:
     """What to audit. Pickles: executors get it."""
@@ -42,10 +46,14 @@ class Request:
     ledgers: Sequence[str]
     """Topics; those that do not exist are left out."""
     topics: Sequence[str] = ()
-    """Empty: every topic but Kafka's own and the ledgers."""
+    """Empty: every topic but Kafka's own, the ledgers and `without`."""
     id_header: str = "outbox-id"
     patience_s: float = 120.0
     """For transactions that are open when it begins."""
+    finds_sinks: bool = False
+    """Judge by every ledger of a Spark sink, too, whose entries name this database."""
+    without: Sequence[str] = ()
+    """Topics that hold no records: leader topics."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +89,8 @@ class Verdict:
     absent: int = 0
     """Ids of the window in neither ledger, table nor dead letters: rolled back, filtered out or removed by hand."""
     absent_first: Sequence[int] = ()
+    unordered: Sequence[str] = ()
+    """Ledgers of sinks that order by other columns than the id: the order of their records was not judged."""
     topics: Sequence[str] = field(default_factory=tuple)
 
     @property
@@ -101,6 +111,7 @@ class Verdict:
         ]
         if self.out_of_reach:
             found.append(f"not judged {self.out_of_reach:,} batches: their topics have deleted records of that time")
+        found += [f"not judged the order of what {name} lists: its sink orders by no id" for name in self.unordered]
         if self.absent:
             shown = ", ".join(map(str, self.absent_first))
             found.append(
@@ -123,6 +134,19 @@ def store(request: Request, verdict: Verdict) -> bool:
             [json.dumps(verdict.as_dict())],
         )
         return done.rowcount == 1
+
+
+def database(request: Request) -> str:
+    """Its UUID, which sinks note in their entries; empty before the first harvester."""
+    with psycopg.connect(**request.parameters, autocommit=True) as connection:
+        shown = _state(request.table)
+        known = connection.execute("/* audit */ SELECT to_regclass(%s)", [shown.as_string(connection)]).fetchone()
+        if not known or known[0] is None:
+            return ""
+        row = connection.execute(
+            sql.SQL("/* database */ SELECT database FROM {state} WHERE id = 1").format(state=shown)
+        ).fetchone()
+    return str(row[0]) if row else ""
 
 
 def last(parameters: Mapping[str, Any], name: str) -> dict[str, Any] | None:

@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 from argparse import ArgumentParser
+from collections.abc import Callable
 from typing import Any
 
 import psycopg
@@ -17,7 +18,7 @@ from outbox.conf import Conf
 from outbox.edges.table import parameters
 from outbox.exceptions import OutboxError
 from outbox.operations import stats
-from outbox.spark.verdict import Request, Verdict, store
+from outbox.spark.verdict import AuditImpossible, NotNow, Request, Verdict, store
 
 EXIT_CODES = {
     0: "everything in the ledger's window was delivered once and in order",
@@ -27,6 +28,7 @@ EXIT_CODES = {
 }
 _FAULTY = 3
 _MEMORY = "1g"
+_LINE_MAX = 500
 
 
 class Command(BaseCommand):
@@ -48,7 +50,8 @@ class Command(BaseCommand):
         )  # fmt: skip
         parser.add_argument(
             "--ledger", action="append", default=[], metavar="TOPIC",
-            help="Judge by this ledger; may be repeated. Without it: NAME.ledger and outbox-spark-NAME.",
+            help="Judge by this ledger; may be repeated. Without it: NAME.ledger, outbox-spark-NAME, and "
+            "every other outbox-spark-* whose entries name this database.",
         )  # fmt: skip
         parser.add_argument("--master", default="local[*]", metavar="URL", help="Where Spark runs (local[*]).")
         parser.add_argument(
@@ -74,12 +77,14 @@ class Command(BaseCommand):
             table=conf.table,
             properties=conf.client_properties,
             ledgers=tuple(options["ledger"] or _ledgers(conf)),
+            finds_sinks=not options["ledger"],
+            without=(conf.leader_topic,),
             topics=tuple(options["topic"]),
             id_header=_id_header(conf),
         )
 
     def _audits(self, request: Request, config: dict[str, str], options: dict[str, Any]) -> bool:
-        from outbox.spark import audit, start
+        from outbox.spark import start
 
         stop = threading.Event()
         spark = start.session("outbox audit", options["master"], config, show_ui=not options["json"])
@@ -89,7 +94,15 @@ class Command(BaseCommand):
                 signal.signal(number, lambda *_: stop.set())
         try:
             while True:
-                verdict = audit.audit(spark, request, self._say)
+                try:
+                    verdict = _audit(spark, request, self._say)
+                except NotNow as error:
+                    if not options["continuous"]:
+                        raise
+                    self.stderr.write(f"No verdict: {error} The next audit follows in {options['every']:g} s.")
+                    if stop.wait(options["every"]):
+                        raise
+                    continue
                 self._tell(verdict, options["json"])
                 self._store(request, verdict)
                 if not (options["continuous"] and verdict.is_clean) or stop.wait(options["every"]):
@@ -113,6 +126,34 @@ class Command(BaseCommand):
         else:
             if not is_stored:
                 self.stderr.write("The verdict was not stored: no harvester has been at this table yet.")
+
+
+def _audit(spark: Any, request: Request, say: Callable[[str], None]) -> Verdict:
+    """The verdict; what prevents one, in a line. Spark hands on what its Python workers raise as text."""
+    from confluent_kafka import KafkaException
+    from py4j.protocol import Py4JError, Py4JNetworkError  # type: ignore[import-untyped]
+    from pyspark.errors import PySparkException
+
+    from outbox.edges.ledger_topic import LedgerUnreachable
+    from outbox.spark import audit
+    from outbox.spark.troubles import judge
+
+    try:
+        return audit.audit(spark, request, say)
+    except KafkaException as error:
+        raise NotNow(f"Kafka cannot be asked: {_line(error.args[0].str())}. Is a broker up?") from error
+    except LedgerUnreachable as error:
+        raise NotNow(str(error)) from error
+    except psycopg.Error as error:
+        raise NotNow(f"PostgreSQL cannot be asked: {_line(str(error))}. Is it up?") from error
+    except (Py4JNetworkError, ConnectionError) as error:
+        raise AuditImpossible("Spark's JVM has ended, perhaps for want of memory. Start the audit again.") from error
+    except (Py4JError, PySparkException) as error:
+        raise NotNow(f"Spark failed: {_line(judge(str(error)).text)}. Is a server away?") from error
+
+
+def _line(text: str) -> str:
+    return " ".join(text.split())[:_LINE_MAX].rstrip(".")
 
 
 def _ledgers(conf: Conf) -> list[str]:
