@@ -40,6 +40,7 @@ _DRAIN_S = 120.0
 _FLAGS = {
     'the option resend="true" sends': "--resend sends",
     "another sink name": "another sink name (--sink)",
+    "a new checkpoint": "a new checkpoint (--checkpoint)",
     "give the sink begin_at=": "begin anew under another name (--sink), or give a sink of your own begin_at=",
 }
 

@@ -265,8 +265,9 @@ class Stream:
         if found != batch.count:
             raise RecordsMissing(
                 f"Batch {batch.number} was marked with {batch.count} records, and {found} are still there with its "
-                f"leader_id {batch.leader}: somebody deleted, changed or marked the others. Did another harvester run "
-                "on the table?"
+                f"leader_id {batch.leader}: somebody deleted, changed or marked the others. Put them back as they "
+                'were; or begin anew with a new checkpoint and another sink name: the option resend="true" sends '
+                "those that are left, also what of them is in Kafka already."
             )
         return [(row[0], row[1], row[2]) for row in rows]
 

@@ -8,7 +8,7 @@ from outbox.spark.driver import Driver, Refused, resolve
 from outbox.spark.job import Job
 from outbox.spark.troubles import Kind, Trouble
 from tests.spark import transforms
-from tests.spark.engines import Channel, Running, judge
+from tests.spark.engines import Channel, Running, audited, judge
 from tests.spark.tables import make_outbox
 from tests.support.databases import django
 from tests.support.topics import create_topic
@@ -45,10 +45,11 @@ def test_an_epoch_that_fails_is_repeated_with_other_shuffle_partitions(
     finally:
         spark.conf.set("spark.sql.shuffle.partitions", "2")
     judge(bootstrap_servers, [topic], range(1, 501))
+    audited(spark, outbox_table, bootstrap_servers, [topic])
 
 
 def test_epochs_without_a_record_are_purged_too_and_a_lost_checkpoint_is_refused(
-    run, outbox_table, bootstrap_servers, tmp_path, monkeypatch
+    spark, run, outbox_table, bootstrap_servers, tmp_path, monkeypatch
 ):
     broken = tmp_path / "broken"
     monkeypatch.setattr(transforms, "fails_while", str(broken))
@@ -60,6 +61,7 @@ def test_epochs_without_a_record_are_purged_too_and_a_lost_checkpoint_is_refused
     counts = {said["epoch"]: said["count"] for said in first.channel.of("epoch")}  # one that is repeated is told twice
     assert counts == {0: 0, 1: 0, 2: 1}
     judge(bootstrap_servers, [topic], [407])
+    assert audited(spark, outbox_table, bootstrap_servers, [topic]).absent == 0
     assert not first.channel.of("holds")
 
     # Refused before anything is marked: the checkpoint that is restored still fits.
@@ -83,7 +85,7 @@ def test_epochs_without_a_record_are_purged_too_and_a_lost_checkpoint_is_refused
     judge(bootstrap_servers, [topic], range(407, 422))
 
 
-def test_what_is_held_back_counts_as_left_when_the_rest_is_delivered(run, outbox_table, bootstrap_servers):
+def test_what_is_held_back_counts_as_left_when_the_rest_is_delivered(spark, run, outbox_table, bootstrap_servers):
     """`harvest --once` gives up over what is held back, and may not do so before the first batch."""
     topic, paused = create_topic(bootstrap_servers, 1), create_topic(bootstrap_servers, 1)
     outbox_table.insert(paused, 5)
@@ -92,11 +94,39 @@ def test_what_is_held_back_counts_as_left_when_the_rest_is_delivered(run, outbox
     running = run()
     running.until(lambda: any(said["is_idle"] for said in running.channel.of("holds")))
     assert outbox_table.count() == 5
-    names = [name for name, said in running.channel.said if name == "epoch" or name == "holds" and said["is_idle"]]
+    names = [name for name, said in running.channel.said if name == "epoch" or (name == "holds" and said["is_idle"])]
     assert names == ["epoch"] * (len(names) - 1) + ["holds"]
     assert {said["count"] for said in running.channel.of("holds")} == {1}
     running.finish()
     judge(bootstrap_servers, [topic], range(6, 906))
+    assert audited(spark, outbox_table, bootstrap_servers, [topic]).waiting == 5
+
+
+def test_a_marked_record_that_was_deleted_is_refused_and_the_way_out_works(
+    spark, run, outbox_table, bootstrap_servers, tmp_path, monkeypatch
+):
+    """As the refusal says: a new checkpoint, another sink name and resend."""
+    topic, broken = create_topic(bootstrap_servers, 1), tmp_path / "broken"
+    monkeypatch.setattr(transforms, "fails_while", str(broken))
+    broken.touch()
+    outbox_table.insert(topic, 20)
+    running = run(transform="tests.spark.transforms.failing_for_now")
+    running.until(lambda: running.channel.of("retry"))
+    outbox_table.run("DELETE FROM {table} WHERE id = 3")
+    refusal = running.refusal()
+    assert "20 records, and 19 are still there" in refusal
+    assert 'a new checkpoint and another sink name: the option resend="true" sends' in refusal
+    broken.unlink()
+    assert "19 are still there" in run().refusal()
+    again = f"{outbox_table.table}-again"
+    run(place=tmp_path / "new", name=again, resend=True).drain().finish()
+    judge(bootstrap_servers, [topic], {*range(1, 21)} - {3})
+
+
+def test_a_record_that_can_never_be_sent_ends_the_query(run, outbox_table, bootstrap_servers):
+    outbox_table.insert(create_topic(bootstrap_servers, 1), 3)
+    assert "A record has no topic" in run(transform="tests.spark.transforms.without_topics").refusal()
+    assert outbox_table.count() == 3
 
 
 def test_what_a_transformation_does_wrong_is_told_in_a_line(run):
@@ -135,7 +165,7 @@ def test_a_driver_whose_table_another_one_has_does_not_claim_it_again(outbox_tab
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_restarts_of_both_servers_lose_and_double_nothing(run, postgres_factory, kafka_factory, tmp_path):
+def test_restarts_of_both_servers_lose_and_double_nothing(spark, run, postgres_factory, kafka_factory, tmp_path):
     postgres, kafka = postgres_factory(), kafka_factory()
     assert django("migrate", "outbox", url=postgres.url).returncode == 0
     table = make_outbox(postgres.url)
@@ -148,3 +178,4 @@ def test_restarts_of_both_servers_lose_and_double_nothing(run, postgres_factory,
         server.restart()
     running.drain().finish()
     judge(kafka.bootstrap_servers, [topic], range(1, 1801))
+    audited(spark, table, kafka.bootstrap_servers, [topic])

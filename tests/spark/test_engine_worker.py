@@ -194,6 +194,7 @@ def test_a_fenced_driver_asks_the_election(run):
 def test_remedies_are_told_in_flags():
     text = "begin anew under another sink name, which sends again. If known, give the sink begin_at=7."
     assert with_flags(text).count("--sink") == 2
+    assert "(--checkpoint)" in with_flags("begin anew with a new checkpoint")
 
 
 def test_a_terminal_shows_what_spark_says(monkeypatch):
