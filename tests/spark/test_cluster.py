@@ -12,6 +12,7 @@ from tests.support.topics import create_topic
 
 RECORDS = 1500
 RUNS = 20
+DEATHS = 3  # each costs a JVM and two executors
 PAUSE_S = 8.0
 
 
@@ -50,7 +51,7 @@ def engines(outbox_table, bootstrap_servers, tmp_path):
         found.discard()
 
 
-def run(cluster, engines, outbox, servers, kills):
+def run(spark, cluster, engines, outbox, servers, kills):
     """Kill the executor of a stopped worker so many times, then let others go on."""
     topic = create_topic(servers, 3)
     outbox.insert(topic, RECORDS)
@@ -69,22 +70,28 @@ def run(cluster, engines, outbox, servers, kills):
 
     engines.wait_for(is_drained)
     assert len(killed) == kills
+    end(process, is_drained)
+    judge(servers, [topic], range(1, RECORDS + 1))
+    audited(spark, outbox, servers, [topic])
+
+
+def end(process, work):
+    """In good order, while stopped workers are helped along."""
     process.process.send_signal(signal.SIGTERM)
     give_up_at = time.monotonic() + 240
     while process.process.poll() is None:
-        is_drained()
+        work()
         assert time.monotonic() < give_up_at, process.log
         time.sleep(POLL_S)
     assert process.process.returncode == 0, process.log
-    judge(servers, [topic], range(1, RECORDS + 1))
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_both_executors_produce_and_one_that_is_killed_in_a_slice_does_no_harm(
-    cluster, engines, outbox_table, bootstrap_servers
+    spark, cluster, engines, outbox_table, bootstrap_servers
 ):
-    run(cluster, engines(cluster), outbox_table, bootstrap_servers, kills=1)
+    run(spark, cluster, engines(cluster), outbox_table, bootstrap_servers, kills=1)
     found = cluster.producers()
     assert found
     for application, _ in found:
@@ -139,14 +146,37 @@ def test_twenty_faults_of_executors_lose_and_double_nothing(
         inserted += 300
         fleet.wait_for(lambda: work() or len(victims) >= RUNS)
     fleet.wait_for(work)
-    process.process.send_signal(signal.SIGTERM)
-    give_up_at = time.monotonic() + 240
-    while process.process.poll() is None:
-        work()
-        assert time.monotonic() < give_up_at, process.log
-        time.sleep(POLL_S)
-    assert process.process.returncode == 0, process.log
+    end(process, work)
     if not kills:
         assert cluster.copies() >= RUNS // 2
     judge(bootstrap_servers, [topic], range(1, inserted + 1))
+    audited(spark, outbox_table, bootstrap_servers, [topic])
+
+
+@pytest.mark.torture
+@pytest.mark.timeout(3600)
+def test_drivers_killed_beside_their_executors_lose_and_double_nothing(
+    spark, cluster, engines, outbox_table, bootstrap_servers
+):
+    """With a worker in an open transaction, which is killed, or commits when nobody waits for it any more."""
+    topic = create_topic(bootstrap_servers, 3)
+    fleet = engines(cluster, max_records=100)
+    for number in range(DEATHS):
+        outbox_table.insert(topic, 1000)
+        process = fleet.start().leads()
+        fleet.wait_for(cluster.stopped)
+        workers = [worker for worker, _ in cluster.stopped()]
+        fleet.kill(process)
+        for worker in workers:
+            (kill if number % 2 else resume)(worker)
+
+    def work():
+        for worker, _ in cluster.stopped():
+            resume(worker)
+        return outbox_table.count() == 0
+
+    process = fleet.start().leads()
+    fleet.wait_for(work)
+    end(process, work)
+    judge(bootstrap_servers, [topic], range(1, 1000 * DEATHS + 1))
     audited(spark, outbox_table, bootstrap_servers, [topic])

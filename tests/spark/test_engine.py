@@ -3,7 +3,7 @@ seconds to start, so one story is told in full."""
 
 import pytest
 
-from tests.spark.engines import javas, judge, stopped
+from tests.spark.engines import audited, javas, judge, stopped
 from tests.support.topics import create_topic
 
 RECORDS = 3000
@@ -11,7 +11,7 @@ RECORDS = 3000
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_it_filters_routes_and_masks_through_deaths_and_a_stop(engines, outbox_table, bootstrap_servers):
+def test_it_filters_routes_and_masks_through_deaths_and_a_stop(spark, engines, outbox_table, bootstrap_servers):
     """The first leads and dies between Kafka's commit and the checkpoint's. The second stood by without a JVM, goes on,
     loses Python workers in open transactions, and is stopped while records wait."""
     topic = create_topic(bootstrap_servers, 3)
@@ -32,3 +32,4 @@ def test_it_filters_routes_and_masks_through_deaths_and_a_stop(engines, outbox_t
     for message in judge(bootstrap_servers, [topic, routed], expected):
         assert (message.topic == routed) == (message.key == b"k2")
         assert (message.value == b"masked") == (message.key == b"k1")
+    audited(spark, outbox_table, bootstrap_servers, [topic, routed])
