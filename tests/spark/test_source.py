@@ -24,22 +24,42 @@ def wait_for(condition, query, timeout_s=90):
 def running(spark, outbox, sink, place, transform=lambda frame: frame, **options):
     given = {"url": outbox.url, "table": outbox.table, "maxRecords": 400, "slices": 2, **options}
     frame = transform(spark.readStream.format("outbox").options(**given).load())
-    query = started(frame.writeStream.foreachBatch(sink).option("checkpointLocation", str(place)))
+    query = Started(frame.writeStream.foreachBatch(sink).option("checkpointLocation", str(place)))
     try:
         yield query
     finally:
         query.stop()
 
 
-def started(writer):
-    """Spark gives its Python processes ten seconds to start, which is little on a loaded machine."""
-    for _ in range(5):
-        query = writer.start()
-        while query.isActive and query.status["message"] in ("Initializing StreamExecution", "Initializing sources"):
-            time.sleep(0.05)
-        if query.exception() is None or "failed to connect back" not in str(query.exception()):
-            return query
-    return query
+class Started:
+    """A query. Spark gives its Python processes ten seconds to start, which is little on a loaded machine; so does the
+    engine begin again then."""
+
+    def __init__(self, writer):
+        self._writer, self._left = writer, 5
+        self._query = writer.start()
+
+    def exception(self):
+        error = self._query.exception()
+        return None if error is not None and self._begins_again(error) else error
+
+    def _begins_again(self, error):
+        if "failed to connect back" not in str(error) or not self._left:
+            return False
+        self._left -= 1
+        self._query = self._writer.start()
+        return True
+
+    def await_termination(self, timeout_s):
+        while True:
+            try:
+                return self._query.awaitTermination(timeout_s)
+            except Exception as error:
+                if not self._begins_again(error):
+                    raise
+
+    def stop(self):
+        self._query.stop()
 
 
 def ids_on(servers, topic):
@@ -62,7 +82,7 @@ def test_a_query_that_fails_and_is_started_again_delivers_everything_once(
     outbox_table.insert(topic, 600)
     outbox_table.run("UPDATE {table} SET kafka_topic = %s WHERE kafka_key = 'k1' AND id > 300", later)
     with running(spark, outbox_table, sink(), place, some) as query, pytest.raises(Exception, match="Create them"):
-        query.awaitTermination(90)
+        query.await_termination(90)
     create_topic(bootstrap_servers, 1, name=later)
     with running(spark, outbox_table, sink(), place, some) as query:
         wait_for(lambda: outbox_table.count() == 0, query)
@@ -76,7 +96,7 @@ def test_a_query_that_fails_and_is_started_again_delivers_everything_once(
     outbox_table.insert(topic, 5)
     match = "checkpoint was deleted or moved: restore it"
     with running(spark, outbox_table, sink(), tmp_path / "another") as query, pytest.raises(Exception, match=match):
-        query.awaitTermination(90)
+        query.await_termination(90)
 
 
 def test_available_now_ends_and_the_next_run_purges(spark, outbox_table, bootstrap_servers, tmp_path):
@@ -87,7 +107,7 @@ def test_available_now_ends_and_the_next_run_purges(spark, outbox_table, bootstr
     for expected in (20, 25):
         frame = spark.readStream.format("outbox").options(**options).load()
         writer = frame.writeStream.foreachBatch(sink).option("checkpointLocation", place)
-        assert started(writer.trigger(availableNow=True)).awaitTermination(90)
+        assert Started(writer.trigger(availableNow=True)).await_termination(90)
         assert ids_on(bootstrap_servers, topic) == list(range(1, expected + 1))
         outbox_table.insert(topic, 5)
     assert outbox_table.count() == 10
