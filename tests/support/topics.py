@@ -21,7 +21,12 @@ def create_topic(servers: str, partitions: int = 1, name: str | None = None, *, 
                 raise
             time.sleep(0.2)
         else:
-            return topic
+            break
+    give_up_at = time.monotonic() + 30  # a broker may tell of it a moment later than it has made it
+    while admin.list_topics(topic, timeout=30).topics[topic].error is not None:
+        assert time.monotonic() < give_up_at, f"{topic} is not seen"
+        time.sleep(0.05)
+    return topic
 
 
 @dataclass(frozen=True)
