@@ -156,6 +156,18 @@ def cpu_s(pid: int | None, *, children: bool = False) -> float:
     return total
 
 
+def tree_cpu_s(pid: int) -> float:
+    """Seconds of CPU of a process and all that came of it."""
+    found = {int(name): stat for name in os.listdir("/proc") if name.isdigit() and (stat := _stat(int(name)))}
+    total, wanted = 0, [pid]
+    while wanted:
+        parent = wanted.pop()
+        if parent in found:
+            total += sum(found[parent][11:15])
+        wanted += [child for child, stat in found.items() if stat[1] == parent]
+    return total / _TICKS
+
+
 def _stat(pid: int) -> list[int] | None:
     try:
         text = Path(f"/proc/{pid}/stat").read_text()

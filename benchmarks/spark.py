@@ -1,87 +1,204 @@
-"""Rows about Spark: one table drained by the naive form of a pipeline and by ours, on one session of `local[2]`.
+"""Rows about Spark: one table drained by the naive form of a pipeline, by a bare form, and by ours.
 
-Both forms get the same rows, slices, micro-batches of at most 50,000 records, and Kafka settings. The clock runs from
-the start of the first trigger that had records to the end of the last: marking, planning, reading, producing, Spark's
-own log, and the DELETE of every batch but the last. Starting the query is outside, in both, and both are warmed up, for
-a JVM starts slowly. The naive form is in `spark_naive.py`; its sink is measured on our source, too.
+- **naive**: what issue and DESIGN call the naive form, "one producer per task and batch": the first prototype. Exact,
+  but naive: rows as Python objects, a new producer for each slice of each batch, Spark's session as it comes.
+- **bare**: leaner than the naive form, for it is not exact: no slices, no order, no ledger. On our session.
+- **ours**: source and `KafkaSink`.
+
+Each form has a process and a JVM of its own. All get the same rows, micro-batches of the same size, two tasks on
+`local[2]`, and are warmed up; the measured drains are interleaved. The clock runs from the start of the first trigger
+that had records to the end of the last: marking, planning, reading, producing, Spark's own log, and the DELETE of every
+batch but the last. Starting the query is outside. `spark_naive.py` has the naive and the bare form.
 """
 
 from __future__ import annotations
 
+import json
+import os
+import statistics
+import subprocess
+import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any
 
 from benchmarks.drains import Drains
 from benchmarks.report import ratio, say
-from benchmarks.servers import Database, Fill, new_topic
+from benchmarks.servers import ROOT, Costs, Database, Fill, new_topic, tree_cpu_s
 
-RECORDS, WARM_UP, WARM_UPS, SLICES = 400_000, 100_000, 2, 2
+RECORDS, ROUNDS, WARM_UP, WARM_UPS, SLICES = 500_000, 2, 100_000, 2, 2
+MAX_RECORDS = 50_000
 _GIVE_UP_S = 300.0
+_CONFIG = {"spark.ui.enabled": "false", "spark.driver.memory": "1g"}
+_PHASES = {
+    "latestOffset": "mark",
+    "getBatch": "get",
+    "queryPlanning": "plan",
+    "walCommit": "log",
+    "addBatch": "batch",
+    "commitOffsets": "commit",
+    "triggerExecution": "trigger",
+}
 Sink = Callable[[Any, int], None]
 _session: Any = None
 
 
-def rows(drains: Drains) -> None:
-    from benchmarks.spark_naive import naive_sink
+@dataclass(frozen=True)
+class Drained:
+    rate: float
+    """Records per second."""
+    cpu_us: float
+    """Processor time of Spark with its Python workers, microseconds per record."""
+    phases: Mapping[str, float]
+    """Medians of what Spark says that a micro-batch took, in ms."""
+    batches: int
+    renewed: int
+    """Producers that were made anew, after the first batch."""
+    servers_us: float = 0.0
+    """Processor time of PostgreSQL and Kafka, microseconds per record."""
 
-    place, servers = drains.database, drains.servers
-    forms: dict[str, tuple[str, Callable[[], Sink]]] = {
-        "naive": ("naive-outbox", lambda: naive_sink(servers)),
-        "naive sink": ("outbox", lambda: naive_sink(servers)),
-        "ours": ("outbox", lambda: _ours(servers)),
-    }
-    for _ in range(WARM_UPS):
-        for source, sink in forms.values():
-            drain(place, servers, source, sink(), WARM_UP)
-    rates = {name: drain(place, servers, source, sink(), RECORDS) for name, (source, sink) in forms.items()}
-    say(f"Spark: {rates}")
+    @property
+    def told(self) -> str:
+        phases = ", ".join(f"{_PHASES[name]} {ms:.0f}" for name, ms in self.phases.items() if ms)
+        cpu = f"CPU per record {self.cpu_us:.1f} us, of the servers {self.servers_us:.1f}"
+        return f"ms per batch: {phases}; {self.renewed} producers renewed in {self.batches} batches; {cpu}"
+
+
+def rows(drains: Drains) -> None:
+    found: dict[str, list[Drained]] = {name: [] for name in FORMS}
+    forms = {name: Form(name, drains.database, drains.servers) for name in FORMS}
+    try:
+        for _ in range(WARM_UPS):
+            for form in forms.values():
+                form.drain(WARM_UP)
+        for _ in range(ROUNDS):
+            for name, form in forms.items():
+                found[name].append(form.drain(RECORDS))
+                say(f"Spark, {name}: {found[name][-1].rate:,.0f}/s; {found[name][-1].told}")
+    finally:
+        for form in forms.values():
+            form.close()
     table = drains.table
-    table.row("Spark, the naive form", "records/s").add(rates["naive"])
-    table.row("Spark, the naive sink on our source", "records/s").add(rates["naive sink"])
-    table.row("Spark, source and KafkaSink", "records/s").add(rates["ours"])
-    table.row("  / the naive form", "", "2 to 3", ratio).add(rates["ours"] / rates["naive"])
-    table.row("  / the naive sink on our source", "", "", ratio).add(rates["ours"] / rates["naive sink"])
+    for name, what in FORMS.items():
+        for drained in found[name]:
+            table.row(f"Spark, {what}", "records/s").add(drained.rate, drained.told)
+    for name, goal in {"naive": "2 to 3", "bare": ""}.items():
+        row = table.row(f"  ours / the {name} form", "", goal, ratio)
+        for ours, other in zip(found["ours"], found[name], strict=True):
+            row.add(ours.rate / other.rate)
+
+
+FORMS = {
+    "naive": "the naive form: exact, a producer per task and batch",
+    "bare": "the bare form: not exact",
+    "ours": "source and KafkaSink",
+}
+
+
+class Form:
+    """A process with one form, and with a JVM of its own."""
+
+    def __init__(self, name: str, place: Database, servers: str, max_records: int = MAX_RECORDS) -> None:
+        self._place, self._servers, self._max_records = place, servers, max_records
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.spark", name, place.url, servers, str(max_records)],
+            cwd=ROOT, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        )  # fmt: skip
+
+    def drain(self, records: int) -> Drained:
+        self._place.connection.execute("TRUNCATE outbox_spark")
+        self._place.fill(new_topic(self._servers), Fill(records))
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        costs = Costs(self._place, self._place.url, self._servers)
+        print(records, file=self._process.stdin, flush=True)
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError("the process of this form has ended")
+        found = Drained(**json.loads(line), servers_us=1e6 * sum(costs.taken()[:2]) / records)
+        left = self._place.one("SELECT count(*) FROM outbox")
+        if left > 2 * self._max_records:
+            raise AssertionError(f"{left} records are still in the table")
+        return found
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            self._process.wait(30)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+
+
+def main() -> None:
+    """In the process of one form: drains the table whenever it is told how many records there are."""
+    name, url, servers, max_records = sys.argv[1:]
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what Spark prints is no answer
+    from benchmarks import spark_naive
+
+    spark = spark_naive.stock_session(_CONFIG) if name == "naive" else session()
+    source = "outbox" if name == "ours" else "naive-outbox"
+    if name != "ours":
+        spark.dataSource.register(spark_naive.NaiveSource)
+    options = {"url": url, "slices": SLICES, "maxRecords": max_records}
+    for line in sys.stdin:
+        if name == "ours":
+            sink = _Ours(servers)
+        elif name == "naive":
+            sink = spark_naive.exact_sink(servers, SLICES)
+        else:
+            sink = spark_naive.bare_sink(servers)
+        frame = spark.readStream.format(source).options(**options).load()
+        print(json.dumps(asdict(_drain(frame, sink, int(line)))), file=answers, flush=True)
 
 
 def session() -> Any:
     global _session
     if _session is None:
         import outbox.spark
-        from benchmarks.spark_naive import NaiveSource
 
-        _session = outbox.spark.session(
-            "benchmark", "local[2]", {"spark.ui.enabled": "false", "spark.driver.memory": "1g"}
-        )
+        _session = outbox.spark.session("benchmark", "local[2]", _CONFIG, show_ui=False)
         _session.sparkContext.setLogLevel("ERROR")
         outbox.spark.register(_session)
-        _session.dataSource.register(NaiveSource)
     return _session
 
 
-def _ours(servers: str) -> Sink:
-    from outbox.spark import KafkaSink
+class _Ours:
+    """`KafkaSink`, and how often it had to make a producer anew."""
 
-    return KafkaSink(f"bench-{uuid.uuid4().hex[:8]}", servers, slices=SLICES, id_header="outbox-id")
+    def __init__(self, servers: str) -> None:
+        from outbox.spark import KafkaSink
+
+        self.sink = KafkaSink(f"bench-{uuid.uuid4().hex[:8]}", servers, slices=SLICES, id_header="outbox-id")
+        self.renewed = 0
+
+    def __call__(self, frame: Any, epoch: int) -> None:
+        self.sink(frame, epoch)
+        if epoch and self.sink.last_written is not None:
+            self.renewed += self.sink.last_written.renewed
 
 
-def drain(place: Database, servers: str, source: str, sink: Sink, records: int) -> float:
-    """Records per second."""
-    place.connection.execute("TRUNCATE outbox_spark")
-    place.fill(new_topic(servers), Fill(records))
-    frame = session().readStream.format(source).options(url=place.url, slices=SLICES).load()
+def _drain(frame: Any, sink: Any, records: int) -> Drained:
     with tempfile.TemporaryDirectory() as checkpoint:
+        before_s = tree_cpu_s(os.getpid())
         query = frame.writeStream.foreachBatch(sink).option("checkpointLocation", checkpoint).start()
         try:
             batches = _batches(query, records)
+            spent_s = tree_cpu_s(os.getpid()) - before_s
         finally:
             query.stop()
     begun, (ended, took_ms) = _began(batches[0]), (_began(batches[-1]), batches[-1]["durationMs"]["triggerExecution"])
     seconds: float = (ended - begun).total_seconds() + took_ms / 1000
-    return records / seconds
+    phases = {
+        name: statistics.median(batch["durationMs"].get(name, 0) for batch in batches[1:-1] or batches)
+        for name in _PHASES
+    }
+    return Drained(records / seconds, 1e6 * spent_s / records, phases, len(batches), getattr(sink, "renewed", 0))
 
 
 def _batches(query: Any, records: int) -> list[Any]:
@@ -100,3 +217,7 @@ def _batches(query: Any, records: int) -> list[Any]:
 
 def _began(batch: Any) -> datetime:
     return datetime.fromisoformat(batch["timestamp"])
+
+
+if __name__ == "__main__":
+    main()
