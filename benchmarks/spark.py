@@ -22,7 +22,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from typing import Any
 
@@ -119,7 +119,7 @@ class Form:
         line = self._process.stdout.readline()
         if not line:
             raise RuntimeError("the process of this form has ended")
-        found = Drained(**json.loads(line), servers_us=1e6 * sum(costs.taken()[:2]) / records)
+        found = replace(Drained(**json.loads(line)), servers_us=1e6 * sum(costs.taken()[:2]) / records)
         left = self._place.one("SELECT count(*) FROM outbox")
         if left > 2 * self._max_records:
             raise AssertionError(f"{left} records are still in the table")
