@@ -84,12 +84,13 @@ def _select_page(table: str, leader: str, rows: int, small_bytes: int, *, binary
         sql.SQL(
             "/* read */ SELECT count(*), bool_or(is_other), array_send(array_agg(id)), "
             f"array_send(array_agg(create_time)), {strings} FROM (SELECT id, create_time, "
-            f"textsend(kafka_topic) AS topic, CASE WHEN {small} THEN textsend(kafka_key) END AS key, "
-            f"CASE WHEN {small} THEN {value} END AS value, "
-            f"NOT {small} OR coalesce(cardinality(kafka_header_keys), 0) > 0 AS is_other FROM {{table}} "
-            "WHERE id BETWEEN %(lowest)s AND %(highest)s"
+            f"textsend(kafka_topic) AS topic, CASE WHEN is_small THEN textsend(kafka_key) END AS key, "
+            f"CASE WHEN is_small THEN {value} END AS value, "
+            "NOT is_small OR coalesce(cardinality(kafka_header_keys), 0) > 0 AS is_other FROM "
+            # The limit keeps the planner from putting `small` into each place where it is asked for.
+            f"(SELECT *, {small} AS is_small FROM {{table}} WHERE id BETWEEN %(lowest)s AND %(highest)s"
             + (" AND leader_id = %(leader)s" if leader else "")
-            + f" ORDER BY id LIMIT {rows}) AS page"
+            + f" ORDER BY id LIMIT {rows}) AS seen) AS page"
         )
         .format(table=identifier(table))
         .as_string()

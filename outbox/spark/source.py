@@ -270,14 +270,14 @@ class OutboxStreamReader(DataSourceStreamReader):
         prior = self._unpurged[0] if self._unpurged else None
         found = self._stream.mark(
             connection, self.owner, self._last.number, uuid.uuid4(), self.options.max_records, prior,
-            is_any_held=self._is_any_held,
+            self.options.slices, is_any_held=self._is_any_held,
         )  # fmt: skip
         if found is not None:
             failpoint("after-mark")
-            self._last, self._is_offered = found, True
-            self._unpurged.append(found)
-            if self._running is not None:  # beside it this costs nothing
-                self._cut = found, self._stream.starts(connection, found, self.options.slices)
+            self._last, self._is_offered = found[0], True
+            self._unpurged.append(found[0])
+            if self._running is not None:  # another process cannot have come in between
+                self._cut = found
         elif self._is_any_held:
             now = time.monotonic()
             self._mark_at = now + max(_HELD_PAUSE_S, _HELD_SHARE * (now - begun))

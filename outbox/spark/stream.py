@@ -97,6 +97,20 @@ def connect(url: str, statement_timeout_s: float) -> BoundedConnection:
     )
 
 
+_UNMARKED = "(o.leader_id IS NULL OR o.leader_id <> ALL(%(kept)s::uuid[]))"
+# One walk along the index instead of a descent for each id. The same predicate in the same snapshot finds the same
+# rows; both ends are given, so that the planner expects a part of the table and keeps to the index.
+_FEW = (
+    "few AS MATERIALIZED (SELECT min(id) AS lowest, max(id) AS highest FROM (SELECT o.id FROM {table} AS o "
+    "WHERE EXISTS (SELECT FROM held) AND " + _UNMARKED + " ORDER BY o.id LIMIT %(limit)s) AS first), "
+)
+_BY_RANGE = "(o.id BETWEEN (SELECT lowest FROM few) AND (SELECT highest FROM few) AND " + _UNMARKED + ")"
+# What is held is asked for once per row, for that is dear.
+_ONE_BY_ONE = (
+    "o.id = ANY(ARRAY(SELECT o.id FROM {table} AS o WHERE " + _UNMARKED + "{free} ORDER BY o.id LIMIT %(limit)s))"
+)
+
+
 class Stream:
     """Statements for one table."""
 
@@ -112,10 +126,11 @@ class Stream:
         mark = (
             "/* mark */ WITH held AS MATERIALIZED "
             "(SELECT 1 FROM {spark} WHERE owner = %(owner)s AND batch = %(before)s AND NOT paused FOR UPDATE), "
-            "marked AS (UPDATE {table} SET leader_id = %(leader)s WHERE EXISTS (SELECT FROM held) AND id = ANY(ARRAY("
-            "SELECT o.id FROM {table} AS o WHERE (o.leader_id IS NULL OR o.leader_id <> ALL(%(kept)s::uuid[])){free} "
-            "ORDER BY o.id LIMIT %(limit)s)) RETURNING id), "
-            "found AS MATERIALIZED (SELECT min(id) AS lowest, max(id) AS highest, count(*) AS count FROM marked), "
+            "{few}marked AS (UPDATE {table} AS o SET leader_id = %(leader)s WHERE EXISTS (SELECT FROM held) "
+            "AND {which} RETURNING o.id), "
+            "found AS MATERIALIZED (SELECT min(id) AS lowest, max(id) AS highest, count(*) AS count, "
+            "array_agg(id ORDER BY id) AS ids, greatest(1, (count(*) + %(slices)s - 1) / %(slices)s) AS width "
+            "FROM marked), "
             "noted AS (UPDATE {spark} AS s SET batch = s.batch + 1, leader_id = %(leader)s, lowest = found.lowest, "
             "highest = found.highest, count = found.count, planned = false, purged = false, "
             "prior_leader_id = %(prior)s, prior_lowest = %(prior_lowest)s, prior_highest = %(prior_highest)s, "
@@ -123,13 +138,19 @@ class Stream:
             "FROM found WHERE found.count > 0 AND s.owner = %(owner)s RETURNING 1), "
             "kept AS (UPDATE {state} SET way_time = {held} WHERE way_owner = %(owner)s AND EXISTS "
             "(SELECT FROM noted) RETURNING 1) "
-            "SELECT lowest, highest, count, (SELECT count(*) FROM noted) FROM found"
+            "SELECT lowest, highest, count, (SELECT count(*) FROM noted), "
+            "ARRAY(SELECT ids[n::int] FROM generate_series(1, count, width) AS n), "
+            "ARRAY(SELECT ids[least(n + width - 1, count)::int] FROM generate_series(1, count, width) AS n), width "
+            "FROM found"
         )
-        self._mark = self._build(mark, free=sql.SQL(""))
-        self._mark_free = self._build(mark, free=sql.SQL(FREE).format(**self._parts))
+        self._mark = self._build(mark, few=self._built(_FEW), which=self._built(_BY_RANGE))
+        self._mark_free = self._build(mark, few=sql.SQL(""), which=self._built(_ONE_BY_ONE, free=self._built(FREE)))
 
     def _build(self, text: str, **parts: sql.Composable) -> str:
-        return sql.SQL(text).format(**self._parts, **parts).as_string()
+        return self._built(text, **parts).as_string()
+
+    def _built(self, text: str, **parts: sql.Composable) -> sql.Composed:
+        return sql.SQL(text).format(**self._parts, **parts)
 
     # ---- who may mark
 
@@ -209,12 +230,13 @@ class Stream:
         leader: UUID,
         limit: int,
         prior: Batch | None,
+        slices: int,
         *,
         is_any_held: bool = False,
-    ) -> Batch | None:
-        """Mark the next batch, in id order; None: there is nothing, or this driver may not (see `beat`). Marks of
-        anybody but `prior` are taken over: their owners are gone. `is_any_held`: whether to leave out what is held
-        back, which costs a look at the holds per row."""
+    ) -> tuple[Batch, list[tuple[int, int, int]]] | None:
+        """Mark the next batch, in id order, and cut it as `starts` does; None: there is nothing, or this driver may not
+        (see `beat`). Marks of anybody but `prior` are taken over: their owners are gone. `is_any_held`: whether to
+        leave out what is held back, which costs a look at the holds per row."""
         row = connection.execute(
             self._mark_free if is_any_held else self._mark,
             {
@@ -222,6 +244,7 @@ class Stream:
                 "before": before,
                 "leader": leader,
                 "limit": limit,
+                "slices": slices,
                 "kept": [prior.leader] if prior else [],
                 "prior": prior.leader if prior else None,
                 "prior_lowest": prior.lowest if prior else 0,
@@ -230,7 +253,12 @@ class Stream:
             },
         ).fetchone()
         assert row is not None
-        return Batch(before + 1, str(leader), *row[:3]) if row[3] else None
+        lowest, highest, count, is_noted, firsts, lasts, width = row
+        if not is_noted:
+            return None
+        counts = [min(width, count - begin) for begin in range(0, count, width)]
+        cut = list(zip(firsts, lasts, counts, strict=True))
+        return Batch(before + 1, str(leader), lowest, highest, count), cut
 
     def plan(self, connection: Connection, owner: str, batch: Batch) -> None:
         """Spark has logged this batch and will read it."""
