@@ -38,8 +38,13 @@ def checksum_sql(columns: Collection[str]) -> str:
     return f"crc32(concat(CAST(concat({head}) AS BINARY), coalesce(CAST(value AS BINARY), X'')))"
 
 
-HEADERS = "coalesce(headers, array())"
-"""The headers for an Arrow batch: empty where there are none. Spark 4.0 takes 10 µs to hand a null array over."""
+NULL = "-"
+HEADERS = (
+    "CASE WHEN size(headers) > 0 THEN array_join(transform(headers, pair -> "
+    f"concat(coalesce(hex(pair.key), '{NULL}'), '=', coalesce(hex(pair.value), '{NULL}'))), ' ') END"
+)
+"""The headers for an Arrow batch: one text, and null where there are none. Spark 4.0 takes 10 µs to hand over an array
+that is null and 2 µs for an empty one; it is sorted and shuffled besides."""
 
 
 def slice_of(columns: Collection[str], order: Sequence[str], slices: int, *, keep_empty_key: bool) -> Column:
@@ -60,9 +65,12 @@ def quoted(name: str) -> str:
     return "`" + name.replace("`", "``") + "`"
 
 
-def home_of(slice_: str, slices: int) -> Column:
-    """A number that Spark's hash partitioning puts into the partition of this slice's number."""
-    return _column(f"element_at(array({', '.join(map(str, _homes(slices)))}), CAST({slice_} AS INT) + 1)")
+def home_of(slice_: str, slices: int, homes: Sequence[int] = ()) -> Column:
+    """A number that Spark's hash partitioning puts into the partition of this slice's number; or, with `homes`, into
+    the partition that stands there in the slice's place."""
+    numbers = _homes(slices)
+    numbers = tuple(numbers[home] for home in homes) if homes else numbers
+    return _column(f"element_at(array({', '.join(map(str, numbers))}), CAST({slice_} AS INT) + 1)")
 
 
 @cache

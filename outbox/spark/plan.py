@@ -11,7 +11,7 @@ from outbox.spark.entries import ReplayDiffers
 
 PART, CHECKSUM = "_part", "_checksum"
 """Columns that the sink adds: 2 × slice, plus 1 on the slice's sentinel; the record's checksum."""
-RESULT = "slice int, count bigint, digest bigint, skipped boolean, renewed boolean"
+RESULT = "slice int, count bigint, digest bigint, skipped boolean, renewed boolean, ended double"
 
 
 class SliceFailed(OutboxError):

@@ -18,7 +18,8 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("outbox.spark")
 
+_POOL = "OUTBOX_SPARK_WORKERS"
 _QUERY_PROPERTY = "sql.streaming.queryId"
 _TAKEOVER_S = 60.0
 _BATCH_QUERY = "batch"
@@ -86,6 +88,8 @@ class KafkaSink:
         self._check()
         self._at: tuple[str, int] | None = None
         """Query and epoch delivered last by this very object."""
+        self._homes: tuple[int, ...] = ()
+        """The partition that each slice goes to; empty: that of its number."""
         self.last_written: Written | None = None
 
     def _check(self) -> None:
@@ -130,6 +134,7 @@ class KafkaSink:
         self._at = None  # after a failure some slices may have committed: the next attempt looks first
         results = self._run(sliced, plan)
         self._at = (query, epoch)
+        self._homes = _homes_after(results)
         skipped, renewed = (sum(row[name] for row in results) for name in ("skipped", "renewed"))
         count = sum(row["count"] for row in results)
         written = Written(epoch, count, skipped, renewed, time.monotonic() - begun)
@@ -208,9 +213,11 @@ class KafkaSink:
         sentinels = spark.range(0, self.slices, 1, 1).selectExpr(f"CAST(id * 2 + 1 AS INT) AS {PART}")
         whole = sliced.unionByName(sentinels, allowMissingColumns=True)
         # One slice per task; that a task could get several, or none, costs time and nothing else.
-        home = expressions.home_of(f"{PART} div 2", self.slices)
+        home = expressions.home_of(f"{PART} div 2", self.slices, self._homes)
         arranged = whole.repartition(self.slices, home).sortWithinPartitions(PART, *self.order)
-        results = arranged.mapInArrow(partial(writing.write, plan), RESULT).collect()
+        with _workers_of_their_own(spark.sparkContext.environment):
+            written = arranged.mapInArrow(partial(writing.write, plan), RESULT)
+        results = written.collect()
         if sorted(row["slice"] for row in results) != list(range(self.slices)):
             raise SliceFailed(
                 f"Epoch {plan.epoch} of the Spark sink {self.name!r} ended with {len(results)} of {self.slices} slices."
@@ -225,6 +232,29 @@ class KafkaSink:
         now = {row[PART] // 2: (row["count"], row["digest"]) for row in counters.collect()}
         for slice_, delivered in plan.done.items():
             compare(plan, slice_, delivered, now.get(slice_, (0, 0)))
+
+
+def _homes_after(results: Sequence[Any]) -> tuple[int, ...]:
+    """Spark lends Python workers out in the order in which they came back: the task of the next epoch's partition 0
+    gets the one that was free first, and in it lives the producer of the slice that ended first. A wrong guess costs a
+    producer made anew."""
+    places = {row["slice"]: place for place, row in enumerate(sorted(results, key=lambda row: row["ended"]))}
+    return tuple(places[slice_] for slice_ in range(len(results)))
+
+
+@contextmanager
+def _workers_of_their_own(environment: dict[str, Any]) -> Iterator[None]:
+    """Spark keeps the Python workers of each environment apart: those that hold producers are not lent to tasks that
+    read or transform, which would bring them out of order."""
+    before = environment.get(_POOL)
+    environment[_POOL] = "sink"
+    try:
+        yield
+    finally:
+        if before is None:
+            environment.pop(_POOL, None)
+        else:
+            environment[_POOL] = before
 
 
 __all__ = ["KafkaSink", "LedgerMissing", "Written"]

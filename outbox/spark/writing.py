@@ -19,13 +19,12 @@ import time
 from array import array
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from outbox.core import faults
 from outbox.edges.ledger_topic import LedgerUnreachable
 from outbox.failpoints import failpoint
-from outbox.spark import entries, fencing
+from outbox.spark import entries, expressions, fencing
 from outbox.spark.plan import CHECKSUM, PART, Plan, RecordUnfit, RefusedByKafka, SliceFailed, Superseded, compare
 
 if TYPE_CHECKING:
@@ -89,7 +88,7 @@ def _result_schema() -> Any:
     import pyarrow as pa
 
     numbers = [("slice", pa.int32()), ("count", pa.int64()), ("digest", pa.int64())]
-    return pa.schema([*numbers, ("skipped", pa.bool_()), ("renewed", pa.bool_())])
+    return pa.schema([*numbers, ("skipped", pa.bool_()), ("renewed", pa.bool_()), ("ended", pa.float64())])
 
 
 class _Slice:
@@ -207,6 +206,7 @@ class _Slice:
             "digest": [self.digest],
             "skipped": [self._entry is not None],
             "renewed": [self._is_renewed],
+            "ended": [time.time()],
         }
 
     def _commit(self) -> None:
@@ -321,16 +321,18 @@ def _python_rows(rows: Any, plan: Plan) -> Iterator[tuple[Any, ...]]:
     return zip(ids, topics, keys, values, headers, strict=True)
 
 
-def _headers(column: Any) -> list[list[tuple[str, Any]] | None]:
-    """Pairs of each row, without a dictionary for each."""
-    import pyarrow.compute as pc
+def _headers(column: Any) -> list[list[tuple[str, bytes | None]] | None]:
+    """As `expressions.HEADERS` has put them down."""
+    if column.null_count == len(column):
+        return [None] * len(column)
+    return [None if text is None else list(map(_header, text.split())) for text in column.to_pylist()]
 
-    lengths = pc.list_value_length(column).to_pylist()
-    if not any(lengths):
-        return [None] * len(lengths)
-    flat = column.flatten()
-    pairs = zip(flat.field("key").to_pylist(), flat.field("value").to_pylist(), strict=True)
-    return [list(islice(pairs, length)) if length else None for length in lengths]
+
+def _header(text: str) -> tuple[str, bytes | None]:
+    name, _, value = text.partition("=")
+    if name == expressions.NULL:
+        raise SliceFailed("A record has a header without a name (its key is null).")
+    return bytes.fromhex(name).decode(), None if value == expressions.NULL else bytes.fromhex(value)
 
 
 def _produce_when_there_is_room(producer: TransactionalProducer, record: tuple[Any, ...], give_up_at: float) -> None:
