@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import logging
 import re
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("outbox.spark")
 
 _POOL = "OUTBOX_SPARK_WORKERS"
+_environment_mutex = threading.Lock()
 _QUERY_PROPERTY = "sql.streaming.queryId"
 _TAKEOVER_S = 60.0
 _BATCH_QUERY = "batch"
@@ -215,7 +217,7 @@ class KafkaSink:
         # One slice per task; that a task could get several, or none, costs time and nothing else.
         home = expressions.home_of(f"{PART} div 2", self.slices, self._homes)
         arranged = whole.repartition(self.slices, home).sortWithinPartitions(PART, *self.order)
-        with _workers_of_their_own(spark.sparkContext.environment):
+        with _workers_of_their_own(spark.sparkContext.environment, self.slices):
             written = arranged.mapInArrow(partial(writing.write, plan), RESULT)
         results = written.collect()
         if sorted(row["slice"] for row in results) != list(range(self.slices)):
@@ -243,18 +245,16 @@ def _homes_after(results: Sequence[Any]) -> tuple[int, ...]:
 
 
 @contextmanager
-def _workers_of_their_own(environment: dict[str, Any]) -> Iterator[None]:
+def _workers_of_their_own(environment: dict[str, Any], slices: int) -> Iterator[None]:
     """Spark keeps the Python workers of each environment apart: those that hold producers are not lent to tasks that
-    read or transform, which would bring them out of order."""
-    before = environment.get(_POOL)
-    environment[_POOL] = "sink"
-    try:
-        yield
-    finally:
-        if before is None:
-            environment.pop(_POOL, None)
-        else:
-            environment[_POOL] = before
+    read or transform, which would bring them out of order. Nor to a sink with fewer slices: Spark takes the worker that
+    has rested longest, so that a surplus would go round."""
+    with _environment_mutex:  # several queries have one environment
+        environment[_POOL] = str(slices)
+        try:
+            yield
+        finally:
+            del environment[_POOL]
 
 
 __all__ = ["KafkaSink", "LedgerMissing", "Written"]

@@ -8,6 +8,7 @@ from confluent_kafka import Producer
 from outbox.core import ledger
 from outbox.exceptions import OutboxError
 from outbox.spark import KafkaSink, expressions
+from outbox.spark.sink import _homes_after
 from tests.spark.killing import Killer
 from tests.support.topics import create_topic, read_topic
 
@@ -150,11 +151,47 @@ def test_checksums_are_those_of_the_ledger(spark):
     assert found == again == expected
 
 
-@pytest.mark.parametrize("slices", [1, 2, 5])
-def test_every_slice_has_a_task_of_its_own(spark, slices):
-    frame = spark.range(slices).repartition(slices, expressions.home_of("id", slices))
+@pytest.mark.parametrize("homes", [(), (0,), (1, 0), (3, 1, 4, 0, 2)])
+def test_every_slice_has_a_task_of_its_own(spark, homes):
+    slices = len(homes) or 5
+    frame = spark.range(slices).repartition(slices, expressions.home_of("id", slices, homes))
     found = frame.selectExpr("id", "spark_partition_id() AS place").collect()
-    assert sorted((row["id"], row["place"]) for row in found) == [(number, number) for number in range(slices)]
+    assert [row["place"] for row in sorted(found, key=lambda row: row["id"])] == list(homes or range(slices))
+
+
+def test_a_slice_goes_where_the_worker_that_was_free_first_is_lent_first():
+    ended = {0: 3.5, 1: 1.5, 2: 2.5}
+    assert _homes_after([{"slice": slice_, "ended": at} for slice_, at in ended.items()]) == (2, 0, 1)
+
+
+def test_workers_with_producers_are_not_lent_to_other_tasks(spark, bootstrap_servers, topic, name):
+    """Tasks in Python before the slices, as those of the source are, took the workers in any order."""
+    sink = KafkaSink(name, bootstrap_servers, slices=1)
+    renewed = []
+    for epoch in range(4):
+        frame = records(spark, topic, 100).repartition(2)
+        renewed.append(sink.write(frame.mapInArrow(lambda batches: batches, frame.schema), epoch).renewed)
+    assert renewed == [1, 0, 0, 0]
+    assert "OUTBOX_SPARK_WORKERS" not in spark.sparkContext.environment
+
+
+def test_headers_arrive_as_they_are(spark, bootstrap_servers, topic, name):
+    headers = [[("ä", b"\xff\x00"), ("ä", b""), ("", b"x = - y"), ("none", None)], [("one", b"1")], [], None]
+    schema = "id bigint, topic string, key string, value string, headers array<struct<key: string, value: binary>>"
+    rows = [(id_, topic, "k", "v", given) for id_, given in enumerate(headers)]
+    KafkaSink(name, bootstrap_servers, slices=1).write(spark.createDataFrame(rows, schema))
+    assert [list(message.headers or ()) for message in read_topic(bootstrap_servers, topic)] == [
+        list(given or ()) for given in headers
+    ]
+
+
+def test_a_header_without_a_name_is_refused(spark, bootstrap_servers, topic, name):
+    frame = records(spark, topic, 1).selectExpr(
+        "*", "array(named_struct('key', CAST(NULL AS STRING), 'value', X'01')) AS headers"
+    )
+    with pytest.raises(Exception, match="a header without a name"):
+        KafkaSink(name, bootstrap_servers, slices=1).write(frame)
+    assert read_topic(bootstrap_servers, topic) == []
 
 
 def test_what_is_wrong_is_said_at_once(spark, bootstrap_servers):

@@ -147,6 +147,20 @@ def test_a_batch_is_cut_into_slices(query, outbox_table):
     assert [(range_.lowest, range_.highest, range_.count) for range_ in found] == [(1, 4, 4), (5, 8, 4), (9, 10, 2)]
 
 
+@pytest.mark.parametrize("slices", [1, 2, 3, 4, 7, 20])
+def test_a_mark_cuts_the_batch_as_a_later_look_would(query, outbox_table, slices):
+    outbox_table.insert("t", 30)
+    outbox_table.run("DELETE FROM {table} WHERE id IN (1, 7, 13)")
+    running = query(slices=str(slices))
+    running.plan()
+    running.read()
+    running.reader._beside.wait()
+    batch, cut = running.reader._cut
+    assert batch.count == 10
+    with stream.connect(outbox_table.url, 30) as connection:
+        assert cut == running.reader._stream.starts(connection, batch, slices)
+
+
 def test_values_come_as_they_were_written(query, outbox_table):
     outbox_table.run(
         "INSERT INTO {table} (kafka_topic, kafka_key, kafka_value, kafka_value_binary, kafka_header_keys, "

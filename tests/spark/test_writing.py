@@ -62,8 +62,7 @@ def batch(topic, slice_, ids, *, sentinel=True, value="value"):
     if sentinel:
         rows.append({PART: 2 * slice_ + 1})
     fields = [(PART, pa.int32()), (CHECKSUM, pa.int64()), ("id", pa.int64()), ("topic", pa.string())]
-    headers = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
-    fields += [("key", pa.string()), ("value", pa.binary()), ("headers", headers)]
+    fields += [("key", pa.string()), ("value", pa.binary()), ("headers", pa.string())]
     return pa.RecordBatch.from_pylist(rows, pa.schema(fields))
 
 
