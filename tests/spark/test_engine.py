@@ -24,7 +24,9 @@ def test_it_filters_routes_and_masks_through_deaths_and_a_stop(spark, engines, o
     assert javas(first.process.pid)
     assert not javas(second.process.pid)
     fleet.kill(first)
-    fleet.wait_for(lambda: fleet.state()[0] >= 4)
+    marked = fleet.state()[0]  # by the first, which marks ahead
+    second.leads()
+    fleet.wait_for(lambda: fleet.state()[0] >= marked + 3)
     second.ends(0, timeout_s=240)
     assert fleet.state()[1], "the batch under way was not finished"
     left = {row[0] for row in outbox_table.run("SELECT id FROM {table}")}
