@@ -10,7 +10,7 @@ import pytest
 from tests.support.databases import ROOT
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.torture,  # for its length: servers and a JVM of its own
     pytest.mark.timeout(900),
     pytest.mark.skipif(importlib.util.find_spec("pyspark") is None, reason="the extra spark is not installed"),
 ]
