@@ -35,6 +35,7 @@ class Harvester:
             "DATABASE_URL": url,
             "OUTBOX_BOOTSTRAP_SERVERS": servers,
             "OUTBOX_FAILPOINTS": failpoints,
+            "PYTHONFAULTHANDLER": "1",  # see `where`
             "OUTBOX_DELIVERY": "at-least-once",
             **{f"OUTBOX_{name}": str(value) for name, value in settings.items()},
         }
@@ -72,6 +73,11 @@ class Harvester:
         wait_until(lambda: "harvester_started" in self.log.read_text() or not self.is_running, timeout_s, "it starts")
         self.send(signal.SIGTERM)
         return self.wait(timeout_s)
+
+    def where(self) -> None:
+        """End it, and have the log say where each of its threads was."""
+        self.send(signal.SIGABRT)
+        self.process.wait(10)
 
     def kill(self) -> None:
         self.send(signal.SIGCONT)

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 
 import pytest
 
+from outbox.devstack.wire import cluster
 from outbox.failpoints import FAILPOINTS
 from tests.faults.fleet import wait_until
 from tests.support.databases import ROOT
@@ -104,7 +105,12 @@ def restart_both_servers(scene):
     scene.postgres.restart()
     scene.wait_delivered(timeout_s=60)
     scene.kafka.restart()
-    scene.wait_delivered(timeout_s=150)
+    try:
+        scene.wait_delivered(timeout_s=150)
+    except AssertionError:
+        print("brokers that answer:", cluster(*scene.kafka.bootstrap_servers.split(":")))
+        scene.fleet.members[0].where()
+        raise
     scene.settle(90).assert_kept(repeats_max=3 * WINDOW)
 
 
@@ -180,6 +186,7 @@ def test_harvesters_that_join_and_leave_repeat_nothing(scene):
     scene.settle().assert_kept(repeats_max=0)
 
 
+@pytest.mark.torture
 @pytest.mark.timeout(400)
 @pytest.mark.usefixtures("quiet")
 def test_restarted_servers_lose_and_turn_back_nothing(fragile_scenes):
