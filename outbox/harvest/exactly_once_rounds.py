@@ -25,7 +25,7 @@ from uuid import UUID, uuid4
 import psycopg
 
 from outbox import wakeups
-from outbox.conf import EXACTLY_ONCE, Conf
+from outbox.conf import Conf
 from outbox.core.flights import Flights, Plan, Standing, may_flush
 from outbox.core.frontier import Frontier
 from outbox.core.ledger import Entry
@@ -36,7 +36,7 @@ from outbox.edges.marks import WrongTable
 from outbox.edges.reader import NOTHING, LeftOut, Page, Reader, Row
 from outbox.edges.session import BoundedConnection, StatementOverdue
 from outbox.edges.sweeper import Below, Found
-from outbox.edges.ways import Claim, NoRights, OtherWay, settled_after
+from outbox.edges.ways import NoRights, OtherWay
 from outbox.harvest.exactly_once_database import Database, Purges
 from outbox.harvest.exactly_once_holds import Holds, Writes
 from outbox.harvest.exactly_once_sweep import Sweep
@@ -44,6 +44,7 @@ from outbox.harvest.exactly_once_values import Awaited, Batch, Broken, Doubt, Or
 from outbox.harvest.exactly_once_wake import Ear
 from outbox.harvest.readings import Troubles
 from outbox.harvest.resize import IdleLanes
+from outbox.harvest.way import claim_of
 
 logger = logging.getLogger("outbox.harvest")
 
@@ -85,14 +86,7 @@ class Rounds:
 
     def __init__(self, conf: Conf, database: Database, ledger: LedgerTopic, owner_name: str) -> None:
         self._conf, self.database, self.ledger = conf, database, ledger
-        self._way = Claim(
-            conf.table,
-            EXACTLY_ONCE,
-            owner_name,
-            conf.session_timeout_s,
-            keep_empty_key=conf.keep_empty_key,
-            settled_s=settled_after(conf.transaction_timeout_s),
-        )
+        self._way = claim_of(conf, owner_name)
         self._beat_s = min(_BEAT_S, conf.session_timeout_s / 3)
         self._changed = threading.Condition()
         self._lanes: dict[int, LaneState] = {}

@@ -14,8 +14,8 @@ from outbox.edges.marks import COLUMNS
 from outbox.edges.reader import Reader
 from outbox.edges.transaction_log import BrokersMissing, TransactionLog
 from outbox.edges.transactions import TransactionsRefused
-from outbox.edges.ways import Claim, settled_after
 from outbox.election.errors import KafkaUnreachable
+from outbox.harvest.way import claim_of
 
 BROKERS_S = 30.0  # brokers of a cluster that starts join one after the other
 
@@ -30,15 +30,7 @@ def look(conf: Conf, owner: str) -> None:
         rights.check(connection, conf.table, exactly_once=is_exact)
         if is_exact:
             _look_at_plans(conf, connection)
-        claim = Claim(
-            conf.table,
-            conf.delivery,
-            owner,
-            conf.session_timeout_s,
-            keep_empty_key=conf.keep_empty_key,
-            settled_s=settled_after(conf.transaction_timeout_s),
-        )
-        claim.take(connection, lanes=conf.lanes, quietly=True)
+        claim_of(conf, owner).take(connection, lanes=conf.lanes, quietly=True)
 
 
 class LookAtBrokers:

@@ -17,18 +17,23 @@ _BEAT_S = 2.0
 _TRUST = 0.75  # of the time after which others may claim; the rest is for what runs late
 
 
+def claim_of(conf: Conf, owner: str) -> Claim:
+    """On the conf's table for its delivery, by the time-outs that it sets."""
+    return Claim(
+        conf.table,
+        conf.delivery,
+        owner,
+        conf.session_timeout_s,
+        keep_empty_key=conf.keep_empty_key,
+        settled_s=settled_after(conf.transaction_timeout_s),
+    )
+
+
 class WayKeeper:
     """Shared by the lanes of one process; `take`, `beat` and `release` run in the threads of their sessions."""
 
     def __init__(self, conf: Conf, owner: str) -> None:
-        self._claim = Claim(
-            conf.table,
-            conf.delivery,
-            owner,
-            conf.session_timeout_s,
-            keep_empty_key=conf.keep_empty_key,
-            settled_s=settled_after(conf.transaction_timeout_s),
-        )
+        self._claim = claim_of(conf, owner)
         self._patience_s, self._lanes_max = conf.session_timeout_s, conf.lanes
         self._mutex = threading.Lock()
         self._leader_ids: dict[int, UUID] = {}
