@@ -114,7 +114,8 @@ def test_parallel_workers_share_kafka_and_have_a_postgresql_each(project):
         "        cursor.execute('SELECT inet_server_port()')\n"
         "        assert cursor.fetchone()[0] == int(postgres.port)\n"
         "    folder = tmp_path_factory.getbasetemp().parent\n"
-        "    (folder / worker_id).write_text(bootstrap_servers + str(number))\n"
+        "    (folder / f'{worker_id}.part').write_text(bootstrap_servers + str(number))\n"
+        "    (folder / f'{worker_id}.part').rename(folder / worker_id)\n"  # never seen half written
         "    until = time.monotonic() + 30\n"
         "    while not all((folder / name).exists() for name in ('gw0', 'gw1')):\n"
         "        assert time.monotonic() < until\n"
