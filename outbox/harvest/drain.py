@@ -83,7 +83,7 @@ def _stuck(harvester: Harvester) -> str:
     """What only an operator, or time, can change; empty: nothing."""
     statistics = harvester.statistics
     stopped = [str(lane) for lane, found in sorted(statistics.items()) if found.phase == STOPPED]
-    held = sum(found.held + getattr(found, "paused", 0) for found in statistics.values())
+    held = sum(found.held for found in statistics.values())
     if stopped:
         return f"because lane {', '.join(stopped)} is stopped and waits for an operator's decision"
     if held:

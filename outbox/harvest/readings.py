@@ -25,11 +25,9 @@ class LaneStatistics:
     in_flight_keys: tuple[values.KeyName, ...]
     delivered: int
     held: int
-    """Because Kafka refused a record."""
-    paused: int
-    """Because operators want it."""
+    """Keys, records and topics that are held back, for whatever reason."""
     parked: int
-    """What a record at fault holds back."""
+    """Of these, what a record at fault holds back, and no operator."""
     board: values.Statistics
     circuit: CircuitView
 
