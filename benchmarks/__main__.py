@@ -56,7 +56,7 @@ PARTS = {
     "outage": Part("Kafka away, a million behind", lambda drains: bad_days.outage(drains, 1_000_000), once=True),
     "sampling": Part("what metrics and the admin's samples cost", bad_days.sampling, once=True),
     "spark": Part("Spark: the naive sink beside KafkaSink", spark.rows, long=True, once=True),
-    "audit": Part("Spark: the audit beside a count of the topic", audit.audited, long=True, once=True),
+    "audit": Part("Spark: the audit beside a count of the topic", audit.audited, once=True),
     "audit-large": Part(
         "Spark: outbox_audit of 10 million records, with its memory", audit.large, long=True, once=True
     ),
