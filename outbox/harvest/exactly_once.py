@@ -634,7 +634,7 @@ class ExactlyOnce:
         """Nothing is lost when this cannot be done in time: the successor settles it. Another way could not."""
         rounds.failed(self._state)
         try:
-            if self._in_doubt:
+            if self._in_doubt and not self._was_settled(rounds):
                 self._left_untidily("whether the last batch was committed is not known", is_unpurged=True)
             elif not rounds.wait_purged(self._state, self._may_wait):
                 self._left_untidily("PostgreSQL did not confirm the last purge in time", is_unpurged=True)
@@ -644,6 +644,14 @@ class ExactlyOnce:
                 rounds.release_way(self._state, self._may_wait)
         except (psycopg.Error, OutboxError) as error:
             self._left_untidily(str(error), is_unpurged=self._state.unpurged)
+
+    def _was_settled(self, rounds: Rounds) -> bool:
+        """A change of the lane count that left this lane without a share has fenced and settled it before: what became
+        of its last batch is known, though not here."""
+        state = rounds.seen_state(0.0, self._may_wait)
+        if state is None or state.resize_no <= self._change:
+            return False
+        return isinstance(verdict.waits_for(self._lane, state), Idle)
 
     def _left_untidily(self, reason: str, *, is_unpurged: bool) -> None:
         logger.info("left_untidily lane=%d reason=%r", self._lane, reason)

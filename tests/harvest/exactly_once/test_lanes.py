@@ -5,19 +5,24 @@ import itertools
 import json
 import os
 import signal
+import time
 
 import pytest
+from confluent_kafka import KafkaError, KafkaException
 
 from outbox.core import verdict
 from outbox.core.resolution import Decision
+from outbox.edges.transactions import TransactionalProducer
 from outbox.harvest import resize
 from outbox.harvest.exactly_once import ExactlyOnceFactory
+from outbox.harvest.lanes import LeftUntidily
 from outbox.harvest.resolve import Resolver
 from tests.faults.fleet import Fleet
 from tests.harvest.exactly_once.bench import stopped, wait_until
 from tests.harvest.exactly_once.test_daemon import harvester
 from tests.harvest.exactly_once.test_kills import _is_stopped as is_stopped
 from tests.harvest.exactly_once.test_kills import wait_killed
+from tests.harvest.hosts import Host
 from tests.support.databases import django
 from tests.support.topics import create_topic
 
@@ -109,6 +114,32 @@ def test_an_owner_that_sleeps_through_the_change_is_fenced(bench, monkeypatch, i
             sleeper.wait()
     if is_settled:
         bench.check()
+
+
+@pytest.mark.parametrize("is_settled", [True, False])
+def test_a_lane_that_a_shrink_has_settled_leaves_in_good_order(bench, monkeypatch, is_settled):
+    """Also in doubt about its last commit: the change has found out. The control is stopped before any change."""
+
+    def commit(self, *arguments):
+        host.trusted = False  # so that it cannot find out by itself
+        raise KafkaException(KafkaError(KafkaError._FENCED))
+
+    host = Host()
+    with working_lanes(bench, [0], LANES=2):
+        with monkeypatch.context() as patched, bench.working(lane=1, host=host, LANES=2):
+            wait_until(lambda: host.worker.statistics().phase == "ready")
+            patched.setattr(TransactionalProducer, "commit", commit)
+            bench.stash([f"key-{n}" for n in range(40)])
+            wait_until(lambda: host.worker.statistics().phase == "waiting")
+            patched.undo()
+            if is_settled:
+                wish(bench, 1)
+                wait_until(lambda: lanes_of(bench) == 1, 60)
+            host.worker.finish(time.monotonic() + 10)
+            assert host.ended.wait(15)
+            assert bool(host.of(LeftUntidily)) is not is_settled
+        if is_settled:
+            bench.wait_empty()
 
 
 def test_the_leader_topic_gets_the_partitions_that_the_count_needs(bench):
