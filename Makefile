@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-WORKERS ?= 2
+WORKERS ?= 3
 STACK := $(BIN)/python -m outbox.devstack run --
 # Measured is a broker as it runs in production, with both compilers of the JVM.
 BENCH_KAFKA ?= --kafka-java-option=-XX:TieredStopAtLevel=4
