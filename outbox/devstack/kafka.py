@@ -107,7 +107,7 @@ class Broker:
 
     def pause(self) -> None:
         """SIGSTOP: connections stay open and nothing answers."""
-        self._running().signal(signal.SIGSTOP)
+        self._running().pause()
 
     def resume(self) -> None:
         self._running().signal(signal.SIGCONT)

@@ -138,8 +138,8 @@ class Postgres:
         """SIGSTOP to the server and its children: connections stay open and nothing answers."""
         process = self._running()
         # The children may be paused while the server is already: it can start no further ones.
-        process.signal(signal.SIGSTOP)
-        process.signal(signal.SIGSTOP, tree=True)
+        process.pause()
+        process.pause(tree=True)
 
     def resume(self) -> None:
         self._running().signal(signal.SIGCONT, tree=True)

@@ -113,6 +113,12 @@ class ServerProcess:
     def signal(self, number: int, *, tree: bool = False) -> None:
         self._guardian.ask("signal", pid=self.pid, number=int(number), tree=tree)
 
+    def pause(self, *, tree: bool = False) -> None:
+        """SIGSTOP, and wait until no thread runs any more: a busy server answers for some milliseconds else."""
+        self.signal(signal.SIGSTOP, tree=tree)
+        paused = self.tree() if tree else [self.pid]
+        wait_until(lambda: all(is_paused(pid) for pid in paused), 10)
+
     def tree(self) -> list[int]:
         return [self.pid, *watchdog.descendants(self.pid)] if self.is_running else []
 
@@ -140,6 +146,17 @@ def exists(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return not Path("/proc/self").exists()
+
+
+def is_paused(pid: int) -> bool:
+    """Whether all threads of the process are stopped; also when there is none left, or nobody can tell."""
+    for thread in Path(f"/proc/{pid}/task").glob("*/stat"):
+        try:
+            if thread.read_text().rpartition(")")[2].split()[0] not in "TtZX":
+                return False
+        except OSError:  # it has ended meanwhile
+            continue
+    return True
 
 
 def wait_until(condition: Callable[[], bool], timeout_s: float) -> bool:

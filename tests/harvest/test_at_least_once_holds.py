@@ -78,6 +78,7 @@ def test_operators_skip_discard_pause_and_edit(at):
         wait_until(lambda: at.db.execute(CONFIRMED).fetchall() == [([0],)])
         at.insert(["a", "b"] * 5)
         wait_until(lambda: at.count == 5)
+        assert (host.worker.statistics().held, host.worker.statistics().parked) == (1, 0)
         actions.resume(Selector(all=True), "ann")
         at.wait_empty()
         finish(host)
