@@ -14,20 +14,23 @@ from benchmarks.command import harvesting
 from benchmarks.consumers import Watch
 from benchmarks.drains import EXACTLY, Drains
 from benchmarks.report import ratio, say
-from benchmarks.servers import new_topic
+from benchmarks.servers import PARTITIONS, new_topic
 from outbox import wakeups
 
 SETTLE_S = 1.0
 
 
 def warm(drains: Drains) -> None:
-    _measure(drains, [1 / 500] * 4_000)
+    _measure(drains, [1 / 1000] * 20_000)
 
 
 def rates(drains: Drains, seconds: float) -> None:
-    for rate in (200, 1000):
-        found = _measure(drains, [1 / rate] * int(rate * seconds))
-        _show(drains, f"latency at {rate:,} records/s", found, "<= 8", "<= 40")
+    """A broker verifies each partition of each transaction, one after the other, so their number counts where
+    transactions are small."""
+    for partitions in (1, PARTITIONS):
+        for rate in (200, 1000):
+            found = _measure(drains, [1 / rate] * int(rate * seconds), partitions)
+            _show(drains, f"latency at {rate:,} records/s, partitions: {partitions}", found, "<= 8", "<= 40")
 
 
 def silences(drains: Drains, silence_s: float, count: int) -> None:
@@ -67,8 +70,8 @@ def _show(drains: Drains, label: str, taken_s: list[float], median: str, p99: st
         table.row(f"{label}, p99", "ms", p99, shape).add(millis[place], f"largest {millis[-1]:.0f}")
 
 
-def _measure(drains: Drains, pauses_s: list[float], **settings: Any) -> list[float]:
-    topic = new_topic(drains.servers)
+def _measure(drains: Drains, pauses_s: list[float], partitions: int = PARTITIONS, **settings: Any) -> list[float]:
+    topic = new_topic(drains.servers, partitions)
     drains.database.empty()
     with harvesting(drains.database, topic, DELIVERY=EXACTLY, **settings) as harvest:
         harvest.said("lane_taken")
