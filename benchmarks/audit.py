@@ -33,6 +33,7 @@ def audited(drains: Drains, records: int = AUDITED) -> None:
     from outbox.spark.audit import audit
 
     request, spark = _delivered(drains, records), session()
+    spark.conf.set("spark.sql.shuffle.partitions", "32")  # as `outbox_audit` has it; Spark's 200 cost 30 s here
     counts, audits = [], []
     for _ in range(4):
         counts.append(_count(request))
