@@ -143,16 +143,21 @@ def exists(pid: int) -> bool:
     except PermissionError:
         return True
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        return _state(Path(f"/proc/{pid}/stat")) != "Z"
     except OSError:
         return not Path("/proc/self").exists()
+
+
+def _state(stat: Path) -> str:
+    """The letter that the kernel gives; the name before it may have blanks and brackets."""
+    return stat.read_text().rpartition(")")[2].split()[0]
 
 
 def is_paused(pid: int) -> bool:
     """Whether all threads of the process are stopped; also when there is none left, or nobody can tell."""
     for thread in Path(f"/proc/{pid}/task").glob("*/stat"):
         try:
-            if thread.read_text().rpartition(")")[2].split()[0] not in "TtZX":
+            if _state(thread) not in "TtZX":
                 return False
         except OSError:  # it has ended meanwhile
             continue

@@ -102,6 +102,12 @@ def test_more_than_can_be_counted_is_told_as_such(answering):
     assert [told(left) for left in (None, 0, BACKLOG_MAX - 1)] == ["unknown", "0", "99999"]
 
 
+def test_what_operators_pause_is_told_too(answering):
+    answering(5)
+    with pytest.raises(HeldBack, match=r"because 2 keys, records or topics are held back: .* paused"):
+        drain(Harvester(held=2), 1)
+
+
 def test_stopped_before_a_lane_is_acquired_nothing_is_known(answering):
     answering(0)
     harvester = Harvester()
