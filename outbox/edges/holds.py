@@ -112,7 +112,8 @@ _PARK = (
     "jsonb_build_array(jsonb_build_object('at', clock_timestamp(), 'code', code, 'error', error)) "
     "FROM unnest(%s::bigint[], %s::text[], %s::text[], %s::int[], %s::text[], %s::text[], %s::float8[]) "
     "AS p(record_id, topic, key, attempts, code, error, next_try_s) "
-    "JOIN {table} AS o ON o.id = p.record_id ORDER BY record_id "
+    # Joined plainly, the planner may walk the whole index of the table.
+    "CROSS JOIN LATERAL (SELECT create_time FROM {table} WHERE id = p.record_id OFFSET 0) AS o "
     "ON CONFLICT (unit, reason) DO UPDATE SET record_id = EXCLUDED.record_id, stashed_at = EXCLUDED.stashed_at, "
     "attempts = EXCLUDED.attempts, error_code = EXCLUDED.error_code, last_error = EXCLUDED.last_error, "
     "next_try = EXCLUDED.next_try, "
@@ -222,7 +223,7 @@ class HoldTable:
 
     def _write_parks(self, connection: Connection, parks: Sequence[Park]) -> None:
         columns = list(zip(*((p.record_id, p.topic, p.key, p.attempts, p.code, _cut(p.error), p.next_try_s)
-                             for p in parks), strict=True))  # fmt: skip
+                             for p in sorted(parks, key=lambda park: park.record_id)), strict=True))  # fmt: skip
         connection.execute(self._park, [list(column) for column in columns])
         # One that was retried and refused has not crashed anybody: from now on it is parked.
         connection.execute(self._build(_RETRIED), [[p.record_id for p in parks]])

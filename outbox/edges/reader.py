@@ -6,11 +6,10 @@ of the very statement that returns the rows. What follows from them is decided b
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import product
-from operator import itemgetter
 from typing import Any
 
 import psycopg
@@ -81,12 +80,6 @@ class LeftOut:
 
 
 NOTHING = LeftOut()
-_COLUMNS = itemgetter(0, 1, 2, 3, 4, 5, 6)
-
-
-def columns(rows: Sequence[Row]) -> Iterable[Row]:
-    """The rows without the lane. Cut where they are used: forty thousand tuples that stay cost six times as much."""
-    return map(_COLUMNS, rows) if rows and len(rows[0]) > 7 else rows
 
 
 def lane_of_row(lanes: int, *, keep_empty_key: bool) -> sql.Composed:

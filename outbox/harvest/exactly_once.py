@@ -26,7 +26,6 @@ from outbox.core.ledger import Entry, LedgerEntryError
 from outbox.core.patience import Backoff, Circuit
 from outbox.core.verdict import AskElection, Closed, Idle, Stop
 from outbox.edges.ledger_topic import LedgerMissing, LedgerTopic, LedgerUnreachable
-from outbox.edges.reader import columns
 from outbox.edges.transactions import NoProducer, RecordRefused, ReportsMissing, TransactionalProducer, kafka_error
 from outbox.exceptions import OutboxError
 from outbox.failpoints import failpoint
@@ -468,7 +467,7 @@ class ExactlyOnce:
 
     def _entry(self, batch: Batch) -> tuple[bytes, Entry]:
         assert self._identity is not None
-        digest = ledger.digest(columns(batch.rows))
+        digest = ledger.digest(batch.rows)
         entry = Entry(
             self._lane,
             self._batch + 1,

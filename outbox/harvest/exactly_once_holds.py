@@ -26,6 +26,7 @@ Name = tuple[str, str] | int | str
 _BACKOFF_MIN_S, _BACKOFF_MAX_S = 0.5, 60.0
 _REST_S = 2.0  # between attempts that are likely to be refused: each costs the lane its producer
 _BEHIND_S = 30.0  # after a refusal, while the lane has more to send than it can: then each costs throughput
+_ERRANDS_MAX = 1_000  # of one batch: they share the transaction that purges it
 _TOO_LARGE = frozenset({"MSG_SIZE_TOO_LARGE", "RECORD_LIST_TOO_LARGE"})
 _NEVER = float("inf")
 REFUSED, CRASHED, SKIPPED, DISCARD = "refused", "crashed", "skipped", "discard"
@@ -306,6 +307,7 @@ class Holds:
         if not (self._leaving or self._confirming) or not self._may_try:
             return None
         leaving = [self._held[name] for name in sorted(self._leaving, key=str) if not self._held[name].is_leaving]
+        del leaving[_ERRANDS_MAX:]
         confirmed = tuple(id_ for id_, is_under_way in self._confirming.items() if not is_under_way)
         if not leaving and not confirmed:
             return None

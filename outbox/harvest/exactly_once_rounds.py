@@ -248,13 +248,13 @@ class Rounds:
 
     def committed(self, lane: LaneState, batch: Batch, entry: Entry) -> None:
         """The batch is in Kafka; its rows are deleted when the round ends."""
+        rows, batch.rows = batch.rows, []  # given up outside of the lock: thousands of them take milliseconds
         with self._changed:
             if lane.busy is not batch:
                 return  # of a worker that was replaced: its successor settles it
             lane.submitted = entry.batch
             self._flights.committed(batch, entry.batch)
-            lane.holds.delivered(batch.rows)
-            batch.rows = []
+            lane.holds.delivered(rows)
             self._round_purges.append(Purge(entry, batch.filenode, batch.asked_at, batch.errands))
             self._enlarge()
             self._end_share(lane)

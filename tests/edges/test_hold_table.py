@@ -4,6 +4,7 @@ from importlib import import_module
 
 import pytest
 
+from outbox.core.quarantine import Care
 from outbox.edges import companions
 from outbox.edges.holds import Burial, Errands, HoldTable, Park
 from tests.support.tables import insert
@@ -70,3 +71,29 @@ def test_a_hold_of_an_older_release_goes_by_the_id(db, table):
     assert [row.is_there for row in table.load(db, 1)] == [True]
     run(db, table, burials=(Burial(id_, "skipped", 1, "", ""),))
     assert db.execute("SELECT count(*) FROM outbox").fetchone() == (0,)
+
+
+ROWS = 20_000
+READ = "SELECT seq_tup_read + coalesce(idx_tup_fetch, 0) FROM pg_stat_xact_user_tables WHERE relname = 'outbox'"
+STATEMENTS = {
+    "park": lambda db, table, id_: table.write(db, [park(id_)], []),
+    "load": lambda db, table, id_: table.load(db, 3),
+    "bury": lambda db, table, id_: table.run(db, 0, Errands(burials=(Burial(id_, "skipped", 1, "", ""),))),
+    "discard": lambda db, table, id_: table.run(db, 0, Errands(discarded=(id_,))),
+    "quarantine": lambda db, table, id_: table.own(db, 0, "somebody", Care(culprit=id_, crashes=2)),
+}
+
+
+@pytest.mark.parametrize("name", STATEMENTS)
+@pytest.mark.parametrize("is_analysed", [True, False])
+def test_no_statement_reads_more_of_a_large_table_than_its_records(db, table, name, is_analysed):
+    ids = insert(db, "t", [f"k{n}" for n in range(ROWS)])
+    if is_analysed:
+        db.execute("ANALYZE outbox")
+    middle = ids[ROWS // 2]
+    table.write(db, [park(middle)], [])
+    db.execute("UPDATE outbox_hold SET wanted = 'discard'")
+    with db.transaction():
+        STATEMENTS[name](db, table, middle)
+        [read] = db.execute(READ).fetchone()
+    assert read <= 5, f"{read} rows were read"

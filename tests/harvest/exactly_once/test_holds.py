@@ -368,3 +368,18 @@ def test_a_topic_that_is_refused_counts_in_the_lane_of_its_head_alone(bench):
     assert [len(holds) for holds in lanes] == [1, 1, 1, 1]
     assert sorted(holds.refused_count for holds in lanes) == [0, 0, 0, 1]
     assert lanes[rows[0].head_lane].refused_count == 1
+
+
+def test_one_batch_carries_out_a_limited_number_of_errands():
+    """They share the transaction of its purge: with all of a hundred thousand that would never end in time."""
+    holds = Holds(attempts_max=lambda topic: 1)
+    for id_ in range(1, 2_501):
+        holds.refused(row_of(id_, f"k{id_}"), "MSG_SIZE_TOO_LARGE", 0.0)
+    seen, sizes = set(), []
+    while (errands := holds.take_errands()) is not None:
+        sizes.append(len(errands.burials))
+        seen.update(burial.record_id for burial in errands.burials)
+        holds.done(errands)
+        holds.release_due(0.0)
+    assert sizes == [1_000, 1_000, 500]
+    assert seen == set(range(1, 2_501))
