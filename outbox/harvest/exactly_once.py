@@ -11,7 +11,7 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
 from typing import Any
 from uuid import UUID
@@ -26,6 +26,7 @@ from outbox.core.ledger import Entry, LedgerEntryError
 from outbox.core.patience import Backoff, Circuit
 from outbox.core.verdict import AskElection, Closed, Idle, Stop
 from outbox.edges.ledger_topic import LedgerMissing, LedgerTopic, LedgerUnreachable
+from outbox.edges.reader import Row
 from outbox.edges.transactions import NoProducer, RecordRefused, ReportsMissing, TransactionalProducer, kafka_error
 from outbox.exceptions import OutboxError
 from outbox.failpoints import failpoint
@@ -58,6 +59,7 @@ _IDLE_SEEN_S = 2.5  # a little more than between two heartbeats, which look at t
 _TAKEOVER_S = 30.0
 _TOPICS_S = 5.0
 _WAKE_S = 0.5
+_PIECE = 500  # records
 _OVERDUE = frozenset({"_TIMED_OUT", "_MSG_TIMED_OUT", "_TIMED_OUT_QUEUE"})
 
 
@@ -439,14 +441,14 @@ class ExactlyOnce:
         stages, began, self._stopwatch = self._stages, time.monotonic(), Stopwatch()
         failpoint("before-send")
         producer.begin()
-        producer.send(batch.rows, give_up_at, _reporter(failures) if self._probing else None)
+        digest = self._send(producer, batch.rows, give_up_at)
         if batch.rows and not self._probing:  # else what the ledger is refused would be blamed on the records
             producer.announce(self._ledger_name, self._lane, ledger.BEGINNING_KEY, ledger.BEGINNING)
         failpoint("after-send")
         sent = time.monotonic()
         stages["send"] += sent - began
         # Beside the brokers' work: nothing of it is needed before the reports are in.
-        payload, entry = self._entry(batch)
+        payload, entry = self._entry(batch, digest)
         producer.wait_reports(lambda: self._is_over(give_up_at))
         if failures:
             raise NotDelivered(failures)
@@ -465,9 +467,21 @@ class ExactlyOnce:
         stages["commit"] += self._stopwatch.commit_s
         return entry
 
-    def _entry(self, batch: Batch) -> tuple[bytes, Entry]:
+    def _send(self, producer: TransactionalProducer, rows: Sequence[Row], give_up_at: float) -> int:
+        """The digest of what was handed over: of each piece while the processor has it at hand."""
+        digest = 0
+        for begin in range(0, len(rows), _PIECE):
+            piece = rows[begin : begin + _PIECE]
+            try:
+                producer.send(piece, give_up_at, _reporter(self._failures, begin) if self._probing else None)
+            except RecordRefused as error:
+                error.index += begin
+                raise
+            digest += ledger.digest(piece)
+        return digest
+
+    def _entry(self, batch: Batch, digest: int) -> tuple[bytes, Entry]:
         assert self._identity is not None
-        digest = ledger.digest(batch.rows)
         entry = Entry(
             self._lane,
             self._batch + 1,
@@ -509,6 +523,8 @@ class ExactlyOnce:
 
     def _topics_exist(self, rounds: Rounds, batch: Batch) -> bool:
         """An unknown topic inside a transaction stalls it: asked before, once per topic."""
+        if batch.topics <= self._known_topics:
+            return True
         new = {row[1] for row in batch.rows} - self._known_topics
         if not new:
             return True
@@ -661,11 +677,11 @@ class ExactlyOnce:
         return not self._abandoned and self._finish_by is not None and time.monotonic() < self._finish_by
 
 
-def _reporter(failures: list[tuple[int, str, str]]) -> Callable[[int], Callable[[Any, Any], None]]:
+def _reporter(failures: list[tuple[int, str, str]], begin: int) -> Callable[[int], Callable[[Any, Any], None]]:
     def report_of(index: int) -> Callable[[Any, Any], None]:
         def report(error: Any, message: Any) -> None:
             if error is not None:
-                failures.append((index, error.name(), error.str()))
+                failures.append((begin + index, error.name(), error.str()))
 
         return report
 

@@ -697,6 +697,8 @@ class Rounds:
     def _divide(self, plan: Plan, page: Page, returned_at: float) -> list[Batch]:
         shares = self._shares(plan, page)
         self._adapt_limit(page.rows)
+        topics = {row[1] for row in page.rows}  # here, because rows of several lanes lie apart in each one's share
+        read = page.read_at, page.filenode, self._asked_at, returned_at, topics
         batches = []
         with self._changed:
             for number, session in plan.sessions.items():
@@ -706,7 +708,7 @@ class Rounds:
                 rows, errands = self._held_back(lane, shares.get(number, [])), lane.holds.take_errands()
                 if rows or errands:
                     ids = [row[0] for row in rows]
-                    batch = Batch(number, session, rows, ids, page.read_at, page.filenode, self._asked_at, returned_at)
+                    batch = Batch(number, session, rows, ids, *read)
                     batch.created, batch.errands = self._created, errands
                     self._flights.add(batch)
                     batches.append(batch)

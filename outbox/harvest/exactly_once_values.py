@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -79,6 +79,8 @@ class Batch:
     """When the read was sent, on the monotonic clock."""
     returned_at: float
     """When the read had returned, on the monotonic clock."""
+    topics: Set[str]
+    """Of the whole page: those of the rows, and perhaps others."""
     flush: Awaited | None = None
     """None: the purge of the batch before flushes what was read."""
     previous: Ticket | None = None

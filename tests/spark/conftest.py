@@ -51,6 +51,14 @@ def collected():
         gc.collect()
 
 
+@pytest.fixture(scope="session", autouse=True)
+def scratch(tmp_path_factory):
+    """Where Spark keeps its blocks: drivers that are killed leave theirs behind, and pytest tidies up."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SPARK_LOCAL_DIRS", str(tmp_path_factory.mktemp("spark")))
+        yield
+
+
 @pytest.fixture(scope="session")
 def spark():
     import outbox.spark

@@ -178,8 +178,8 @@ def test_a_harvester_that_wakes_up_beside_its_successor_does_no_harm(spark, engi
         fleet.wait_for(lambda before=before: fleet.state()[0] > before[0])
         fleet.signal(leader, signal.SIGSTOP, with_children=bool(number % 2))
         fleet.wait_for(lambda other=other, started=started: other.log.count("spark_started") > started)
+        before = fleet.state()  # asked for later, these records might be gone already
         outbox_table.insert(topic, 300)
-        before = fleet.state()
         fleet.wait_for(lambda before=before: fleet.state()[0] > before[0])
         fleet.signal(leader, signal.SIGCONT, with_children=bool(number % 2))
         fleet.wait_for(lambda leader=leader: not javas(leader.process.pid))

@@ -128,12 +128,13 @@ def entry_first(monkeypatch):
     send, send_entry, later = producer.send, producer.send_entry, {}
 
     def keep(self, rows, give_up_at, report=None):
-        later[self] = rows, give_up_at, report
+        later.setdefault(self, []).append((rows, give_up_at, report))
 
     def entry_then_rows(self, topic, partition, key, value):
         send_entry(self, topic, partition, key, value)
         self.client.flush(2)
-        send(self, *later.pop(self))
+        for piece in later.pop(self):
+            send(self, *piece)
         self.client.flush(2)
 
     monkeypatch.setattr(producer, "send", keep)
