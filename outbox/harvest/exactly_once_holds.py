@@ -133,7 +133,8 @@ class Holds:
             return []
         names: set[Name] = {*self._held, *self._paused}
         if all(isinstance(name, tuple) for name in names):  # mostly, and at full speed each lookup counts
-            kept = [row for row in rows if (row[1], row[2]) not in names]
+            keys = {key for _, key in names}  # type: ignore[misc]
+            kept = [row for row in rows if row[2] not in keys or (row[1], row[2]) not in names]
         else:
             kept = [row for row in rows if not ((row[1], row[2]) in names or row[1] in names or row[0] in names)]
         if len(kept) < len(rows):

@@ -383,3 +383,10 @@ def test_one_batch_carries_out_a_limited_number_of_errands():
         holds.release_due(0.0)
     assert sizes == [1_000, 1_000, 500]
     assert seen == set(range(1, 2_501))
+
+
+def test_a_held_key_holds_back_nothing_of_another_topic():
+    holds = Holds()
+    holds.refused(row_of(1), "MSG_SIZE_TOO_LARGE", 0.0)
+    elsewhere = (3, "u", "a", b"v", None, [], [], None)
+    assert holds.keep([row_of(2), elsewhere, row_of(4, "b")]) == [elsewhere, row_of(4, "b")]
