@@ -87,8 +87,13 @@ class Errands:
     confirmed: tuple[int, ...] = ()
     """Ids of holds that the lane respects."""
 
-    def __bool__(self) -> bool:
-        return bool(self.burials or self.discarded or self.confirmed)
+    def __len__(self) -> int:
+        return len(self.burials) + len(self.discarded) + len(self.confirmed)
+
+    @property
+    def heads(self) -> tuple[int, ...]:
+        """The records that leave."""
+        return (*(burial.record_id for burial in self.burials), *self.discarded)
 
 
 # A record is known by its id and by when it was stashed: after TRUNCATE … RESTART IDENTITY ids are drawn a second time.

@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 from outbox.core import faults
@@ -103,7 +104,9 @@ class Holds:
         self._tried: dict[Name, _Hold] = {}  # released for another attempt whose outcome is not known
         self._paused: dict[Name, _Hold] = {}  # by operators
         self._all: _Hold | None = None  # the lane itself is paused
-        self._leaving: set[Name] = set()  # those of the held that have a fate
+        self._leaving: dict[Name, None] = {}  # those of the held that have a fate, in the order of their turn
+        self._under_way: dict[int, Name] = {}  # of these, by their heads, those that a batch is to carry out
+        self._errands_max = _ERRANDS_MAX  # less after a failure
         self._over: list[Name] = []  # those of the held whose heads are gone
         self._confirming: dict[int, bool] = {}  # holds that are to be confirmed: whether that is under way
         self._lifted: set[int] = set()  # records whose holds the table may still show
@@ -301,19 +304,22 @@ class Holds:
         could still send the head behind them."""
         if hold.fate:
             hold.retry_at = _NEVER
-            self._leaving.add(name)
+            self._leaving[name] = None
 
     def take_errands(self) -> Errands | None:
         """What the next batch is to carry out beside its purge."""
         if not (self._leaving or self._confirming) or not self._may_try:
             return None
-        leaving = [self._held[name] for name in sorted(self._leaving, key=str) if not self._held[name].is_leaving]
-        del leaving[_ERRANDS_MAX:]
-        confirmed = tuple(id_ for id_, is_under_way in self._confirming.items() if not is_under_way)
-        if not leaving and not confirmed:
+        waiting = (name for name in self._leaving if not self._held[name].is_leaving)
+        names = list(islice(waiting, self._errands_max))
+        unconfirmed = (id_ for id_, is_under_way in self._confirming.items() if not is_under_way)
+        confirmed = tuple(islice(unconfirmed, self._errands_max))
+        if not names and not confirmed:
             return None
-        for hold in leaving:
+        leaving = [self._held[name] for name in names]
+        for name, hold in zip(names, leaving, strict=True):
             hold.is_leaving = True
+            self._under_way[hold.head] = name
         self._confirming.update(dict.fromkeys(confirmed, True))
         burials = tuple(hold.burial() for hold in leaving if hold.fate != DISCARD)
         return Errands(burials, tuple(hold.head for hold in leaving if hold.fate == DISCARD), confirmed)
@@ -321,15 +327,32 @@ class Holds:
     def done(self, errands: Errands) -> None:
         """The heads are gone, their keys go on with the next read: a page that is read at this moment has left out
         what it held of them before, and may not send what comes later."""
-        gone = {*errands.discarded, *(burial.record_id for burial in errands.burials)}
-        over = [name for name in self._leaving if self._held[name].head in gone]
-        self._leaving.difference_update(over)
-        self._over += over
+        for name in self._arrived(errands):
+            del self._leaving[name]
+            self._over.append(name)
         for id_ in errands.confirmed:
             self._confirming.pop(id_, None)
+        self._errands_max = min(_ERRANDS_MAX, 2 * self._errands_max)
 
-    def not_done(self) -> None:
-        """What was under way is to be carried out once more."""
+    def not_done(self, errands: Errands) -> None:
+        """To be carried out once more, after all others and fewer at a time: what another batch has under way is not
+        touched, and what can never be done keeps nobody else waiting."""
+        for name in self._arrived(errands):
+            self._held[name].is_leaving = False
+            del self._leaving[name]
+            self._leaving[name] = None
+        self._confirming.update(dict.fromkeys(self._confirming.keys() & set(errands.confirmed), False))
+        self._errands_max = max(1, len(errands) // 4)
+        self._may_try = False
+
+    def _arrived(self, errands: Errands) -> list[Name]:
+        """What was under way."""
+        heads = [(head, self._under_way.pop(head, None)) for head in errands.heads]
+        return [name for head, name in heads if name in self._leaving and self._held[name].head == head]
+
+    def none_done(self) -> None:
+        """No batch is under way any more: what was is to be carried out once more."""
+        self._under_way.clear()
         for name in self._leaving:
             self._held[name].is_leaving = False
         self._confirming = dict.fromkeys(self._confirming, False)
@@ -389,7 +412,7 @@ class Holds:
         hold.is_elsewhere = row.head_lane not in (None, self._lane)
         if row.wanted == "retry" and hold.fate in (SKIPPED, DISCARD, CRASHED):
             hold.fate = ""  # decided otherwise before it was carried out
-            self._leaving.discard(name)
+            self._leaving.pop(name, None)
         if row.wanted == "retry" and name in self._held and not hold.fate:
             hold.retry_at, hold.is_wanted = now, True
         elif row.wanted in ("skip", "discard"):
@@ -410,4 +433,4 @@ class Holds:
             hold = holds.pop(name, None)
             if hold is not None:
                 self._released.append(int(hold.lowest))
-        self._leaving.discard(name)
+        self._leaving.pop(name, None)

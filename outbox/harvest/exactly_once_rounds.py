@@ -230,7 +230,7 @@ class Rounds:
             lane.begin(batch)
             lane.count = self._count = count = state.lane_count
             lane.change = state.resize_no
-            lane.holds.not_done()
+            lane.holds.none_done()
             self._holds_are_fresh = False  # what holds before the first read, lasts: see `edges.holds.Errands`
             self._retake([other for other in self._lanes.values() if other.ready and other.count != count])
             self._flights.forget(lane.number)
@@ -360,7 +360,7 @@ class Rounds:
     def _heed_errands(lane: LaneState, purge: Purge, *, is_done: bool) -> None:
         assert purge.errands is not None
         if not is_done:
-            lane.holds.not_done()
+            lane.holds.not_done(purge.errands)
             return
         lane.holds.done(purge.errands)
         for burial in purge.errands.burials:

@@ -236,7 +236,7 @@ def test_a_discard_that_is_withdrawn_before_it_was_carried_out_is_not_carried_ou
     holds.load([hold_row(wanted="discard")], 0.0)
     errands = holds.take_errands()
     assert errands.discarded == (1,)
-    holds.not_done()  # Kafka was away
+    holds.none_done()  # Kafka was away
     holds.load([hold_row(wanted="retry")], 1.0)
     assert holds.take_errands() is None
     assert holds.release_due(1.0) == [1]
@@ -390,3 +390,50 @@ def test_a_held_key_holds_back_nothing_of_another_topic():
     holds.refused(row_of(1), "MSG_SIZE_TOO_LARGE", 0.0)
     elsewhere = (3, "u", "a", b"v", None, [], [], None)
     assert holds.keep([row_of(2), elsewhere, row_of(4, "b")]) == [elsewhere, row_of(4, "b")]
+
+
+def fated(count):
+    holds = Holds(attempts_max=lambda topic: 1)
+    for id_ in range(1, count + 1):
+        holds.refused(row_of(id_, f"k{id_}"), "MSG_SIZE_TOO_LARGE", 0.0)
+    return holds
+
+
+def heads(errands):
+    return [burial.record_id for burial in errands.burials]
+
+
+def test_errands_that_fail_do_not_release_what_the_next_batch_has_under_way():
+    """Released it would be sent, and be made a dead letter by that batch."""
+
+    def wishes(wanted):
+        rows = [hold_row(id_, wanted=wanted) for id_ in range(1, 1_501)]
+        return [replace(row, key=f"k{row.record_id}", id=row.record_id) for row in rows]
+
+    holds = Holds()
+    holds.load(wishes("skip"), 0.0)
+    first, second = holds.take_errands(), holds.take_errands()
+    assert (len(first.burials), len(second.burials)) == (1_000, 500)
+    holds.not_done(first)
+    holds.load(wishes("retry"), 1.0)
+    assert len(holds.release_due(1.0)) == 1_000
+    under_way = [row_of(id_, f"k{id_}") for id_ in heads(second)]
+    assert holds.keep(under_way) == []
+
+
+def test_errands_that_can_never_be_done_keep_the_others_not_waiting():
+    """After a failure fewer are tried, the others first; when these have succeeded, more again."""
+    holds, buried = fated(3_000), set()
+    for _ in range(60):
+        errands = holds.take_errands()
+        if errands is None:
+            holds.load([], 0.0)
+        elif 7 in heads(errands):
+            holds.not_done(errands)
+            holds._may_try = True  # the table was looked at
+        else:
+            buried.update(heads(errands))
+            holds.done(errands)
+            holds.release_due(0.0)
+    assert buried == set(range(1, 3_001)) - {7}
+    assert heads(holds.take_errands()) == [7]
