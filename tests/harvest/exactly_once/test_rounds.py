@@ -224,7 +224,9 @@ def test_a_full_page_of_held_records_that_leads_nowhere_is_not_read_without_a_pa
 
 def share(rounds, lane, ids):
     now = time.monotonic()
-    return Batch(lane.number, lane.session, [(id_, "t", "k", "v") for id_ in ids], ids, datetime.now(UTC), 1, now, now)
+    return Batch(
+        lane.number, lane.session, [(id_, "t", "k", "v") for id_ in ids], ids, datetime.now(UTC), 1, now, now, {"t"}
+    )
 
 
 def test_pages_shrink_while_the_brokers_are_too_slow_for_them_and_grow_again(bench):
