@@ -59,7 +59,7 @@ _IDLE_SEEN_S = 2.5  # a little more than between two heartbeats, which look at t
 _TAKEOVER_S = 30.0
 _TOPICS_S = 5.0
 _WAKE_S = 0.5
-_PIECE = 500  # records
+_PIECE = 500  # records: few enough to be in the processor's cache still when their digest is taken
 _OVERDUE = frozenset({"_TIMED_OUT", "_MSG_TIMED_OUT", "_TIMED_OUT_QUEUE"})
 
 

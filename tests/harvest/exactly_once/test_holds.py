@@ -370,15 +370,23 @@ def test_a_topic_that_is_refused_counts_in_the_lane_of_its_head_alone(bench):
     assert lanes[rows[0].head_lane].refused_count == 1
 
 
+def fated(count):
+    holds = Holds(attempts_max=lambda topic: 1)
+    for id_ in range(1, count + 1):
+        holds.refused(row_of(id_, f"k{id_}"), "MSG_SIZE_TOO_LARGE", 0.0)
+    return holds
+
+
+def heads(errands):
+    return [burial.record_id for burial in errands.burials]
+
+
 def test_one_batch_carries_out_a_limited_number_of_errands():
     """They share the transaction of its purge: with all of a hundred thousand that would never end in time."""
-    holds = Holds(attempts_max=lambda topic: 1)
-    for id_ in range(1, 2_501):
-        holds.refused(row_of(id_, f"k{id_}"), "MSG_SIZE_TOO_LARGE", 0.0)
-    seen, sizes = set(), []
+    holds, seen, sizes = fated(2_500), set(), []
     while (errands := holds.take_errands()) is not None:
         sizes.append(len(errands.burials))
-        seen.update(burial.record_id for burial in errands.burials)
+        seen.update(heads(errands))
         holds.done(errands)
         holds.release_due(0.0)
     assert sizes == [1_000, 1_000, 500]
@@ -390,17 +398,6 @@ def test_a_held_key_holds_back_nothing_of_another_topic():
     holds.refused(row_of(1), "MSG_SIZE_TOO_LARGE", 0.0)
     elsewhere = (3, "u", "a", b"v", None, [], [], None)
     assert holds.keep([row_of(2), elsewhere, row_of(4, "b")]) == [elsewhere, row_of(4, "b")]
-
-
-def fated(count):
-    holds = Holds(attempts_max=lambda topic: 1)
-    for id_ in range(1, count + 1):
-        holds.refused(row_of(id_, f"k{id_}"), "MSG_SIZE_TOO_LARGE", 0.0)
-    return holds
-
-
-def heads(errands):
-    return [burial.record_id for burial in errands.burials]
 
 
 def test_errands_that_fail_do_not_release_what_the_next_batch_has_under_way():
