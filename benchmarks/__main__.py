@@ -34,7 +34,7 @@ class Part:
 
 PARTS = {
     "drain": Part("the drain, its ceilings, keys, lanes, header, cost", lambda drains: drains.main(RECORDS)),
-    "lanes": Part("6 lanes in one process beside 1", lambda drains: drains.lanes(RECORDS // 2)),
+    "lanes": Part("6 lanes in one process beside 1", lambda drains: drains.lanes(RECORDS)),
     "baseline": Part("one DELETE per record, the older way", lambda drains: drains.baseline()),
     "classic": Part("at-least-once, for comparison", lambda drains: drains.classic(RECORDS // 4)),
     "latency": Part("commit to consumer, at 200 and 1,000 records/s", lambda drains: latency.rates(drains, 8)),

@@ -36,6 +36,7 @@ _OPTIONS = {
     "max_parallel_workers_per_gather": "0",
     "plan_cache_mode": "auto",
     "synchronous_commit": "on",
+    "work_mem": "32MB",
 }
 _NEVER_BY_ITSELF = 1_000_000_000
 # By the clock: two servers, one of which took over from a state before the other's change, draw different ones.

@@ -22,7 +22,9 @@ from outbox.edges.table import identifier
 from outbox.exceptions import OutboxError
 
 SMALL_BYTES = 1000
+_COLUMNS = 7  # of a row, without its lane
 _SMALL_PAGES = 20  # of small records only, before the cheaper form is used again
+_LANE_APART = 1 << 48  # ids of a page are not so far apart; were they, it would only be divided more slowly
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 Row = tuple[Any, ...]
 
@@ -44,7 +46,9 @@ class Page:
     passes_over: bool
     """Rows were left out that are held, or another lane's."""
     rows: list[Row]
-    """id, topic, key, value, header keys, header values, binary value, and the lane where there are several."""
+    """id, topic, key, value, header keys, header values, binary value, and the lane where there are several. Of each
+    lane by ascending id; those of a lane together, for what is used together should lie together in memory."""
+    last_id: int | None
 
 
 _SIZE = (
@@ -134,8 +138,9 @@ class Reader:
             "ORDER BY batch DESC LIMIT 1), 0) FROM unnest(%(lanes)s::int[]) AS l(lane)), NULL::text[], NULL::bytea"
             + (", NULL::int" if several else "")
             + " UNION ALL ("
+            + ("SELECT * FROM (" if several else "")
             + (_SIZED if sized else _SMALL)
-            .replace("<lane>", ", {lane}" if several else "")
+            .replace("<lane>", ", {lane} AS lane" if several else "")
             .replace(
                 "<where>",
                 "id > %(look)s"
@@ -143,6 +148,8 @@ class Reader:
                 + (" AND {lane} = ANY(%(wanted)s::int[])" if some_lanes else "")
                 + (" AND kafka_topic <> ALL(%(topics)s::text[])" if some_topics else ""),
             )
+            # One number, and not two columns: that sort takes a third of the time.
+            + (f") AS dealt ORDER BY lane * {_LANE_APART} + (id - %(look)s)" if several else "")
             + ")"
         )
         return sql.SQL(text).format(**self._parts).as_string()
@@ -192,7 +199,10 @@ class Reader:
     def _page(rows: list[Row], look: int, is_full: bool, passes_over: bool) -> Page:
         sequence, snapshot, age, seen, purged, *_ = rows[0]
         del rows[0]
-        if snapshot is None or ":" not in snapshot or (rows and not look < rows[0][0] <= rows[-1][0]):
+        last_id = None
+        if rows:
+            last_id = rows[-1][0] if len(rows[0]) == _COLUMNS else max(rows)[0]
+        if snapshot is None or ":" not in snapshot or (rows and not look < rows[0][0] <= last_id):
             raise UnorderedPage(
                 "PostgreSQL returned the page of records without its header in front, or not by ascending id. Nothing "
                 "of it was sent. Report the server's version and the output of EXPLAIN for the statement /* read */."
@@ -207,4 +217,5 @@ class Reader:
             is_full=is_full,
             passes_over=passes_over,
             rows=rows,
+            last_id=last_id,
         )

@@ -11,7 +11,8 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from queue import Empty, SimpleQueue
 from typing import Any
 from uuid import UUID
@@ -59,6 +60,8 @@ _IDLE_SEEN_S = 2.5  # a little more than between two heartbeats, which look at t
 _TAKEOVER_S = 30.0
 _TOPICS_S = 5.0
 _WAKE_S = 0.5
+_TURN_S = 0.25
+_STAGES = ("idle", "turn", "send", "reports", "guards", "commit", "takeover")
 _PIECE = 500  # records: few enough to be in the processor's cache still when their digest is taken
 _OVERDUE = frozenset({"_TIMED_OUT", "_MSG_TIMED_OUT", "_TIMED_OUT_QUEUE"})
 
@@ -114,7 +117,7 @@ class ExactlyOnce:
         self._delivered = self._batches = self._takeovers = self._renewals = 0
         self._troubles = Troubles(lane)
         self._meter = Meter(lane, conf.metrics_interval_s, time.monotonic())
-        self._stages: dict[str, float] = dict.fromkeys(("idle", "send", "reports", "guards", "commit", "takeover"), 0.0)
+        self._stages: dict[str, float] = dict.fromkeys(_STAGES, 0.0)
         self._thread = threading.Thread(target=self._run, name=f"outbox-lane-{lane}", daemon=True)
 
     # ---- what the host calls, from any thread
@@ -441,12 +444,14 @@ class ExactlyOnce:
         stages, began, self._stopwatch = self._stages, time.monotonic(), Stopwatch()
         failpoint("before-send")
         producer.begin()
-        digest = self._send(producer, batch.rows, give_up_at)
+        with self._turn_to_send() as turned:
+            digest = self._send(producer, batch.rows, give_up_at)
         if batch.rows and not self._probing:  # else what the ledger is refused would be blamed on the records
             producer.announce(self._ledger_name, self._lane, ledger.BEGINNING_KEY, ledger.BEGINNING)
         failpoint("after-send")
         sent = time.monotonic()
-        stages["send"] += sent - began
+        stages["turn"] += turned - began
+        stages["send"] += sent - turned
         # Beside the brokers' work: nothing of it is needed before the reports are in.
         payload, entry = self._entry(batch, digest)
         producer.wait_reports(lambda: self._is_over(give_up_at))
@@ -479,6 +484,19 @@ class ExactlyOnce:
                 raise
             digest += ledger.digest(piece)
         return digest
+
+    @contextmanager
+    def _turn_to_send(self) -> Iterator[float]:
+        """Since when. The lanes of a process share the interpreter: if they send at once, all of them end late; in
+        turn, the first has its answers when the last has sent. A turn that does not come is done without."""
+        assert self._rounds is not None
+        turn = self._rounds.sending_turn
+        is_mine = turn.acquire(timeout=_TURN_S)
+        try:
+            yield time.monotonic()
+        finally:
+            if is_mine:
+                turn.release()
 
     def _entry(self, batch: Batch, digest: int) -> tuple[bytes, Entry]:
         assert self._identity is not None

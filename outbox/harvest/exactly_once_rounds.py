@@ -102,6 +102,8 @@ class Rounds:
         self.owner = database.owner = f"{owner_name} {uuid4()}"
         self.careful_turn = threading.Lock()
         """Of lanes that look for a record that crashes the process: which lane it was must be certain."""
+        self.sending_turn = threading.Lock()
+        """Of lanes that hand over records."""
         self._prepared = False
         self._preparing = threading.Lock()
         self.purges = Purges(database, self._purged, conf.statement_timeout_s)
@@ -575,9 +577,7 @@ class Rounds:
         except StatementOverdue:
             self._stretch = min(_STRETCH_MAX, 2 * self._stretch)
             raise
-        rows = page.rows
-        last_id = rows[-1][0] if rows else None
-        self._frontier.accept(last_id, page.is_full, page.snapshot, page.sequence, passes_over=page.passes_over)
+        self._frontier.accept(page.last_id, page.is_full, page.snapshot, page.sequence, passes_over=page.passes_over)
         return page
 
     def _read_from(self, connection: BoundedConnection, plan: Plan) -> Page:

@@ -186,6 +186,33 @@ def test_every_row_has_one_lane_and_a_key_always_the_same(db, keep_empty_key):
     assert len(keyless) == (1 if keep_empty_key else 3)
 
 
+@pytest.mark.parametrize("is_sized", [False, True])
+def test_rows_of_a_lane_come_together_and_in_order(db, is_sized):
+    ids = insert(db, "t", [f"k{n % 30}" for n in range(300)] + [""] * 60)
+    reader = Reader("outbox", "outbox_id_seq", 3)
+    reader._sized_pages = 100 if is_sized else 0
+    page = reader.read(db, ids[9], (0, 1, 2), (), 200)
+    lanes = [row[7] for row in page.rows]
+    assert lanes == sorted(lanes), "apart in the list is apart in memory"
+    for lane in range(3):
+        share = [row[0] for row in page.rows if row[7] == lane]
+        assert share == sorted(share)
+    assert sorted(row[0] for row in page.rows) == ids[10:210], "the first of the table, not of a lane"
+    assert page.last_id == ids[209]
+
+
+def test_ids_far_apart_keep_their_order(db):
+    ids = insert(db, "t", [f"k{n % 10}" for n in range(50)])
+    db.execute("SELECT setval('outbox_id_seq', 1::bigint << 60)")
+    ids += insert(db, "t", [f"k{n % 10}" for n in range(50)])
+    page = Reader("outbox", "outbox_id_seq", 3).read(db, 0, (0, 1, 2), (), 200)
+    assert page.last_id == ids[-1]
+    for lane in range(3):
+        share = [row[0] for row in page.rows if row[7] == lane]
+        assert share == sorted(share)
+    assert sorted(row[0] for row in page.rows) == ids
+
+
 def read_all(db, reader, frontier, excluded=()):
     """A complete page, as the rounds read it."""
     look = frontier.start()
