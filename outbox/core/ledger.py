@@ -214,7 +214,7 @@ def _put_differences(out: bytearray, ids: Sequence[int]) -> None:
     if not differences:
         return
     if min(differences) < 1:
-        raise ValueError("the ids of a ledger entry must ascend: they come from one read in id order")
+        raise ValueError("the ids of a ledger entry must ascend: a lane's records of one read come in that order")
     if max(differences) < 0x80:
         out += bytes(differences)  # neighbours nearly always are this close: no loop in Python
         return

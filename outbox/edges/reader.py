@@ -1,4 +1,4 @@
-"""The one read of exactly-once delivery: a page of records in id order, and beside it what decides its completeness.
+"""The one read of exactly-once delivery: a page of the lowest ids, and beside it what decides its completeness.
 
 The first row is the header: the sequence, the snapshot, the next xid, m of each lane, the clock, the table's file: all
 of the very statement that returns the rows. What follows from them is decided by `core.frontier` and `core.verdict`.
@@ -24,7 +24,7 @@ from outbox.exceptions import OutboxError
 SMALL_BYTES = 1000
 _COLUMNS = 7  # of a row, without its lane
 _SMALL_PAGES = 20  # of small records only, before the cheaper form is used again
-_LANE_APART = 1 << 48  # ids of a page are not so far apart; were they, it would only be divided more slowly
+_LANE_APART = 1 << 48  # ids of a page are not so far apart; were they, the lanes would only be less together
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 Row = tuple[Any, ...]
 
@@ -112,11 +112,11 @@ class Reader:
             "relation": sql.Literal(identifier(table).as_string()),
             "lane": lane_of_row(lanes, keep_empty_key=keep_empty_key),
         }
-        either = (False, True)
+        either, several = (False, True), (False, True) if lanes > 1 else (False,)
         self._created = sql.SQL("/* sample */ SELECT id, create_time FROM {table} WHERE id = ANY(%s)").format(
             **self._parts
         )
-        self._forms = {given: self._form(*given) for given in product(either, repeat=4)}
+        self._forms = {given: self._form(*given) for given in product(several, either, either, either, either)}
         self._sized_pages = 0  # that are still to be read by size
 
     def examples(self) -> list[Example]:
@@ -125,10 +125,11 @@ class Reader:
         given |= {"wanted": [0], "topics": ["t"]}
         return [Example("read", form, given) for form in self._forms.values()]
 
-    def _form(self, late: bool, some_lanes: bool, some_topics: bool, sized: bool) -> str:
-        """Late: rows below the highest excluded id may be wanted. A form of its own because only there the array of
-        excluded ids must be hashed, which takes a plan that sees it. Sized: the page ends before it exceeds so many
-        bytes, but has one row; else records that are not small come without topic and value."""
+    def _form(self, grouped: bool, late: bool, some_lanes: bool, some_topics: bool, sized: bool) -> str:
+        """Grouped: by lane, for there are rows of more than one. Late: rows below the highest excluded id may be
+        wanted. A form of its own because only there the array of excluded ids must be hashed, which takes a plan that
+        sees it. Sized: the page ends before it exceeds so many bytes, but has one row; else records that are not small
+        come without topic and value."""
         several = self.lanes > 1
         text = (
             "/* read */ SELECT (SELECT CASE WHEN is_called THEN last_value ELSE last_value - 1 END FROM {sequence}) "
@@ -138,7 +139,7 @@ class Reader:
             "ORDER BY batch DESC LIMIT 1), 0) FROM unnest(%(lanes)s::int[]) AS l(lane)), NULL::text[], NULL::bytea"
             + (", NULL::int" if several else "")
             + " UNION ALL ("
-            + ("SELECT * FROM (" if several else "")
+            + ("SELECT * FROM (" if grouped else "")
             + (_SIZED if sized else _SMALL)
             .replace("<lane>", ", {lane} AS lane" if several else "")
             .replace(
@@ -148,8 +149,8 @@ class Reader:
                 + (" AND {lane} = ANY(%(wanted)s::int[])" if some_lanes else "")
                 + (" AND kafka_topic <> ALL(%(topics)s::text[])" if some_topics else ""),
             )
-            # One number, and not two columns: that sort takes a third of the time.
-            + (f") AS dealt ORDER BY lane * {_LANE_APART} + (id - %(look)s)" if several else "")
+            # By one number, which is sorted faster than two columns; below zero, where no id from zero on overflows.
+            + (f") AS dealt ORDER BY (lane - {self.lanes}) * {_LANE_APART} + id" if grouped else "")
             + ")"
         )
         return sql.SQL(text).format(**self._parts).as_string()
@@ -164,8 +165,8 @@ class Reader:
         bytes_max: int = 8_000_000,
         left_out: LeftOut = NOTHING,
     ) -> Page:
-        """The first records above `look` of these lanes, without the `excluded` ones: ascending ids, all of them above
-        `look`; `limit` of them, or fewer where they would exceed `bytes_max`. The server passes over what is held as a
+        """The first records above `look` of these lanes, without the `excluded` ones: `limit` of them, or fewer where
+        they would exceed `bytes_max`. The server passes over what is held as a
         whole and may be large."""
         given: dict[str, Any] = {"look": look, "lanes": list(lanes), "limit": limit}
         given["wanted"] = [lane for lane in lanes if lane not in left_out.lanes]
@@ -173,8 +174,8 @@ class Reader:
         late = bool(excluded)
         if late:
             given |= {"highest": excluded[-1], "excluded": Ids(excluded)}
-        form = late, len(given["wanted"]) < self.lanes, bool(left_out.topics)
-        passes_over = form[1] or form[2]
+        form = min(self.lanes, len(given["wanted"])) > 1, late, len(given["wanted"]) < self.lanes, bool(left_out.topics)
+        passes_over = form[2] or form[3]
         if not self._sized_pages:
             rows = self._fetch(connection, self._forms[*form, False], given, prepare=not late)
             if all(row[1] is not None for row in rows):
@@ -204,8 +205,9 @@ class Reader:
             last_id = rows[-1][0] if len(rows[0]) == _COLUMNS else max(rows)[0]
         if snapshot is None or ":" not in snapshot or (rows and not look < rows[0][0] <= last_id):
             raise UnorderedPage(
-                "PostgreSQL returned the page of records without its header in front, or not by ascending id. Nothing "
-                "of it was sent. Report the server's version and the output of EXPLAIN for the statement /* read */."
+                "PostgreSQL returned the page of records without its header in front, or in another order than asked "
+                "for. Nothing of it was sent. Report the server's version and the output of EXPLAIN for the statement "
+                "/* read */."
             )
         microseconds, filenode = seen.split(" ")
         return Page(

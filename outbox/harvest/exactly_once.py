@@ -438,13 +438,13 @@ class ExactlyOnce:
         assert self._identity is not None
         if self._renewal() is not None:
             raise BatchDropped(f"the producer must be renewed: {producer.trouble}")
-        give_up_at = time.monotonic() + 0.6 * self._conf.transaction_timeout_s
         failures = self._failures = []
         self._all_acknowledged = False
         stages, began, self._stopwatch = self._stages, time.monotonic(), Stopwatch()
         failpoint("before-send")
         producer.begin()
-        with self._turn_to_send() as turned:
+        with self._turn_to_send(batch) as turned:
+            give_up_at = turned + 0.6 * self._conf.transaction_timeout_s
             digest = self._send(producer, batch.rows, give_up_at)
         if batch.rows and not self._probing:  # else what the ledger is refused would be blamed on the records
             producer.announce(self._ledger_name, self._lane, ledger.BEGINNING_KEY, ledger.BEGINNING)
@@ -486,12 +486,12 @@ class ExactlyOnce:
         return digest
 
     @contextmanager
-    def _turn_to_send(self) -> Iterator[float]:
+    def _turn_to_send(self, batch: Batch) -> Iterator[float]:
         """Since when. The lanes of a process share the interpreter: if they send at once, all of them end late; in
         turn, the first has its answers when the last has sent. A turn that does not come is done without."""
         assert self._rounds is not None
         turn = self._rounds.sending_turn
-        is_mine = turn.acquire(timeout=_TURN_S)
+        is_mine = turn.acquire(timeout=_TURN_S if batch.rows and not self._is_ending else 0)
         try:
             yield time.monotonic()
         finally:

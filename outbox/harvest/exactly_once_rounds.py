@@ -697,7 +697,7 @@ class Rounds:
     def _divide(self, plan: Plan, page: Page, returned_at: float) -> list[Batch]:
         shares = self._shares(plan, page)
         self._adapt_limit(page.rows)
-        topics = {row[1] for row in page.rows}  # here, because rows of several lanes lie apart in each one's share
+        topics = {row[1] for row in page.rows}  # here, while they are at hand
         read = page.read_at, page.filenode, self._asked_at, returned_at, topics
         batches = []
         with self._changed:

@@ -167,8 +167,10 @@ def exclude(monkeypatch, *, after_the_read):
         if after_the_read:
             time.sleep(0.03)  # a purge that was under way finishes
             excluded = {id_ for batch in list(of_rounds[-1]._flights._batches) for id_ in batch.ids}
-        rows = [row for row in page.rows if row[0] not in set(excluded)]
-        return replace(page, rows=rows[:limit], is_full=len(rows) > limit)
+        left = set(excluded)
+        rows = sorted(row for row in page.rows if row[0] not in left)
+        cut = rows[:limit]
+        return replace(page, rows=cut, last_id=cut[-1][0] if cut else None, is_full=len(rows) > limit)
 
     monkeypatch.setattr(exactly_once_rounds.Rounds, "__init__", remember)
     monkeypatch.setattr(Reader, "read", filtered)

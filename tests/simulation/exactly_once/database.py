@@ -175,7 +175,7 @@ class Database:
             for id_, stored in sorted(self.now.rows.items())
             if id_ > look and id_ not in out and stored.lane_hash % count in lanes
         ]
-        return found[:limit]
+        return sorted(found[:limit], key=lambda stored: stored.lane_hash % count)
 
     def next_xid(self) -> int:
         return self._next_xid

@@ -279,7 +279,7 @@ class Rounds:
             look = frontier.missed_from(look, page.snapshot, page.sequence)
         page = self._looked_at(page)
         ids = [stored.row[0] for stored in page.rows]
-        is_full, last_id = len(ids) >= plan.limit, ids[-1] if ids else None
+        is_full, last_id = len(ids) >= plan.limit, max(ids, default=None)
         passes_over = len(plan.lanes) < count
         frontier.accept(last_id, is_full, page.snapshot, page.sequence, passes_over=passes_over)
         return page
