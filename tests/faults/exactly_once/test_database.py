@@ -15,6 +15,7 @@ import pytest
 from outbox.core.frontier import Frontier
 from outbox.edges import companions
 from outbox.edges.reader import Reader
+from outbox.harvest import exactly_once_rounds
 from tests.faults.exactly_once import naive
 from tests.faults.exactly_once.acts import settle
 from tests.harvest.exactly_once.bench import stopped, wait_until
@@ -70,8 +71,10 @@ def test_a_crash_forgets_nothing_that_was_sent(forgetful, bench_on, monkeypatch,
         if not flushed:
             naive.never_flush(monkeypatch)
         gate = naive.gate_purges(monkeypatch)
-        with bench.working():
-            wait_until(lambda: bench.db.execute("SELECT count(*) FROM outbox_lane").fetchone() == (1,))
+        monkeypatch.setattr(exactly_once_rounds, "_BEAT_S", 600)  # each commits, and that flushes what was before it
+        with bench.working(SESSION_TIMEOUT=60) as host:
+            wait_until(lambda: host.worker._rounds and host.worker._rounds.reads, 60)
+            wait_until(lambda: (first := host.worker._rounds._beat) is not None and first.is_settled)
             pause_writing_of_wal(bench.db)
             with closing(psycopg.connect(bench.url)) as writer:
                 writer.execute("SET synchronous_commit = off")
@@ -240,9 +243,10 @@ def slow_copy(bench):
 
 @pytest.mark.parametrize("slow", [slow_trigger, slow_copy])
 @pytest.mark.parametrize("guarded", [True, False])
-def test_a_transaction_is_known_from_the_moment_it_draws_an_id(bench, slow, guarded):
+def test_a_transaction_is_known_from_the_moment_it_draws_an_id(undisturbed, slow, guarded):
     """The default takes a transaction id before the row's id. Without it nothing shows that somebody holds a low id
     while higher ones are read, and only the sweep finds the row."""
+    bench = undisturbed
     if not guarded:
         bench.db.execute("ALTER TABLE outbox ALTER id SET DEFAULT nextval('outbox_id_seq')")
     with bench.working(**NO_SWEEP):
@@ -331,9 +335,9 @@ def poll(connection, reader, frontier):
     assert page.rows == []
 
 
-def test_a_poll_walks_no_dead_rows_whatever_pins_them(bench):
+def test_a_poll_walks_no_dead_rows_whatever_pins_them(undisturbed):
     """Blocks are counted instead of milliseconds."""
-    with reading_beside_the_dead(bench, 50_000) as (connection, reader, frontier):
+    with reading_beside_the_dead(undisturbed, 50_000) as (connection, reader, frontier):
         poll(connection, reader, frontier)
         assert blocks(connection, reader, frontier.start()) < 20
         assert blocks(connection, reader, 0) > 400, "a mark that stands still for strangers would walk them all"

@@ -78,8 +78,9 @@ def test_the_shortest_session_goes_on_after_its_claim_became_old(bench):
 
 
 @pytest.mark.parametrize(("hold", "sweep_s"), [("topic", 0.2), ("topic", 3600), ("lane", 0.2), ("lane", 3600)])
-def test_a_held_backlog_is_not_fetched_again_and_goes_on_in_order(bench, monkeypatch, hold, sweep_s):
+def test_a_held_backlog_is_not_fetched_again_and_goes_on_in_order(undisturbed, monkeypatch, hold, sweep_s):
     """No sweep has to find what was passed over."""
+    bench = undisturbed
     fetched, looks = [], []
     read = Reader.read
 
