@@ -33,6 +33,26 @@ class UnorderedPage(OutboxError):
     """The server returned a page in another order than asked for."""
 
 
+class UnknownAges(OutboxError):
+    """This PostgreSQL tells its next transaction id in another way than those that are known."""
+
+
+def check_ages(connection: psycopg.Connection[Any]) -> None:
+    """`age()` tells the next transaction id by a side door: once compared with one drawn before and one drawn after.
+    The connection commits by itself, for a transaction with an id of its own would be told that one."""
+    drawn = "/* xids */ SELECT pg_current_xact_id()::text::bigint, NULL"
+    told = "/* xids */ SELECT age('3'::xid)::text::bigint, pg_current_snapshot()::text"
+    (before, _), (age, snapshot), (after, _) = (
+        connection.execute(statement).fetchall()[0] for statement in (drawn, told, drawn)
+    )
+    if not before < parse_snapshot(snapshot, age).next_xid <= after:
+        raise UnknownAges(
+            f"PostgreSQL tells its next transaction id as age {age} beside the snapshot {snapshot!r}, and draws "
+            f"{before} before and {after} after it: records that become visible late would not be found. Use a "
+            "version of PostgreSQL that this release supports, 14 to 18."
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class Page:
     snapshot: Snapshot

@@ -11,7 +11,7 @@ from outbox.edges import companions, overview, plans, rights, table
 from outbox.edges.companions import Companions
 from outbox.edges.ledger_topic import LedgerUnreachable
 from outbox.edges.marks import COLUMNS
-from outbox.edges.reader import Reader
+from outbox.edges.reader import Reader, check_ages
 from outbox.edges.transaction_log import BrokersMissing, TransactionLog
 from outbox.edges.transactions import TransactionsRefused
 from outbox.election.errors import KafkaUnreachable
@@ -29,6 +29,7 @@ def look(conf: Conf, owner: str) -> None:
         overview.check_columns(connection, conf.database, conf.table, columns)
         rights.check(connection, conf.table, exactly_once=is_exact)
         if is_exact:
+            check_ages(connection)
             _look_at_plans(conf, connection)
         claim_of(conf, owner).take(connection, lanes=conf.lanes, quietly=True)
 

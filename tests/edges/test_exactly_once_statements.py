@@ -9,12 +9,13 @@ import psycopg
 import pytest
 
 from outbox.adoption import guarded_default
+from outbox.core import frontier as core_frontier
 from outbox.core.frontier import Frontier
 from outbox.edges import companions
 from outbox.edges.companions import Companions
 from outbox.edges.int8_arrays import Ids
 from outbox.edges.marks import WrongTable
-from outbox.edges.reader import LeftOut, Reader
+from outbox.edges.reader import LeftOut, Reader, UnknownAges, check_ages
 from outbox.edges.sweeper import Below, Sweeper
 from tests.support.tables import insert
 
@@ -161,6 +162,15 @@ def test_a_page_has_its_header_from_the_same_snapshot(db, statements, reader):
     now = db.execute("SELECT clock_timestamp(), pg_current_xact_id()::text::bigint").fetchone()
     assert page.read_at < now[0]
     assert page.snapshot.next_xid == now[1]
+
+
+@pytest.mark.parametrize("off_by", [-(1 << 31), 1 << 32])
+def test_a_server_that_tells_its_next_transaction_id_in_another_way_is_refused(db, monkeypatch, off_by):
+    check_ages(db)
+    told = core_frontier.next_xid
+    monkeypatch.setattr(core_frontier, "next_xid", lambda xmax, age: told(xmax, age) + off_by)
+    with pytest.raises(UnknownAges, match="14 to 18"):
+        check_ages(db)
 
 
 def test_the_late_form_leaves_out_what_is_in_flight(db, reader):

@@ -6,7 +6,8 @@ import os
 import signal
 import threading
 import time
-from contextlib import ExitStack, closing, contextmanager
+from collections import defaultdict
+from contextlib import ExitStack, closing, contextmanager, suppress
 from statistics import median
 
 import psycopg
@@ -87,6 +88,73 @@ def test_a_crash_forgets_nothing_that_was_sent(forgetful, bench_on, monkeypatch,
         known = {row[0] for row in bench.db.execute("SELECT value FROM business")}
         assert sent == {"1", "2"}
         assert known == (sent if flushed else set())
+
+
+class ForgottenWriters:
+    """Each writes a table of its application and the outbox in one transaction, for whose commit it does not wait."""
+
+    def __init__(self, bench, count):
+        self._bench, self._stop, self.committed = bench, threading.Event(), 0
+        self._threads = [threading.Thread(target=self._write, args=(n,), daemon=True) for n in range(count)]
+
+    def __enter__(self):
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self._stop.set()
+        for thread in self._threads:
+            thread.join(20)
+
+    def _write(self, writer):
+        number = 0
+        while not self._stop.wait(0.02):
+            with suppress(psycopg.Error), closing(psycopg.connect(self._bench.url)) as connection:
+                connection.execute("SET synchronous_commit = off")
+                while not self._stop.wait(0.001):
+                    number += 1
+                    given = [f"w{writer}-{number % 3}", f"{writer}:{number}"]
+                    connection.execute(
+                        "INSERT INTO business (key, value, number) VALUES (%s, %s, %s)", [*given, number]
+                    )
+                    connection.execute(
+                        "INSERT INTO outbox (kafka_topic, kafka_key, kafka_value) VALUES (%s, %s, %s)",
+                        [self._bench.topic, *given],
+                    )
+                    connection.commit()
+                    self.committed += 1
+
+
+def crashing(forgetful, bench_on, crashes):
+    with bench_on(url=forgetful.url) as bench:
+        bench.db.execute("CREATE TABLE business (key text, value text, number int)")
+        with bench.working() as host, ForgottenWriters(bench, 3) as writers:
+            for _ in range(crashes):
+                before = host.worker.statistics().delivered
+                wait_until(lambda before=before: host.worker.statistics().delivered > before + 50, 60)
+                forgetful.kill()
+                bench.db.close()
+                forgetful.start()
+                bench.db = psycopg.connect(bench.url, autocommit=True)
+        with bench.working():
+            bench.wait_empty()
+        known = defaultdict(list)
+        for key, value in bench.db.execute("SELECT key, value FROM business ORDER BY number"):
+            known[key].append(value)
+        print(f"{writers.committed} committed, {sum(map(len, known.values()))} known after {crashes} crashes")
+        assert bench.by_key() == known
+
+
+def test_crashes_while_writers_do_not_wait_for_the_disk(forgetful, bench_on):
+    """What the application still knows of is in Kafka once and in order, and nothing else is."""
+    crashing(forgetful, bench_on, 3)
+
+
+@pytest.mark.torture
+@pytest.mark.timeout(1200)
+def test_crashes_again_and_again_while_writers_do_not_wait_for_the_disk(forgetful, bench_on):
+    crashing(forgetful, bench_on, 40)
 
 
 @pytest.mark.parametrize("flushed", [True, False])

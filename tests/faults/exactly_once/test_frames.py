@@ -224,7 +224,7 @@ def test_a_hundred_mixed_faults(proxied, chance):
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("proxied_kafka", LINES, indirect=True)
 def test_mixed_faults_without_renewal_repeat_records(proxied, chance, monkeypatch):
-    """The comparison: the same soak finds the harm when a producer is kept after trouble."""
+    """The comparison: late commits among the same faults do the harm when a producer is kept after trouble."""
     naive.keep_the_producer(monkeypatch)
     for _ in range(5):
         if not repeats(proxied):
