@@ -3,7 +3,9 @@
 Where a guard is at stake, the same events are played with its naive form, and do the harm."""
 
 import os
+import shutil
 import signal
+import subprocess
 import threading
 import time
 from collections import defaultdict
@@ -20,6 +22,7 @@ from outbox.harvest import exactly_once_rounds
 from tests.faults.exactly_once import naive
 from tests.faults.exactly_once.acts import settle
 from tests.harvest.exactly_once.bench import stopped, wait_until
+from tests.harvest.exactly_once.test_resolve import PURGE_SENT, resolve
 
 # The waits inside of one test may together take longer than a test may otherwise.
 pytestmark = pytest.mark.timeout(420)
@@ -155,6 +158,39 @@ def test_crashes_while_writers_do_not_wait_for_the_disk(forgetful, bench_on):
 @pytest.mark.timeout(1200)
 def test_crashes_again_and_again_while_writers_do_not_wait_for_the_disk(forgetful, bench_on):
     crashing(forgetful, bench_on, 40)
+
+
+def test_files_from_before_take_over_under_a_living_owner(bench_on):
+    """As a standby that lagged behind: table, transaction ids and sequence go back, and connections break."""
+    from outbox.devstack import Postgres
+
+    with Postgres() as server, bench_on(url=server.url) as bench:
+
+        def again():
+            bench.db.close()
+            server.start()
+            bench.db = psycopg.connect(bench.url, autocommit=True)
+
+        with bench.working():
+            bench.stash(["key-0"] * 10)
+            bench.wait_empty()
+        bench.stash([f"key-{n % 5}" for n in range(50)])
+        older = server.folder / "older"
+        server.stop()
+        subprocess.run(["cp", "-a", server.data, older], check=True)
+        again()
+        with bench.working(BATCH_MAX=20) as living:
+            forgotten = bench.stash(["key-1"] * 20)
+            bench.wait_empty()
+            server.kill()
+            shutil.rmtree(server.data)
+            older.rename(server.data)
+            again()
+            assert "outbox_resolve --lane 0 with either --purge-sent" in stopped(living)
+            assert set(bench.stash(["key-1", "new"])) < set(forgotten), "ids are drawn a second time"
+            assert resolve(bench, PURGE_SENT).deleted == 50
+            bench.wait_empty()
+        bench.check()
 
 
 @pytest.mark.parametrize("flushed", [True, False])
