@@ -93,13 +93,13 @@ def scene(scenes):
 
 
 @pytest.fixture(scope="session")
-def fragile_scenes(tmp_path_factory):
+def fragile_scenes(pytestconfig, tmp_path_factory):
     """Opens scenes on servers that the test may stop: `scene.kafka` and `scene.postgres`."""
 
     @contextmanager
     def open_fragile():
         with (
-            Kafka() as kafka,
+            Kafka(pytestconfig.getoption("kafka_version")) as kafka,
             Postgres() as server,
             open_scene(tmp_path_factory.mktemp("fragile"), url=server.url, servers=kafka.bootstrap_servers) as scene,
         ):

@@ -61,9 +61,10 @@ def bench(postgres, bootstrap_servers):
 
 
 @pytest.fixture(scope="session")
-def proxied_kafka(request):
-    """A Kafka of these tests whose clients all come by way of a proxy; of the usual line, or of the parameter's."""
-    with Proxy(kafka=True) as proxy, Kafka(getattr(request, "param", None), advertised_port=proxy.port) as kafka:
+def proxied_kafka(request, pytestconfig):
+    """A Kafka of these tests whose clients all come by way of a proxy; of the run's line, or of the parameter's."""
+    version = getattr(request, "param", None) or pytestconfig.getoption("kafka_version")
+    with Proxy(kafka=True) as proxy, Kafka(version, advertised_port=proxy.port) as kafka:
         proxy.target = kafka.brokers[0].port
         yield proxy
 

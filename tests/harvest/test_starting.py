@@ -54,9 +54,9 @@ LOGIN = {
 
 
 @pytest.fixture(scope="module")
-def guarded():
+def guarded(pytestconfig):
     """A broker that asks what a user may do."""
-    with Kafka(properties=GUARDED) as cluster:
+    with Kafka(pytestconfig.getoption("kafka_version"), properties=GUARDED) as cluster:
         cluster.inside = f"127.0.0.1:{int(cluster.brokers[0].internal_port)}"
         yield cluster
 

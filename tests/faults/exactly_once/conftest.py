@@ -45,13 +45,14 @@ def exact(exact_scenes):
 
 
 @pytest.fixture(scope="session")
-def fragile_exact_scenes(tmp_path_factory):
+def fragile_exact_scenes(pytestconfig, tmp_path_factory):
     """Opens scenes on servers of their own: `scene.kafka` and `scene.postgres`."""
+    usual = pytestconfig.getoption("kafka_version")
 
     @contextmanager
     def open_fragile(version=None, *, brokers=1, kafka=None, postgres=None, **given):
         with (
-            Kafka(version, brokers=brokers, properties=kafka) as cluster,
+            Kafka(version or usual, brokers=brokers, properties=kafka) as cluster,
             Postgres(settings=postgres) as server,
             open_scene(
                 tmp_path_factory.mktemp("fragile"),
@@ -74,11 +75,12 @@ def every_line(request, fragile_exact_scenes):
 
 
 @pytest.fixture
-def breakable(request, postgres, bench_on):
+def breakable(request, pytestconfig, postgres, bench_on):
     """A bench whose Kafka is behind a proxy and may be killed: `breakable.kafka`, `breakable.proxy`."""
+    version = getattr(request, "param", None) or pytestconfig.getoption("kafka_version")
     with (
         Proxy(kafka=True) as proxy,
-        Kafka(getattr(request, "param", None), advertised_port=proxy.port) as cluster,
+        Kafka(version, advertised_port=proxy.port) as cluster,
     ):
         proxy.target = cluster.brokers[0].port
         with bench_on(proxy.address) as made:

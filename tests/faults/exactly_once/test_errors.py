@@ -26,14 +26,14 @@ NEVER = lambda: False  # noqa: E731
 
 
 @pytest.fixture(scope="module")
-def hasty():
+def hasty(pytestconfig):
     """Brokers that look for transactions and transactional ids that have been idle too long every half second."""
     properties = {
         "transaction.abort.timed.out.transaction.cleanup.interval.ms": "500",
         "transaction.remove.expired.transaction.cleanup.interval.ms": "500",
         "transactional.id.expiration.ms": "3000",
     }
-    with Kafka(properties=properties) as cluster:
+    with Kafka(pytestconfig.getoption("kafka_version"), properties=properties) as cluster:
         yield cluster.bootstrap_servers
 
 
