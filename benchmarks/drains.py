@@ -18,9 +18,9 @@ from benchmarks.servers import Costs, Database, Fill, new_topic
 EXACTLY, CLASSIC = "exactly-once", "at-least-once"
 RECORDS = 400_000
 BASELINE_TIMEOUT_S = 120.0
-_WARM_LANES = 4
 BASELINE_LEAST = 2_000.0  # records/s; a slower older way was held back by the machine, and shows nothing beside it
 CLASSIC_KEYS = 10_000
+_WARM_SIX_LANES = 4  # drains
 _SCANS = "SELECT seq_scan FROM pg_stat_user_tables WHERE relname = 'outbox'"
 
 
@@ -92,7 +92,7 @@ class Drains:
         """A backlog that one transaction commits before harvesters that own their lanes already: one lane, and six.
 
         Six lanes make many small requests of few large ones, and the broker's compilers begin again."""
-        while self._six_lanes_warmed < _WARM_LANES:
+        while self._six_lanes_warmed < _WARM_SIX_LANES:
             self._six_lanes_warmed += 1
             self._committed_at_once(Fill(records), 6)
         one = self._committed_at_once(Fill(records), 1)

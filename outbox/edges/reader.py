@@ -22,7 +22,6 @@ from outbox.edges.table import identifier
 from outbox.exceptions import OutboxError
 
 SMALL_BYTES = 1000
-_COLUMNS = 7  # of a row, without its lane
 _SMALL_PAGES = 20  # of small records only, before the cheaper form is used again
 _LANE_APART = 1 << 48  # ids of a page are not so far apart; were they, the lanes would only be less together
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -186,24 +185,24 @@ class Reader:
         left_out: LeftOut = NOTHING,
     ) -> Page:
         """The first records above `look` of these lanes, without the `excluded` ones: `limit` of them, or fewer where
-        they would exceed `bytes_max`. The server passes over what is held as a
-        whole and may be large."""
+        they would exceed `bytes_max`. The server passes over what is held as a whole and may be large."""
         given: dict[str, Any] = {"look": look, "lanes": list(lanes), "limit": limit}
         given["wanted"] = [lane for lane in lanes if lane not in left_out.lanes]
         given["topics"] = list(left_out.topics)
         late = bool(excluded)
         if late:
             given |= {"highest": excluded[-1], "excluded": Ids(excluded)}
-        form = min(self.lanes, len(given["wanted"])) > 1, late, len(given["wanted"]) < self.lanes, bool(left_out.topics)
+        grouped = min(self.lanes, len(given["wanted"])) > 1
+        form = grouped, late, len(given["wanted"]) < self.lanes, bool(left_out.topics)
         passes_over = form[2] or form[3]
         if not self._sized_pages:
             rows = self._fetch(connection, self._forms[*form, False], given, prepare=not late)
             if all(row[1] is not None for row in rows):
-                return self._page(rows, look, len(rows) > limit, passes_over)  # the header is one of them
+                return self._page(rows, look, grouped, len(rows) > limit, passes_over)  # the header is one of them
         rows = self._fetch(connection, self._forms[*form, True], {**given, "bytes": bytes_max}, prepare=not late)
         is_large = any(len(row[3] or row[6] or "") + sum(map(len, row[5] or ())) > SMALL_BYTES for row in rows[1:])
         self._sized_pages = _SMALL_PAGES if is_large else max(0, self._sized_pages - 1)
-        return self._page(rows, look, len(rows) > 1, passes_over)
+        return self._page(rows, look, grouped, len(rows) > 1, passes_over)
 
     @staticmethod
     def _fetch(connection: Any, statement: str, given: dict[str, Any], *, prepare: bool) -> list[Row]:
@@ -217,13 +216,11 @@ class Reader:
         return {id_: created for id_, created in rows if created is not None}
 
     @staticmethod
-    def _page(rows: list[Row], look: int, is_full: bool, passes_over: bool) -> Page:
+    def _page(rows: list[Row], look: int, grouped: bool, is_full: bool, passes_over: bool) -> Page:
         sequence, snapshot, age, seen, purged, *_ = rows[0]
         del rows[0]
-        last_id = None
-        if rows:
-            last_id = rows[-1][0] if len(rows[0]) == _COLUMNS else max(rows)[0]
-        if snapshot is None or ":" not in snapshot or (rows and not look < rows[0][0] <= last_id):
+        ends = [row[7] * _LANE_APART + row[0] if grouped else row[0] for row in (*rows[:1], *rows[-1:])]
+        if snapshot is None or ":" not in snapshot or (rows and not (look < rows[0][0] and ends[0] <= ends[1])):
             raise UnorderedPage(
                 "PostgreSQL returned the page of records without its header in front, or in another order than asked "
                 "for. Nothing of it was sent. Report the server's version and the output of EXPLAIN for the statement "
@@ -239,5 +236,5 @@ class Reader:
             is_full=is_full,
             passes_over=passes_over,
             rows=rows,
-            last_id=last_id,
+            last_id=(max(rows) if grouped else rows[-1])[0] if rows else None,
         )

@@ -15,7 +15,7 @@ from outbox.edges import companions
 from outbox.edges.companions import Companions
 from outbox.edges.int8_arrays import Ids
 from outbox.edges.marks import WrongTable
-from outbox.edges.reader import LeftOut, Reader, UnknownAges, check_ages
+from outbox.edges.reader import LeftOut, Reader, UnknownAges, UnorderedPage, check_ages
 from outbox.edges.sweeper import Below, Sweeper
 from tests.support.tables import insert
 
@@ -222,6 +222,20 @@ def test_ids_far_apart_keep_their_order(db, after):
         share = [row[0] for row in page.rows if row[7] == lane]
         assert share == sorted(share)
     assert sorted(row[0] for row in page.rows) == ids
+
+
+@pytest.mark.parametrize("lanes", [1, 3])
+def test_a_page_in_another_order_than_asked_for_is_refused(db, monkeypatch, lanes):
+    insert(db, "t", [f"k{n}" for n in range(20)])
+    reader, fetch = Reader("outbox", "outbox_id_seq", lanes), Reader._fetch
+
+    def unordered(*given, **options):
+        header, *rows = fetch(*given, **options)
+        return [header, *reversed(rows)]
+
+    monkeypatch.setattr(reader, "_fetch", unordered)
+    with pytest.raises(UnorderedPage, match="Nothing of it was sent"):
+        reader.read(db, 0, range(lanes), (), 100)
 
 
 def read_all(db, reader, frontier, excluded=()):

@@ -75,13 +75,10 @@ def every_line(request, fragile_exact_scenes):
 
 
 @pytest.fixture
-def breakable(request, pytestconfig, postgres, bench_on):
+def breakable(request, kafka_factory, postgres, bench_on):
     """A bench whose Kafka is behind a proxy and may be killed: `breakable.kafka`, `breakable.proxy`."""
-    version = getattr(request, "param", None) or pytestconfig.getoption("kafka_version")
-    with (
-        Proxy(kafka=True) as proxy,
-        Kafka(version, advertised_port=proxy.port) as cluster,
-    ):
+    with Proxy(kafka=True) as proxy:
+        cluster = kafka_factory(getattr(request, "param", None), advertised_port=proxy.port)
         proxy.target = cluster.brokers[0].port
         with bench_on(proxy.address) as made:
             made.kafka, made.proxy = cluster, proxy

@@ -6,7 +6,6 @@ import sys
 
 import pytest
 
-from outbox.devstack import Kafka
 from tests.faults.exactly_once.acts import believe_they_lead, kill_at, late_transaction, settle, stop_at
 from tests.faults.fleet import wait_until
 from tests.support.databases import ROOT
@@ -69,13 +68,12 @@ print(sorted(seen))
 """
 
 
-def test_a_moment_without_any_broker_is_an_outage(pytestconfig):
+def test_a_moment_without_any_broker_is_an_outage(kafka_factory):
     """Brokers that answer and that their controller has missed, as on a machine that is too busy, or at their start.
     The client's other question for brokers aborts the process then, hence one of its own."""
     late = {"broker.session.timeout.ms": "1500", "broker.heartbeat.interval.ms": "3000"}
-    with Kafka(pytestconfig.getoption("kafka_version"), properties=late) as cluster:
-        asked = [sys.executable, "-c", ASK, cluster.bootstrap_servers]
-        answered = subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
+    asked = [sys.executable, "-c", ASK, kafka_factory(properties=late).bootstrap_servers]
+    answered = subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
     assert answered.stdout == "['[1]', '_ALL_BROKERS_DOWN']\n"
 
 

@@ -63,6 +63,11 @@ def crash(server, bench, gate):
     bench.close()
     gate.bar()
     yield
+    start_again(server, bench)
+
+
+def start_again(server, bench):
+    bench.db.close()
     server.start()
     bench.db = psycopg.connect(bench.url, autocommit=True)
 
@@ -137,9 +142,7 @@ def crashing(forgetful, bench_on, crashes):
                 before = host.worker.statistics().delivered
                 wait_until(lambda before=before: host.worker.statistics().delivered > before + 50, 60)
                 forgetful.kill()
-                bench.db.close()
-                forgetful.start()
-                bench.db = psycopg.connect(bench.url, autocommit=True)
+                start_again(forgetful, bench)
         with bench.working():
             bench.wait_empty()
         known = defaultdict(list)
@@ -165,12 +168,6 @@ def test_files_from_before_take_over_under_a_living_owner(bench_on):
     from outbox.devstack import Postgres
 
     with Postgres() as server, bench_on(url=server.url) as bench:
-
-        def again():
-            bench.db.close()
-            server.start()
-            bench.db = psycopg.connect(bench.url, autocommit=True)
-
         with bench.working():
             bench.stash(["key-0"] * 10)
             bench.wait_empty()
@@ -178,14 +175,14 @@ def test_files_from_before_take_over_under_a_living_owner(bench_on):
         older = server.folder / "older"
         server.stop()
         subprocess.run(["cp", "-a", server.data, older], check=True)
-        again()
+        start_again(server, bench)
         with bench.working(BATCH_MAX=20) as living:
             forgotten = bench.stash(["key-1"] * 20)
             bench.wait_empty()
             server.kill()
             shutil.rmtree(server.data)
             older.rename(server.data)
-            again()
+            start_again(server, bench)
             assert "outbox_resolve --lane 0 with either --purge-sent" in stopped(living)
             assert set(bench.stash(["key-1", "new"])) < set(forgotten), "ids are drawn a second time"
             assert resolve(bench, PURGE_SENT).deleted == 50
