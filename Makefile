@@ -3,11 +3,13 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 WORKERS ?= 3
+# Thousands of short processes: each would compile the project anew where the environment forbids bytecode.
+export PYTHONDONTWRITEBYTECODE :=
 STACK := $(BIN)/python -m outbox.devstack run --
 # Measured is a broker as it runs in production, with both compilers of the JVM.
 BENCH_KAFKA ?= --kafka-java-option=-XX:TieredStopAtLevel=4
 
-.PHONY: help install demo test coverage torture bench lint format clean
+.PHONY: help install demo check test coverage torture bench lint format clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -35,6 +37,9 @@ install: $(VENV)/.dev-installed  ## everything that the other targets need
 
 demo: $(VENV)/.demo$(if $(SPARK),-spark)-installed  ## from a Django transaction to a Kafka topic, counted by a consumer (SERVE=1 stays up, SPARK=1 harvests with Spark and audits)
 	$(STACK) $(abspath $(BIN))/python example_project/demo.py $(if $(SERVE),--serve) $(if $(SPARK),--spark)
+
+check: lint  ## format, style, types and every test that needs no server, in a minute
+	$(BIN)/python -m pytest --no-servers -m "not slow and not torture" -n $(WORKERS) --dist worksteal -q $(ARGS)
 
 test: $(VENV)/.dev-installed  ## the tests, on a real PostgreSQL and a real Kafka
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations=15 $(ARGS)

@@ -28,7 +28,7 @@ NO_BROWSER = "left out: the tests in a browser, because chromium or chromedriver
 
 
 @pytest.fixture(scope="session")
-def postgres_of() -> Iterator[Callable[[str], str]]:
+def postgres_of(own_servers: None) -> Iterator[Callable[[str], str]]:
     """URL of a PostgreSQL of the given major version, started at first use and shared by the whole run."""
     urls: dict[str, str] = {}
     with ExitStack() as stack:

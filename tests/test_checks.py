@@ -142,7 +142,7 @@ def test_the_table_is_not_looked_at_without_the_database_flag_nor_for_other_alia
     assert checks.check_table(databases=["other"]) == []
 
 
-def test_a_fresh_database_can_be_checked_and_migrated():
+def test_a_fresh_database_can_be_checked_and_migrated(postgres):
     with fresh_database(os.environ["DATABASE_URL"]) as url:
         for command in (
             ["check"],
@@ -154,7 +154,7 @@ def test_a_fresh_database_can_be_checked_and_migrated():
             assert done.returncode == 0, (command, done.stderr)
 
 
-def test_a_dropped_table_names_the_command():
+def test_a_dropped_table_names_the_command(postgres):
     with fresh_database(os.environ["DATABASE_URL"]) as url:
         assert django("migrate", url=url).returncode == 0
         with psycopg.connect(url) as connection:

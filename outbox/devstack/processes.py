@@ -19,6 +19,7 @@ from outbox.devstack import watchdog
 from outbox.devstack.errors import DevstackError
 
 POLL_S = 0.02
+FORBIDDEN = "OUTBOX_DEVSTACK_FORBIDDEN"  # in the environment of tests that need no server
 
 
 class Guardian:
@@ -89,6 +90,11 @@ class ServerProcess:
         account: tuple[int, int] | None = None,
         quit_signal: int = signal.SIGKILL,
     ) -> None:
+        if os.environ.get(FORBIDDEN):
+            raise DevstackError(
+                f"This run of tests starts no servers (--no-servers), so {Path(argv[0]).name} was not started. "
+                "A test that starts a server asks for one of the fixtures postgres, kafka and own_servers."
+            )
         user, group = account or (None, None)
         self._guardian = guardian()
         self.pid: int = self._guardian.ask(

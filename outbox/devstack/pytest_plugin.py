@@ -3,13 +3,15 @@
 Load it with `-p outbox.devstack.pytest_plugin`, so that the addresses stand in the environment before pytest-django
 reads the settings. Addresses that already stand there are used and nothing is started.
 
-PostgreSQL starts while tests are collected; Kafka when a collected test asks for `kafka` or `bootstrap_servers`. A part
-that cannot start skips the tests that need it, with one line in the summary; with `CI` or `OUTBOX_TEST_REQUIRE` in the
-environment it ends the run instead.
+After the collection PostgreSQL starts if a selected test asks for a database, Kafka if one asks for `kafka` or
+`bootstrap_servers`. A part that cannot start skips the tests that need it, with one line in the summary; with `CI` or
+`OUTBOX_TEST_REQUIRE` in the environment it ends the run instead.
 
 With pytest-xdist the workers share a Kafka, which the controlling process starts before them and which to them came
 from outside. Each has a PostgreSQL of its own: locks and snapshots are the server's, so that a transaction of one
 worker's test could be seen in another's, or hold it up.
+
+`--no-servers` selects the tests that ask for no server, sets no addresses and lets nothing start.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from typing import Any
 
 import pytest
 
-from outbox.devstack import origins
+from outbox.devstack import origins, processes
 from outbox.devstack.kafka import Kafka
 from outbox.devstack.postgres import Postgres
 from outbox.devstack.stack import DATABASE, SERVERS, Options, Stack
@@ -31,6 +33,7 @@ from outbox.exceptions import OutboxError
 
 _KAFKA_FIXTURES = {"kafka", "bootstrap_servers"}
 _DATABASE_FIXTURES = {"postgres", "db", "transactional_db", "django_db_setup"}
+_OWN_FIXTURES = {"own_servers", "kafka_factory", "postgres_factory"}
 _MISSING = "outbox_devstack_missing"  # of a worker's input: why Kafka did not start
 _LOGS = "outbox_devstack_logs"  # of a worker's output
 _OWN = "OUTBOX_DEVSTACK_OWN_POSTGRES"  # in the environment of workers: the address is of a server that nobody starts
@@ -90,12 +93,14 @@ class DevstackPlugin:
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        if any(_KAFKA_FIXTURES & _fixtures(item) for item in items):
+        if any(map(_needs_kafka, items)):
             self.kafka.begin()
-        self.postgres.finish()
+        waiting = [item for item in items if _needs_database(item)]
+        if waiting:
+            self.postgres.finish()
         if self.postgres.error is not None:
             reason = pytest.mark.skip(reason=f"PostgreSQL did not start: {self.postgres.error}")
-            for item in filter(_needs_database, items):
+            for item in waiting:
                 item.add_marker(reason)
 
     @pytest.hookimpl(optionalhook=True)
@@ -139,6 +144,14 @@ def _fixtures(item: pytest.Item) -> set[str]:
     return set(getattr(item, "fixturenames", ()))
 
 
+def _needs_kafka(item: pytest.Item) -> bool:
+    return bool(_KAFKA_FIXTURES & _fixtures(item))
+
+
+def _needs_server(item: pytest.Item) -> bool:
+    return _needs_database(item) or _needs_kafka(item) or bool(_OWN_FIXTURES & _fixtures(item))
+
+
 def _needs_database(item: pytest.Item) -> bool:
     if _DATABASE_FIXTURES & _fixtures(item) or item.get_closest_marker("django_db"):
         return True
@@ -150,15 +163,28 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("devstack", "embedded PostgreSQL and Kafka")
     group.addoption("--kafka-version", metavar="LINE", help="Kafka's line, for instance 3.9")
     group.addoption("--postgres-version", metavar="MAJOR", help="PostgreSQL's major version, for instance 14")
+    group.addoption("--no-servers", action="store_true", help="run the tests that need no server, and start none")
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_load_initial_conftests(early_config: pytest.Config) -> Generator[None, None, None]:
     """Set the addresses; a wrapper, because pytest-django reads the settings in this very hook."""
     options = early_config.known_args_namespace
-    if not _only_looks(options):
+    if options.no_servers:
+        before = {processes.FORBIDDEN: os.environ.get(processes.FORBIDDEN)}
+        os.environ[processes.FORBIDDEN] = "1"
+        early_config.add_cleanup(lambda: _restore(before))
+    elif not _only_looks(options):
         _begin(early_config, Options(kafka=options.kafka_version, postgres=options.postgres_version))
     return (yield)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("no_servers"):
+        left_out = [item for item in items if _needs_server(item)]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if not _needs_server(item)]
 
 
 def _only_looks(options: Any) -> bool:
@@ -187,7 +213,8 @@ def _begin(config: pytest.Config, options: Options) -> None:
         return
     config.add_cleanup(lambda: _restore(before))
     config.pluginmanager.register(plugin, "outbox-devstack-run")
-    (plugin.kafka if controls else plugin.postgres).begin()
+    if controls:
+        plugin.kafka.begin()
 
 
 def _is_distributed(options: Any) -> bool:
@@ -239,6 +266,11 @@ def bootstrap_servers(kafka: Kafka | None) -> str:
 def _skip_unless(variable: str) -> None:
     if not os.environ.get(variable):
         pytest.skip(f"{variable} is not set and the devstack is not installed")
+
+
+@pytest.fixture(scope="session")
+def own_servers() -> None:
+    """Asked for by tests that start servers by themselves, so that `--no-servers` leaves them out."""
 
 
 @pytest.fixture

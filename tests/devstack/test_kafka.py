@@ -39,7 +39,7 @@ def configuration(servers):
 
 
 @pytest.fixture(scope="module")
-def cluster():
+def cluster(own_servers):
     """One broker of the default line, which every test leaves running."""
     with Kafka(properties={"message.max.bytes": "2000000"}) as cluster:
         yield cluster
@@ -61,7 +61,7 @@ def test_the_default_line_commits_transactions(cluster):
     assert_commits_transactions(cluster)
 
 
-def test_the_older_line_commits_transactions_and_leaves_nothing():
+def test_the_older_line_commits_transactions_and_leaves_nothing(own_servers):
     with Kafka("3.9", properties={"message.max.bytes": "2000000"}) as older:
         assert older.version.startswith("3.9.")
         assert_commits_transactions(older)
@@ -81,7 +81,7 @@ def test_a_committed_transaction_survives_a_kill_of_the_broker(cluster):
 
 
 @pytest.mark.slow
-def test_three_brokers_work_on_without_one_of_them():
+def test_three_brokers_work_on_without_one_of_them(own_servers):
     with Kafka(brokers=3) as cluster:
         servers = cluster.bootstrap_servers
         assert len(AdminClient({"bootstrap.servers": servers}).list_topics(timeout=10).brokers) == 3
@@ -102,7 +102,7 @@ def test_a_graceful_restart_of_one_broker_is_orderly_and_keeps_topics(cluster):
     assert topic in AdminClient({"bootstrap.servers": cluster.bootstrap_servers}).list_topics(timeout=10).topics
 
 
-def test_new_clusters_have_the_features_of_an_ordinary_installation():
+def test_new_clusters_have_the_features_of_an_ordinary_installation(own_servers):
     from outbox.devstack import kafka_install
 
     # The names stand as text among the records that Kafka's own tool wrote.
@@ -120,7 +120,7 @@ def test_a_paused_broker_answers_when_resumed(cluster):
     assert admin.list_topics(timeout=10)
 
 
-def test_a_broken_property_fails_with_the_log():
+def test_a_broken_property_fails_with_the_log(own_servers):
     cluster = Kafka(properties={"num.io.threads": "many"})
     with pytest.raises(StartError, match=r"num\.io\.threads"):
         cluster.start()

@@ -40,7 +40,7 @@ def project(tmp_path, empty_environment):
     return run
 
 
-def test_the_addresses_stand_before_django_reads_its_settings(project):
+def test_the_addresses_stand_before_django_reads_its_settings(own_servers, project):
     done = project(
         "def test_database(db):\n"
         "    from django.db import connection\n"
@@ -62,6 +62,56 @@ def test_kafka_is_not_started_for_tests_that_do_not_ask_for_it(project):
     done = project("def test_nothing(): pass\n")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "starting Kafka" not in done.stdout + done.stderr
+
+
+def test_postgresql_is_not_started_for_tests_that_do_not_ask_for_it(project):
+    done = project("def test_nothing(): pass\n")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "starting PostgreSQL" not in done.stdout + done.stderr
+
+
+NO_SERVER = """
+import os
+from pathlib import Path
+import pytest
+from django.test import SimpleTestCase, TestCase
+from outbox.devstack import Postgres
+from outbox.devstack.errors import DevstackError
+
+def test_database(db): pass
+def test_transactions(transactional_db): pass
+@pytest.mark.django_db
+def test_marked(): pass
+class OfDjango(TestCase):
+    def test_it(self): pass
+def test_kafka(kafka): pass
+def test_addresses(bootstrap_servers): pass
+def test_kafka_of_its_own(kafka_factory): pass
+def test_postgres_of_its_own(postgres_factory): pass
+def test_servers_of_its_own(own_servers): pass
+
+class WithoutDatabase(SimpleTestCase):
+    def test_it(self): pass
+def test_plain():
+    assert not {"DATABASE_URL", "OUTBOX_BOOTSTRAP_SERVERS"} & set(os.environ)
+    assert [path.read_text() for path in Path("/proc/self/task").glob("*/children") if path.read_text()] == []
+def test_undeclared():
+    server = Postgres()
+    try:
+        with pytest.raises(DevstackError, match="asks for one of the fixtures postgres, kafka and own_servers"):
+            server.start()
+    finally:
+        server.discard()
+"""
+
+
+@pytest.mark.parametrize("workers", [(), ("-n", "1")])
+def test_without_servers_the_tests_that_need_none_run_and_nothing_starts(project, workers):
+    done = project(NO_SERVER, "--no-servers", *workers)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "3 passed" in done.stdout
+    assert "starting" not in done.stdout + done.stderr
+    assert "devstack:" not in done.stdout + done.stderr
 
 
 def test_collecting_starts_nothing(project):
@@ -98,7 +148,7 @@ def test_what_cannot_start_is_left_out_with_a_line_or_ends_the_run_in_ci(project
     assert "it is required here" in required.stdout + required.stderr
 
 
-def test_parallel_workers_share_kafka_and_have_a_postgresql_each(project):
+def test_parallel_workers_share_kafka_and_have_a_postgresql_each(own_servers, project):
     """Each of the two tests waits for what the other has written, so that both workers must have run."""
     done = project(
         "import time\n"
@@ -129,7 +179,7 @@ def test_parallel_workers_share_kafka_and_have_a_postgresql_each(project):
 
 
 @pytest.mark.parametrize("workers", [(), ("-n", "1")])
-def test_a_failed_run_keeps_its_logs_and_names_them(project, workers):
+def test_a_failed_run_keeps_its_logs_and_names_them(own_servers, project, workers):
     done = project("def test_it(postgres): assert False\n", *workers)
     assert done.returncode == 1
     kept = [line for line in done.stdout.splitlines() if "the log of this run is kept" in line]

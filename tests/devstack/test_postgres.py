@@ -16,7 +16,7 @@ from outbox.devstack.processes import exists
 
 
 @pytest.fixture(scope="module")
-def server():
+def server(own_servers):
     with Postgres(settings={"wal_writer_delay": "10ms", "application_name": "it's"}) as server:
         yield server
 
@@ -67,7 +67,7 @@ def insert(server):
         connection.execute("INSERT INTO kept VALUES (1)")
 
 
-def test_restart_and_kill_keep_data_and_port():
+def test_restart_and_kill_keep_data_and_port(own_servers):
     with Postgres() as server:
         url = server.url
         insert(server)
@@ -101,7 +101,7 @@ def test_a_paused_server_answers_when_resumed(server):
         assert answered.is_set()
 
 
-def test_a_paused_server_can_be_discarded():
+def test_a_paused_server_can_be_discarded(own_servers):
     server = Postgres().start()
     pids = server.pids
     server.pause()
@@ -124,7 +124,7 @@ def test_an_unknown_version_names_those_there_are():
         _ = Postgres("9").version
 
 
-def test_a_failed_start_names_its_log_and_keeps_it():
+def test_a_failed_start_names_its_log_and_keeps_it(own_servers):
     server = Postgres(settings={"shared_buffers": "lots"})
     with pytest.raises(StartError, match="shared_buffers") as caught:
         server.start()
@@ -134,7 +134,7 @@ def test_a_failed_start_names_its_log_and_keeps_it():
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root needs the copy")
-def test_root_copies_what_the_servers_account_cannot_reach(tmp_path, monkeypatch):
+def test_root_copies_what_the_servers_account_cannot_reach(own_servers, tmp_path, monkeypatch):
     from outbox.devstack import accounts
 
     monkeypatch.setattr(accounts, "reachable", lambda path: False)
@@ -151,7 +151,7 @@ def _passable(folder):
     return folder
 
 
-def test_stop_before_start_and_twice_is_safe():
+def test_stop_before_start_and_twice_is_safe(own_servers):
     server = Postgres()
     server.stop()
     server.start()

@@ -61,7 +61,7 @@ def bench(postgres, bootstrap_servers):
 
 
 @pytest.fixture(scope="session")
-def proxied_kafka(request, pytestconfig):
+def proxied_kafka(own_servers, request, pytestconfig):
     """A Kafka of these tests whose clients all come by way of a proxy; of the run's line, or of the parameter's."""
     version = getattr(request, "param", None) or pytestconfig.getoption("kafka_version")
     with Proxy(kafka=True) as proxy, Kafka(version, advertised_port=proxy.port) as kafka:

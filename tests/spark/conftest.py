@@ -60,7 +60,7 @@ def scratch(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def spark():
+def spark(own_servers):
     import outbox.spark
 
     session = outbox.spark.session("tests", "local[2]", CONFIG)

@@ -45,7 +45,7 @@ def exact(exact_scenes):
 
 
 @pytest.fixture(scope="session")
-def fragile_exact_scenes(pytestconfig, tmp_path_factory):
+def fragile_exact_scenes(own_servers, pytestconfig, tmp_path_factory):
     """Opens scenes on servers of their own: `scene.kafka` and `scene.postgres`."""
     usual = pytestconfig.getoption("kafka_version")
 
