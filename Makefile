@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-WORKERS ?= 3
+WORKERS ?= 4
 # Thousands of short processes: each would compile the project anew where the environment forbids bytecode.
 export PYTHONDONTWRITEBYTECODE :=
 STACK := $(BIN)/python -m outbox.devstack run --

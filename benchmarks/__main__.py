@@ -4,6 +4,7 @@ make bench                          three rounds
 make bench ARGS="--rounds 1"        the quick form
 make bench ARGS="--only latency"    one part; --list names them
 make bench ARGS="--full"            the long rows as well: 5 million records, 30,000 batches, Debezium
+make bench ARGS="--brief"           a row of every part in five minutes, to see that each still runs
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from benchmarks import audit, bad_days, contention, latency, spark, stash
-from benchmarks.drains import RECORDS, Drains
+from benchmarks.drains import FEW, RECORDS, Drains
 from benchmarks.report import Table, say
 from benchmarks.servers import Fill, database, describe, required
 
@@ -27,49 +28,129 @@ _WARM_DRAINS = 3
 class Part:
     what: str
     run: Callable[[Drains], None]
+    brief: Callable[[Drains], None] | None
+    """One row of it in seconds; None where the brief form of another part runs the same code."""
     long: bool = False
     once: bool = False
     """Not in every round."""
 
 
 PARTS = {
-    "drain": Part("the drain, its ceilings, keys, lanes, header, cost", lambda drains: drains.main(RECORDS)),
-    "lanes": Part("6 lanes in one process beside 1", lambda drains: drains.lanes(RECORDS)),
-    "baseline": Part("one DELETE per record, the older way", lambda drains: drains.baseline()),
-    "classic": Part("at-least-once, for comparison", lambda drains: drains.classic(RECORDS // 4)),
-    "latency": Part("commit to consumer, at 200 and 1,000 records/s", lambda drains: latency.rates(drains, 8)),
-    "silence": Part(
-        "the first record after a silence, polled and woken", lambda drains: latency.silences(drains, 0.5, 12)
+    "drain": Part(
+        "the drain, its ceilings, keys, lanes, header, cost",
+        lambda drains: drains.main(RECORDS),
+        lambda drains: drains.main(FEW, brief=True),
     ),
-    "minute": Part("the same after a minute", lambda drains: latency.silences(drains, 60, 10), long=True, once=True),
-    "payloads": Part("1 kB, 10 kB, five headers", lambda drains: drains.payloads()),
-    "pinned": Part("a pinned xmin horizon, no autovacuum", lambda drains: drains.pinned(RECORDS)),
-    "stash": Part("stash() and stash_many() beside bare statements", stash.rows),
-    "ordered": Part("stash(ordered=True) under contention", contention.rows),
-    "poison": Part("a record that Kafka refuses, among 1,000 keys", lambda drains: bad_days.poison(drains), once=True),
+    "lanes": Part(
+        "6 lanes in one process beside 1",
+        lambda drains: drains.lanes(RECORDS),
+        lambda drains: drains.lanes(FEW, warm=0),
+    ),
+    "baseline": Part(
+        "one DELETE per record, the older way",
+        lambda drains: drains.baseline(),
+        lambda drains: drains.baseline(brief=True),
+    ),
+    "classic": Part(
+        "at-least-once, for comparison",
+        lambda drains: drains.classic(RECORDS // 4),
+        lambda drains: drains.classic(FEW // 4, brief=True),
+    ),
+    "latency": Part(
+        "commit to consumer, at 200 and 1,000 records/s",
+        lambda drains: latency.rates(drains, 8),
+        lambda drains: latency.rates(drains, 3, partitions=(1,), per_s=(200,)),
+    ),
+    "silence": Part(
+        "the first record after a silence, polled and woken",
+        lambda drains: latency.silences(drains, 0.5, 12),
+        lambda drains: latency.silences(drains, 0.5, 6, brief=True),
+    ),
+    "minute": Part(
+        "the same after a minute", lambda drains: latency.silences(drains, 60, 10), None, long=True, once=True
+    ),
+    "payloads": Part(
+        "1 kB, 10 kB, five headers",
+        lambda drains: drains.payloads(),
+        lambda drains: drains.payloads(["5 headers"]),
+    ),
+    "pinned": Part(
+        "a pinned xmin horizon, no autovacuum",
+        lambda drains: drains.pinned(RECORDS),
+        lambda drains: drains.pinned(FEW, brief=True),
+    ),
+    "stash": Part(
+        "stash() and stash_many() beside bare statements", stash.rows, lambda drains: stash.rows(drains, brief=True)
+    ),
+    "ordered": Part(
+        "stash(ordered=True) under contention", contention.rows, lambda drains: contention.rows(drains, [1], 1.0)
+    ),
+    "poison": Part(
+        "a record that Kafka refuses, among 1,000 keys",
+        lambda drains: bad_days.poison(drains),
+        lambda drains: bad_days.poison(drains, FEW, ["for the client"]),
+        once=True,
+    ),
     "poison-long": Part(
         "the same in a drain of half a minute",
         lambda drains: bad_days.poison(drains, 4_000_000),
+        None,
         long=True,
         once=True,
     ),
-    "outage": Part("Kafka away, a million behind", lambda drains: bad_days.outage(drains, 1_000_000), once=True),
-    "sampling": Part("what metrics and the admin's samples cost", bad_days.sampling, once=True),
-    "spark": Part("Spark: the naive sink beside KafkaSink", spark.rows, long=True, once=True),
-    "audit": Part("Spark: the audit beside a count of the topic", audit.audited, once=True),
+    "outage": Part(
+        "Kafka away, a million behind",
+        lambda drains: bad_days.outage(drains, 1_000_000),
+        lambda drains: bad_days.outage(drains, FEW, away_s=1.0),
+        once=True,
+    ),
+    "sampling": Part(
+        "what metrics and the admin's samples cost",
+        lambda drains: bad_days.sampling(drains),
+        lambda drains: bad_days.sampling(drains, FEW),
+        once=True,
+    ),
+    "spark": Part(
+        "Spark: the naive sink beside KafkaSink",
+        spark.rows,
+        lambda drains: spark.brief(drains, FEW),
+        long=True,
+        once=True,
+    ),
+    "audit": Part(
+        "Spark: the audit beside a count of the topic",
+        lambda drains: audit.audited(drains),
+        lambda drains: audit.audited(drains, FEW),
+        once=True,
+    ),
     "audit-large": Part(
-        "Spark: outbox_audit of 10 million records, with its memory", audit.large, long=True, once=True
+        "Spark: outbox_audit of 10 million records, with its memory",
+        lambda drains: audit.large(drains),
+        lambda drains: audit.large(drains, FEW),
+        long=True,
+        once=True,
     ),
     "debezium": Part(
-        "Debezium's outbox router on Kafka Connect", lambda drains: drains.debezium(100_000), long=True, once=True
+        "Debezium's outbox router on Kafka Connect",
+        lambda drains: drains.debezium(100_000),
+        lambda drains: drains.debezium(10_000),
+        long=True,
+        once=True,
     ),
     "flat": Part(
         "latency of 30,000 batches while xmin is pinned",
         lambda drains: latency.flat(drains, 30_000),
+        lambda drains: latency.flat(drains, 600),
         long=True,
         once=True,
     ),
-    "backlog": Part("5 million records", lambda drains: drains.backlog(5_000_000), long=True, once=True),
+    "backlog": Part(
+        "5 million records",
+        lambda drains: drains.backlog(5_000_000),
+        lambda drains: drains.backlog(2 * FEW, FEW),
+        long=True,
+        once=True,
+    ),
 }
 
 
@@ -81,22 +162,30 @@ def main() -> None:
     server, servers = required()
     table, begun = Table(), time.monotonic()
     failed: list[str] = []
-    names = options.only or [name for name, part in PARTS.items() if options.full or not part.long]
-    chosen = {name: PARTS[name] for name in names}
+    chosen = _chosen(options)
     with database(server, servers) as place:
         drains = Drains(table, place, server, servers)
-        say("warming up")
-        _warm(drains)
+        if not options.brief:
+            say("warming up")
+            _warm(drains)
         for number in range(options.rounds):
-            for name, part in chosen.items():
-                if not (part.once and number):
+            for name, run in chosen.items():
+                if not (PARTS[name].once and number):
                     say(f"round {number + 1} of {options.rounds}: {name}")
-                    _run(name, part, drains, failed)
+                    _run(name, run, drains, failed)
     head = describe(server)
     head.append(f"{options.rounds} rounds in {time.monotonic() - begun:.0f} s; the load is the machine's, of a minute")
     table.show(head)
     if failed:
         sys.exit("\nNot measured:\n" + "\n".join(failed))
+
+
+def _chosen(options: argparse.Namespace) -> dict[str, Callable[[Drains], None]]:
+    """What this run measures; the brief form has all parts."""
+    names = options.only or PARTS
+    if options.brief:
+        return {name: brief for name in names if (brief := PARTS[name].brief)}
+    return {name: PARTS[name].run for name in names if options.only or options.full or not PARTS[name].long}
 
 
 def _warm(drains: Drains) -> None:
@@ -106,10 +195,10 @@ def _warm(drains: Drains) -> None:
     latency.warm(drains)
 
 
-def _run(name: str, part: Part, drains: Drains, failed: list[str]) -> None:
+def _run(name: str, run: Callable[[Drains], None], drains: Drains, failed: list[str]) -> None:
     """What fails costs its own rows, not those of the other parts."""
     try:
-        part.run(drains)
+        run(drains)
     except (Exception, SystemExit) as error:
         traceback.print_exc()
         failed.append(f"{name}: {error}")
@@ -118,10 +207,14 @@ def _run(name: str, part: Part, drains: Drains, failed: list[str]) -> None:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="make bench", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--brief", action="store_true", help="one round of few records, a row of each part, cold")
     parser.add_argument("--full", action="store_true", help="the long rows as well")
     parser.add_argument("--only", nargs="+", choices=PARTS, help="these parts alone")
     parser.add_argument("--list", action="store_true", help="name the parts")
-    return parser.parse_args()
+    options = parser.parse_args()
+    if options.brief:
+        options.rounds = 1
+    return options
 
 
 if __name__ == "__main__":

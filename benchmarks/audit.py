@@ -91,7 +91,7 @@ def large(drains: Drains, records: int = AUDITED_LARGE) -> None:
         raise AssertionError(f"the audit ended with {process.returncode}: {told}")
     rate = records / told["seconds"]
     say(f"audit of {records:,} records: {told['seconds']:.1f} s, peak memory in MB: {peak}")
-    name = f"{records / 1e6:.0f} million records"
+    name = f"{records / 1e6:g} million records"
     drains.table.row(f"Spark, count() of {name}", "records/s").add(counts[1])
     drains.table.row(f"outbox_audit of {name}", "records/s").add(rate, f"{told['batches']:,} batches")
     drains.table.row("  audit / count()", "", "", ratio).add(rate / counts[1])

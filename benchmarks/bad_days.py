@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +24,15 @@ TOO_LARGE = {
 }
 
 
-def poison(drains: Drains, records: int = 2 * RECORDS) -> None:
+def poison(drains: Drains, records: int = 2 * RECORDS, names: Sequence[str] = tuple(TOO_LARGE)) -> None:
     """One record among 1,000 keys is refused: its key waits, how fast is everything else? The shorter the drain, the
     larger the share of the search for the record."""
     fill = Fill(records)
     base = drains.drain(fill)
     label = f"{records:,} beside a poison record"
     row = drains.table.row(f"drain of {label}", "records/s")
-    for name, value in TOO_LARGE.items():
-        seconds, held = _poisoned(drains, fill, value)
+    for name in names:
+        seconds, held = _poisoned(drains, fill, TOO_LARGE[name])
         rate = (fill.records - held) / seconds
         row.add(rate, f"too large {name}: {held} records of its key wait")
         drains.table.row(f"  of the drain of {label} too large {name}", "", ">= 0.90", ratio).add(rate / base.rate)
@@ -73,7 +74,7 @@ def _wait(harvest: Harvest, condition: Any) -> None:
         time.sleep(0.005)
 
 
-def outage(drains: Drains, records: int) -> None:
+def outage(drains: Drains, records: int, away_s: float = _AWAY_S) -> None:
     """Kafka is away while a million records are stashed: memory before, meanwhile and after; then the rate."""
     from outbox.devstack import Kafka
 
@@ -88,7 +89,7 @@ def outage(drains: Drains, records: int) -> None:
             found = {"before": _resident_mb(harvest)}
             kafka.stop()
             database.insert(topic, fill)
-            found["away"] = _largest_mb(harvest, _AWAY_S)
+            found["away"] = _largest_mb(harvest, away_s)
             kafka.start()
             since, seconds = _drained_after(drains, harvest, records)
             found["after"] = _resident_mb(harvest)
@@ -137,7 +138,7 @@ def _largest_mb(harvest: Harvest, seconds: float) -> float:
     return largest
 
 
-def sampling(drains: Drains) -> None:
+def sampling(drains: Drains, records: int = RECORDS) -> None:
     """What `--metrics-port` and the admin's samples cost, as a share of one core. A comparison of drains with and
     without them would show the noise of the machine."""
     from django.db import connection
@@ -145,7 +146,7 @@ def sampling(drains: Drains) -> None:
     from benchmarks.stash import setup_django
 
     setup_django()
-    drains.database.fill(new_topic(drains.servers), Fill(RECORDS))
+    drains.database.fill(new_topic(drains.servers), Fill(records))
     origin = connection.settings_dict["NAME"]
     connection.settings_dict["NAME"] = drains.database.name
     try:

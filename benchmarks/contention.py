@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from benchmarks.drains import Drains
@@ -21,15 +22,16 @@ SECONDS = 4.0
 
 @dataclass
 class Counted:
+    seconds: float
     transactions: int = 0
     statement_s: list[float] = field(default_factory=list)
 
 
-def rows(drains: Drains) -> None:
+def rows(drains: Drains, counts: Sequence[int] = (1, 1_000), seconds: float = SECONDS) -> None:
     database = drains.database
-    free = _run(database, keys=1, ordered=False)
-    for keys in (1, 1_000):
-        held = _run(database, keys=keys, ordered=True)
+    free = _run(database, seconds, keys=1, ordered=False)
+    for keys in counts:
+        held = _run(database, seconds, keys=keys, ordered=True)
         name = f"ordered stash, {WRITERS} writers on {keys:,} key{'s' * (keys > 1)}"
         _show(drains, name, held[0], free[0], f"a transaction lasts {HOLD_S * 1000:g} ms and more")
         _show(
@@ -42,13 +44,13 @@ def _show(drains: Drains, name: str, found: Counted, free: Counted, note: str) -
     row = drains.table.row(name, "transactions/s")
     median_ms = sorted(found.statement_s)[len(found.statement_s) // 2] * 1000
     share = found.transactions / max(1, free.transactions)
-    row.add(found.transactions / SECONDS, f"{share:.2f} of unordered; stash {median_ms:.2f} ms; {note}")
+    row.add(found.transactions / found.seconds, f"{share:.2f} of unordered; stash {median_ms:.2f} ms; {note}")
 
 
-def _run(database: Database, *, keys: int, ordered: bool) -> tuple[Counted, Counted]:
+def _run(database: Database, seconds: float, *, keys: int, ordered: bool) -> tuple[Counted, Counted]:
     """The writers in question, and those of other keys, which are ordered as well."""
     stop, mutex = threading.Event(), threading.Lock()
-    counted = Counted(), Counted()
+    counted = Counted(seconds), Counted(seconds)
     threads = [
         threading.Thread(
             target=_write,
@@ -59,7 +61,7 @@ def _run(database: Database, *, keys: int, ordered: bool) -> tuple[Counted, Coun
     ]
     for thread in threads:
         thread.start()
-    time.sleep(SECONDS)
+    time.sleep(seconds)
     stop.set()
     for thread in threads:
         thread.join()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from benchmarks import ceilings, consumers
@@ -17,10 +18,17 @@ from benchmarks.servers import Costs, Database, Fill, new_topic
 
 EXACTLY, CLASSIC = "exactly-once", "at-least-once"
 RECORDS = 400_000
+FEW = 100_000
+"""Of the brief form."""
 BASELINE_TIMEOUT_S = 120.0
 BASELINE_LEAST = 2_000.0  # records/s; a slower older way was held back by the machine, and shows nothing beside it
 CLASSIC_KEYS = 10_000
 _WARM_SIX_LANES = 4  # drains
+PAYLOADS = {
+    "1 kB": Fill(60_000, value_bytes=1_000),
+    "10 kB": Fill(10_000, value_bytes=10_000),
+    "5 headers": Fill(100_000, headers=5),
+}
 _SCANS = "SELECT seq_scan FROM pg_stat_user_tables WHERE relname = 'outbox'"
 
 
@@ -56,7 +64,7 @@ class Drains:
 
     # ---- rows
 
-    def main(self, records: int) -> None:
+    def main(self, records: int, *, brief: bool = False) -> None:
         """The drain, its ceilings of the same round, and the variants that must stay near it."""
         fill = Fill(records)
         topic = new_topic(self.servers)
@@ -73,6 +81,9 @@ class Drains:
         row = self.table.row("drain, 1,000 keys", "records/s")
         row.add(found.rate, found.told)
         self.table.row("  of the slowest stage alone", "", ">= 0.30 (0.50)", ratio).add(found.rate / slowest)
+        self.last_rate = found.rate
+        if brief:
+            return
         for name, other in {
             "200,000 keys": self.drain(Fill(records, keys=200_000), check="many keys"),
             "one key": self.drain(Fill(records, keys=1), check="one key"),
@@ -81,18 +92,17 @@ class Drains:
         without = self.drain(fill, ID_HEADER="")
         self._beside("without the outbox-id header", without, found, "")
         self._costs("exactly-once", found)
-        self.last_rate = found.rate
 
     def _beside(self, name: str, other: Drained, base: Drained, goal: str, what: str = "drain") -> None:
         self.table.row(f"{what}, {name}", "records/s").add(other.rate, other.told)
         above = "the drain" if what == "drain" else "one lane"
         self.table.row(f"  of {above} above, {name}", "", goal, ratio).add(other.rate / base.rate)
 
-    def lanes(self, records: int) -> None:
+    def lanes(self, records: int, warm: int = _WARM_SIX_LANES) -> None:
         """A backlog that one transaction commits before harvesters that own their lanes already: one lane, and six.
 
         Six lanes make many small requests of few large ones, and the broker's compilers begin again."""
-        while self._six_lanes_warmed < _WARM_SIX_LANES:
+        while self._six_lanes_warmed < warm:
             self._six_lanes_warmed += 1
             self._committed_at_once(Fill(records), 6)
         one = self._committed_at_once(Fill(records), 1)
@@ -116,7 +126,7 @@ class Drains:
         say(f"{fill} lanes={lanes}: {found.rate:,.0f}/s, {found.memory_mb:.0f} MB; {found.told}")
         return found
 
-    def pinned(self, records: int) -> None:
+    def pinned(self, records: int, *, brief: bool = False) -> None:
         """While a transaction elsewhere keeps every dead row alive, and without autovacuum; beside a drain as usual."""
         fill = Fill(records)
         base = self.drain(fill)
@@ -125,6 +135,8 @@ class Drains:
             other.execute("SELECT 1")
             held = self.drain(fill)
         self._beside("xmin pinned by another transaction", held, base, ">= 0.95")
+        if brief:
+            return
         for name in ("outbox", "outbox_purged"):
             self.database.connection.execute(f"ALTER TABLE {name} SET (autovacuum_enabled = off)".encode())
         without = self.drain(fill)
@@ -132,9 +144,9 @@ class Drains:
             self.database.connection.execute(f"ALTER TABLE {name} RESET (autovacuum_enabled)".encode())
         self._beside("autovacuum off", without, base, ">= 0.95")
 
-    def backlog(self, records: int) -> None:
+    def backlog(self, records: int, usual: int = RECORDS) -> None:
         """Many times the usual backlog: the same rate, the same memory, and no plan that reads the whole table."""
-        base = self.drain(Fill(RECORDS))
+        base = self.drain(Fill(usual))
         topic, fill = new_topic(self.servers), Fill(records)
         self.database.fill(topic, fill)
         before = self.database.one(_SCANS)
@@ -144,11 +156,13 @@ class Drains:
         self.table.row("  resident memory", "MB", "< 150").add(found.memory_mb)
         self.table.row("  sequential scans of the table", "", "0").add(scans)
 
-    def baseline(self) -> None:
+    def baseline(self, *, brief: bool = False) -> None:
         """The older way: one DELETE per record."""
         rate = self._one_by_one(Fill(5_000))
         self.table.row("one DELETE per record, 1,000 keys", "records/s").add(rate)
         self._times("one DELETE per record", rate, ">= 40")
+        if brief:
+            return
         self.table.row("one DELETE per record, one key", "records/s").add(self._one_by_one(Fill(500, keys=1)))
 
     def _one_by_one(self, fill: Fill) -> float:
@@ -173,14 +187,16 @@ class Drains:
             self.last_rate = self.drain(Fill(RECORDS)).rate
         self.table.row(f"  the drain is so many times {name}", "", goal, "{:.1f}".format).add(self.last_rate / rate)
 
-    def classic(self, records: int) -> None:
+    def classic(self, records: int, *, brief: bool = False) -> None:
         """At-least-once, and how many times the older way of the same round it is, with as many keys."""
         many = self.drain(Fill(records, keys=CLASSIC_KEYS), DELIVERY=CLASSIC)
-        hot = self.drain(Fill(1_000, keys=1), DELIVERY=CLASSIC)
-        older_many = self._one_by_one(Fill(20_000, keys=CLASSIC_KEYS))
-        older_hot = self._one_by_one(Fill(500, keys=1))
+        older_many = self._one_by_one(Fill(records // 5, keys=CLASSIC_KEYS))
         self._older.append(older_many)
         self._beside_older(f"{CLASSIC_KEYS:,} keys", many.rate, older_many, ">= 10")
+        if brief:
+            return
+        hot = self.drain(Fill(1_000, keys=1), DELIVERY=CLASSIC)
+        older_hot = self._one_by_one(Fill(500, keys=1))
         self._beside_older("one key", hot.rate, older_hot, ">= 2")
         self._costs("at-least-once", many)
 
@@ -204,13 +220,10 @@ class Drains:
             self.table.row(f"cost, {name}: {part}", "CPU s per million", shape="{:.1f}".format).add(seconds / millions)
         self.table.row(f"cost, {name}: WAL", "bytes per record").add(found.wal_bytes / found.records)
 
-    def payloads(self) -> None:
+    def payloads(self, names: Sequence[str] = tuple(PAYLOADS)) -> None:
         """Larger values: megabytes, beside what the client alone can produce in the same round."""
-        for name, fill in {
-            "1 kB": Fill(60_000, value_bytes=1_000),
-            "10 kB": Fill(10_000, value_bytes=10_000),
-            "5 headers": Fill(100_000, headers=5),
-        }.items():
+        for name in names:
+            fill = PAYLOADS[name]
             topic = new_topic(self.servers)
             self.database.fill(topic, fill)
             alone = ceilings.produce(self.database, self.servers, topic, fill)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.command import harvesting
@@ -24,20 +25,24 @@ def warm(drains: Drains) -> None:
     _measure(drains, [1 / 1000] * 20_000)
 
 
-def rates(drains: Drains, seconds: float) -> None:
+def rates(
+    drains: Drains, seconds: float, partitions: Sequence[int] = (1, PARTITIONS), per_s: Sequence[int] = (200, 1000)
+) -> None:
     """A broker verifies each partition of each transaction, one after the other, so their number counts where
     transactions are small."""
-    for partitions in (1, PARTITIONS):
-        for rate in (200, 1000):
-            found = _measure(drains, [1 / rate] * int(rate * seconds), partitions)
-            _show(drains, f"latency at {rate:,} records/s, partitions: {partitions}", found, "<= 8", "<= 40")
+    for count in partitions:
+        for rate in per_s:
+            found = _measure(drains, [1 / rate] * int(rate * seconds), count)
+            _show(drains, f"latency at {rate:,} records/s, partitions: {count}", found, "<= 8", "<= 40")
 
 
-def silences(drains: Drains, silence_s: float, count: int) -> None:
+def silences(drains: Drains, silence_s: float, count: int, *, brief: bool = False) -> None:
     """A record after a silence: with polling, and woken."""
     label = f"first record after {silence_s:g} s of silence"
     polled = _measure(drains, [silence_s] * count)
     _show(drains, f"{label}, polling", polled, "<= 40", "")
+    if brief:
+        return
     drains.database.connection.execute(wakeups.install("outbox").encode())
     try:
         woken = _measure(drains, [silence_s] * count, NOTIFY="true")

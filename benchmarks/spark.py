@@ -68,6 +68,16 @@ class Drained:
         return f"ms per batch: {phases}; {self.renewed} producers renewed in {self.batches} batches; {cpu}"
 
 
+def brief(drains: Drains, records: int) -> None:
+    """Our form alone, once, cold."""
+    form = Form("ours", drains.database, drains.servers)
+    try:
+        drained = form.drain(records)
+    finally:
+        form.close()
+    drains.table.row(f"Spark, {FORMS['ours']}", "records/s").add(drained.rate, drained.told)
+
+
 def rows(drains: Drains) -> None:
     found: dict[str, list[Drained]] = {name: [] for name in FORMS}
     forms = {name: Form(name, drains.database, drains.servers) for name in FORMS}

@@ -25,7 +25,7 @@ DATABASE = f"outbox_benchmark_{os.getpid()}"
 Record = tuple[str, str, str, list[str], list[str]]
 
 
-def rows(drains: Drains) -> None:
+def rows(drains: Drains, *, brief: bool = False) -> None:
     setup_django()
     from django.core.management import call_command
     from django.db import connection
@@ -34,7 +34,8 @@ def rows(drains: Drains) -> None:
     try:
         call_command("migrate", "outbox", verbosity=0, skip_checks=True)
         measure_singles(connection, drains.table)
-        measure_many(connection, drains.table)
+        if not brief:
+            measure_many(connection, drains.table)
     finally:
         drop_database(connection, created)
 

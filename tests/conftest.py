@@ -52,7 +52,7 @@ def migrated_template(postgres: Postgres | None) -> Iterator[str]:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     # Here and not beside the simulation, so that it is known however pytest is started.
-    parser.addoption("--seed", type=int, default=None, help="replay one seed of the simulation")
+    parser.addoption("--seed", type=int, default=None, help="one seed of the simulation, or of a torture run")
 
 
 @pytest.hookimpl(trylast=True)
