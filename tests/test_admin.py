@@ -405,10 +405,11 @@ def test_the_plans_of_every_page_on_a_million_rows(viewer: Client, million: int)
     by_id = plans(viewer, url, {"q": f"#{million}"})
     for sql, plan in by_id:
         assert all("Seq Scan" not in node["Node Type"] for node in nodes(plan)), sql
+    assert_estimated(viewer)
 
 
-@pytest.mark.slow
-def test_a_million_is_estimated(viewer: Client, million: int) -> None:
+def assert_estimated(viewer: Client) -> None:
+    """The list says about how many of a million rows there are, and counts few ones."""
     response = viewer.get(reverse(LIST))
     listing = response.context["cl"]
     assert not listing.estimate.exact

@@ -9,8 +9,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-
-import pytest
+from contextlib import ExitStack
 
 from outbox.devstack.ports import reserve
 from tests.support.databases import ROOT, fresh_database
@@ -48,41 +47,62 @@ def processes_of(session):
     return [line for line in listed.stdout.splitlines() if "defunct" not in line]
 
 
-@pytest.mark.parametrize(
-    "end",
-    [lambda process: os.killpg(process.pid, signal.SIGINT), lambda process: process.terminate()],
-    ids=["Ctrl-C", "SIGTERM"],
-)
-def test_site_and_admin_stay_up_and_everything_ends_together(bootstrap_servers, tmp_path, end):
-    port = reserve()  # until this process ends; runserver does not ask for the lock
-    site = f"http://127.0.0.1:{port}"
-    with fresh_database(os.environ["DATABASE_URL"]) as url, (tmp_path / "log").open("w+") as log:
-        command = [sys.executable, "example_project/demo.py", "--heroes", "20", "--serve", "--port", str(port)]
-        name = url.rpartition("/")[2]
-        environment = {**os.environ, "DATABASE_URL": url, "OUTBOX_NAME": name}
-        environment = {key: value for key, value in environment.items() if key not in ("DJANGO_SETTINGS_MODULE", "CI")}
-        process = subprocess.Popen(
-            command,
+class Demo:
+    """The program on a database of its own, in a session of its own."""
+
+    def __init__(self, url, servers, log):
+        self.name, self.log = url.rpartition("/")[2], log
+        self.port = reserve()  # until this process ends; runserver does not ask for the lock
+        self.site = f"http://127.0.0.1:{self.port}"
+        environment = {key: value for key, value in os.environ.items() if key not in ("DJANGO_SETTINGS_MODULE", "CI")}
+        given = {"DATABASE_URL": url, "OUTBOX_NAME": self.name, "OUTBOX_BOOTSTRAP_SERVERS": servers}
+        self.process = subprocess.Popen(
+            [sys.executable, "example_project/demo.py", "--heroes", "20", "--serve", "--port", str(self.port)],
             cwd=ROOT,
-            env={**environment, "OUTBOX_BOOTSTRAP_SERVERS": bootstrap_servers},
+            env={**environment, **given},
             stdout=log,
             stderr=log,
             start_new_session=True,
         )
-        try:
-            until(lambda: get(f"{site}/heroes/"), process)
-            for page, kind in PAGES.items():
-                assert get(site + page)[:2] == (200, kind)
-            hero = {"name": f"Served {name}", "power": "stays up"}
-            assert get(f"{site}/heroes/", data=json.dumps(hero).encode())[0] == 201
-            until(lambda: hero["name"] in get(f"{site}/received/")[2], process)
-            end(process)
-            assert process.wait(30) == 0
-            log.seek(0)
-            assert not re.search(r"outbox\.[EW]\d|Traceback", text := log.read()), text
-        finally:
-            left = processes_of(process.pid)
-            if process.poll() is None or left:
-                for line in left:
-                    os.kill(int(line.split()[0]), signal.SIGKILL)
-        assert left == []
+
+    def is_up(self):
+        until(lambda: get(f"{self.site}/heroes/"), self.process)
+        for page, kind in PAGES.items():
+            assert get(self.site + page)[:2] == (200, kind)
+        hero = {"name": f"Served {self.name}", "power": "stays up"}
+        assert get(f"{self.site}/heroes/", data=json.dumps(hero).encode())[0] == 201
+        until(lambda: hero["name"] in get(f"{self.site}/received/")[2], self.process)
+
+    def has_ended(self):
+        assert self.process.wait(30) == 0
+        self.log.seek(0)
+        assert not re.search(r"outbox\.[EW]\d|Traceback", text := self.log.read()), text
+        assert processes_of(self.process.pid) == []
+
+    def discard(self):
+        for line in processes_of(self.process.pid):
+            os.kill(int(line.split()[0]), signal.SIGKILL)
+        self.process.wait()
+
+
+ENDS = {
+    "Ctrl-C": lambda process: os.killpg(process.pid, signal.SIGINT),
+    "SIGTERM": lambda process: process.terminate(),
+}
+
+
+def test_site_and_admin_stay_up_and_everything_ends_together(bootstrap_servers, tmp_path):
+    """Two of them beside each other, which are ended in both ways."""
+    with ExitStack() as stack:
+        demos = {}
+        for end in ENDS:
+            url = stack.enter_context(fresh_database(os.environ["DATABASE_URL"]))
+            log = stack.enter_context((tmp_path / end).open("w+"))
+            demos[end] = Demo(url, bootstrap_servers, log)
+            stack.callback(demos[end].discard)
+        for demo in demos.values():
+            demo.is_up()
+        for end, demo in demos.items():
+            ENDS[end](demo.process)
+        for demo in demos.values():
+            demo.has_ended()

@@ -20,6 +20,12 @@ def url(migrated_template):
 
 
 @pytest.fixture
+def another_url(migrated_template):
+    with fresh_database(os.environ["DATABASE_URL"], migrated_template) as url:
+        yield url
+
+
+@pytest.fixture
 def topic(bootstrap_servers):
     return create_topic(bootstrap_servers, partitions=3)
 
@@ -86,18 +92,22 @@ def test_values_keys_and_headers_arrive_byte_for_byte(url, topic, bootstrap_serv
     assert found[None].value == b"no key"
 
 
-@pytest.mark.parametrize("failpoint", ["before-commit", "after-commit"])
-def test_killed_on_either_side_of_the_commit_it_loses_and_doubles_nothing(url, topic, bootstrap_servers, failpoint):
-    fill(url, topic)
-    killed = harvest(url, OUTBOX_FAILPOINTS=f"{failpoint}=kill")
-    assert killed.returncode == -signal.SIGKILL
-    assert left(url) == RECORDS, "the deletion must come after the commit"
-    done = harvest(url)
-    assert done.returncode == 0, done.stderr
-    received = read_topic(bootstrap_servers, topic)
-    assert sorted(numbers(received)) == list(range(1, RECORDS + 1))
-    assert_in_order(received)
-    assert left(url) == 0
+def test_killed_on_either_side_of_the_commit_it_loses_and_doubles_nothing(url, another_url, bootstrap_servers):
+    def kill_and_harvest(url, failpoint):
+        topic = create_topic(bootstrap_servers, partitions=3)
+        fill(url, topic)
+        killed = harvest(url, OUTBOX_FAILPOINTS=f"{failpoint}=kill")
+        assert killed.returncode == -signal.SIGKILL
+        assert left(url) == RECORDS, "the deletion must come after the commit"
+        done = harvest(url)  # waits for the end of the dead member's session
+        assert done.returncode == 0, done.stderr
+        received = read_topic(bootstrap_servers, topic)
+        assert sorted(numbers(received)) == list(range(1, RECORDS + 1))
+        assert_in_order(received)
+        assert left(url) == 0
+
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(kill_and_harvest, [url, another_url], ["before-commit", "after-commit"]))
 
 
 def test_two_at_the_same_time_deliver_once(url, topic, bootstrap_servers):

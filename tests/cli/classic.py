@@ -48,8 +48,8 @@ def main(bootstrap: str, dsn: str, group: str, name: str) -> None:
             leader.clear()
             say("revoked")
 
-    consumer = Consumer(
-        {"bootstrap.servers": bootstrap, "group.id": group, "enable.auto.commit": False, "session.timeout.ms": 15000}
+    consumer = Consumer(  # with the shortest session that brokers allow: a test that kills it waits for its end
+        {"bootstrap.servers": bootstrap, "group.id": group, "enable.auto.commit": False, "session.timeout.ms": 6000}
     )
     consumer.subscribe([f"{group}.neli"], on_assign=assigned, on_revoke=revoked)
     heartbeats = Producer({"bootstrap.servers": bootstrap, "delivery.timeout.ms": 5000, "linger.ms": 0})

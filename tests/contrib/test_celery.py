@@ -3,7 +3,6 @@
 import json
 import logging
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -79,12 +78,8 @@ def worker(broker):
         stderr=subprocess.DEVNULL,
     )  # fmt: skip
     yield process
-    process.send_signal(signal.SIGTERM)
-    try:
-        process.wait(20)
-    finally:
-        process.kill()
-        process.wait()
+    process.kill()
+    process.wait()
 
 
 def notes(folder):

@@ -25,7 +25,7 @@ from outbox.exceptions import OutboxError
 from outbox.harvest.measurements import Measurements
 from tests.harvest.processes import Harvest
 from tests.support import promtool
-from tests.support.databases import ROOT, django, fresh_database
+from tests.support.databases import ROOT, fresh_database
 from tests.support.topics import create_topic
 
 DOCUMENT = ROOT / "docs" / "metrics.md"
@@ -180,7 +180,6 @@ def test_who_does_not_own_lane_0_asks_nothing(monkeypatch):
 
 class Shop:
     def __init__(self, url, servers, folder):
-        assert django("migrate", "outbox", url=url).returncode == 0
         self.topic = create_topic(servers, 2, **{"max.message.bytes": "5000"})
         self.db = psycopg.connect(url, autocommit=True)
         self.process = Harvest(folder, url, "--metrics-port", "127.0.0.1:0", "--verbosity", "2", OUTBOX_NAME="shop")
@@ -213,8 +212,8 @@ class Shop:
 
 
 @pytest.fixture(scope="module")
-def shop(postgres, bootstrap_servers, tmp_path_factory):
-    with fresh_database(os.environ["DATABASE_URL"]) as url:
+def shop(postgres, migrated_template, bootstrap_servers, tmp_path_factory):
+    with fresh_database(os.environ["DATABASE_URL"], migrated_template) as url:
         made = Shop(url, bootstrap_servers, tmp_path_factory.mktemp("shop"))
         try:
             yield made
@@ -360,7 +359,7 @@ def test_a_real_prometheus_scrapes_and_answers_every_query(binaries, shop, tmp_p
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     target = f"{shop.address[0]}:{shop.address[1]}"
-    scrape = {"job_name": "shop", "scrape_interval": "1s", "static_configs": [{"targets": [target]}]}
+    scrape = {"job_name": "shop", "scrape_interval": "500ms", "static_configs": [{"targets": [target]}]}
     config = {"scrape_configs": [scrape], "rule_files": [str(MONITORING / "alerts.yml")]}
     (tmp_path / "prometheus.yml").write_text(yaml.safe_dump(config))
     with (tmp_path / "log").open("w") as log:

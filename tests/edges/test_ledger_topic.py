@@ -170,7 +170,8 @@ def test_a_client_that_never_saw_the_topic_knows_that_it_is_missing(topic, boots
         last(LedgerTopic({"bootstrap.servers": bootstrap_servers}, topic.name), lane=7)
 
 
-def test_brokers_that_do_not_answer():
+def test_brokers_that_do_not_answer(monkeypatch):
+    monkeypatch.setattr("outbox.edges.ledger_topic._REQUEST_S", 1.0)
     topic = LedgerTopic({"bootstrap.servers": "127.0.0.1:1"}, "ledger")
     with pytest.raises(LedgerUnreachable):
         topic._high_watermark(0)

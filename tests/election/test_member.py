@@ -7,6 +7,7 @@ import pytest
 from confluent_kafka import Producer
 
 from outbox.core import neli
+from outbox.devstack import Kafka
 from outbox.election.errors import ElectionRefused
 from outbox.election.member import Member
 from tests.election.conftest import wait_until
@@ -15,6 +16,21 @@ LEAVE_S, SLACK = 1.0, 3  # what is promised, and how much more a busy machine ma
 # Where one moment is looked at, three times a second is too little on a machine that also runs brokers and more tests.
 # So whoever leaves the group without a word is missed after 20 s only, and whoever does not wait for that takes less.
 SESSION, SOON_S = {"SESSION_TIMEOUT": 20}, 12.0
+
+
+@pytest.fixture(scope="module")
+def own_kafka(own_servers, pytestconfig):
+    """A broker of these tests that knows shorter sessions than others do."""
+    with Kafka(pytestconfig.getoption("kafka_version"), properties={"group.min.session.timeout.ms": "1000"}) as kafka:
+        yield kafka
+
+
+@pytest.fixture
+def breakable(own_kafka):
+    """The broker of these tests, to pause and to kill."""
+    if not own_kafka.is_running:  # a test before this one has killed it
+        own_kafka.start()
+    return own_kafka
 
 
 def say(group, *payloads, partition=0):
@@ -167,7 +183,7 @@ def test_a_refresh_changes_the_id_and_keeps_the_lane(group):
 
 @pytest.mark.slow
 def test_a_flooded_topic_starves_nobody(group):
-    alone = group(HEARTBEAT_TIMEOUT=5, SESSION_TIMEOUT=12)  # so that a busy machine alone fences nobody
+    alone = group(HEARTBEAT_TIMEOUT=3, SESSION_TIMEOUT=12)  # so that a busy machine alone fences nobody
     only = alone.join().leads(0)
     beat = neli.Heartbeat(only.member._neli.member_id, only.member._neli.member_id, 10**9, None, "flood")
     producer = Producer({"bootstrap.servers": alone.conf.bootstrap_servers, "linger.ms": 5})
@@ -192,8 +208,8 @@ def test_another_assignor_in_the_group_is_an_error_that_names_the_remedy(group):
 
 
 @pytest.mark.slow
-def test_without_brokers_a_leader_is_fenced_in_time_and_stops_in_bounded_time(group, kafka_factory):
-    kafka = kafka_factory()
+def test_without_brokers_a_leader_is_fenced_in_time_and_stops_in_bounded_time(group, breakable):
+    kafka = breakable
     alone = group(kafka.bootstrap_servers)
     only = alone.join().leads(0)
     kafka.pause()
@@ -214,9 +230,9 @@ def test_without_brokers_a_leader_is_fenced_in_time_and_stops_in_bounded_time(gr
 
 
 @pytest.mark.slow
-def test_brokers_that_were_away_longer_than_the_session_are_joined_again(group, kafka_factory):
-    kafka = kafka_factory()
-    alone = group(kafka.bootstrap_servers)
+def test_brokers_that_were_away_longer_than_the_session_are_joined_again(group, breakable):
+    kafka = breakable
+    alone = group(kafka.bootstrap_servers, HEARTBEAT_TIMEOUT=1, SESSION_TIMEOUT=3, FLUSH_TIMEOUT=1)
     only = alone.join().leads(0)
     kafka.kill()
     time.sleep(alone.conf.session_timeout_s + 1)
@@ -233,7 +249,7 @@ def test_brokers_that_were_away_longer_than_the_session_are_joined_again(group, 
 @pytest.mark.slow
 def test_cold_starts_find_their_lane_quickly(group):
     alone, took_s = group(**SESSION), []
-    for _ in range(15):
+    for _ in range(8):
         began = time.monotonic()
         one = alone.join().leads(0)
         took_s.append(time.monotonic() - began)

@@ -14,6 +14,7 @@ from confluent_kafka.admin import (
 )
 
 from outbox.conf import parse
+from outbox.election import topic
 from outbox.election.clients import Clients, member_properties
 from outbox.election.errors import ElectionRefused, KafkaUnreachable
 from outbox.election.topic import TOPIC_CONFIG, LeaderTopic
@@ -64,7 +65,8 @@ def test_a_session_outside_the_limits_of_the_brokers_is_refused(bootstrap_server
         topic_of(bootstrap_servers, name, SESSION_TIMEOUT=session).prepare()
 
 
-def test_brokers_that_are_away_are_told_from_brokers_that_refuse(name):
+def test_brokers_that_are_away_are_told_from_brokers_that_refuse(name, monkeypatch):
+    monkeypatch.setattr(topic, "REQUEST_TIMEOUT_S", 1.0)
     with pytest.raises(KafkaUnreachable, match=r"127.0.0.1:1.*refused"):
         topic_of("127.0.0.1:1", name).prepare()
 

@@ -10,6 +10,7 @@ import pytest
 
 from outbox.devstack import Kafka, Postgres
 from tests.faults.fleet import Fleet, wait_until
+from tests.harvest.conftest import proxied_kafka  # noqa: F401
 from tests.support.checker import Writer, judge
 from tests.support.databases import fresh_database
 from tests.support.proxy import Proxy

@@ -156,7 +156,7 @@ def test_a_rolling_restart_without_faults_repeats_nothing(scene):
     scene.write(rate=300)
     older = scene.fleet.start(**PATIENT)
     scene.wait_delivered()
-    for _ in range(3):
+    for _ in range(2):
         newer = scene.fleet.start(**PATIENT)
         time.sleep(random.uniform(0.5, 1.5))
         assert older.stop() == 0
@@ -182,7 +182,7 @@ def join_and_leave(scene, *, members, seconds, pause_s):
 @pytest.mark.usefixtures("quiet")
 def test_harvesters_that_join_and_leave_repeat_nothing(scene):
     scene.write(rate=300)
-    join_and_leave(scene, members=3, seconds=8, pause_s=1.5)
+    join_and_leave(scene, members=3, seconds=6, pause_s=1.5)
     scene.settle().assert_kept(repeats_max=0)
 
 

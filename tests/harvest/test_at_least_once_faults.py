@@ -154,7 +154,7 @@ def test_an_outage_of_kafka_costs_no_attempt_and_drains_afterwards(proxied):
         proxied.proxy.refuse()
         proxied.proxy.cut()
         proxied.insert(keys)
-        wait_until(lambda: host.worker.statistics().board.undelivered_total > 60)
+        wait_until(lambda: host.worker.statistics().board.undelivered_total > 30)
         assert host.worker.statistics().circuit.state == "open"
         proxied.proxy.heal()
         proxied.wait_empty()

@@ -7,6 +7,7 @@ import pytest
 
 from outbox import conf
 from outbox.core.scoreboard_values import RecordHeld
+from outbox.harvest import at_least_once_holds
 from outbox.harvest.statements import Statements
 from outbox.operations import actions, stats
 from outbox.operations.actions import Selector
@@ -20,7 +21,8 @@ CONFIRMED = "SELECT confirmed_by FROM outbox_hold WHERE reason = 'paused'"
 
 
 @pytest.fixture
-def at(bench, settings, django_db_blocker):
+def at(bench, settings, django_db_blocker, monkeypatch):
+    monkeypatch.setattr(at_least_once_holds, "_LOOK_S", 0.1)
     for migration in ("0002_companions", "0003_lane_changes", "0005_holds", "0006_formula", "0008_content"):
         bench.db.execute(import_module(f"outbox.migrations.{migration}").FORWARDS)
     bench.db.execute("INSERT INTO outbox_state (lanes) VALUES (1)")

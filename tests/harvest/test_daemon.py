@@ -22,6 +22,7 @@ from outbox.contrib import celery
 from outbox.core.neli import LeaderAcquired, LeaderFenced, LeaderRefreshed, LeaderRevoked
 from outbox.core.scoreboard_values import NotPurged, RecordHeld
 from outbox.edges.overview import DatabaseUnreachable
+from outbox.election import topic as election_topic
 from outbox.election.clients import Clients
 from outbox.election.errors import KafkaUnreachable
 from outbox.exceptions import OutboxError
@@ -299,7 +300,7 @@ def test_a_raising_receiver_changes_nothing_and_is_logged(harvester, seen, caplo
 def test_a_slow_receiver_delays_neither_election_nor_worker(harvester, conf, seen):
     lets_go = threading.Event()
     seen.hear("leader_acquired", lambda **arguments: lets_go.wait(60))
-    patient = parse({**raw(conf), "HEARTBEAT_TIMEOUT": 5, "SESSION_TIMEOUT": 12})  # a busy machine fences nobody
+    patient = parse({**raw(conf), "HEARTBEAT_TIMEOUT": 3, "SESSION_TIMEOUT": 12})  # a busy machine fences nobody
     one = harvester(patient).start()
     wait_until(lambda: Idle.made and Idle.made[0].told == ["start"])
     time.sleep(1.5 * patient.heartbeat_timeout_s)  # long enough to be fenced, if heartbeats were held up
@@ -380,7 +381,8 @@ def test_every_signal_is_documented_with_its_arguments():
             assert getattr(celery, name).providing_args == {"harvester", "lane", *arguments}, name
 
 
-def test_a_client_that_a_failed_start_has_used_is_gone_without_the_collector(conf):
+def test_a_client_that_a_failed_start_has_used_is_gone_without_the_collector(conf, monkeypatch):
+    monkeypatch.setattr(election_topic, "REQUEST_TIMEOUT_S", 1.0)
     made = []
 
     class Noting(Clients):
@@ -443,7 +445,7 @@ def test_a_lane_is_given_back_in_bounded_time_while_postgres_is_away(
     harvester, postgres, bootstrap_servers, conf, monkeypatch, seen
 ):
     """A newcomer takes one of two lanes; the other one goes on without being fenced."""
-    two = parse({**raw(conf), "BOOTSTRAP_SERVERS": bootstrap_servers, "LANES": 2, "FLUSH_TIMEOUT": 3})
+    two = parse({**raw(conf), "BOOTSTRAP_SERVERS": bootstrap_servers, "LANES": 2, "FLUSH_TIMEOUT": 1})
     seen.hear("leader_fenced")
     with ExitStack() as stack:
         url = stack.enter_context(fresh_database(os.environ["DATABASE_URL"]))

@@ -23,7 +23,7 @@ def test_ours_goes_on_where_another_one_stopped(bench):
 
 
 def test_another_one_goes_on_where_ours_was_ended(bench):
-    log = Writer(bench.url, bench.topic, keys=50).write(600)
+    log = Writer(bench.url, bench.topic, keys=50).write(400)
     with bench.working(IN_FLIGHT_MAX=100, MARK_MAX=50) as host:
         wait_until(lambda: host.worker.statistics().delivered > 200)
         host.worker.abandon()

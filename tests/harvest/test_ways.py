@@ -36,7 +36,9 @@ LIMITS = {"IN_FLIGHT_MAX": WINDOW, "MARK_MAX": 50, "BATCH_MAX": WINDOW}
 
 
 @pytest.fixture
-def bench(postgres, bootstrap_servers):
+def bench(postgres, bootstrap_servers, monkeypatch):
+    for module in ("exactly_once_rounds", "way"):
+        monkeypatch.setattr(f"outbox.harvest.{module}._BEAT_S", 0.5)
     with fresh_database(os.environ["DATABASE_URL"]) as url:
         made = Bench(url, bootstrap_servers)
         yield made
@@ -95,12 +97,12 @@ def test_a_way_that_was_taken_meanwhile_ends_with_the_name_of_the_other(bench, o
 
 @pytest.mark.parametrize("way", WAYS)
 def test_nothing_is_sent_when_the_claim_could_not_be_repeated_in_time(bench, way):
-    with working(bench, way, session_s=3, HEARTBEAT_TIMEOUT=1) as host:
+    with working(bench, way, session_s=2, HEARTBEAT_TIMEOUT=0.6) as host:
         bench.stash(["a"])
         delivers(host)
         # The table has no such column for a while: every heartbeat fails, all else would work.
         bench.db.execute("ALTER TABLE outbox_state RENAME way_time TO hidden")
-        time.sleep(3.5)
+        time.sleep(2.5)
         bench.stash(["b"])
         time.sleep(0.5)
         assert bench.count == 1
@@ -225,8 +227,8 @@ def test_a_drain_that_may_not_begin_names_the_other_way(bench):
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("outbox.edges.table.parameters", lambda alias: {"conninfo": bench.url})
-        with pytest.raises(NotElected, match=r"within 8 s\. The table 'outbox' is harvested by 'web1'"):
-            drain(Harvester(bench.conf(**LIMITS)), 8)  # it must have asked PostgreSQL to know the reason
+        with pytest.raises(NotElected, match=r"within 4 s\. The table 'outbox' is harvested by 'web1'"):
+            drain(Harvester(bench.conf(**LIMITS)), 4)  # it must have asked PostgreSQL to know the reason
 
 
 # ---- switching

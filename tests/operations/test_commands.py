@@ -13,9 +13,11 @@ from django.core.management import CommandError, call_command
 from django.db import connections
 
 from outbox import conf
+from outbox.edges import backlog
+from outbox.operations import check_kafka
 from outbox.operations import stats as operations_stats
 from tests.harvest.processes import Harvest
-from tests.support.databases import django, fresh_database
+from tests.support.databases import fresh_database
 from tests.support.topics import create_topic
 
 INSERT = (
@@ -25,7 +27,6 @@ INSERT = (
 
 class Shop:
     def __init__(self, url, servers):
-        assert django("migrate", "outbox", url=url).returncode == 0
         self.url, self.servers, self.name = url, servers, f"shop-{os.getpid()}"
         self.db = psycopg.connect(url, autocommit=True)
         self.topic = create_topic(servers, 1)
@@ -41,9 +42,9 @@ class Shop:
 
 
 @pytest.fixture(scope="module")
-def shop(postgres, bootstrap_servers, tmp_path_factory):
+def shop(postgres, migrated_template, bootstrap_servers, tmp_path_factory):
     """A migrated database in which a harvester has delivered 30 records and stopped."""
-    with fresh_database(os.environ["DATABASE_URL"]) as url:
+    with fresh_database(os.environ["DATABASE_URL"], migrated_template) as url:
         made = Shop(url, bootstrap_servers)
         harvest = Harvest(tmp_path_factory.mktemp("shop"), url, OUTBOX_NAME=made.name)
         try:
@@ -143,7 +144,8 @@ def test_stats_of_the_database_alone_ask_no_broker(at, settings):
     assert found["lanes"][0]["ledger_batch"] is None
 
 
-def test_stats_without_a_broker_say_so_and_show_the_rest(at, settings):
+def test_stats_without_a_broker_say_so_and_show_the_rest(at, settings, monkeypatch):
+    monkeypatch.setattr(backlog, "_REQUEST_S", 1.0)
     settings.OUTBOX = {**settings.OUTBOX, "BOOTSTRAP_SERVERS": "127.0.0.1:1"}
     found = stats()
     assert found["backlog"]["records"] == 0
@@ -249,7 +251,8 @@ def test_rights_that_are_missing_are_named(at):
     assert "SELECT on " not in text.replace("SELECT on the sequence", "")
 
 
-def test_servers_that_are_away_are_told_and_no_secret_is(at, settings):
+def test_servers_that_are_away_are_told_and_no_secret_is(at, settings, monkeypatch):
+    monkeypatch.setattr(check_kafka, "_REQUEST_S", 1.0)
     secret = "s3cret-hunter22"
     settings.OUTBOX = {
         **settings.OUTBOX,

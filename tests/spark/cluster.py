@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from outbox.spark import start
-from tests.spark.engines import children, kill, stopped
+from tests.spark.engines import below, children, command_line, kill, processes
 from tests.support.databases import ROOT
 
 PATIENCE_S = 240
@@ -20,35 +20,40 @@ class Cluster:
     def __init__(self, folder, hosts=("127.0.0.1", "127.0.0.1")):
         self.folder, self.events = folder, folder / "events"
         self.events.mkdir()
-        self._processes, self._logs = [], []
+        self._processes = []
         start.prepare_environment()
-        log = self._launch("master.Master", "--host", "127.0.0.1", "--port", "0")
-        self.url = self._says(log, r"(spark://127\.0\.0\.1:\d+)")
+        self.url = self._says(
+            self._launch("master.Master", "--host", "127.0.0.1", "--port", "0"), r"(spark://127\.0\.0\.1:\d+)"
+        )
+        logs = []
         for number, host in enumerate(hosts):
             work = ("--cores", "1", "--memory", "600m", "--work-dir", str(folder / f"work-{number}"))
-            log = self._launch("worker.Worker", "--host", host, *work, self.url)
+            logs.append(self._launch("worker.Worker", "--host", host, *work, self.url))
+        for log in logs:
             self._says(log, "(Successfully registered)")
 
     def _launch(self, name, *arguments):
+        """As `spark-class` would, without the JVM that it starts to find out how. Workers read Scala's version."""
         path = self.folder / f"{name}-{len(self._processes)}.log"
-        program = Path(os.environ["SPARK_HOME"]) / "bin" / "spark-class"
+        program, jars = Path(os.environ["JAVA_HOME"]) / "bin" / "java", Path(os.environ["SPARK_HOME"]) / "jars" / "*"
         with path.open("w") as log:
             self._processes.append(
                 subprocess.Popen(
-                    [program, f"org.apache.spark.deploy.{name}", "--webui-port", "0", *arguments],
-                    env={**os.environ, "SPARK_DAEMON_JAVA_OPTS": JAVA, "SPARK_DAEMON_MEMORY": "256m"},
+                    [program, *JAVA.split(), "-Xmx256m", "-cp", jars, f"org.apache.spark.deploy.{name}",
+                     "--webui-port", "0", *arguments],
+                    env={**os.environ, "SPARK_SCALA_VERSION": "2.13"},
                     stdout=log,
                     stderr=subprocess.STDOUT,
                     start_new_session=True,
                 )
-            )
+            )  # fmt: skip
         return path
 
     def _says(self, path, pattern):
         give_up_at = time.monotonic() + PATIENCE_S
         while not (found := re.search(pattern, path.read_text())):
             assert time.monotonic() < give_up_at, path.read_text()
-            assert self._processes[-1].poll() is None, path.read_text()
+            assert all(process.poll() is None for process in self._processes), path.read_text()
             time.sleep(0.05)
         return found[1]
 
@@ -66,18 +71,19 @@ class Cluster:
             *(f"spark.executorEnv.{name}={value}" for name, value in environment.items()),
         )
 
-    def _find(self, words):
-        return [pid for process in self._processes for pid, line in children(process.pid).items() if words in line]
-
-    def executors(self):
-        return self._find("CoarseGrainedExecutorBackend")
-
     def stopped(self):
         """Python workers that a failpoint has stopped, with their executors."""
-        found = []
-        for executor in self.executors():
-            found += [(pid, executor) for pid in stopped(executor)]
-        return found
+        found = processes()
+        own = {pid for process in self._processes for pid in below(found, process.pid)}
+        pairs = [(pid, self._executor_of(pid, found)) for pid in own if found[pid][1] == "T"]
+        return [(pid, executor) for pid, executor in pairs if executor is not None]
+
+    def _executor_of(self, pid, found):
+        while pid in found:
+            if "CoarseGrainedExecutorBackend" in (command_line(pid) or ""):
+                return pid
+            pid = found[pid][0]
+        return None
 
     def producers(self):
         """Executors whose tasks have written slices with records, by the event logs of all applications."""

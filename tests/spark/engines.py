@@ -1,7 +1,6 @@
 """The engine in a test: its driver on the session that all tests share, or `manage.py harvest` as processes."""
 
 import os
-import re
 import signal
 import threading
 import time
@@ -15,7 +14,7 @@ from tests.harvest.processes import Harvest
 from tests.support.topics import read_topic
 
 PATIENCE_S = 240
-POLL_S = 0.2  # a look at all processes costs many milliseconds
+POLL_S = 0.2  # a look at all processes costs milliseconds
 
 
 class Channel:
@@ -169,7 +168,8 @@ def kill(*pids):
 
 def stopped(pid):
     """Descendants that a failpoint has stopped."""
-    return [child for child in children(pid) if is_stopped(child)]
+    found = processes()
+    return [child for child in below(found, pid) if found[child][1] == "T"]
 
 
 def is_stopped(pid):
@@ -185,22 +185,40 @@ def _state(pid):
 
 def children(pid):
     """Command lines of all descendants of a process."""
-    parents = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
+    lines = {child: command_line(child) for child in below(processes(), pid)}
+    return {child: line for child, line in lines.items() if line is not None}
+
+
+def processes():
+    """Parent and state of every process. Tests ask several times a second, so one question is one look at each."""
+    found = {}
+    for name in filter(str.isdigit, os.listdir("/proc")):
         try:
-            parents[int(stat.parent.name)] = int(re.sub(r".*\) ", "", stat.read_text()).split()[1])
+            with open(f"/proc/{name}/stat", "rb") as stat:
+                state, parent = stat.read().rpartition(b") ")[2].split(maxsplit=2)[:2]
         except OSError:
             continue
-    found, queue = {}, [pid]
-    while queue:
-        parent = queue.pop()
-        for child in [child for child, its in parents.items() if its == parent]:
-            queue.append(child)
-            try:
-                found[child] = Path(f"/proc/{child}/cmdline").read_bytes().replace(b"\0", b" ").decode()
-            except OSError:
-                continue
+        found[int(name)] = int(parent), state.decode()
     return found
+
+
+def below(found, pid):
+    """All descendants of a process."""
+    offspring = {}
+    for child, (parent, _) in found.items():
+        offspring.setdefault(parent, []).append(child)
+    queue = [pid]
+    for parent in queue:  # which grows meanwhile
+        queue += offspring.get(parent, ())
+    return queue[1:]
+
+
+def command_line(pid):
+    """None: the process has ended."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+    except OSError:
+        return None
 
 
 def javas(pid):

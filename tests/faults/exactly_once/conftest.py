@@ -8,7 +8,6 @@ import pytest
 
 from outbox.devstack import Kafka, Postgres
 from tests.faults.conftest import open_scene
-from tests.harvest.conftest import proxied_kafka  # noqa: F401
 from tests.harvest.exactly_once.bench import Bench, create_tables
 from tests.harvest.exactly_once.conftest import bench, proxied, server_of_its_own, undisturbed  # noqa: F401
 from tests.support.databases import fresh_database

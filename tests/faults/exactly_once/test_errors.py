@@ -137,7 +137,7 @@ def test_a_commit_that_races_with_a_successor_s_init(proxied, producing):
             return kafka_error(error)
 
     with ThreadPoolExecutor() as pool:
-        for turn in range(6):
+        for turn in range(4):
             name = f"{proxied.name}-{turn}"
             older = producing(proxied.servers, name)
             send(older, topic, values=(str(turn),))

@@ -208,7 +208,7 @@ MIXED = (*APIS, END_TXN, "cut", "sessions", "second owner")
 
 
 def test_a_few_mixed_faults(proxied, chance):
-    soak(proxied, chance, 6, MIXED)
+    soak(proxied, chance, 4, MIXED)
     drained(proxied)
 
 

@@ -29,7 +29,6 @@ SIDE_BY_SIDE = 3
 PLAYED_S = 400  # all of them, on a slow machine
 
 ACTS = {
-    "killed at before-settle": kill_at("before-settle"),  # and at after-commit before
     "killed at acquired": kill_at("acquired"),
     "killed at careful": kill_at("careful"),
     "stopped at careful": stop_at("careful"),

@@ -1,5 +1,4 @@
 """What operations do to the servers, under harvesters at work."""
 
 from tests.faults.exactly_once.conftest import bench_on, fragile_exact_scenes  # noqa: F401
-from tests.harvest.conftest import proxied_kafka  # noqa: F401
 from tests.harvest.exactly_once.conftest import bench, proxied  # noqa: F401

@@ -17,13 +17,12 @@ INSERT = "INSERT INTO outbox (kafka_topic, kafka_key, kafka_value) SELECT %s, 'k
 TIMES = {"OUTBOX_HEARTBEAT_TIMEOUT": "1", "OUTBOX_SESSION_TIMEOUT": "6"}
 
 
-def test_an_outage_of_kafka_is_seen_and_the_backlog_goes_on_being_measured(migrated_template, kafka_factory, tmp_path):
+def test_an_outage_of_kafka_is_seen_and_the_backlog_goes_on_being_measured(migrated_template, proxied_kafka, tmp_path):
     with fresh_database(os.environ["DATABASE_URL"], template=migrated_template) as url:
-        kafka = kafka_factory()
-        topic = create_topic(kafka.bootstrap_servers, 1)
+        topic = create_topic(proxied_kafka.address, 1)
         process = Harvest(
             tmp_path, url, "--metrics-port", "127.0.0.1:0", "--verbosity", "2",
-            OUTBOX_NAME="seen", OUTBOX_BOOTSTRAP_SERVERS=kafka.bootstrap_servers, **TIMES,
+            OUTBOX_NAME=f"seen-{topic}", OUTBOX_BOOTSTRAP_SERVERS=proxied_kafka.address, **TIMES,
         )  # fmt: skip
         try:
             address = process.says(r"metrics_served address=\S+ port=(\d+)")[1]
@@ -36,7 +35,8 @@ def test_an_outage_of_kafka_is_seen_and_the_backlog_goes_on_being_measured(migra
             process.leads()
             wait_until(lambda: now().get("outbox_backlog_records") == 0, 60)
             assert now()["outbox_circuits_open"] == 0
-            kafka.stop()
+            proxied_kafka.refuse()
+            proxied_kafka.cut()
             process.says("leader_fenced lane=0 .*reason=heartbeat-timeout")
             process.says("partitions_lost")
             with psycopg.connect(url, autocommit=True) as database:
@@ -48,3 +48,4 @@ def test_an_outage_of_kafka_is_seen_and_the_backlog_goes_on_being_measured(migra
             assert found["outbox_sample_age_seconds"] < 30
         finally:
             process.discard()
+            proxied_kafka.heal()

@@ -78,7 +78,7 @@ class Bench:
         return ids
 
     @contextmanager
-    def writing(self, writers=3, keys=5, pause_s=0.002):
+    def writing(self, writers=3, keys=5, pause_s=0.005):
         """Writers of keys of their own, with late commits and rollbacks."""
         stop = threading.Event()
         threads = [
@@ -174,6 +174,16 @@ class Bench:
     def purged(self):
         row = self.db.execute("SELECT batch FROM outbox_purged WHERE lane = 0").fetchone()
         return row[0] if row else 0
+
+    @property
+    def batches(self):
+        """How many were sent and purged, of all lanes."""
+        return self.db.execute("SELECT coalesce(sum(batch), 0) FROM outbox_purged").fetchone()[0]
+
+    def wait_batches(self, more=20):
+        """Until so many more are sent and purged."""
+        before = self.batches
+        wait_until(lambda: self.batches >= before + more)
 
     def wait_empty(self, timeout_s=60):
         wait_until(lambda: self.count == 0, timeout_s)

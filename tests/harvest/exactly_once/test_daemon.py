@@ -52,9 +52,8 @@ def child(bench):
 def test_one_harvester_after_another(bench):
     with bench.writing():
         for _ in range(3):
-            before = len(bench.read())
             with harvester(bench):
-                wait_until(lambda before=before: len(bench.read()) > before + 100, 60)
+                bench.wait_batches()
     with harvester(bench):
         bench.wait_empty(40)
     bench.check()
@@ -62,7 +61,7 @@ def test_one_harvester_after_another(bench):
 
 def test_harvesters_share_the_lanes_and_one_is_killed(bench, child):
     with bench.writing():
-        wait_until(lambda: len(bench.read()) > 100, 60)
+        bench.wait_batches()
         with harvester(bench, LANES=2) as second:
             wait_until(lambda: len(second.leader_ids) == 1, 60)
             wait_until(lambda: second.statistics and all(s.delivered for s in second.statistics.values()), 60)

@@ -48,8 +48,8 @@ def test_a_commit_whose_reply_is_lost_is_resolved_by_the_ledger(proxied):
 def test_requests_that_arrive_late_on_cut_connections(proxied, api):
     """The client gives a connection up; what it wrote reaches the broker half a second later."""
     proxied.stash([f"key-{n % 20}" for n in range(3000)])
-    with proxied.working() as host, proxied.writing():
-        for _ in range(4):
+    with proxied.working() as host, proxied.writing(pause_s=0.02):
+        for _ in range(2):
             before = host.worker.statistics().delivered
             rule = proxied.proxy.on_request(api, HOLD)
             rule.wait()
@@ -60,9 +60,9 @@ def test_requests_that_arrive_late_on_cut_connections(proxied, api):
     drained(proxied)
 
 
-def late_commits(proxied, rounds=6):
+def late_commits(proxied, rounds=3):
     """Let the first copy of an EndTxn arrive while the next transaction is open and half of it is written."""
-    proxied.stash([f"key-{n % 20}" for n in range(20_000)])
+    proxied.stash([f"key-{n % 20}" for n in range(10_000)])
     with proxied.working(BATCH_MAX=200, COMMIT_TIMEOUT=9) as host:
         for _ in range(rounds):
             before = host.worker.statistics().delivered
@@ -204,7 +204,7 @@ def test_an_init_that_is_slow_is_hedged_and_exact(proxied):
 
 
 def test_kafka_away_for_a_while(proxied):
-    with proxied.working() as host, proxied.writing():
+    with proxied.working() as host, proxied.writing(pause_s=0.02):
         wait_until(lambda: host.worker.statistics().delivered > 50)
         proxied.proxy.refuse()
         proxied.proxy.cut()
@@ -240,7 +240,7 @@ def test_finish_and_abandon_are_bounded_while_a_server_is_away(proxied, away):
     with Proxy(target=port) as database:
         url = database.rewrite(proxied.url)
         for end in (lambda host: finish(host, 3), lambda host: None):
-            with proxied.writing(writers=1):
+            with proxied.writing(writers=1, pause_s=0.02):
                 with proxied.working(url=url) as host:
                     wait_until(lambda host=host: host.worker.statistics().delivered > 20)
                     (database if away == "postgres" else proxied.proxy).hold(TO_SERVER)
@@ -257,7 +257,7 @@ def test_postgresql_does_not_answer_for_a_while(bench):
     with (
         Proxy(target=port) as database,
         bench.working(url=database.rewrite(bench.url), STATEMENT_TIMEOUT=1) as host,
-        bench.writing(),
+        bench.writing(pause_s=0.02),
     ):
         wait_until(lambda: host.worker.statistics().delivered > 50)
         database.hold(TO_CLIENT)

@@ -253,18 +253,19 @@ def grow_and_shrink(bench, folder, counts, harvesters=3):
             LANES=counts[0],
             **TIMES,
         ) as fleet,
-        bench.writing(keys=40),
+        bench.writing(keys=40, pause_s=0.02),
     ):
         for _ in range(harvesters):
             fleet.start()
-        wait_until(lambda: len(bench.read()) > 100, 60)
+        bench.wait_batches()
         for before, count in itertools.pairwise(counts):
             done = command(bench, count, "--json")
             assert done.returncode == 0, done.stderr
             assert json.loads(done.stdout)["lanes"] == count, before
             wait_until(lambda count=count: _all_lanes_deliver(bench, count), 60)
         for member in fleet.members:
-            assert member.stop() == 0
+            member.send(signal.SIGTERM)
+        assert [member.wait() for member in fleet.members] == [0] * harvesters
     with working_lanes(bench, range(counts[-1])):
         bench.wait_empty(60)
     bench.check()

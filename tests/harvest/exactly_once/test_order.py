@@ -96,13 +96,13 @@ def keep_their_order(bench, monkeypatch, locks, ids, batch_max, seconds):
 
 @pytest.mark.parametrize(("ids", "batch_max"), [(0, 7), (LOOK_BACK_IDS, 200)])
 def test_keys_serialised_by_row_locks_keep_their_order(bench, monkeypatch, ids, batch_max):
-    keep_their_order(bench, monkeypatch, ROW_LOCKS, ids, batch_max, 4)
+    keep_their_order(bench, monkeypatch, ROW_LOCKS, ids, batch_max, 2)
 
 
 @pytest.mark.parametrize(("ids", "batch_max"), [(0, 200), (LOOK_BACK_IDS, 7)])
 def test_keys_serialised_by_advisory_locks_keep_their_order(bench, monkeypatch, ids, batch_max):
     """As `stash(ordered=True)` does it."""
-    keep_their_order(bench, monkeypatch, ADVISORY_LOCKS, ids, batch_max, 4)
+    keep_their_order(bench, monkeypatch, ADVISORY_LOCKS, ids, batch_max, 2)
 
 
 @pytest.mark.torture

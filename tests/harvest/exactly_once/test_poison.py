@@ -40,7 +40,7 @@ def held(bench):
 
 
 def test_blocked_keys_go_on_in_order_when_they_are_released(bench):
-    block(bench, 2_000, 10)
+    block(bench, 1_000, 6)
 
 
 @pytest.mark.torture
@@ -72,7 +72,7 @@ def block(bench, count, poison):
 
 
 def test_skipped_records_are_dead_or_delivered_and_never_both(bench):
-    skip(bench, 2_000, 10)
+    skip(bench, 1_000, 8)
 
 
 @pytest.mark.torture

@@ -65,7 +65,7 @@ def test_what_commits_late_is_delivered_whatever_its_id(bench):
 
 def test_writers_with_late_commits_and_rollbacks(bench):
     with bench.working(BATCH_MAX=7), bench.writing():
-        wait_until(lambda: bench.stashed.count > 2000, 60)
+        wait_until(lambda: bench.stashed.count > 1000, 60)
     with bench.working():
         bench.wait_empty()
     bench.check()
@@ -299,14 +299,14 @@ def test_owners_are_shown(bench):
 def test_a_record_refused_while_the_rest_is_handed_over_is_found_too(bench):
     """In a large batch the broker's answer arrives before the last record is in the client's hands."""
     bench.topic = create_topic(bench.servers, 1, **{"max.message.bytes": "20000"})
-    ids = bench.stash([f"key-{n % 1000}" for n in range(20_000)])
+    ids = bench.stash([f"key-{n % 1000}" for n in range(10_000)])
     bench.db.execute(
         "UPDATE outbox SET kafka_value = (SELECT string_agg(md5(random()::text), '') FROM generate_series(1, 1500)) "
         "WHERE id = %s",
         [ids[777]],
     )
-    with bench.working(BATCH_MAX=20_000) as host:
-        wait_until(lambda: bench.count == 20)
+    with bench.working(BATCH_MAX=10_000) as host:
+        wait_until(lambda: bench.count == 10)
         assert {(event.id, event.name) for event in host.of(RecordHeld)} == {(ids[777], (bench.topic, "key-777"))}
         bench.db.execute("UPDATE outbox SET kafka_value = '778' WHERE id = %s", [ids[777]])
         bench.wait_empty()
