@@ -332,7 +332,8 @@ class Conf:
     session_timeout_s: float = _setting(
         _seconds(1, 3600),
         6.0,
-        "A harvester that died is replaced after so long; within the limits of the brokers (6 s or more by default).",
+        "A harvester that died is replaced after so long and up to 3 s more; "
+        "within the limits of the brokers (6 s or more by default).",
         unit="seconds",
         key="SESSION_TIMEOUT",
     )

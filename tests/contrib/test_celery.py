@@ -241,7 +241,6 @@ def refusing_broker():
 def test_a_broker_that_is_down_costs_events_and_nothing_else(kind, request):
     """In a process of its own, which must also end in time although its sender hangs."""
     url = request.getfixturevalue(kind)
-    began = time.monotonic()
     found = python(
         """
         import time, logging
@@ -257,16 +256,17 @@ def test_a_broker_that_is_down_costs_events_and_nothing_else(kind, request):
         assert found.sent == 0, found
         assert found.waiting <= QUEUE_MAX, found
         assert found.dropped + found.waiting >= 4999, found
-        print("slowest", slowest)
+        print("slowest", slowest, "ends", time.time())
         """,
         OUTBOX_CELERY_EVENTS='{"meter_read": "shop.note"}',
         OUTBOX_CELERY_APP="tests.contrib.celery_app:down",
         BROKER_OF_TEST=url,
     )
+    ended = time.time()
     assert found.returncode == 0, found.stderr
     assert float(found.stdout.split()[1]) < 3, "an event waited for the broker"
     assert found.stderr.count("celery_event_dropped") == 1, found.stderr
-    assert time.monotonic() - began < 30
+    assert ended - float(found.stdout.split()[3]) < 6, "three times what the end may wait"
 
 
 def test_an_outage_is_logged_once_at_its_begin_and_once_at_its_end(with_events, caplog):

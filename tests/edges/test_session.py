@@ -57,9 +57,9 @@ def test_a_server_that_does_not_answer_is_given_up(url):
         assert outcomes.get(timeout=10)[1] == 1
         proxy.hold(TO_CLIENT)
         begun = time.monotonic()
-        session.submit(ask("SELECT 2"), "second", 0.3)
+        session.submit(ask("SELECT 2"), "second", 2)
         assert isinstance(outcomes.get(timeout=30)[2], StatementOverdue)
-        assert time.monotonic() - begun < 20
+        assert time.monotonic() - begun < 6
         proxy.heal()
         session.submit(ask("SELECT 3"), "third", 5)
         assert outcomes.get(timeout=10)[1] == 3

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from datetime import datetime
 
 from tests.support.databases import ROOT
 
@@ -39,6 +40,11 @@ class Harvest:
             assert time.monotonic() < deadline, f"{pattern!r} was not said:\n{self.log}"
             assert self.process.poll() is None or re.search(pattern, self.log, re.MULTILINE), self.log
             time.sleep(0.02)
+
+    def at(self, event):
+        """When it said so, by its own log."""
+        stamp = self.says(rf"^(\S+ \S+) \S+ \S+ {event}")[1]
+        return datetime.strptime(stamp, "%Y-%m-%d %H:%M:%S,%f")
 
     def leads(self):
         self.says("leader_acquired lane=0")

@@ -415,7 +415,7 @@ def test_it_stops_in_bounded_time_while_kafka_is_away(harvester, conf, kafka_fac
     began = time.monotonic()
     one.stop()
     assert one.wait(60)
-    assert time.monotonic() - began < 12
+    assert time.monotonic() - began < 19.5
 
 
 @pytest.mark.slow
@@ -437,7 +437,7 @@ def test_it_stops_in_bounded_time_while_postgres_is_away(postgres, bootstrap_ser
         began = time.monotonic()
         one.stop()
         assert one.wait(60)
-        assert time.monotonic() - began < 10
+        assert time.monotonic() - began < 19.5
 
 
 @pytest.mark.slow
@@ -445,7 +445,7 @@ def test_a_lane_is_given_back_in_bounded_time_while_postgres_is_away(
     harvester, postgres, bootstrap_servers, conf, monkeypatch, seen
 ):
     """A newcomer takes one of two lanes; the other one goes on without being fenced."""
-    two = parse({**raw(conf), "BOOTSTRAP_SERVERS": bootstrap_servers, "LANES": 2, "FLUSH_TIMEOUT": 1})
+    two = parse({**raw(conf), "BOOTSTRAP_SERVERS": bootstrap_servers, "LANES": 2, "FLUSH_TIMEOUT": 3})
     seen.hear("leader_fenced")
     with ExitStack() as stack:
         url = stack.enter_context(fresh_database(os.environ["DATABASE_URL"]))
@@ -464,7 +464,7 @@ def test_a_lane_is_given_back_in_bounded_time_while_postgres_is_away(
         second = harvester(two).start()
         began = time.monotonic()
         wait_until(lambda: len(first.leader_ids) == len(second.leader_ids) == 1)
-        assert time.monotonic() - began < 10
+        assert time.monotonic() - began < 9
         assert seen.names() == []
         first.stop()
         assert first.wait(60)

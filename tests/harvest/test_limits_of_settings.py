@@ -67,10 +67,10 @@ def test_queue_timeout(proxied):
     with proxied.working(QUEUE_TIMEOUT=0.3, DELIVERY_TIMEOUT=20) as host:
         told = wait_until(lambda: host.of(DeadlineExceeded))[0]
         assert (told.kind, told.name) == ("queue", (proxied.topic, "a"))
-        assert 0.3 <= told.waited_s < 10
+        assert told.waited_s >= 0.3
 
 
-@pytest.mark.parametrize(("drain_timeout", "gives_up"), [(0.3, True), (60, False)])
+@pytest.mark.parametrize(("drain_timeout", "gives_up"), [(2, True), (60, False)])
 def test_drain_timeout(proxied, drain_timeout, gives_up):
     """An outcome in doubt waits so long for what is in flight."""
     rule = proxied.proxy.on_request(PRODUCE, HOLD, times=None)
@@ -80,7 +80,7 @@ def test_drain_timeout(proxied, drain_timeout, gives_up):
         proxied.db.execute(TERMINATE)
         wait_until(lambda: host.worker.statistics().phase == "draining" or host.refreshes)
         if gives_up:
-            wait_until(lambda: host.refreshes, 5)
+            wait_until(lambda: host.refreshes, 6)
         else:
             time.sleep(1)
             assert not host.refreshes

@@ -60,8 +60,8 @@ def test_properties_of_the_settings_reach_every_client_of_the_election(monkeypat
 def test_a_standby_leads_nothing_and_waits_as_long_as_asked(started):
     one = started.standing()
     began = time.monotonic()
-    assert one.wait(0.2) is False
-    assert 0.2 <= time.monotonic() - began < 15
+    assert one.wait(1) is False
+    assert 1 <= time.monotonic() - began < 3
     assert (one.is_leader, one.leader_id, one.leader_ids) == (False, None, {})
 
 
@@ -249,7 +249,7 @@ def test_a_close_that_hangs_is_left_behind_with_a_warning(started, monkeypatch, 
     began = time.monotonic()
     one.stop()
     assert one.wait(90) is True
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < 19
     assert [r.levelname for r in caplog.records if "group_not_left name=loop" in r.getMessage()] == ["WARNING"]
     lets_go.set()
     assert one._member.join(10)
@@ -268,7 +268,7 @@ def test_of_two_members_forced_on_one_lane_the_older_is_fenced(started, heard):
     second.clients.standing.assign_lanes(0)
     wait_until(lambda: second.is_leader)
     wait_until(lambda: not first.is_leader)
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < 6
     time.sleep(3)  # longer than the heartbeat time-out
     assert (first.is_leader, second.is_leader) == (False, True)
     fenced = [arguments for name, arguments in heard if name == "leader_fenced"]
@@ -291,7 +291,7 @@ def test_jumps_of_the_wall_clock_change_nothing(started, heard, monkeypatch):
     one.clients.log.swallowing = True
     began = time.monotonic()
     wait_until(lambda: not one.is_leader)
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < 6
 
 
 def test_nothing_that_decides_reads_the_wall_clock():

@@ -135,7 +135,7 @@ def test_finish_before_anything_and_twice(bench):
         finish(host)
         host.ended.clear()
         host.worker.finish(time.monotonic() + 5)
-        assert host.ended.wait(5)
+        assert host.ended.wait(15)
 
 
 def test_nothing_is_sent_without_trust(bench):
@@ -190,7 +190,7 @@ def test_a_missing_topic_holds_back_its_own_records_and_stalls_nothing(bench):
     begun = time.monotonic()
     with bench.working() as host:
         wait_until(lambda: bench.count == 2)
-        assert time.monotonic() - begun < 10
+        assert time.monotonic() - begun < 20, "inside of a transaction an unknown topic costs 30 s"
         assert wait_until(lambda: host.of(RecordHeld))[0].name == ("not-there", "*")
     bench.check()
 
