@@ -2,8 +2,17 @@
 
 The client repeats a lost EndTxn by itself, on another connection, and reports success; the first copy, arriving late,
 would commit whatever is open then. Neither an exception nor a callback tells: only the client's log does, by a line
-about a connection that was up and failed, or about a request that timed out. `trouble` holds that line; after it
+about a connection that failed, or about a request that timed out. `trouble` holds that line; after it
 no transaction may begin with this producer. One that has raised anything must not be used again either.
+
+EndTxn goes to the transaction coordinator, over a connection of its own, which counts as soon as it is made. While it
+authenticates itself anew, the log names the state of a connection that is not up yet, and requests are under way. And
+the client writes no line that equals the last one of that broker within 30 s, but for the state: a connection that
+fails before it is up hides the failure of the next one. If that happens before the first transaction, the producer
+serves for one, so that brokers which close every first connection do not stop the lane.
+
+The second witness are the client's statistics: more EndTxn sent than transactions ended. They come on a timer, too late
+to prevent harm, so `repeated` means that the log has failed as a witness.
 """
 
 from __future__ import annotations
@@ -30,10 +39,14 @@ _BUSY_PAUSE_S = 0.01
 _ROOM_S = 0.05
 _FAREWELL_S = 0.5
 _SLICE_S = 0.25  # of a wait: how soon the end of a lane is noticed
-# A connection that failed in one of these states carried no request yet.
-_NOT_YET_UP = re.compile(
-    r"in state (?:INIT|DOWN|TRY_CONNECT|CONNECT|SSL_HANDSHAKE|AUTH_LEGACY|AUTH_HANDSHAKE|AUTH_REQ|APIVERSION_QUERY)\b"
-)
+_STATISTICS_S = 5.0
+_COORDINATOR = "[thrd:TxnCoordinator]"
+# There was no connection.
+_NOT_CONNECTED = re.compile(r"in state (?:INIT|DOWN|TRY_CONNECT|CONNECT)\b")
+# A connection that failed in one of these states carried no request yet, unless it was authenticating itself anew.
+_NOT_YET_UP = re.compile(r"in state (?:SSL_HANDSHAKE|AUTH_LEGACY|AUTH_HANDSHAKE|AUTH_REQ|APIVERSION_QUERY)\b")
+_DOWN = re.compile(r"in state DOWN\b")
+_ENDED = re.compile(r'"EndTxn": ?(\d+)')
 _REFUSED_FOR_GOOD = {
     "TRANSACTIONAL_ID_AUTHORIZATION_FAILED": "Allow the user WRITE and DESCRIBE on the transactional id {id!r}.",
     "CLUSTER_AUTHORIZATION_FAILED": "Allow the user IDEMPOTENT_WRITE on the cluster.",
@@ -65,9 +78,15 @@ class ReportsMissing(OutboxError):
     """Not every record was acknowledged, or none of the client's room became free, in time."""
 
 
-def is_trouble(facility: str, text: str) -> bool:
-    """Whether a line of the client's log means that a request may still be under way on a connection given up."""
-    return facility == "REQTMOUT" or (facility == "FAIL" and not _NOT_YET_UP.search(text))
+def is_trouble(facility: str, text: str, was_connected: bool) -> bool:
+    """Whether a line of the client's log means that an EndTxn may still be under way on a connection given up.
+
+    `was_connected` says that an earlier line was about a connection that had been made: DOWN may follow it."""
+    if facility != "FAIL":
+        return facility == "REQTMOUT"
+    if _NOT_CONNECTED.search(text):
+        return was_connected and _COORDINATOR in text and _DOWN.search(text) is not None
+    return _COORDINATOR in text or not _NOT_YET_UP.search(text)
 
 
 class _ClientLog:
@@ -75,16 +94,28 @@ class _ClientLog:
 
     def __init__(self) -> None:
         self.trouble = ""
+        self.hides = ""
+        """A line before the first transaction, whose equal would not be written."""
+        self.is_in_use = False
         self.is_told_to_wait = False
+        self._was_connected = False
 
     def log(self, level: int, text: str, *arguments: Any) -> None:
         if len(arguments) == 3:
-            facility, _, line = arguments
-            if not self.trouble and is_trouble(str(facility), str(line)):
-                self.trouble = f"{facility} {line}"
+            facility, line = str(arguments[0]), str(arguments[2])
+            if is_trouble(facility, line, self._was_connected):
+                self._note(f"{facility} {line}")
+            if facility == "FAIL" and not _NOT_CONNECTED.search(line):
+                self._was_connected = True
             if facility == "GETPID":
                 self.is_told_to_wait = True
         logger.debug(text, *arguments)
+
+    def _note(self, line: str) -> None:
+        if self.is_in_use or not _NOT_YET_UP.search(line):
+            self.trouble = self.trouble or line
+        else:
+            self.hides = self.hides or line
 
 
 def properties_of(
@@ -99,6 +130,7 @@ def properties_of(
         "socket.nagle.disable": True,
         "reconnect.backoff.ms": 5,
         "reconnect.backoff.max.ms": 1000,
+        "statistics.interval.ms": int(_STATISTICS_S * 1000),
         "queue.buffering.max.messages": 200_000,
         "batch.num.messages": 10_000,
         **given,
@@ -131,7 +163,10 @@ class TransactionalProducer:
         except ImportError as error:
             missing_extra("harvest", error)
         self._log = _ClientLog()
-        self._client: Producer | None = make(Producer, properties, logger=self._log)
+        self._ends = self._ends_sent = 0
+        self._given_statistics = properties.get("stats_cb")
+        given = {**properties, "stats_cb": self._statistics}
+        self._client: Producer | None = make(Producer, given, logger=self._log)
         self._id_header, self._keep_empty_key = id_header, keep_empty_key
         self._may_register = False  # partitions with an open transaction, in the background
 
@@ -143,7 +178,19 @@ class TransactionalProducer:
     @property
     def trouble(self) -> str:
         """The log line after which this producer must be renewed; empty: none. Up to date after `poll`."""
-        return self._log.trouble
+        return self._log.trouble or (self._log.hides if self._log.is_in_use else "")
+
+    @property
+    def repeated(self) -> str:
+        """How the statistics contradict a log without trouble; empty: they do not."""
+        if self.trouble or self._ends_sent <= self._ends:
+            return ""
+        return f"{self._ends_sent} EndTxn requests sent for {self._ends} transactions"
+
+    def _statistics(self, text: str) -> None:
+        self._ends_sent = sum(map(int, _ENDED.findall(text)))
+        if self._given_statistics is not None:
+            self._given_statistics(text)
 
     @property
     def is_told_to_wait(self) -> bool:
@@ -162,6 +209,7 @@ class TransactionalProducer:
         self.client.init_transactions(timeout_s)
 
     def begin(self) -> None:
+        self._log.is_in_use = True
         self.client.begin_transaction()
         self._may_register = True
 
@@ -228,6 +276,7 @@ class TransactionalProducer:
         from confluent_kafka import KafkaException
 
         self._may_register = False
+        self._ends += 1
         give_up_at = time.monotonic() + timeout_s
         while True:
             left_s = give_up_at - time.monotonic()

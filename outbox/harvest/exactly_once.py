@@ -54,6 +54,12 @@ logger = logging.getLogger("outbox.harvest")
 
 _PATIENCE_S = 0.005  # between two looks at whether the lane may start
 _BACKOFF_MIN_S, _BACKOFF_MAX_S = 0.05, 2.0
+_REPEATED = (
+    "lane {lane} is stopped for a moment and then taken over: the Kafka client has sent {found}, and its log named no "
+    "lost connection. If the brokers have just moved the transaction coordinator, no harm was done. Else this version "
+    "of confluent-kafka does not log what outbox relies on, and records may have been sent twice: run "
+    "manage.py outbox_audit and go back to the version before."
+)
 _PARKED_S = 2.0  # a stopped lane is examined again: an operator may have settled it
 _CLOSED_S, _IDLE_S = 0.05, 0.5
 _IDLE_SEEN_S = 2.5  # a little more than between two heartbeats, which look at the state row too
@@ -398,6 +404,8 @@ class ExactlyOnce:
         producer = self._producer
         assert producer is not None
         producer.poll()
+        if producer.repeated:
+            return self._park(_REPEATED.format(lane=self._lane, found=producer.repeated))
         if not producer.trouble:
             return None
         self._renewals += 1

@@ -71,7 +71,7 @@ class Held:
         return (
             (before.query, before.epoch, before.ledger, before.properties, before.transaction_timeout_s)
             == (plan.query, plan.epoch - 1, plan.ledger, plan.properties, plan.transaction_timeout_s)
-        ) and not self.producer.trouble
+        ) and not (self.producer.trouble or self.producer.repeated)
 
 
 held: dict[str, Held] = {}
@@ -91,7 +91,7 @@ def take(plan: Plan, slice_: int) -> Held | None:
 def keep(plan: Plan, slice_: int, used: Held) -> None:
     """For the next epoch, unless a request of it may still be under way."""
     used.producer.poll()
-    if used.producer.trouble:
+    if used.producer.trouble or used.producer.repeated:
         used.producer.drop_and_wait()
     else:
         held[plan.transactional_id(slice_)] = Held(used.producer, plan, used.topics)

@@ -63,6 +63,7 @@ class Rule:
         self.direction, self.api_key, self.action = direction, api_key, action
         self.seen = 0
         self.frames: list[Frame] = []
+        self.links: list[_Link] = []
         self._proxy = proxy
         self._left = times
         self._happened = threading.Condition()
@@ -72,8 +73,9 @@ class Rule:
     def matches(self, frame: Frame) -> bool:
         return self._left != 0 and (frame.direction, frame.api_key) == (self.direction, self.api_key)
 
-    def take(self, frame: Frame) -> None:
+    def take(self, frame: Frame, link: _Link) -> None:
         with self._happened:
+            self.links.append(link)
             self._left = None if self._left is None else self._left - 1
             self.seen += 1
             self.frames.append(frame)
@@ -84,6 +86,10 @@ class Rule:
         with self._happened:
             met = self._happened.wait_for(lambda: self.seen >= times, timeout_s)
         assert met, f"{self.seen} of {times} frames of api {self.api_key} {self.direction} within {timeout_s} s"
+
+    def cut(self, side: Side = BOTH) -> None:
+        """End the connections of the frames that it has met, and no others."""
+        self._proxy.do(lambda: [link.cut(side, reset=True) for link in self.links])
 
     def release(self) -> None:
         """End the rule and let pass what it holds."""
@@ -168,7 +174,7 @@ class _Pump:
             self.proxy.hook(frame)
         for rule in self.proxy.rules:
             if rule.matches(frame):
-                rule.take(frame)
+                rule.take(frame, self.link)
                 return rule, data
         return None, data
 

@@ -104,7 +104,17 @@ def purge_without_waiting_for_the_disk(monkeypatch):
 
 def keep_the_producer(monkeypatch):
     """After a connection was lost, go on as if nothing were under way any more."""
-    monkeypatch.setattr(transactions, "is_trouble", lambda facility, text: False)
+    monkeypatch.setattr(transactions, "is_trouble", lambda facility, text, was_connected: False)
+
+
+def trust_the_state_of_connections(monkeypatch):
+    """A connection that fails in a state before UP is taken for one that never was."""
+
+    def is_trouble(facility, text, was_connected):
+        not_up = transactions._NOT_CONNECTED.search(text) or transactions._NOT_YET_UP.search(text)
+        return facility == "REQTMOUT" or (facility == "FAIL" and not not_up)
+
+    monkeypatch.setattr(transactions, "is_trouble", is_trouble)
 
 
 def fence_nobody(monkeypatch):
@@ -119,7 +129,9 @@ def fence_nobody(monkeypatch):
 
 def take_every_failure_for_trouble(monkeypatch):
     """Also that of a connection that never was."""
-    monkeypatch.setattr(transactions, "is_trouble", lambda facility, text: facility in ("FAIL", "REQTMOUT"))
+    monkeypatch.setattr(
+        transactions, "is_trouble", lambda facility, text, was_connected: facility in ("FAIL", "REQTMOUT")
+    )
 
 
 def entry_first(monkeypatch):

@@ -8,7 +8,7 @@ import pytest
 
 from outbox.core.scoreboard_values import RecordHeld
 from outbox.edges import transactions
-from tests.harvest.exactly_once.bench import finish, wait_until
+from tests.harvest.exactly_once.bench import finish, stopped, wait_until
 from tests.support.proxy import (
     ADD_PARTITIONS_TO_TXN,
     API_VERSIONS,
@@ -88,8 +88,25 @@ def test_a_late_commit_does_not_end_the_next_transaction(proxied):
 
 def test_a_late_commit_would_end_the_next_transaction_if_the_producer_were_kept(proxied, monkeypatch):
     """The control: without the renewal the same fault doubles records."""
-    monkeypatch.setattr(transactions, "is_trouble", lambda facility, text: False)
+    monkeypatch.setattr(transactions, "is_trouble", lambda facility, text, was_connected: False)
     assert late_commits(proxied) > 0
+
+
+def test_a_commit_repeated_without_a_line_in_the_log_stops_the_lane_and_is_reported(proxied, monkeypatch):
+    """As with a client that words its log differently: the statistics notice, later."""
+    monkeypatch.setattr(transactions, "is_trouble", lambda facility, text, was_connected: False)
+    proxied.stash([f"key-{n % 20}" for n in range(3000)])
+    with proxied.working(PRODUCER={"statistics.interval.ms": 100}) as host:
+        wait_until(lambda: host.worker.statistics().delivered)
+        end = proxied.proxy.on_request(END_TXN, HOLD)
+        end.wait()
+        end.cut(CLIENT)
+        end.drop()
+        text = stopped(host)
+        assert "EndTxn requests sent for" in text
+        assert "run manage.py outbox_audit" in text
+        proxied.wait_empty()
+    proxied.check()
 
 
 def test_a_producer_notices_that_the_connection_of_its_commit_was_cut(proxied):
