@@ -259,7 +259,7 @@ class Conf:
         _name,
         "",
         "Identifies the application in Kafka: leader topic, group, ledger and transactional ids derive from it.",
-        shown="settings package, database and table, joined by dots",
+        shown="database and table, joined by a dot",
     )
     database: str = _setting(_alias, "default", "Alias of the database that holds the table.")
     table: str = _setting(_table, DEFAULT_TABLE, "Name of the table; companion tables are named after it.")
@@ -685,12 +685,11 @@ def _settle_headers(values: dict[str, Any]) -> Iterator[SettingError]:
 
 
 def _default_name(alias: str, table: str) -> str:
-    """Named after what makes the application's table unique, never after the command that runs."""
+    """Named after the table alone: all processes that share it must agree, whatever settings module each has."""
     from django.conf import settings
 
-    package = (getattr(settings, "SETTINGS_MODULE", None) or "django").split(".")[0]
     database = str(settings.DATABASES.get(alias, {}).get("NAME") or alias)
-    text = re.sub(r"[^A-Za-z0-9._-]", "_", f"{package}.{database}.{table}")
+    text = re.sub(r"[^A-Za-z0-9._-]", "_", f"{database}.{table}")
     if len(text) <= NAME_MAX:
         return text
     return f"{text[: NAME_MAX - 9]}-{zlib.crc32(text.encode()):08x}"

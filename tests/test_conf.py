@@ -149,10 +149,11 @@ def test_no_value_is_too_odd_for_an_error(key, value):
     assert len(told_of(key, value)) < 1_000
 
 
-def test_the_default_name_comes_from_package_database_and_table(monkeypatch):
+def test_the_default_name_is_that_of_database_and_table_whatever_the_settings_module(monkeypatch):
     monkeypatch.setattr(settings, "DATABASES", {"default": {"NAME": "shop db"}})
-    monkeypatch.setattr(settings, "SETTINGS_MODULE", "shop.settings")
-    assert conf.parse({"TABLE": "Order"}).name == "shop.shop_db.Order"
+    for module in ("shop.settings.web", "worker.settings"):
+        monkeypatch.setattr(settings, "SETTINGS_MODULE", module)
+        assert conf.parse({"TABLE": "Order"}).name == "shop_db.Order"
 
 
 def test_a_long_default_name_stays_unique_and_usable(monkeypatch):

@@ -318,7 +318,7 @@ def sequence_of(connection: Connection, table: str) -> str:
     row = connection.execute(
         "/* tables */ SELECT to_regclass(%(table)s) IS NOT NULL, to_regclass(%(state)s) IS NOT NULL "
         "AND to_regclass(%(purged)s) IS NOT NULL AND to_regclass(%(lane)s) IS NOT NULL AND EXISTS (SELECT FROM "
-        "pg_attribute WHERE attrelid = to_regclass(%(state)s) AND attname = 'keep_empty_key' AND NOT attisdropped), "
+        "pg_attribute WHERE attrelid = to_regclass(%(state)s) AND attname = 'name' AND NOT attisdropped), "
         "CASE WHEN to_regclass(%(table)s) IS NOT NULL THEN pg_get_serial_sequence(%(table)s, 'id') END",
         {
             "table": name,

@@ -1,4 +1,8 @@
-"""One way of delivery at a time: the claim on a table in its state row, kept fresh by the database's clock.
+"""One way of delivery and one NAME at a time: the claim on a table in its state row, kept fresh by the database's
+clock.
+
+NAME is the name of the consumer group, and of the ledger: processes of another one elect owners of their own, and do
+not know what these have sent.
 
 Every way (exactly-once, at-least-once, Spark) claims by the same statement. A table of the classic layout has no state
 row: there nobody knows of the other, and a claim says so.
@@ -23,13 +27,12 @@ _EXACTLY_ONCE = "exactly-once"  # whose transaction may outlive its claim
 _SPARK = "spark"  # whose claim ends only when what it has marked is purged
 RIGHTS = "SELECT, INSERT, UPDATE, DELETE"
 _CLAIM = (
-    "UPDATE {state} SET way = %(way)s, way_owner = %(owner)s, way_time = clock_timestamp(), "
+    "UPDATE {state} SET way = %(way)s, way_owner = %(owner)s, way_time = clock_timestamp(), name = %(name)s, "
     "keep_empty_key = %(keep)s WHERE way = '' OR way_time < clock_timestamp() - make_interval(secs => %(patience)s + "
-    "CASE WHEN way = %(exact)s AND NOT (way = %(way)s AND coalesce(keep_empty_key = %(keep)s, true)) "
-    "THEN %(settled)s ELSE 0 END)"
+    "CASE WHEN way = %(exact)s AND NOT (<same>) THEN %(settled)s ELSE 0 END)"
 )
 # Records without key have another lane with the other formula: two processes would both send them, or neither would.
-_SAME = " OR (way = %(way)s AND coalesce(keep_empty_key = %(keep)s, true))"
+_SAME = "way = %(way)s AND coalesce(keep_empty_key = %(keep)s, true) AND name IN ('', %(name)s)"
 _SHOW = (
     "WITH claimed AS (<claim> RETURNING 1) INSERT INTO {lane} (lane, owner, owner_name, heartbeat) "
     "SELECT lane, owner, %(owner)s, clock_timestamp() FROM unnest(%(lanes)s::int[], %(ids)s::uuid[]) AS t(lane, owner) "
@@ -70,13 +73,15 @@ class Claim:
         *,
         keep_empty_key: bool | None = None,
         settled_s: float = 0.0,
+        name: str = "",
     ) -> None:
-        """`keep_empty_key`: by which formula this process divides records into lanes; None: into none. `settled_s`:
-        how much longer a claim of exactly-once delivery counts for whoever is not of it, see `settled_after`."""
+        """`name`: that of the processes that elect owners together; empty: this one elects none. `keep_empty_key`: by
+        which formula this process divides records into lanes; None: into none. `settled_s`: how much longer a claim of
+        exactly-once delivery counts for whoever is not of it, see `settled_after`."""
         self.way, self.owner = way, owner
         self._table, self._patience_s, self._keep = table, patience_s, keep_empty_key
-        self._settled_s = settled_s
-        self._given = {"way": way, "owner": owner, "patience": patience_s, "keep": keep_empty_key}
+        self._settled_s, self._name = settled_s, name
+        self._given = {"way": way, "owner": owner, "patience": patience_s, "keep": keep_empty_key, "name": name}
         self._given |= {"settled": settled_s, "exact": _EXACTLY_ONCE}
         self._parts = {name: identifier(f"{table}_{name}") for name in ("state", "lane")}
         self._exists = False
@@ -118,7 +123,7 @@ class Claim:
             row = connection.execute(
                 "/* way */ SELECT to_regclass(%(state)s) IS NOT NULL AND to_regclass(%(lane)s) IS NOT NULL, "
                 "EXISTS (SELECT FROM pg_attribute WHERE attrelid = to_regclass(%(state)s) "
-                "AND attname = 'keep_empty_key' AND NOT attisdropped)",
+                "AND attname = 'name' AND NOT attisdropped)",
                 {name: part.as_string() for name, part in self._parts.items()},
             ).fetchone()
             assert row is not None
@@ -126,14 +131,14 @@ class Claim:
             if self._exists and not is_present:
                 self._exists = False
                 raise WrongTable(
-                    f"{self._parts['state'].as_string()} is that of an older release: it lacks keep_empty_key. "
+                    f"{self._parts['state'].as_string()} is that of an older release: it lacks name. "
                     "Run: python manage.py migrate outbox"
                 )
         return self._exists
 
     def _claimed(self, connection: Connection, owned: Mapping[int, UUID], *, quietly: bool) -> bool:
         """False when there is no row."""
-        statement = _CLAIM + ("" if quietly else _SAME)
+        statement = _CLAIM.replace("<same>", _SAME) + ("" if quietly else f" OR ({_SAME})")
         given = {**self._given, "lanes": list(owned), "ids": list(owned.values())}
         if self._run(connection, _SHOW.replace("<claim>", statement) if owned else statement, given).rowcount:
             return True
@@ -141,7 +146,7 @@ class Claim:
             connection,
             "SELECT way, way_owner, "
             "round(extract(epoch FROM clock_timestamp() - least(greatest(way_time, 'epoch'), '9999-12-31')), 1), "
-            "keep_empty_key FROM {state}",
+            "keep_empty_key, name FROM {state}",
         ).fetchone()
         patience_s = self._patience_s + (self._settled_s if row is not None and row[0] == _EXACTLY_ONCE else 0)
         if row is not None and row[0] == _SPARK != self.way and row[2] < 0:
@@ -163,6 +168,14 @@ class Claim:
                 f"heartbeat is {row[2]} s old; this process has KEEP_EMPTY_KEY={self._keep}. Records without key would "
                 f"have two lanes, and be sent twice or not at all. Give every process the same, or stop the other "
                 f"ones: this one may begin at once when they have ended in good order, else {patience_s:g} s "
+                "after their last heartbeat."
+            )
+        if row is not None and row[4] not in ("", self._name):
+            raise OtherWay(
+                f"The table {self._table!r} is harvested by {row[1]!r} with NAME={row[4]!r}, whose last heartbeat is "
+                f"{row[2]} s old; this process has NAME={self._name!r}. Each would elect owners of its own, and "
+                "records would be sent twice. Give every process of this table the same NAME in OUTBOX, or stop the "
+                f"other ones: this one may begin at once when they have ended in good order, else {patience_s:g} s "
                 "after their last heartbeat."
             )
         return row is not None

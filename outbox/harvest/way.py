@@ -26,6 +26,7 @@ def claim_of(conf: Conf, owner: str) -> Claim:
         conf.session_timeout_s,
         keep_empty_key=conf.keep_empty_key,
         settled_s=settled_after(conf.transaction_timeout_s),
+        name=conf.name,
     )
 
 

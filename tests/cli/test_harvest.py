@@ -8,7 +8,6 @@ import threading
 import time
 import uuid
 from contextlib import contextmanager
-from importlib import import_module
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -20,6 +19,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from outbox.cli import harvest
 from tests.cli import classic
 from tests.support.databases import ROOT, fresh_database
+from tests.support.tables import create_companions
 from tests.support.topics import read_topic
 
 PROGRAM = str(Path(sys.executable).with_name("outbox-harvest"))
@@ -175,8 +175,7 @@ def test_a_table_that_is_delivered_exactly_once_is_left_alone_while_that_goes_on
     site.stash(0, 9)
     ours = site.harvester()
     until(lambda: site.left() == 0, "an empty table", ours)
-    for migration in ("0002_companions", "0003_lane_changes", "0005_holds", "0006_formula", "0008_content"):
-        site.execute(import_module(f"outbox.migrations.{migration}").FORWARDS)
+    create_companions(site)
     until(lambda: site.execute("SELECT 1 FROM outbox_state WHERE way = 'at-least-once'"), "a claim", ours)
     assert ours.stop() == 0
     assert site.execute("SELECT way_time < now() - interval '1 day' FROM outbox_state") == [(True,)]

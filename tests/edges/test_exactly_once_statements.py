@@ -3,7 +3,6 @@
 import json
 import time
 from contextlib import contextmanager
-from importlib import import_module
 
 import psycopg
 import pytest
@@ -17,7 +16,7 @@ from outbox.edges.int8_arrays import Ids
 from outbox.edges.marks import WrongTable
 from outbox.edges.reader import LeftOut, Reader, UnknownAges, UnorderedPage, check_ages
 from outbox.edges.sweeper import Below, Sweeper
-from tests.support.tables import insert
+from tests.support.tables import create_companions, insert
 
 
 @contextmanager
@@ -25,8 +24,7 @@ def connected(url, statement_timeout_s=20):
     given = {"statement_timeout_s": statement_timeout_s, "application_name": "test"}
     with companions.connect({"conninfo": url}, **given) as connection:
         connection.execute(f"ALTER TABLE outbox ALTER id SET DEFAULT {guarded_default('outbox_id_seq')}")
-        for migration in ("0002_companions", "0003_lane_changes", "0005_holds", "0006_formula", "0008_content"):
-            connection.execute(import_module(f"outbox.migrations.{migration}").FORWARDS)
+        create_companions(connection)
         yield connection
 
 

@@ -1,13 +1,11 @@
 """Holds know their record by more than its id: TRUNCATE … RESTART IDENTITY draws ids a second time."""
 
-from importlib import import_module
-
 import pytest
 
 from outbox.core.quarantine import Care
 from outbox.edges import companions
 from outbox.edges.holds import Burial, Errands, HoldTable, Park
-from tests.support.tables import insert
+from tests.support.tables import create_companions, insert
 
 HELD = "SELECT record_id, wanted, attempts, jsonb_array_length(history) FROM outbox_hold"
 
@@ -15,8 +13,7 @@ HELD = "SELECT record_id, wanted, attempts, jsonb_array_length(history) FROM out
 @pytest.fixture
 def db(url):
     with companions.connect({"conninfo": url}, statement_timeout_s=20, application_name="test") as connection:
-        for migration in ("0002_companions", "0005_holds", "0008_content"):
-            connection.execute(import_module(f"outbox.migrations.{migration}").FORWARDS)
+        create_companions(connection)
         yield connection
 
 

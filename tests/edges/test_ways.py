@@ -90,8 +90,8 @@ def test_two_formulas_of_lanes_are_refused_while_the_other_is_in_use(db):
 
 
 def test_a_state_row_of_an_older_release_is_told(db):
-    db.execute("ALTER TABLE outbox_state DROP keep_empty_key")
-    with pytest.raises(WrongTable, match="of an older release: it lacks keep_empty_key"):
+    db.execute("ALTER TABLE outbox_state DROP name")
+    with pytest.raises(WrongTable, match="of an older release: it lacks name"):
         claim(AT_LEAST_ONCE, "host_1").take(db)
 
 
@@ -167,6 +167,34 @@ def test_missing_rights_are_named_with_the_statement_that_gives_them(db):
         db.execute("RESET ROLE")
         db.execute("DROP OWNED BY nobody_much")
         db.execute("DROP ROLE nobody_much")
+
+
+@pytest.mark.parametrize("way", [EXACTLY_ONCE, AT_LEAST_ONCE])
+def test_another_name_is_refused_by_name_while_a_claim_is_fresh(db, way):
+    """Two settings modules of one project, each with a default of its own, are enough for that."""
+
+    def of(name, owner):
+        return Claim("outbox", way, owner, 6.0, keep_empty_key=False, settled_s=settled_after(10.0), name=name)
+
+    assert of("shop.outbox", "host_1").take(db)
+    assert of("shop.outbox", "host_2").take(db), "of the same name: they share it"
+    with pytest.raises(OtherWay, match=r"by 'host_2' with NAME='shop.outbox'.*this process has NAME='other'.*the same"):
+        of("other", "host_3").take(db, quietly=True)
+    db.execute("UPDATE outbox_state SET way_time = clock_timestamp() - interval '7 s'")
+    if way == EXACTLY_ONCE:
+        with pytest.raises(OtherWay, match="26 s after"):
+            of("other", "host_3").take(db)
+        db.execute("UPDATE outbox_state SET way_time = clock_timestamp() - interval '27 s'")
+    assert of("other", "host_3").take(db)
+    with pytest.raises(OtherWay, match="NAME='other'"):
+        of("shop.outbox", "host_1").take(db)
+
+
+def test_a_row_of_an_older_release_has_no_name_and_is_shared(db):
+    named = Claim("outbox", EXACTLY_ONCE, "host_1", 6.0, name="shop")
+    claim(EXACTLY_ONCE, "host_2").take(db)
+    db.execute("UPDATE outbox_state SET name = ''")
+    assert named.take(db)
 
 
 def test_a_claim_of_exactly_once_counts_for_others_as_long_as_its_transaction_may_be_committed(db):

@@ -1,7 +1,5 @@
 """Holds of the at-least-once worker in their table: refused, set aside, paused, edited."""
 
-from importlib import import_module
-
 import psycopg
 import pytest
 
@@ -13,6 +11,7 @@ from outbox.operations import actions, stats
 from outbox.operations.actions import Selector
 from tests.harvest.hosts import finish, wait_until
 from tests.support.databases import leading
+from tests.support.tables import create_companions
 
 HOLDS = "SELECT record_id, key, reason, attempts, error_code FROM outbox_hold ORDER BY id"
 DEAD = "SELECT record_id, reason, error_code, attempts, length(value) FROM outbox_dead ORDER BY id"
@@ -23,8 +22,7 @@ CONFIRMED = "SELECT confirmed_by FROM outbox_hold WHERE reason = 'paused'"
 @pytest.fixture
 def at(bench, settings, django_db_blocker, monkeypatch):
     monkeypatch.setattr(at_least_once_holds, "_LOOK_S", 0.1)
-    for migration in ("0002_companions", "0003_lane_changes", "0005_holds", "0006_formula", "0008_content"):
-        bench.db.execute(import_module(f"outbox.migrations.{migration}").FORWARDS)
+    create_companions(bench.db)
     bench.db.execute("INSERT INTO outbox_state (lanes) VALUES (1)")
     with leading(bench.url, django_db_blocker):
         yield bench

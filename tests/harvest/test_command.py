@@ -10,7 +10,6 @@ import sys
 import threading
 import time
 from contextlib import ExitStack
-from importlib import import_module
 
 import psycopg
 import pytest
@@ -20,7 +19,7 @@ from outbox import conf
 from outbox.management.commands.harvest import EXIT_CODES
 from tests.harvest.processes import Harvest
 from tests.support.databases import ROOT, django, fresh_database
-from tests.support.tables import create_table, insert
+from tests.support.tables import create_companions, create_table, insert
 from tests.support.topics import create_topic, read_topic
 
 SLACK = 3  # how much more than promised a busy machine may take
@@ -175,8 +174,7 @@ def test_once_beside_a_daemon_gives_up_after_wait(shop):
 def test_once_ends_where_kafka_refuses_records_and_where_an_operator_holds_them_back(new_shop):
     refused, paused = new_shop(), new_shop()
     insert(refused.db, "not/a/topic", ["bad"])
-    for migration in ("0002_companions", "0003_lane_changes", "0005_holds", "0006_formula", "0008_content"):
-        paused.db.execute(import_module(f"outbox.migrations.{migration}").FORWARDS)
+    create_companions(paused.db)
     paused.db.execute("INSERT INTO outbox_state (lanes) VALUES (1)")
     paused.db.execute("INSERT INTO outbox_hold (topic, key, reason) VALUES (%s, 'k1', 'paused')", [paused.topic])
     for shop in (refused, paused):  # each waits a while for something to move

@@ -1,7 +1,11 @@
 """Outbox tables made by hand, in ours and in the classic layout, and rows in them as other programs write them."""
 
+from importlib import import_module
+
 import psycopg
 from psycopg import sql
+
+COMPANIONS = ("0002_companions", "0003_lane_changes", "0005_holds", "0006_formula", "0008_content", "0009_name")
 
 CLASSIC = """
 CREATE TABLE {table} (
@@ -25,6 +29,12 @@ def create_table(connection: psycopg.Connection, name: str = "outbox", *, binary
             "ALTER TABLE {table} ADD kafka_value_binary bytea, ALTER kafka_value TYPE text, ALTER kafka_key TYPE text"
         )
         connection.execute(sql.SQL(ours).format(table=table))
+
+
+def create_companions(connection: psycopg.Connection) -> None:
+    """Those of a table called `outbox`, as the migrations make them."""
+    for migration in COMPANIONS:
+        connection.execute(import_module(f"outbox.migrations.{migration}").FORWARDS)
 
 
 def insert(connection: psycopg.Connection, topic: str, keys: list[str], *, name: str = "outbox") -> list[int]:

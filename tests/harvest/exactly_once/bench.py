@@ -11,7 +11,6 @@ import uuid
 from collections import defaultdict
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from importlib import import_module
 
 import psycopg
 
@@ -22,7 +21,7 @@ from outbox.harvest.exactly_once import ExactlyOnceFactory
 from outbox.harvest.exactly_once_values import LaneStopped
 from tests.harvest.hosts import Host, finish, wait_until
 from tests.support.databases import ROOT
-from tests.support.tables import create_table
+from tests.support.tables import create_companions, create_table
 from tests.support.topics import create_topic, read_topic
 
 _epochs = itertools.count(1)
@@ -32,8 +31,7 @@ SETTINGS = {"DELIVERY": "exactly-once", "BATCH_MAX": 100, "IO_BACKOFF": 0.1, "TR
 def create_tables(connection):
     create_table(connection)
     connection.execute(f"ALTER TABLE outbox ALTER id SET DEFAULT {guarded_default('outbox_id_seq')}")
-    for migration in ("0002_companions", "0003_lane_changes", "0005_holds", "0006_formula", "0008_content"):
-        connection.execute(import_module(f"outbox.migrations.{migration}").FORWARDS)
+    create_companions(connection)
 
 
 @dataclass
