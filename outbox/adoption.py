@@ -7,7 +7,7 @@ a short lock time-out with retries: writers queue behind a waiting lock, so it m
 import random
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import psycopg
@@ -22,6 +22,29 @@ from outbox.exceptions import OutboxError
 
 LOCK_TIMEOUT_MS = 200
 LOCK_ATTEMPTS = 150  # with the pauses between them about a minute
+
+
+def in_short_attempts(alias: str, table: str, change: Callable[[CursorWrapper], None]) -> None:
+    """Change a table in use. Whoever waits for a lock makes all others wait behind it, so each attempt is short."""
+    for _ in range(LOCK_ATTEMPTS):
+        try:
+            with transaction.atomic(alias), connections[alias].cursor() as cursor:
+                cursor.execute(f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT_MS}ms'")
+                change(cursor)
+            return
+        except DatabaseError as error:
+            if not is_lock(error):
+                raise
+            time.sleep(random.uniform(0.1, 0.3))
+    raise OutboxError(
+        f"No lock on the table {table} within {LOCK_ATTEMPTS} attempts of {LOCK_TIMEOUT_MS} ms: a long transaction "
+        "holds it (see pg_stat_activity). Run migrate again when it has ended."
+    )
+
+
+def is_lock(error: DatabaseError) -> bool:
+    return getattr(error.__cause__, "sqlstate", None) == "55P03"  # lock_not_available
+
 
 # The types that columns may have. Those without a definition in ADDED make a table an outbox; the others are added.
 TYPES = {
@@ -166,25 +189,17 @@ class _Adoption:
 
     def run(self) -> None:
         self._refuse_strangers()
-        for attempt in range(LOCK_ATTEMPTS):
-            try:
-                with transaction.atomic(self.connection.alias), self.connection.cursor() as cursor:
-                    cursor.execute(f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT_MS}ms'")
-                    cursor.execute(f"LOCK TABLE {self.quoted} IN ACCESS EXCLUSIVE MODE")
-                    self._change(cursor)
-                break
-            except DatabaseError as error:
-                if getattr(error.__cause__, "sqlstate", None) != "55P03":  # lock_not_available
-                    if refused := self._refused(error):
-                        raise refused from error
-                    raise
-                if attempt == LOCK_ATTEMPTS - 1:
-                    raise OutboxError(
-                        f"No lock on the table {self.table!r} within {LOCK_ATTEMPTS} attempts of {LOCK_TIMEOUT_MS} ms: "
-                        "a long transaction holds it (see pg_stat_activity). Run migrate again when it has ended."
-                    ) from error
-                time.sleep(random.uniform(0.1, 0.3))
+        try:
+            in_short_attempts(self.connection.alias, repr(self.table), self._lock_and_change)
+        except DatabaseError as error:
+            if refused := self._refused(error):
+                raise refused from error
+            raise
         self._validate()
+
+    def _lock_and_change(self, cursor: CursorWrapper) -> None:
+        cursor.execute(f"LOCK TABLE {self.quoted} IN ACCESS EXCLUSIVE MODE")
+        self._change(cursor)
 
     def _refused(self, error: DatabaseError) -> CannotAdopt | None:
         """What PostgreSQL will not change, such as the type of a column that a view shows, and why."""

@@ -447,3 +447,30 @@ def test_an_unreachable_database_breaks_neither_makemigrations_nor_check():
         done = django(*command, url=nowhere)
         assert done.returncode == 0, done.stderr
         assert "Traceback" not in done.stderr
+
+
+def test_a_migration_of_a_companion_waits_in_short_attempts(url, connection):
+    """A dump holds its lock on the state row for hours; harvesters repeat their claim there every few seconds."""
+    migrated(url)
+    connection.execute("INSERT INTO outbox_state (lanes) VALUES (1)")
+    django("migrate", "outbox", "0008", url=url)
+    with psycopg.connect(url) as dump:
+        dump.execute("LOCK TABLE outbox_state IN ACCESS SHARE MODE")
+        results = []
+        thread = threading.Thread(target=lambda: results.append(django("migrate", "outbox", url=url)))
+        thread.start()
+        refused, longest_s, deadline = 0, 0.0, time.monotonic() + 60
+        while refused < 3 and time.monotonic() < deadline:
+            refused += connection.execute(
+                "SELECT count(*) FROM pg_locks WHERE mode = 'AccessExclusiveLock' AND NOT granted"
+            ).fetchone()[0]
+            began = time.monotonic()
+            connection.execute("UPDATE outbox_state SET way_time = clock_timestamp()")
+            longest_s = max(longest_s, time.monotonic() - began)
+        assert refused >= 3
+        assert thread.is_alive()
+        dump.rollback()
+        thread.join(60)
+    print(f"a claim waited {longest_s:.3f} s at most")
+    assert results[0].returncode == 0, results[0].stderr
+    assert connection.execute("SELECT name FROM outbox_state").fetchone() == ("",)

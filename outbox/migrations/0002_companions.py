@@ -3,10 +3,13 @@
 They have no models: the harvester alone reads and writes them, in statements of its own, and makes their rows.
 """
 
+from collections.abc import Callable
+
 from django.db import migrations
 from django.db.backends.base.schema import BaseDatabaseSchemaEditor
 from django.db.migrations.state import ProjectState
 
+from outbox.adoption import in_short_attempts
 from outbox.conf import table_name
 
 
@@ -42,7 +45,7 @@ BACKWARDS = f"DROP TABLE IF EXISTS {STATE}, {PURGED}, {LANE};"
 
 
 class OnPostgres(migrations.RunSQL):
-    """Other databases of a project have no outbox."""
+    """SQL on tables that harvesters use all the time. Other databases of a project have no outbox."""
 
     def database_forwards(
         self,
@@ -51,8 +54,10 @@ class OnPostgres(migrations.RunSQL):
         from_state: ProjectState,
         to_state: ProjectState,
     ) -> None:
-        if schema_editor.connection.vendor == "postgresql":
-            super().database_forwards(app_label, schema_editor, from_state, to_state)
+        _run(
+            schema_editor,
+            lambda: super(OnPostgres, self).database_forwards(app_label, schema_editor, from_state, to_state),
+        )
 
     def database_backwards(
         self,
@@ -61,8 +66,19 @@ class OnPostgres(migrations.RunSQL):
         from_state: ProjectState,
         to_state: ProjectState,
     ) -> None:
-        if schema_editor.connection.vendor == "postgresql":
-            super().database_backwards(app_label, schema_editor, from_state, to_state)
+        _run(
+            schema_editor,
+            lambda: super(OnPostgres, self).database_backwards(app_label, schema_editor, from_state, to_state),
+        )
+
+
+def _run(editor: BaseDatabaseSchemaEditor, change: Callable[[], None]) -> None:
+    if editor.connection.vendor != "postgresql":
+        return
+    if editor.collect_sql:  # only shown
+        change()
+    else:
+        in_short_attempts(editor.connection.alias, f"{STATE} or another companion", lambda cursor: change())
 
 
 class Migration(migrations.Migration):

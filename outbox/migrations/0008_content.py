@@ -4,13 +4,11 @@ The index is built beside whatever writes the table, and what needs a lock waits
 writer queues behind this migration. So it is no single transaction; run it again where it was broken off.
 """
 
-import random
-import time
 from typing import Any
 
-from django.db import DatabaseError, migrations, models, transaction
+from django.db import DatabaseError, migrations, models
 
-from outbox.adoption import LOCK_ATTEMPTS, LOCK_TIMEOUT_MS
+from outbox.adoption import in_short_attempts, is_lock
 from outbox.conf import table_name
 from outbox.exceptions import OutboxError
 
@@ -31,7 +29,7 @@ DROP = f"DROP INDEX CONCURRENTLY IF EXISTS {INDEX}"
 
 def forwards(apps: Any, editor: Any) -> None:
     if editor.connection.vendor == "postgresql":
-        _in_short_attempts(editor.connection, FORWARDS)
+        in_short_attempts(editor.connection.alias, HOLD, lambda cursor: cursor.execute(FORWARDS))
         _build_index(editor.connection)
 
 
@@ -39,24 +37,7 @@ def backwards(apps: Any, editor: Any) -> None:
     if editor.connection.vendor == "postgresql":
         with editor.connection.cursor() as cursor:
             cursor.execute(DROP)
-        _in_short_attempts(editor.connection, BACKWARDS)
-
-
-def _in_short_attempts(connection: Any, statement: str) -> None:
-    for _ in range(LOCK_ATTEMPTS):
-        try:
-            with transaction.atomic(connection.alias), connection.cursor() as cursor:
-                cursor.execute(f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT_MS}ms'")
-                cursor.execute(statement)
-            return
-        except DatabaseError as error:
-            if not _is_lock(error):
-                raise
-            time.sleep(random.uniform(0.1, 0.3))
-    raise OutboxError(
-        f"No lock on the table {HOLD} within {LOCK_ATTEMPTS} attempts of {LOCK_TIMEOUT_MS} ms: a long transaction has "
-        "it (see pg_stat_activity). Run migrate again when it has ended."
-    )
+        in_short_attempts(editor.connection.alias, HOLD, lambda cursor: cursor.execute(BACKWARDS))
 
 
 def _build_index(connection: Any) -> None:
@@ -70,7 +51,7 @@ def _build_index(connection: Any) -> None:
         try:
             cursor.execute(BUILD)
         except DatabaseError as error:
-            if not _is_lock(error):
+            if not is_lock(error):
                 raise
             raise OutboxError(
                 f"The index {INDEX} waited for {_BUILD_S} s for transactions that are older (see pg_stat_activity and "
@@ -78,10 +59,6 @@ def _build_index(connection: Any) -> None:
             ) from error
         finally:
             cursor.execute("RESET lock_timeout")
-
-
-def _is_lock(error: DatabaseError) -> bool:
-    return getattr(error.__cause__, "sqlstate", None) == "55P03"  # lock_not_available
 
 
 class Migration(migrations.Migration):
