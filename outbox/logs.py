@@ -50,6 +50,7 @@ EVENTS: Mapping[str, str] = {
     "lane_event": "something else about a lane",
     "left_untidily": "exactly-once: the end of a lane was not waited for; its successor settles it",
     "producer_renewed": "exactly-once: a request may still be under way, so another producer goes on",
+    "client_errors_unknown": "this Kafka client is newer than this release, which takes its new errors for unforeseen",
     "reading_ended": "exactly-once: what the reader of this process did",
     "lanes_closed": "the lane count is being changed",
     "change_not_marked": "the lane count is not changed yet: what tells the ledger of it could not be written",

@@ -1,7 +1,7 @@
 """What an error of the Kafka client means for what is being sent: whose fault it is, and whether waiting helps.
 
-Every error code of the installed client is in the table, under exactly one kind; there is no default. A test
-enumerates the client's codes and fails when a version brings one that nobody has classified. Here are no pauses
+Every error code of the installed client is in the table, under exactly one kind. A test enumerates the client's codes
+and fails when a version brings one that nobody has classified; until then it is unforeseen. Here are no pauses
 (``patience``) and no search for the culprit of a refused batch (``bisection``).
 """
 
@@ -29,7 +29,8 @@ class Kind(StrEnum):
     BYSTANDER = "bystander"
     """Failed only because another record of the same batch did: to be sent again."""
     TOPIC = "topic"
-    """The record's topic is missing, or closed to this user: every record of the topic shares it."""
+    """The record's topic is missing, closed to this user, or takes none of this host's clock: every record of the topic
+    shares it."""
     DENIED = "denied"
     """Kafka does not accept this client at all: credentials, rights, versions, settings. No record is to blame; an
     operator has to change something, and until then it is like an outage."""
@@ -67,12 +68,14 @@ TABLE: Mapping[Kind, tuple[str, ...]] = {
     Kind.UNFORESEEN: _codes("UNKNOWN"),
     Kind.RECORD: _codes("_INVALID_ARG _KEY_SERIALIZATION _VALUE_SERIALIZATION"),
     Kind.BATCH: _codes("""
-        MSG_SIZE_TOO_LARGE RECORD_LIST_TOO_LARGE INVALID_MSG_SIZE INVALID_MSG INVALID_RECORD INVALID_TIMESTAMP
+        MSG_SIZE_TOO_LARGE RECORD_LIST_TOO_LARGE INVALID_MSG_SIZE INVALID_MSG INVALID_RECORD
         UNSUPPORTED_FOR_MESSAGE_FORMAT POLICY_VIOLATION _BAD_MSG
     """),
     Kind.BYSTANDER: _codes("_INVALID_DIFFERENT_RECORD OPERATION_NOT_ATTEMPTED"),
+    # INVALID_TIMESTAMP: the client stamps every record with this host's clock, and the topic does not allow so much.
     Kind.TOPIC: _codes("""
         UNKNOWN_TOPIC_OR_PART _UNKNOWN_TOPIC _UNKNOWN_PARTITION TOPIC_EXCEPTION TOPIC_AUTHORIZATION_FAILED
+        INVALID_TIMESTAMP
     """),
     Kind.DENIED: _codes("""
         _SSL _AUTHENTICATION _UNSUPPORTED_FEATURE _NOT_IMPLEMENTED _NOT_CONFIGURED
@@ -124,10 +127,10 @@ WAITING_HELPS = frozenset({Kind.OUTAGE, Kind.UNFORESEEN, Kind.DENIED})
 def kind_of(name: str) -> Kind:
     """The kind of an error by the name that the client gives it.
 
-    A code for which the client itself has no name (``ERR_142?``: of a broker newer than the client) is what the client
-    also calls UNKNOWN. For every code that it does know, the table has an entry, or this raises KeyError.
+    A code for which the client itself has no name (``ERR_142?``: of a broker newer than the client), or which only a
+    newer client knows, is unforeseen.
     """
-    return KINDS["UNKNOWN" if name.startswith("ERR_") else name]
+    return KINDS.get(name, Kind.UNFORESEEN)
 
 
 def is_refusal(name: str) -> bool:
@@ -186,8 +189,8 @@ _BY_NAME: Mapping[str, tuple[str, str]] = {
         "raise segment.bytes of the topic, or make the record smaller",
     ),
     "INVALID_TIMESTAMP": (
-        "the broker does not accept the time of the record",
-        "raise message.timestamp.difference.max.ms or message.timestamp.after.max.ms of the topic, or set the clocks",
+        "the topic does not take the time of this host's clock",
+        "set that clock, or raise message.timestamp.after.max.ms of the topic; its records are then sent in order",
     ),
     "INVALID_RECORD": (
         "the broker does not accept the record; a compacted topic takes no record without a key",

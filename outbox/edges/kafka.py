@@ -1,15 +1,20 @@
 """Kafka clients built from the settings. Nothing here decides anything."""
 
+import logging
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from outbox.core.faults import KINDS
 from outbox.exceptions import OutboxError, missing_extra
 
 if TYPE_CHECKING:
     from confluent_kafka import Producer
     from confluent_kafka.admin import AdminClient
+
+logger = logging.getLogger("outbox.kafka")
 
 Made = TypeVar("Made")
 
@@ -35,12 +40,23 @@ def make(kind: Callable[..., Made], properties: Mapping[str, Any], **options: An
     """A client, or an error that names the property which the client does not take."""
     from confluent_kafka import KafkaException
 
+    _warn_of_unknown_errors()
     try:
         return kind(dict(properties), **options)
     except KafkaException as error:
         raise OutboxError(
             f"A Kafka client cannot be made: {error.args[0].str()}. Correct KAFKA or PRODUCER in OUTBOX."
         ) from error
+
+
+@cache
+def _warn_of_unknown_errors() -> None:
+    """A client newer than this release may report errors that nobody has classified."""
+    from confluent_kafka import KafkaError, libversion
+
+    named = {name for name in dir(KafkaError) if name.isupper() and isinstance(getattr(KafkaError, name), int)}
+    if unknown := sorted(named - KINDS.keys()):
+        logger.warning("client_errors_unknown librdkafka=%s names=%r", libversion()[0], unknown)
 
 
 def require_bootstrap(properties: Mapping[str, Any]) -> None:

@@ -43,9 +43,15 @@ def test_a_code_that_the_client_does_not_know_is_what_it_calls_unknown():
     assert may_hide_a_refusal("UNKNOWN"), "the records are told apart next time"
 
 
-def test_there_is_no_default():
-    with pytest.raises(KeyError):
-        kind_of("_A_CODE_OF_NEXT_YEAR")
+def test_a_code_that_only_a_newer_client_knows_is_unforeseen():
+    assert kind_of("_A_CODE_OF_NEXT_YEAR") is Kind.UNFORESEEN
+    assert all(in_plain_words("_A_CODE_OF_NEXT_YEAR"))
+    assert not is_refusal("_A_CODE_OF_NEXT_YEAR")
+
+
+def test_a_time_that_a_topic_does_not_take_is_no_record_s_fault():
+    assert kind_of("INVALID_TIMESTAMP") is Kind.TOPIC
+    assert "clock" in in_plain_words("INVALID_TIMESTAMP")[1]
 
 
 @pytest.mark.parametrize(

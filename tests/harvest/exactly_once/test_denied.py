@@ -1,6 +1,8 @@
-"""Rights withdrawn under a harvester at work, and given back: the topic waits as a whole, other topics go on."""
+"""Rights withdrawn under a harvester at work, and given back, and a clock that a topic does not take: the topic waits
+as a whole, other topics go on."""
 
 import os
+import time
 
 import psycopg
 import pytest
@@ -10,11 +12,15 @@ from confluent_kafka.admin import (
     AclOperation,
     AclPermissionType,
     AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
     ResourcePatternType,
     ResourceType,
 )
 
 from outbox.core.scoreboard_values import RecordHeld
+from outbox.edges.transactions import TransactionalProducer
 from tests.harvest.exactly_once.bench import Bench, wait_until
 from tests.support.databases import fresh_database
 from tests.support.topics import create_topic
@@ -64,3 +70,50 @@ def test_a_withdrawn_right_holds_the_topic_as_one_and_comes_back(postgres, kafka
         assert found == [*before, *ids[::30]]
         assert len(bench.read(denied)) == 305
         bench.check()
+
+
+def set_config(servers, topic, name, value):
+    entry = ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
+    resource = ConfigResource(ConfigResource.Type.TOPIC, topic, incremental_configs=[entry])
+    admin = AdminClient({"bootstrap.servers": servers})
+    admin.incremental_alter_configs([resource])[resource].result(20)
+
+
+class Ahead:
+    """A client on a host whose clock is two hours ahead."""
+
+    def __init__(self, client):
+        self._client = client
+
+    def __getattr__(self, name):
+        return getattr(self._client, name)
+
+    def produce(self, topic, value, key, partition=-1, report=None, callback=None, timestamp=0, headers=None):
+        at = int((time.time() + 7200) * 1000)
+        self._client.produce(topic, value, key, partition, report, callback, at, headers)
+
+
+def test_a_clock_that_a_topic_does_not_take_holds_the_topic_and_blames_no_record(bench, monkeypatch):
+    strict = create_topic(bench.servers, 2, **{"message.timestamp.after.max.ms": "3600000"})
+    bench.stash(["first"])
+    with bench.working():  # makes the ledger
+        bench.wait_empty()
+    for topic in (bench.topic, f"{bench.name}.ledger"):
+        set_config(bench.servers, topic, "message.timestamp.after.max.ms", "9223372036854775807")
+    client = TransactionalProducer.client.fget
+    monkeypatch.setattr(TransactionalProducer, "client", property(lambda self: Ahead(client(self))))
+    ids = bench.stash([f"key-{number % 3}" for number in range(30)], topic=strict)
+    with bench.working() as host:
+        bench.stash(["other"] * 300)
+        wait_until(lambda: bench.count == 30)
+        held = wait_until(lambda: host.of(RecordHeld))
+        assert {(event.id, event.name) for event in held} == {(ids[0], (strict, "*"))}, "once, not key by key"
+        assert "INVALID_TIMESTAMP" in held[0].error
+        set_config(bench.servers, strict, "message.timestamp.after.max.ms", "9223372036854775807")
+        bench.wait_empty(90)
+    found = [(record.key, int(record.headers[-1][1])) for record in bench.read(strict)]
+    assert sorted(id_ for _, id_ in found) == ids
+    for key in {key for key, _ in found}:
+        of_key = [id_ for other, id_ in found if other == key]
+        assert of_key == sorted(of_key)
+    bench.check()
