@@ -148,6 +148,8 @@ class Claim:
             "round(extract(epoch FROM clock_timestamp() - least(greatest(way_time, 'epoch'), '9999-12-31')), 1), "
             "keep_empty_key, name FROM {state}",
         ).fetchone()
+        if row is not None and row[0] == "":
+            return False  # made by another process since: it is nobody's yet
         patience_s = self._patience_s + (self._settled_s if row is not None and row[0] == _EXACTLY_ONCE else 0)
         if row is not None and row[0] == _SPARK != self.way and row[2] < 0:
             raise OtherWay(

@@ -190,6 +190,20 @@ def test_another_name_is_refused_by_name_while_a_claim_is_fresh(db, way):
         of("shop.outbox", "host_1").take(db)
 
 
+def test_a_row_that_another_process_makes_meanwhile_is_claimed(db):
+    """Two harvesters that start at once on a table which nobody has claimed yet."""
+
+    class Meanwhile(Claim):
+        def _run(self, connection, text, given=None):
+            if text.startswith("SELECT way"):
+                connection.execute("INSERT INTO outbox_state (lanes) VALUES (1) ON CONFLICT DO NOTHING")
+            return super()._run(connection, text, given)
+
+    assert db.execute("SELECT count(*) FROM outbox_state").fetchone() == (0,)
+    assert Meanwhile("outbox", EXACTLY_ONCE, "host_1", 6.0).take(db)
+    assert row(db)[1] == "host_1"
+
+
 def test_a_row_of_an_older_release_has_no_name_and_is_shared(db):
     named = Claim("outbox", EXACTLY_ONCE, "host_1", 6.0, name="shop")
     claim(EXACTLY_ONCE, "host_2").take(db)
