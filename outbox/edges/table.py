@@ -13,6 +13,15 @@ from outbox.edges.session import BoundedConnection
 
 Row = tuple[Any, ...]
 
+# What a role or a database may set otherwise, and what values that are read as text depend on.
+FORMATS = {
+    "datestyle": "ISO",
+    "intervalstyle": "postgres",
+    "timezone": "UTC",
+    "bytea_output": "hex",
+    "extra_float_digits": "1",
+}
+
 # The planner never reads a whole queue: statistics gathered while the table was empty make it believe it should.
 PLANNER = {"enable_seqscan": "off", "enable_hashjoin": "off", "enable_mergejoin": "off", "jit": "off"}
 
@@ -27,8 +36,14 @@ def parameters(alias: str) -> dict[str, Any]:
     return dict(found)
 
 
+def formatted(source: Mapping[str, Any], **settings: object) -> dict[str, Any]:
+    """The parameters of a connection with settings of ours, which come last and win."""
+    options = " ".join(f"-c {name}={value}" for name, value in {**FORMATS, **settings}.items())
+    return {**source, "client_encoding": "UTF8", "options": f"{source.get('options') or ''} {options}".strip()}
+
+
 def connect(alias: str) -> psycopg.Connection[Any]:
-    return psycopg.connect(**{**parameters(alias), "application_name": "outbox harvest"}, autocommit=True)
+    return psycopg.connect(**{**formatted(parameters(alias)), "application_name": "outbox harvest"}, autocommit=True)
 
 
 def connect_bounded(
@@ -37,17 +52,14 @@ def connect_bounded(
     """An autocommit connection whose every wait is bounded, on the server and here."""
     timeout_ms = max(1, int(statement_timeout_s * 1000))
     settings = {**PLANNER, "statement_timeout": timeout_ms, "lock_timeout": max(1, timeout_ms // 2)}
-    options = " ".join(f"-c {name}={value}" for name, value in settings.items())
     given = {
         "connect_timeout": 4,
         "keepalives_idle": 5,
         "keepalives_interval": 2,
         "keepalives_count": 3,
         "tcp_user_timeout": 10_000,
-        **source,
+        **formatted(source, **settings),
         "application_name": application_name,
-        "client_encoding": "UTF8",
-        "options": f"{source.get('options') or ''} {options}".strip(),
     }
     connection = BoundedConnection.connect(**given, autocommit=True)
     connection.prepare_threshold = None  # plans follow the statistics, and poolers see plain statements

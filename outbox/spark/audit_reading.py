@@ -12,6 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from outbox.core import ledger
+from outbox.edges.table import formatted
 from outbox.exceptions import OutboxError
 from outbox.spark import entries, expressions
 from outbox.spark.verdict import AuditImpossible, NotNow, Request
@@ -265,7 +266,7 @@ def _read_ids(request: Request, query: str, name: str, *, is_dead: bool) -> Iter
 
     from outbox.edges.table import identifier
 
-    with psycopg.connect(**request.parameters) as connection, connection.cursor("outbox_audit") as cursor:
+    with psycopg.connect(**formatted(request.parameters)) as connection, connection.cursor("outbox_audit") as cursor:
         shown = identifier(name).as_string(connection)
         known = connection.execute("/* audit */ SELECT to_regclass(%s) IS NOT NULL", [shown]).fetchone()
         if not known or not known[0]:
