@@ -14,7 +14,7 @@ from django.db.models import BooleanField, ExpressionWrapper, Q
 from django.urls import reverse
 
 from outbox.admin_pages.wording import ago, counted, duration, plural
-from outbox.core.faults import in_plain_words
+from outbox.core.faults import KINDS, in_plain_words
 from outbox.edges import backlog
 from outbox.models import DeadLetter, Hold
 
@@ -93,11 +93,9 @@ class Held:
 def explained(kept: Hold | DeadLetter) -> tuple[str, str]:
     """What has happened, and the next step. The client's own code knows more than the reason."""
     reason = str(kept.reason)
-    if kept.error_code and reason in (Hold.Reason.PARKED, DeadLetter.Reason.REFUSED):
-        try:
-            return in_plain_words(kept.error_code)
-        except KeyError:  # written by a newer version
-            pass
+    is_known = kept.error_code in KINDS  # else a newer version has written it
+    if is_known and reason in (Hold.Reason.PARKED, DeadLetter.Reason.REFUSED):
+        return in_plain_words(kept.error_code)
     return _BY_REASON.get(reason, (reason, ""))
 
 
