@@ -32,7 +32,7 @@ from outbox.devstack.stack import DATABASE, SERVERS, Options, Stack
 from outbox.exceptions import OutboxError
 
 _KAFKA_FIXTURES = {"kafka", "bootstrap_servers"}
-_DATABASE_FIXTURES = {"postgres", "db", "transactional_db", "django_db_setup"}
+_DATABASE_FIXTURES = {"postgres", "db", "transactional_db", "django_db_setup", "live_server"}
 _OWN_FIXTURES = {"own_servers", "kafka_factory", "postgres_factory"}
 _MISSING = "outbox_devstack_missing"  # of a worker's input: why Kafka did not start
 _LOGS = "outbox_devstack_logs"  # of a worker's output

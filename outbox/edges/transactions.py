@@ -112,7 +112,7 @@ class _ClientLog:
         logger.debug(text, *arguments)
 
     def _note(self, line: str) -> None:
-        if self.is_in_use or not _NOT_YET_UP.search(line):
+        if self.is_in_use or not (_NOT_YET_UP.search(line) or _DOWN.search(line)):
             self.trouble = self.trouble or line
         else:
             self.hides = self.hides or line
@@ -130,7 +130,6 @@ def properties_of(
         "socket.nagle.disable": True,
         "reconnect.backoff.ms": 5,
         "reconnect.backoff.max.ms": 1000,
-        "statistics.interval.ms": int(_STATISTICS_S * 1000),
         "queue.buffering.max.messages": 200_000,
         "batch.num.messages": 10_000,
         **given,
@@ -151,6 +150,7 @@ def properties_of(
         "topic.metadata.propagation.max.ms": 3_000,
         "log_level": 6,
         "log.connection.close": True,
+        "statistics.interval.ms": int(given.get("statistics.interval.ms") or _STATISTICS_S * 1000),
     }
 
 

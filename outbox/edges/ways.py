@@ -32,7 +32,7 @@ _CLAIM = (
     "CASE WHEN way = %(exact)s AND NOT (<same>) THEN %(settled)s ELSE 0 END)"
 )
 # Records without key have another lane with the other formula: two processes would both send them, or neither would.
-_SAME = "way = %(way)s AND coalesce(keep_empty_key = %(keep)s, true) AND name IN ('', %(name)s)"
+_SAME = "way = %(way)s AND coalesce(keep_empty_key = %(keep)s, true) AND name = %(name)s"
 _SHOW = (
     "WITH claimed AS (<claim> RETURNING 1) INSERT INTO {lane} (lane, owner, owner_name, heartbeat) "
     "SELECT lane, owner, %(owner)s, clock_timestamp() FROM unnest(%(lanes)s::int[], %(ids)s::uuid[]) AS t(lane, owner) "
@@ -172,9 +172,10 @@ class Claim:
                 f"ones: this one may begin at once when they have ended in good order, else {patience_s:g} s "
                 "after their last heartbeat."
             )
-        if row is not None and row[4] not in ("", self._name):
+        if row is not None and row[4] != self._name:
+            other = f"NAME={row[4]!r}" if row[4] else "an older release, which does not tell its NAME"
             raise OtherWay(
-                f"The table {self._table!r} is harvested by {row[1]!r} with NAME={row[4]!r}, whose last heartbeat is "
+                f"The table {self._table!r} is harvested by {row[1]!r} with {other}, whose last heartbeat is "
                 f"{row[2]} s old; this process has NAME={self._name!r}. Each would elect owners of its own, and "
                 "records would be sent twice. Give every process of this table the same NAME in OUTBOX, or stop the "
                 f"other ones: this one may begin at once when they have ended in good order, else {patience_s:g} s "
@@ -189,7 +190,8 @@ class Claim:
         self._run(connection, "DELETE FROM {lane} WHERE owner_name = %(owner)s", self._given)
         self._run(
             connection,
-            "UPDATE {state} SET way_time = '-infinity' WHERE way = %(way)s AND NOT EXISTS (SELECT FROM {lane} "
+            "UPDATE {state} SET way_time = '-infinity' WHERE way = %(way)s AND name = %(name)s "
+            "AND NOT EXISTS (SELECT FROM {lane} "
             "WHERE heartbeat > clock_timestamp() - make_interval(secs => %(patience)s))",
             self._given,
         )

@@ -445,7 +445,7 @@ class ExactlyOnce:
         assert producer is not None
         assert self._identity is not None
         if self._renewal() is not None:
-            raise BatchDropped(f"the producer must be renewed: {producer.trouble}")
+            raise BatchDropped(f"the producer must be renewed: {producer.trouble or producer.repeated}")
         failures = self._failures = []
         self._all_acknowledged = False
         stages, began, self._stopwatch = self._stages, time.monotonic(), Stopwatch()

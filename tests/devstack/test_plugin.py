@@ -75,6 +75,7 @@ from outbox.devstack.errors import DevstackError
 
 def test_database(db): pass
 def test_transactions(transactional_db): pass
+def test_site(live_server): pass
 @pytest.mark.django_db
 def test_marked(): pass
 class OfDjango(TestCase):

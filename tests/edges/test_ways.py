@@ -204,10 +204,13 @@ def test_a_row_that_another_process_makes_meanwhile_is_claimed(db):
     assert row(db)[1] == "host_1"
 
 
-def test_a_row_of_an_older_release_has_no_name_and_is_shared(db):
+def test_an_older_release_does_not_tell_its_name_and_is_waited_for(db):
+    """Its default NAME was another one."""
     named = Claim("outbox", EXACTLY_ONCE, "host_1", 6.0, name="shop")
     claim(EXACTLY_ONCE, "host_2").take(db)
-    db.execute("UPDATE outbox_state SET name = ''")
+    with pytest.raises(OtherWay, match="'host_2' with an older release, which does not tell its NAME"):
+        named.take(db)
+    db.execute("UPDATE outbox_state SET way_time = '-infinity'")
     assert named.take(db)
 
 

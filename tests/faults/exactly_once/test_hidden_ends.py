@@ -20,7 +20,7 @@ from tests.harvest.exactly_once.bench import wait_until
 from tests.support.proxy import API_VERSIONS, CLIENT, CUT, END_TXN, HOLD, INIT_PRODUCER_ID, PASS, TO_SERVER, Proxy
 from tests.support.topics import create_topic, read_topic
 
-pytestmark = pytest.mark.timeout(420)
+pytestmark = [pytest.mark.timeout(420), pytest.mark.usefixtures("own_servers")]
 
 NEVER = lambda: False  # noqa: E731
 COORDINATOR = "[thrd:TxnCoordinator]"
