@@ -1,5 +1,6 @@
 """Others take every connection of PostgreSQL while the harvester must connect anew."""
 
+import time
 from contextlib import ExitStack
 
 import psycopg
@@ -20,6 +21,7 @@ THEIRS = "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'out
 
 def take_all(operator, url, stack):
     """Until not one is left, also none of the harvester's; it tries to get its own back meanwhile."""
+    were_none = False
     for _ in range(200):
         operator.execute(ENDED)
         try:
@@ -28,8 +30,11 @@ def take_all(operator, url, stack):
         except psycopg.OperationalError as error:
             if "too many clients" not in str(error):
                 raise
-        if operator.execute(THEIRS).fetchone() == (0,):
+        are_none = operator.execute(THEIRS).fetchone() == (0,)
+        if are_none and were_none:
             return
+        were_none = are_none
+        time.sleep(0.1)  # a session that was told to end frees its place a little later
     raise AssertionError("the harvester kept its connections")
 
 
