@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from outbox.core import ledger
-from outbox.edges.table import formatted
+from outbox.edges.table import formatted, identifier
 from outbox.exceptions import OutboxError
 from outbox.spark import entries, expressions
 from outbox.spark.verdict import AuditImpossible, NotNow, Request
@@ -263,8 +263,6 @@ def _read_ids(request: Request, query: str, name: str, *, is_dead: bool) -> Iter
     import psycopg
     import pyarrow as pa
     from psycopg import sql
-
-    from outbox.edges.table import identifier
 
     with psycopg.connect(**formatted(request.parameters)) as connection, connection.cursor("outbox_audit") as cursor:
         shown = identifier(name).as_string(connection)

@@ -25,6 +25,7 @@ from tests.cli import classic
 from tests.harvest import hosts
 from tests.harvest.exactly_once.bench import Bench
 from tests.harvest.hosts import finish, wait_until
+from tests.harvest.processes import Harvest
 from tests.support.checker import Writer, judge
 from tests.support.databases import fresh_database
 from tests.support.topics import create_topic
@@ -303,3 +304,29 @@ def test_exactly_once_goes_on_where_a_fleet_of_classic_harvesters_was_stopped(be
     with working(bench, EXACTLY_ONCE):
         bench.wait_empty()
     judge([writer.log], bench.read(topic)).assert_kept(repeats_max=1)  # which was sent and not yet deleted
+
+
+@pytest.mark.parametrize("delivery", WAYS)
+def test_of_two_names_started_together_one_is_refused_by_name_and_nothing_is_sent_twice(bench, tmp_path, delivery):
+    """Each would elect an owner, and both would send every record."""
+    records = 20_000
+    bench.stash([f"key-{n % 100}" for n in range(records)])
+    given = {"OUTBOX_DELIVERY": delivery, "OUTBOX_SESSION_TIMEOUT": "30"}
+    names = [f"{bench.name}.web", f"{bench.name}.worker"]
+    both = [Harvest(tmp_path, bench.url, **given, OUTBOX_NAME=name) for name in names]
+    try:
+        bench.wait_empty()
+        [refused] = wait_until(lambda: [one for one in both if "this process has NAME=" in one.log])
+        [at_work] = [one for one in both if one is not refused]
+        assert f"this process has NAME='{names[both.index(refused)]}'" in refused.log
+        assert f"with NAME='{names[both.index(at_work)]}'" in refused.log
+        assert "Give every process of this table the same NAME" in refused.log
+        assert at_work.process.poll() is None, "the one at work is not disturbed"
+        refused.process.send_signal(signal.SIGTERM)
+        assert refused.process.wait(60) in (0, 1)
+        at_work.ends(0)
+    finally:
+        for process in both:
+            process.discard()
+    values = [record.value for record in bench.read()]
+    assert len(values) == len(set(values)) == records
