@@ -128,6 +128,8 @@ class Marks:
             connection.execute("SET synchronous_commit = on")
         number = epoch % 0x7FFF_FFFF
         with connection.transaction():
+            # Whose sessions they are goes by who has logged in, not by the role that they have assumed.
+            connection.execute("/* claim */ SET LOCAL ROLE NONE")
             connection.execute("/* claim */ SELECT pg_advisory_xact_lock(%s, %s)", [space, _MUTEX])
             while others := self._others(connection, space):
                 if any(other > number for _, other in others):

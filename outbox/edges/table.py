@@ -3,6 +3,8 @@
 The statements of mark, purge and reset are in `marks`. Each statement is named by its first comment.
 """
 
+import re
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,6 +12,7 @@ import psycopg
 from psycopg import sql
 
 from outbox.edges.session import BoundedConnection
+from outbox.exceptions import OutboxError
 
 Row = tuple[Any, ...]
 
@@ -25,6 +28,19 @@ FORMATS = {
 # The planner never reads a whole queue: statistics gathered while the table was empty make it believe it should.
 PLANNER = {"enable_seqscan": "off", "enable_hashjoin": "off", "enable_mergejoin": "off", "jit": "off"}
 
+_ROLE = re.compile(r"(?:^|\s)-c role=((?:\\.|[^\s\\])*)")
+
+
+class RoleIgnored(OutboxError):
+    """Something between this process and PostgreSQL drops the option that assumes a role."""
+
+    def __init__(self, role: str) -> None:
+        super().__init__(
+            f"PostgreSQL did not assume the role {role!r} of OPTIONS['assume_role']: a pooler drops the options of "
+            "connections. Connect to the server itself, or through a pool of sessions that passes options on; or log "
+            "in as a role that needs no other."
+        )
+
 
 def parameters(alias: str) -> dict[str, Any]:
     """The parameters of Django's alias: the daemon opens its own connections and never shares Django's."""
@@ -33,7 +49,16 @@ def parameters(alias: str) -> dict[str, Any]:
     found = connections[alias].get_connection_params()
     for django_only in ("context", "cursor_factory", "prepare_threshold"):
         found.pop(django_only, None)
-    return dict(found)
+    return assuming(found, connections[alias].settings_dict["OPTIONS"].get("assume_role"))
+
+
+def assuming(source: Mapping[str, Any], role: str | None) -> dict[str, Any]:
+    """The parameters of a connection that assumes the role, which Django does only for connections of its own. As an
+    option it goes wherever the parameters go, and RESET leads back to it."""
+    if not role:
+        return dict(source)
+    escaped = re.sub(r"([\s\\])", r"\\\1", role)  # as the server reads its command line
+    return {**source, "options": f"{source.get('options') or ''} -c role={escaped}".strip()}
 
 
 def formatted(source: Mapping[str, Any], **settings: object) -> dict[str, Any]:
@@ -43,7 +68,25 @@ def formatted(source: Mapping[str, Any], **settings: object) -> dict[str, Any]:
 
 
 def connect(alias: str) -> psycopg.Connection[Any]:
-    return psycopg.connect(**{**formatted(parameters(alias)), "application_name": "outbox harvest"}, autocommit=True)
+    return connect_plainly({**parameters(alias), "application_name": "outbox harvest"}, autocommit=True)
+
+
+def connect_plainly(source: Mapping[str, Any], *, autocommit: bool) -> psycopg.Connection[Any]:
+    given = formatted(source)
+    connection = psycopg.connect(**given, autocommit=autocommit)
+    _with_role(connection, given["options"])
+    return connection
+
+
+def _with_role(connection: psycopg.Connection[Any], options: str) -> None:
+    """Raises `RoleIgnored`."""
+    if found := _ROLE.search(options):
+        role = re.sub(r"\\(.)", r"\1", found[1])
+        row = connection.execute("/* role */ SELECT current_setting('role')").fetchone()
+        if row is None or row[0] != role:
+            connection.close()
+            raise RoleIgnored(role)
+        connection.commit()
 
 
 def connect_bounded(
@@ -62,6 +105,9 @@ def connect_bounded(
         "application_name": application_name,
     }
     connection = BoundedConnection.connect(**given, autocommit=True)
+    connection.give_up_at = time.monotonic() + statement_timeout_s
+    _with_role(connection, given["options"])
+    connection.give_up_at = float("inf")
     connection.prepare_threshold = None  # plans follow the statistics, and poolers see plain statements
     return connection
 

@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from outbox.core import ledger
-from outbox.edges.table import formatted, identifier
+from outbox.edges.table import connect_plainly, identifier
 from outbox.exceptions import OutboxError
 from outbox.spark import entries, expressions
 from outbox.spark.verdict import AuditImpossible, NotNow, Request
@@ -260,11 +260,13 @@ def _ids(request: Request, batches: Iterable[Any]) -> Iterator[Any]:
 
 
 def _read_ids(request: Request, query: str, name: str, *, is_dead: bool) -> Iterator[Any]:
-    import psycopg
     import pyarrow as pa
     from psycopg import sql
 
-    with psycopg.connect(**formatted(request.parameters)) as connection, connection.cursor("outbox_audit") as cursor:
+    with (
+        connect_plainly(request.parameters, autocommit=False) as connection,
+        connection.cursor("outbox_audit") as cursor,
+    ):
         shown = identifier(name).as_string(connection)
         known = connection.execute("/* audit */ SELECT to_regclass(%s) IS NOT NULL", [shown]).fetchone()
         if not known or not known[0]:

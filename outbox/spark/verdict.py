@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-import psycopg
 from psycopg import sql
 
 from outbox.edges import table
@@ -128,7 +127,7 @@ class Verdict:
 
 def store(request: Request, verdict: Verdict) -> bool:
     """Into the row of the companion table; False where no harvester has made one yet."""
-    with psycopg.connect(**table.formatted(request.parameters), autocommit=True) as connection:
+    with table.connect_plainly(request.parameters, autocommit=True) as connection:
         done = connection.execute(
             sql.SQL("/* audited */ UPDATE {state} SET audit = %s WHERE id = 1").format(state=_state(request.table)),
             [json.dumps(verdict.as_dict())],
@@ -138,7 +137,7 @@ def store(request: Request, verdict: Verdict) -> bool:
 
 def database(request: Request) -> str:
     """Its UUID, which sinks note in their entries; empty before the first harvester."""
-    with psycopg.connect(**table.formatted(request.parameters), autocommit=True) as connection:
+    with table.connect_plainly(request.parameters, autocommit=True) as connection:
         shown = _state(request.table)
         known = connection.execute("/* audit */ SELECT to_regclass(%s)", [shown.as_string(connection)]).fetchone()
         if not known or known[0] is None:
@@ -151,7 +150,7 @@ def database(request: Request) -> str:
 
 def last(parameters: Mapping[str, Any], name: str) -> dict[str, Any] | None:
     """What the last audit of this table found."""
-    with psycopg.connect(**table.formatted(parameters), autocommit=True) as connection:
+    with table.connect_plainly(parameters, autocommit=True) as connection:
         query = sql.SQL("/* last audit */ SELECT audit FROM {state} WHERE id = 1").format(state=_state(name))
         row = connection.execute(query).fetchone()
     return row[0] if row else None
