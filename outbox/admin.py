@@ -24,7 +24,7 @@ from django.utils.timesince import timesince
 
 from outbox import conf
 from outbox.admin_pages import audit, board, dead_letters, holds, payload  # noqa: F401  they register their models
-from outbox.admin_pages.acting import confirm, selected, tell_cut
+from outbox.admin_pages.acting import confirm, selected, tell_rest
 from outbox.admin_pages.base import may_see_payload, waiting
 from outbox.admin_pages.editing import edit_view
 from outbox.admin_pages.wording import plural
@@ -262,8 +262,8 @@ class OutboxRecordAdmin(_ModelAdmin):
         )  # fmt: skip
         if asked is not None:
             return asked
-        pks, is_cut = selected(queryset)
-        outcome = operations.pause_keys(pks, actor=request.user.get_username(), reason=why)
+        chosen = selected(request, queryset)
+        outcome = operations.pause_keys(chosen.pks, actor=request.user.get_username(), reason=why)
         if outcome.changed:
             verb = "is" if outcome.changed == 1 else "are"
             said = (
@@ -273,7 +273,7 @@ class OutboxRecordAdmin(_ModelAdmin):
         else:
             said = "Nothing was changed: these have no key, are paused already, or are not there any more."
             self.message_user(request, said, messages.WARNING)
-        tell_cut(self, request, is_cut)
+        tell_rest(self, request, chosen)
         return None
 
     def get_list_display(self, request: HttpRequest) -> Any:

@@ -1,19 +1,34 @@
-"""How rows of a list are acted on: which of them, the page that asks first, and the reason for the audit trail."""
+"""How rows of a list are acted on: which of them, the page that asks first, and the reason for the audit trail.
+
+A page sends back which rows it has shown, and the act takes these alone: rows come and go meanwhile, and a hold may be
+given the next record of its key.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from django import forms
 from django.contrib import admin, messages
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME, ActionForm
-from django.http import HttpRequest, HttpResponse
+from django.core.exceptions import BadRequest
+from django.db import models
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
 
 from outbox.admin_pages import held
 from outbox.admin_pages.base import COUNT_MAX
 from outbox.admin_pages.forms import WHY_CHARS, WhyForm
-from outbox.admin_pages.wording import number
+from outbox.admin_pages.wording import number, plural
+from outbox.models import Hold
+
+Seen = tuple[Any, ...]
+"""The primary key of a row, and of a hold the record that it stands for."""
+SEEN = "seen"
+_FIELDS: dict[Any, tuple[str, ...]] = {Hold: ("pk", "record_id", "stashed_at")}
 
 
 class ActForm(ActionForm):
@@ -24,16 +39,68 @@ class ActForm(ActionForm):
     )
 
 
-def selected(queryset: Any) -> tuple[tuple[int, ...], bool]:
-    """As many primary keys as one act takes, in the order of the list; and whether there are more."""
-    pks = tuple(queryset.values_list("pk", flat=True)[: COUNT_MAX + 1])
-    return pks[:COUNT_MAX], len(pks) > COUNT_MAX
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """What one act takes."""
+
+    rows: Sequence[Seen]
+    is_cut: bool
+    """There are more than one act takes."""
+    missed: int = 0
+    """Rows that the page has shown and that are gone, or stand for another record now."""
+
+    @property
+    def pks(self) -> tuple[int, ...]:
+        return tuple(row[0] for row in self.rows)
 
 
-def tell_cut(model_admin: admin.ModelAdmin[Any], request: HttpRequest, is_cut: bool) -> None:
-    if is_cut:
+def selected(request: HttpRequest, queryset: Any) -> Selection:
+    """As many rows as one act takes, in the order of the list; of those that a page has shown, where it says which."""
+    fields = _FIELDS.get(queryset.model, ("pk",))
+    if SEEN not in request.POST:
+        found = tuple(queryset.values_list(*fields)[: COUNT_MAX + 1])
+        return Selection(found[:COUNT_MAX], len(found) > COUNT_MAX)
+    shown = request.POST[SEEN].split()[:COUNT_MAX]
+    rows = _still_there(queryset.values_list(*fields), shown)
+    is_cut = len(shown) == COUNT_MAX and queryset[: COUNT_MAX + 1].count() > COUNT_MAX
+    return Selection(rows, is_cut, len(shown) - len(rows))
+
+
+def _still_there(rows: Any, shown: Sequence[str]) -> tuple[Seen, ...]:
+    try:
+        pks = [int(text.partition(":")[0]) for text in shown]
+    except ValueError as error:
+        raise BadRequest(f"The field {SEEN!r} is not what the page has sent.") from error
+    wanted = set(shown)
+    return tuple(row for row in rows.filter(pk__in=pks) if seen(row) in wanted)
+
+
+def seen(row: Seen) -> str:
+    """A row as a page sends it back."""
+    return ":".join(map(_text, row))
+
+
+def seen_of(row: models.Model | None) -> str:
+    return "" if row is None else seen(tuple(getattr(row, name) for name in _FIELDS.get(type(row), ("pk",))))
+
+
+def _text(value: Any) -> str:
+    return "" if value is None else value.isoformat() if isinstance(value, datetime) else str(value)
+
+
+def tell_rest(model_admin: admin.ModelAdmin[Any], request: HttpRequest, chosen: Selection) -> None:
+    if chosen.missed:
+        rows, was = plural(chosen.missed, "row"), "was" if chosen.missed == 1 else "were"
+        text = f"{rows} had gone or changed since the page was shown, and {was} left alone."
+        model_admin.message_user(request, text, messages.WARNING)
+    if chosen.is_cut:
         text = f"These were {COUNT_MAX:,}, and there are more. Do it again for the others."
         model_admin.message_user(request, text, messages.WARNING)
+
+
+def is_across(request: HttpRequest) -> bool:
+    """Whether more is meant than the page of the list has shown."""
+    return request.POST.get("select_across", "0") != "0"
 
 
 def confirm(
@@ -49,17 +116,21 @@ def confirm(
 ) -> tuple[HttpResponse | None, str]:
     """The page that asks, or None and the reason when it was answered. `gives_up`: whether data goes away."""
     initial = {"why": request.POST.get("why", "")}
-    form = WhyForm(request.POST if "confirmed" in request.POST else None, initial=initial)
+    is_answer = "confirmed" in request.POST and (SEEN in request.POST or not is_across(request))
+    form = WhyForm(request.POST if is_answer else None, initial=initial)
     if form.is_valid():
         return None, form.cleaned_data["why"]
-    pks, is_cut = selected(queryset)
-    rows = [held.cut(str(row), held.KEY_CHARS) for row in queryset[: held.SHOWN_MAX]]
-    more = len(pks) - len(rows)
+    chosen = selected(request, queryset)
+    if chosen.missed and not chosen.rows:
+        tell_rest(model_admin, request, chosen)
+        return HttpResponseRedirect(request.get_full_path()), ""
+    rows = [held.cut(_listed(row), held.KEY_CHARS) for row in queryset.filter(pk__in=chosen.pks[: held.SHOWN_MAX])]
+    more = len(chosen.rows) - len(rows)
     context = {
         **model_admin.admin_site.each_context(request),
         "title": title,
         "text": text,
-        "cut": number(COUNT_MAX) if is_cut else "",
+        "cut": number(COUNT_MAX) if chosen.is_cut else "",
         "button": button,
         "gives_up": gives_up,
         "action": name,
@@ -70,6 +141,13 @@ def confirm(
         "checkbox": ACTION_CHECKBOX_NAME,
         "selected": request.POST.getlist(ACTION_CHECKBOX_NAME),
         "across": request.POST.get("select_across", "0"),
+        "seen": " ".join(map(seen, chosen.rows)),
     }
     request.current_app = model_admin.admin_site.name
     return TemplateResponse(request, "admin/outbox/confirm.html", context), ""
+
+
+def _listed(row: models.Model) -> str:
+    if isinstance(row, Hold) and row.key and row.record_id is not None:  # the other scopes have it, or have none
+        return f"{row} #{row.record_id}"
+    return str(row)

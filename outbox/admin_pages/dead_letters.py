@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from django.contrib import admin
@@ -12,9 +13,9 @@ from django.utils import timezone
 from django.utils.safestring import SafeString
 
 from outbox.admin_pages import held, payload
-from outbox.admin_pages.acting import confirm
+from outbox.admin_pages.acting import Seen, confirm
 from outbox.admin_pages.editing import edit_view
-from outbox.admin_pages.kept import LIST_CHARS, KeptAdmin, search, shown_fields, why_of
+from outbox.admin_pages.kept import LIST_CHARS, KeptAdmin, search, shown_fields
 from outbox.admin_pages.wording import ago
 from outbox.models import DeadLetter
 from outbox.operations import actions as operations
@@ -55,8 +56,8 @@ class DeadLetterAdmin(KeptAdmin):
     def is_editable(self, row: DeadLetter | None) -> bool:
         return row is not None
 
-    def selector(self, pks: tuple[int, ...]) -> operations.Selector:
-        return operations.Selector(dead_ids=pks)
+    def selector(self, rows: Sequence[Seen]) -> operations.Selector:
+        return operations.Selector(dead_ids=tuple(row[0] for row in rows))
 
     def get_search_results(self, request: HttpRequest, queryset: Any, search_term: str) -> tuple[Any, bool]:
         return search(queryset, search_term), False
@@ -68,8 +69,12 @@ class DeadLetterAdmin(KeptAdmin):
         return shown_fields(request, self.readonly_fields)
 
     @admin.action(description="Send again, as new records", permissions=["retry"])
-    def retry(self, request: HttpRequest, queryset: Any) -> None:
-        self.act(request, queryset, operations.requeue, "put back into the table", why_of(request))
+    def retry(self, request: HttpRequest, queryset: Any) -> HttpResponse | None:
+        return self.act_on_shown(
+            request, queryset, operations.requeue, "retry", "Send dead letters again?",
+            "Each becomes a new record, behind what its key has sent since.", "Send them again",
+            "put back into the table",
+        )  # fmt: skip
 
     @admin.action(description="Discard: delete for good", permissions=["discard"])
     def discard(self, request: HttpRequest, queryset: Any) -> HttpResponse | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from django.contrib import admin, messages
@@ -13,11 +14,11 @@ from django.utils import timezone
 from django.utils.safestring import SafeString
 
 from outbox.admin_pages import held, payload
-from outbox.admin_pages.acting import confirm
+from outbox.admin_pages.acting import Seen, confirm
 from outbox.admin_pages.base import waiting
 from outbox.admin_pages.editing import edit_view
 from outbox.admin_pages.forms import PauseForm
-from outbox.admin_pages.kept import LIST_CHARS, KeptAdmin, search, shown_fields, why_of
+from outbox.admin_pages.kept import LIST_CHARS, KeptAdmin, search, shown_fields
 from outbox.admin_pages.wording import ago
 from outbox.models import Hold
 from outbox.operations import actions as operations
@@ -66,8 +67,9 @@ class HoldAdmin(KeptAdmin):
     def is_editable(self, row: Hold | None) -> bool:
         return row is not None and row.reason in held.REFUSED and row.record_id is not None
 
-    def selector(self, pks: tuple[int, ...]) -> operations.Selector:
-        return operations.Selector(hold_ids=pks)
+    def selector(self, rows: Sequence[Seen]) -> operations.Selector:
+        records = {pk: (record_id, stashed_at) for pk, record_id, stashed_at in rows}
+        return operations.Selector(hold_ids=tuple(records), hold_records=records)
 
     def get_search_results(self, request: HttpRequest, queryset: Any, search_term: str) -> tuple[Any, bool]:
         return search(queryset, search_term), False
@@ -81,8 +83,12 @@ class HoldAdmin(KeptAdmin):
     # ---- actions
 
     @admin.action(description="Try again now", permissions=["retry"])
-    def retry(self, request: HttpRequest, queryset: Any) -> None:
-        self.act(request, queryset, operations.requeue, "tried again", why_of(request))
+    def retry(self, request: HttpRequest, queryset: Any) -> HttpResponse | None:
+        return self.act_on_shown(
+            request, queryset, operations.requeue, "retry", "Try records again?",
+            "Kafka is given these records once more, and after each the later records of its key.", "Try them again",
+            "tried again",
+        )  # fmt: skip
 
     @admin.action(description="Skip: to the dead letters, the key goes on", permissions=["skip"])
     def skip(self, request: HttpRequest, queryset: Any) -> HttpResponse | None:
@@ -100,8 +106,11 @@ class HoldAdmin(KeptAdmin):
         return asked or self.act(request, queryset, operations.discard, "deleted", why)  # type: ignore[func-returns-value]
 
     @admin.action(description="Resume what is paused", permissions=["pause"])
-    def resume(self, request: HttpRequest, queryset: Any) -> None:
-        self.act(request, queryset.exclude(reason__in=held.REFUSED), operations.resume, "resumed", why_of(request))
+    def resume(self, request: HttpRequest, queryset: Any) -> HttpResponse | None:
+        return self.act_on_shown(
+            request, queryset.exclude(reason__in=held.REFUSED), operations.resume, "resume", "Resume what is paused?",
+            "What was kept of these is sent in its order.", "Resume them", "resumed",
+        )  # fmt: skip
 
     # ---- pages
 

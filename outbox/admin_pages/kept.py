@@ -6,7 +6,7 @@ words. Buttons on the page of one row send the same request as the list's action
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -19,7 +19,7 @@ from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
 from outbox.admin_pages import held, payload
-from outbox.admin_pages.acting import ActForm, selected, tell_cut
+from outbox.admin_pages.acting import ActForm, Seen, confirm, is_across, seen_of, selected, tell_rest
 from outbox.admin_pages.base import ReadOnlyAdmin, may_see_payload
 from outbox.admin_pages.forms import WHY_CHARS
 from outbox.admin_pages.wording import moment, plural
@@ -73,6 +73,7 @@ class KeptAdmin(ReadOnlyAdmin):
             "outbox_edit": self.is_editable(row) and self.has_edit_permission(request),
             "outbox_edit_url": f"admin:outbox_{self.model._meta.model_name}_edit",
             "object_pk": object_id,
+            "outbox_seen": seen_of(row),
         }
         return super().change_view(request, object_id, form_url, {**context, **(extra_context or {})})
 
@@ -99,19 +100,41 @@ class KeptAdmin(ReadOnlyAdmin):
         why: str = "",
     ) -> None:
         """Bulk: the operation gets primary keys, and changes them in statements of its own."""
-        pks, is_cut = selected(queryset)
-        if not pks:
-            self.message_user(request, NOTHING, messages.WARNING)
+        chosen = selected(request, queryset)
+        if not chosen.rows:
+            if not chosen.missed:
+                self.message_user(request, NOTHING, messages.WARNING)
+            tell_rest(self, request, chosen)
             return
         try:
-            outcome = operation(self.selector(pks), actor=request.user.get_username(), reason=why)
+            outcome = operation(self.selector(chosen.rows), actor=request.user.get_username(), reason=why)
         except operations.OperationRefused as error:
             self.message_user(request, str(error), messages.ERROR)
             return
         tell(self, request, outcome, done)
-        tell_cut(self, request, is_cut)
+        tell_rest(self, request, chosen)
 
-    def selector(self, pks: tuple[int, ...]) -> operations.Selector:
+    def act_on_shown(
+        self,
+        request: HttpRequest,
+        queryset: Any,
+        operation: Callable[..., operations.Outcome],
+        name: str,
+        title: str,
+        text: str,
+        button: str,
+        done: str,
+    ) -> HttpResponse | None:
+        """Asks first where rows are meant that nobody has seen yet: those of the other pages of the list."""
+        why = why_of(request)
+        if is_across(request):
+            asked, why = confirm(self, request, queryset, name, title, text, button, gives_up=False)
+            if asked is not None:
+                return asked
+        self.act(request, queryset, operation, done, why)
+        return None
+
+    def selector(self, rows: Sequence[Seen]) -> operations.Selector:
         raise NotImplementedError
 
     # ---- columns

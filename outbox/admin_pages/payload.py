@@ -57,7 +57,9 @@ class Message:
     @property
     def fingerprint(self) -> str:
         """Tells whether somebody else has changed it, and nothing about what is hidden: that takes the secret key."""
-        parts = [self.record.kafka_topic, self.record.kafka_key, self.value, list(self.headers)]
+        record = self.record
+        which = [record.pk, str(record.create_time)] if self.dead_id is None else [self.dead_id]
+        parts = [which, record.kafka_topic, record.kafka_key, self.value, list(self.headers)]
         text = json.dumps(parts).encode() + (self.binary or b"")
         return salted_hmac("outbox.admin.edit", text, algorithm="sha256").hexdigest()
 

@@ -147,7 +147,7 @@ STATE_OPERATIONS = [
             "default_permissions": ("view",),
             "permissions": [
                 ("retry", "Can have held records and dead letters sent again"),
-                ("edit", "Can edit records that are held or dead"),
+                ("edit", "Can edit records that wait, are held or dead"),
                 ("skip", "Can move held records to the dead letters"),
                 ("discard", "Can delete held records and dead letters"),
                 ("pause", "Can pause and resume topics, keys and lanes"),

@@ -55,7 +55,10 @@ def _bulk(
         wanted = ""
         if holds is not None:
             query, wanted = holds(selector.holds(found_alias).filter(reason__in=REFUSED, record_id__isnull=False))
-            held = list(query.values_list("pk", "record_id"))
+            if not dry_run:
+                query = query.select_for_update()  # none is given another record before it is changed
+            found = query.values_list("pk", "record_id", "stashed_at")
+            held = [(pk, record_id) for pk, record_id, at in found if selector.is_meant(pk, record_id, at)]
         letters = list(selector.dead_letters(found_alias).values_list("pk", "record_id")) if dead is not None else []
         matched = len(held) + len(letters)
         ids = sorted(id_ for _, id_ in (*held, *letters) if id_ is not None)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from datetime import timedelta
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import datetime, timedelta
 from typing import Any
 
 from django.db import connections
@@ -41,6 +41,9 @@ class Selector:
     all: bool = False
     hold_ids: Sequence[int] = ()
     """Primary keys of holds: then no dead letter is meant."""
+    hold_records: Mapping[int, tuple[int | None, datetime | None]] = field(default_factory=dict)
+    """By primary key, the id of the record that a hold stood for when it was chosen, and when that was stashed. A hold
+    that stands for another one now is not meant."""
     dead_ids: Sequence[int] = ()
     """Primary keys of dead letters: then no hold is meant."""
 
@@ -61,6 +64,10 @@ class Selector:
         if self.lane is not None:
             wanted &= Q(lane=self.lane) | Q(lane__isnull=True, key__isnull=False, of_lane=self.lane)
         return self._with_lane(Hold.objects, alias).filter(wanted)
+
+    def is_meant(self, pk: int, record_id: int | None, stashed_at: datetime | None) -> bool:
+        """Of a hold that `holds` has found."""
+        return self.hold_records.get(pk, (record_id, stashed_at)) == (record_id, stashed_at)
 
     def dead_letters(self, alias: str) -> Any:
         if self.hold_ids:
@@ -90,6 +97,7 @@ class Selector:
     def as_dict(self) -> dict[str, Any]:
         """What was given, for the audit row."""
         given = {name: value for name, value in asdict(self).items() if value not in (None, (), [], False)}
+        given.pop("hold_records", None)
         if self.older_than is not None:
             given["older_than"] = self.older_than.total_seconds()
         return {

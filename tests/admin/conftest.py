@@ -1,5 +1,6 @@
 """Users with some permissions, rows of every kind, and how an action is sent."""
 
+import re
 from datetime import timedelta
 
 import pytest
@@ -80,6 +81,11 @@ def act(client, url, name, *rows, **more):
     return client.post(
         reverse(url), {"action": name, "_selected_action": [row.pk for row in rows], **more}, follow=True
     )
+
+
+def hidden(text):
+    """The fields that a page sends back with an act."""
+    return dict(re.findall(r'<input type="hidden" name="(seen|select_across|confirmed)" value="([^"]*)">', text))
 
 
 def page(client, url, *arguments):

@@ -28,6 +28,7 @@ from tests.admin.conftest import (
     SECRET,
     act,
     dead,
+    hidden,
     page,
     parked,
     record,
@@ -215,7 +216,7 @@ def test_an_act_on_everything_tells_where_it_ends(admin_client, monkeypatch):
     text = act(admin_client, DEAD, "discard", letters[0], select_across="1").content.decode()
     assert "done to the first 3 of the list" in text
     assert "more</li>" not in text
-    text = act(admin_client, DEAD, "discard", letters[0], select_across="1", confirmed="1").content.decode()
+    text = act(admin_client, DEAD, "discard", letters[0], **hidden(text)).content.decode()
     assert "3 rows deleted" in text
     assert "there are more" in text
     assert [letter.record_id for letter in DeadLetter.objects.order_by("record_id")] == [0, 1]
@@ -366,7 +367,7 @@ def test_all_that_is_found_is_paused_up_to_a_limit(admin_client, monkeypatch):
     monkeypatch.setattr(acting, "COUNT_MAX", 3)
     text = act(admin_client, PENDING, "pause", rows[4], select_across="1").content.decode()
     assert "done to the first 3 of the list" in text
-    act(admin_client, PENDING, "pause", rows[4], select_across="1", confirmed="1")
+    act(admin_client, PENDING, "pause", rows[4], **hidden(text))
     assert sorted(Hold.objects.values_list("key", flat=True)) == ["a", "b", "c"]
 
 
