@@ -38,14 +38,19 @@ def missing(connection: psycopg.Connection[Any], table: str, *, exactly_once: bo
     return found
 
 
-def check(connection: psycopg.Connection[Any], table: str, *, exactly_once: bool) -> None:
-    """Raises `WrongTable` where a migration is missing, `NoRights` with the statements that give what is missing."""
+def require_migrated(connection: psycopg.Connection[Any], table: str) -> None:
+    """Raises `WrongTable`."""
     row = connection.execute(_IS_OLD, {"hold": identifier(f"{table}_hold").as_string(connection)}).fetchone()
     if row is not None and row[0]:
         raise WrongTable(
             f"{identifier(f'{table}_hold').as_string(connection)} is that of an older release: it lacks stashed_at. "
             "Run: python manage.py migrate outbox"
         )
+
+
+def check(connection: psycopg.Connection[Any], table: str, *, exactly_once: bool) -> None:
+    """Raises `WrongTable` where a migration is missing, `NoRights` with the statements that give what is missing."""
+    require_migrated(connection, table)
     if found := missing(connection, table, exactly_once=exactly_once):
         role = connection.execute("SELECT quote_ident(current_user)").fetchone()
         assert role is not None

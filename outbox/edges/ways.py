@@ -28,7 +28,8 @@ _SPARK = "spark"  # whose claim ends only when what it has marked is purged
 RIGHTS = "SELECT, INSERT, UPDATE, DELETE"
 _CLAIM = (
     "UPDATE {state} SET way = %(way)s, way_owner = %(owner)s, way_time = clock_timestamp(), name = %(name)s, "
-    "keep_empty_key = %(keep)s WHERE way = '' OR way_time < clock_timestamp() - make_interval(secs => %(patience)s + "
+    "keep_empty_key = coalesce(%(keep)s::boolean, keep_empty_key) WHERE way = '' "
+    "OR way_time < clock_timestamp() - make_interval(secs => %(patience)s + "
     "CASE WHEN way = %(exact)s AND NOT (<same>) THEN %(settled)s ELSE 0 END)"
 )
 # Records without key have another lane with the other formula: two processes would both send them, or neither would.
@@ -76,8 +77,9 @@ class Claim:
         name: str = "",
     ) -> None:
         """`name`: that of the processes that elect owners together; empty: this one elects none. `keep_empty_key`: by
-        which formula this process divides records into lanes; None: into none. `settled_s`: how much longer a claim of
-        exactly-once delivery counts for whoever is not of it, see `settled_after`."""
+        which formula this process divides records into lanes; None: into none, and what is noted
+        stays. `settled_s`: how much longer a claim of exactly-once delivery counts for whoever is not of it, see
+        `settled_after`."""
         self.way, self.owner = way, owner
         self._table, self._patience_s, self._keep = table, patience_s, keep_empty_key
         self._settled_s, self._name = settled_s, name

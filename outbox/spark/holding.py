@@ -19,13 +19,15 @@ from outbox.edges.table import identifier
 Connection = psycopg.Connection[Any]
 
 _SHOWN_MAX = 5
-# A record at the head that is gone holds nothing back any more.
-_IN_FORCE = (
-    "(h.reason IN ('paused', 'editing') OR h.wanted <> 'retry' AND (h.record_id IS NULL "
-    "OR EXISTS (SELECT FROM {table} AS head WHERE head.id = h.record_id)))"
+# A record at the head that is gone holds nothing back any more; another one may have been given its id.
+_IS_THERE = (
+    "EXISTS (SELECT FROM {table} AS head WHERE head.id = h.record_id "
+    "AND coalesce(head.create_time = h.stashed_at, true))"
 )
+_IN_FORCE = "(h.reason IN ('paused', 'editing') OR h.wanted <> 'retry' AND (h.record_id IS NULL OR " + _IS_THERE + "))"
+_KEEPS_EMPTY_KEY = "(SELECT coalesce(keep_empty_key, false) FROM {state})"
 _LANE = (
-    "(CASE WHEN o.kafka_key = '' AND NOT (SELECT coalesce(keep_empty_key, false) FROM {state}) THEN o.id "
+    "(CASE WHEN o.kafka_key = '' AND NOT " + _KEEPS_EMPTY_KEY + " THEN o.id "
     "ELSE hashtextextended(o.kafka_key, 0) & 9223372036854775807 END %% (SELECT lanes FROM {state}))"
 )
 # As migration 0005 composes `unit`, which has an index: many holds cost a record no more than one.
@@ -34,11 +36,19 @@ _CONCERNS = (
     "md5(CASE WHEN o.kafka_key = '' THEN 'record ' || o.id "
     "ELSE 'key ' || length(o.kafka_topic) || ' ' || o.kafka_topic || ' ' || o.kafka_key END)])"
 )
-FREE = " AND NOT EXISTS (SELECT FROM {hold} AS h WHERE " + _IN_FORCE + " AND " + _CONCERNS + ")"
+# An empty key that is kept is held like any other, though its holds are those of records. Found out once a statement.
+_EMPTY_KEY_IS_HELD = (
+    "(o.kafka_key = '' AND o.kafka_topic IN (SELECT h.topic FROM {hold} AS h WHERE h.key = '' AND "
+    + _KEEPS_EMPTY_KEY + " AND " + _IN_FORCE + "))"
+)  # fmt: skip
+FREE = (
+    " AND NOT EXISTS (SELECT FROM {hold} AS h WHERE " + _IN_FORCE + " AND " + _CONCERNS + ")"
+    " AND NOT " + _EMPTY_KEY_IS_HELD
+)  # fmt: skip
 """For a statement on the table under the name `o`."""
 _LIFT = (
     "/* hold */ DELETE FROM {hold} AS h WHERE reason IN ('parked', 'quarantined') AND record_id IS NOT NULL "
-    "AND NOT EXISTS (SELECT FROM {table} AS head WHERE head.id = h.record_id)"
+    "AND NOT " + _IS_THERE
 )
 # Confirmed is what no marked record belongs to: neither of the last batch nor of the one before it.
 _CONFIRM = (

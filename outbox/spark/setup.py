@@ -77,7 +77,8 @@ def look(conf: Conf, owner: str) -> None:
         ).fetchone()
         if row is None or row[0] != WAY:
             settled_s = settled_after(conf.transaction_timeout_s)
-            claim = Claim(conf.table, WAY, owner, conf.session_timeout_s, settled_s=settled_s)
+            keep = conf.keep_empty_key  # for the holds; the query itself divides records into no lanes
+            claim = Claim(conf.table, WAY, owner, conf.session_timeout_s, keep_empty_key=keep, settled_s=settled_s)
             claim.take(connection, lanes=conf.lanes, quietly=True)
 
 

@@ -24,6 +24,7 @@ import psycopg
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 
+from outbox.edges import rights
 from outbox.edges.marks import WrongTable
 from outbox.edges.session import BoundedConnection
 from outbox.edges.table import connect_bounded, identifier
@@ -180,6 +181,7 @@ class Stream:
                 f"The Spark source needs the tables {', '.join(row[0])}, which do not exist. Run: python manage.py "
                 "migrate outbox, or correct the options table and url."
             )
+        rights.require_migrated(connection, self.table)
 
     def state(self, connection: Connection) -> State:
         row = connection.execute(

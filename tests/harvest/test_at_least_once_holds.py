@@ -194,3 +194,22 @@ def test_a_topic_at_fault_is_held_key_by_key_and_nothing_of_it_dies(at):
     assert sorted(row[:3] for row in found) == [(ids[0], "a", "parked"), (ids[1], "b", "parked")]
     assert at.db.execute(DEAD).fetchall() == []
     assert at.count == 4
+
+
+def test_a_kept_empty_key_keeps_its_order_behind_a_refused_record(at):
+    """Also for the next leader."""
+    ids = at.insert(["", "a"] * 5)
+    at.db.execute(POISON, [[ids[2]]])
+    with at.working(KEEP_EMPTY_KEY=True):
+        wait_until(lambda: at.db.execute(HOLDS).fetchall() == [(ids[2], "", "parked", 2, "MSG_SIZE_TOO_LARGE")])
+        wait_until(lambda: at.count == 4)
+    at.db.execute("UPDATE outbox_hold SET next_try = now() + interval '1 h'")
+    with at.working(KEEP_EMPTY_KEY=True) as host:
+        at.insert(["a"] * 3)
+        at.insert([""])
+        wait_until(lambda: at.count == 5)
+        at.db.execute("UPDATE outbox SET kafka_value = '3' WHERE id = %s", [ids[2]])
+        actions.requeue(Selector(ids=[ids[2]]), "ann")
+        at.wait_empty()
+        finish(host)
+    assert at.by_key()[""] == [1, 3, 5, 7, 9, 1]

@@ -2,6 +2,7 @@
 
 import pickle
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
 
 import psycopg
 import pytest
@@ -509,6 +510,28 @@ def test_what_is_held_back_is_left_alone_and_told_so(query, outbox_table):
     assert outbox_table.run("SELECT * FROM {hold}") == []
 
 
+def test_a_kept_empty_key_is_held_like_any_other(query, outbox_table):
+    """By the formula of the harvester that had the table before."""
+    with psycopg.connect(outbox_table.url, autocommit=True) as connection:
+        Claim(outbox_table.table, "exactly-once", "somebody", 0.0, keep_empty_key=True).take(connection)
+    outbox_table.run("UPDATE {state} SET way = ''")
+    outbox_table.run("INSERT INTO {table} (kafka_topic, kafka_key) VALUES ('t', ''), ('t', ''), ('t', ''), ('u', '')")
+    hold(outbox_table, "parked", "t", "", record_id=2)
+    running = query()
+    assert running.drain() == [4]
+    outbox_table.run("UPDATE {hold} SET wanted = 'retry'")
+    look_again(running)
+    assert running.drain() == [1, 2, 3]
+
+
+def test_a_hold_concerns_no_other_record_with_the_id_of_its_own(query, outbox_table):
+    outbox_table.insert("t", 1)
+    hold(outbox_table, "parked", "t", "k0", record_id=1, stashed_at=datetime.now(UTC) - timedelta(days=1))
+    running = query()
+    assert running.drain() == [1]
+    assert outbox_table.run("SELECT * FROM {hold}") == []
+
+
 def test_a_pause_is_confirmed_when_nothing_of_it_is_on_its_way(query, outbox_table):
     outbox_table.insert("t", 14)
     running = query()
@@ -530,6 +553,14 @@ def test_options_are_checked_all_at_once():
         OutboxSource({"Table": "o", "slices": "0", "maxrecords": "many", "resend": "yes", "color": "red"}).schema()
     for part in ("color: unknown", "slices='0'", "maxrecords='many'", "resend='yes': give \"true\"", "url: missing"):
         assert part in str(error.value)
+
+
+def test_holds_of_an_older_release_are_to_be_migrated(outbox_table):
+    outbox_table.run("ALTER TABLE {hold} DROP COLUMN stashed_at")
+    reader = OutboxStreamReader(Options(outbox_table.url, outbox_table.table))
+    with pytest.raises(stream.WrongTable, match=r"lacks stashed_at.*migrate"):
+        reader.initialOffset()
+    reader._drop()
 
 
 def test_tables_that_are_not_there_are_named(outbox_table):
