@@ -143,7 +143,7 @@ class HoldAdmin(KeptAdmin):
         if not self.has_edit_permission(request):
             raise PermissionDenied
         hold = self.get_queryset(request).filter(pk=pk, record_id__isnull=False).first()
-        return edit_view(self, request, payload.of_record(hold.record_id) if hold else None)
+        return edit_view(self, request, payload.of_held(hold) if hold else None)
 
     # ---- columns
 
@@ -165,5 +165,4 @@ class HoldAdmin(KeptAdmin):
 
     @admin.display(description="record")
     def record(self, hold: Hold) -> SafeString:
-        message = payload.of_record(hold.record_id) if hold.record_id is not None else None
-        return payload.as_html(message)
+        return payload.as_html(payload.of_held(hold))

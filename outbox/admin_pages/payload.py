@@ -18,7 +18,7 @@ from django.utils.safestring import SafeString
 from outbox import conf
 from outbox.admin_pages.forms import line_end
 from outbox.admin_pages.held import cut
-from outbox.models import DeadLetter, OutboxRecord
+from outbox.models import DeadLetter, Hold, OutboxRecord
 from outbox.redaction import TEXT_MAX, keeps_everything, redact
 
 HEADER_CHARS = 1_000
@@ -111,6 +111,14 @@ def of_record(pk: int) -> Message | None:
         id=pk, kafka_topic=record.kafka_topic, kafka_key=record.kafka_key, create_time=record.create_time
     )
     return Message(bare, None, record.kafka_value, _bytes(record.kafka_value_binary), tuple(headers))
+
+
+def of_held(hold: Hold) -> Message | None:
+    """Of the record at the head of a hold, as long as it is there and not another one with its id."""
+    message = of_record(hold.record_id) if hold.record_id is not None else None
+    if message is None or hold.stashed_at not in (None, message.record.create_time):
+        return None
+    return message
 
 
 def of_dead(pk: int) -> Message | None:

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from django.db import IntegrityError, connections, transaction
+from django.db.models import Q
 
 from outbox import conf as settings
 from outbox.exceptions import InvalidMessage
@@ -136,9 +137,11 @@ def _change(
     with transaction.atomic(using=alias):
         if not Hold.objects.using(alias).filter(pk=hold.pk).delete()[0]:
             raise OperationRefused("The edit was ended by somebody else; nothing was changed.")
-        if not OutboxRecord.objects.using(alias).filter(pk=record_id).update(**_values(row, _COLUMNS)):
+        same = Q(create_time=hold.stashed_at) if hold.stashed_at else Q(create_time=None)
+        if not OutboxRecord.objects.using(alias).filter(same, pk=record_id).update(**_values(row, _COLUMNS)):
             raise OperationRefused(f"Record {record_id} was delivered or deleted meanwhile; nothing was changed.")
-        refused = Hold.objects.using(alias).filter(record_id=record_id, reason__in=REFUSED)
+        known = Q(stashed_at=hold.stashed_at) | Q(stashed_at=None)
+        refused = Hold.objects.using(alias).filter(known, record_id=record_id, reason__in=REFUSED)
         pending = refused.exclude(wanted__in=("skip", "discard")).update(wanted="retry")
         details = {"id": record_id, "fields": sorted(changes)}
         audit(alias, actor, "edit", reason, details)

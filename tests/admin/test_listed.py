@@ -111,6 +111,16 @@ def test_a_hold_whose_record_was_replaced_under_its_id_is_left_alone(admin_clien
     assert Hold.objects.get().wanted == ""
 
 
+def test_the_page_of_a_hold_shows_no_other_record_with_the_id_of_its_own(admin_client):
+    hold = known(kafka_value="another")
+    Hold.objects.update(stashed_at=timezone.now() - timedelta(days=1))
+    text = page(admin_client, HOLD, hold.pk)
+    assert "another" not in text
+    assert "not in the table any more" in text
+    text = admin_client.get(page_of(hold), follow=True).content.decode()
+    assert "was delivered or deleted meanwhile" in text
+
+
 def test_the_page_of_a_hold_acts_on_the_record_that_it_shows(admin_client):
     hold = known()
     seen = hidden(page(admin_client, HOLD, hold.pk))

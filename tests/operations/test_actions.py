@@ -12,6 +12,7 @@ from django.core.management import CommandError, call_command
 from django.db import connection
 
 import outbox
+from outbox.edges import table
 from outbox.models import AuditRow, DeadLetter, Hold, OutboxRecord
 from outbox.operations import actions
 from outbox.operations.actions import NothingSelected, OperationRefused, Selector
@@ -191,6 +192,32 @@ def test_of_two_edits_that_begin_at_once_one_is_told():
         other.commit()
         thread.join(60)
     assert "is being edited already" in outcome[0]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_an_edit_does_not_change_another_record_with_the_same_id():
+    """TRUNCATE … RESTART IDENTITY while it waits for the lane."""
+    id_ = outbox_record()
+    replace = (
+        "DELETE FROM outbox; INSERT INTO outbox (id, create_time, kafka_topic, kafka_key, kafka_value) VALUES "
+        f"({id_}, clock_timestamp(), 't', 'k', 'new'); UPDATE outbox_hold SET confirmed_by = '{{0}}'"
+    )
+
+    def lane():
+        with psycopg.connect(**table.parameters("default"), autocommit=True) as own:
+            deadline = time.monotonic() + 60
+            while not own.execute("SELECT 1 FROM outbox_hold WHERE reason = 'editing'").fetchone():
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+            own.execute(replace)
+
+    thread = threading.Thread(target=lane)
+    thread.start()
+    with pytest.raises(OperationRefused, match="was delivered or deleted meanwhile"):
+        actions.edit(record_id=id_, changes={"value": "better"}, actor="ann")
+    thread.join(60)
+    assert OutboxRecord.objects.get(pk=id_).kafka_value == "new"
+    assert not Hold.objects.exists()
 
 
 def test_an_edit_does_not_wait_inside_of_a_transaction():
