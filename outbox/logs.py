@@ -21,7 +21,7 @@ EVENTS: Mapping[str, str] = {
     "harvester_stopped": "it is done",
     "harvester_failed": "the error that stopped it",
     "starting": "`outbox-harvest` with its file and its place",
-    "configuration_note": "`outbox-harvest` takes something in its file for granted, or leaves it out",
+    "configuration_note": "`outbox-harvest` assumes something, or leaves it out; a secret is on a command line",
     "waiting": "a server is away at the start, or another [way of delivery](delivery.md) has the table; it waits",
     "waiting_over": "the server is back, or the table is free",
     "leader_topic_created": "the leader topic did not exist",

@@ -13,7 +13,7 @@ from typing import Any
 
 import environ
 
-from outbox import conf
+from outbox import conf, secrets
 from outbox.cli import dsn, keys, logs, options, reaper
 from outbox.cli.document import Problem
 from outbox.cli.durations import show_duration
@@ -62,8 +62,23 @@ def settle(text: str, name: str, environment: Mapping[str, str], flags: Override
     parsed = _parse(settings, where, problems)
     if problems or parsed is None:
         raise Refused(problems)
+    notes = [*file.notes, *_exposed(flags)]
     member = program.get(MEMBER_NAME) or file.values.get("name") or _member_name(process_id)
-    return Configuration(parsed, settings, database, member, level, file.notes)
+    return Configuration(parsed, settings, database, member, level, notes)
+
+
+def _exposed(flags: Overrides) -> list[str]:
+    """Secrets that stand on the command line."""
+    source = dsn.parse(flags.program.get(DATA_SOURCE, ""))
+    found = {DATA_SOURCE: ["the password"] if any(source[name] for name in source if secrets.is_secret(name)) else []}
+    for setting in ("KAFKA", "PRODUCER"):
+        found[setting] = [name for name in flags.settings.get(setting, {}) if secrets.is_secret(name)]
+    paths = {**{key.setting: key.path for key in keys.KEYS}, DATA_SOURCE: "dataSource"}
+    return [
+        secrets.told(keys.flag(name), names, f"Set {keys.variable(name)}, or {paths[name]} in the file.")
+        for name, names in found.items()
+        if names
+    ]
 
 
 def _places(file: reaper.Reaper) -> dict[str, str]:

@@ -46,6 +46,10 @@ def settled(conf: Conf) -> Conf:
     return replace(conf, delivery=EXACTLY_ONCE, lanes=1)
 
 
+def notes(flags: Flags) -> list[str]:
+    return start.exposed(_config(flags.config))
+
+
 def check(flags: Flags) -> None:
     """Raises what is missing on this machine, or wrong with the flags, before anything begins. Starts no JVM that
     stays."""

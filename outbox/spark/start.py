@@ -6,8 +6,9 @@ import importlib.util
 import os
 import sys
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from outbox import secrets
 from outbox.exceptions import MissingExtra
 
 if TYPE_CHECKING:
@@ -32,13 +33,20 @@ def session(
     and `spark.driver.bindAddress`.
     """
     check_extra()
+    from pyspark import SparkConf, SparkContext
     from pyspark.sql import SparkSession
 
     prepare_environment()
-    builder = SparkSession.builder.appName(name).master(master)
-    for key, value in {**_defaults(kafka and "spark.jars" not in (config or {})), **(config or {})}.items():
-        builder = builder.config(key, value)
-    spark = builder.getOrCreate()
+    given: dict[str, Any] = {
+        "spark.app.name": name,
+        "spark.master": master,
+        **_defaults(kafka and "spark.jars" not in (config or {})),
+    }
+    given |= config or {}
+    # A JVM is started with its settings on its command line. Secrets reach it afterwards, through a connection.
+    open_to_all = [pair for pair in given.items() if not secrets.is_secret(pair[0])]
+    SparkContext._ensure_initialized(conf=SparkConf(loadDefaults=False).setAll(open_to_all))
+    spark = SparkSession.builder.config(map=given).getOrCreate()
     if show_ui and spark.sparkContext.uiWebUrl:
         print(f"Spark's web interface: {spark.sparkContext.uiWebUrl}", file=sys.stderr, flush=True)  # noqa: T201
     return spark
@@ -83,3 +91,12 @@ def _defaults(with_connector: bool) -> dict[str, str]:
 
         found["spark.jars"] = ",".join(map(str, spark_install.connector(version)))
     return found
+
+
+def exposed(config: Mapping[str, str]) -> list[str]:
+    """What to tell of secrets that were given by --spark-conf."""
+    names = [name for name in config if secrets.is_secret(name)]
+    instead = (
+        "Put it into the file spark-defaults.conf, readable by this user alone, in a folder that SPARK_CONF_DIR names."
+    )
+    return [secrets.told("--spark-conf", names, instead)] if names else []

@@ -223,3 +223,19 @@ def test_table_names_are_read_as_in_sql(text, names):
 def test_a_wrong_table_is_told():
     (told,) = refusals("harvest: {outboxTable: a.b.c}")
     assert told.startswith("r.yaml:1: harvest.outboxTable: is 'a.b.c'. Write table, schema.table, or each in double")
+
+
+def test_a_secret_on_the_command_line_is_warned_of():
+    found = settle(
+        "", "--data-source", "host=db user=u password=one dbname=d sslmode=disable",
+        "--kafka", "sasl.username=u,sasl.password=two", "--producer", "linger.ms=1",
+    )  # fmt: skip
+    seen = "everybody on this machine sees it in the list of processes"
+    assert found.notes == [
+        f"--data-source holds the password: {seen}. Set OUTBOX_DATA_SOURCE, or dataSource in the file.",
+        f"--kafka holds sasl.password: {seen}. Set OUTBOX_KAFKA, or baseKafkaConfig in the file.",
+    ]
+    [note] = settle("", "--data-source", "postgres://u:one@db/d?sslmode=disable").notes
+    assert note.startswith("--data-source holds the password")
+    sources = {"OUTBOX_DATA_SOURCE": "host=db password=one sslmode=disable", "OUTBOX_KAFKA": "sasl.password=two"}
+    assert settle("", "--data-source", "host=db dbname=d sslmode=disable", **sources).notes == []

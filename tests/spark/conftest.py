@@ -23,7 +23,9 @@ def pytest_terminal_summary(terminalreporter):
         terminalreporter.line(f"left out: tests/spark, for want of {', '.join(MISSING)} (pip install -e '.[dev]')")
 
 
+SECRET = {"spark.hadoop.fs.s3a.secret.key": "not-for-the-list-of-processes"}
 CONFIG = {
+    **SECRET,
     "spark.ui.enabled": "false",
     "spark.driver.memory": "512m",
     "spark.driver.maxResultSize": "1m",

@@ -121,3 +121,10 @@ def test_a_table_without_its_companion_is_named(alias, outbox_table, settings_of
     outbox_table.run("DROP TABLE {spark}")
     with pytest.raises(Exception, match=r"_spark' does not exist.*migrate outbox"):
         setup.look(settings_of(), "somebody")
+
+
+def test_a_secret_among_the_flags_is_warned_of():
+    [note] = setup.notes(setup.Flags(config=["spark.driver.memory=1g", "spark.hadoop.fs.s3a.secret.key=x"]))
+    assert note.startswith("--spark-conf holds spark.hadoop.fs.s3a.secret.key: everybody on this machine sees it")
+    assert "SPARK_CONF_DIR" in note
+    assert setup.notes(setup.Flags(config=["spark.driver.memory=1g"])) == []

@@ -13,6 +13,7 @@ from outbox.devstack import spark_install
 from outbox.devstack.errors import DevstackError
 from outbox.exceptions import MissingExtra
 from outbox.spark import start
+from tests.spark.conftest import SECRET
 
 
 @pytest.fixture
@@ -91,6 +92,16 @@ def test_sparks_folder_has_programs_and_jars_but_no_zip_to_compile():
     assert os.access(home / "bin" / "spark-class", os.X_OK)
     assert not (home / "python").exists()
     assert spark_install.home() == home
+
+
+def test_a_secret_of_the_configuration_is_not_on_the_command_line_of_the_jvm(spark):
+    """Where every user of the machine could read it."""
+    [(name, value)] = SECRET.items()
+    assert spark.sparkContext.getConf().get(name) == value
+    assert spark.sparkContext._jsc.hadoopConfiguration().get(name.removeprefix("spark.hadoop.")) == value
+    commands = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()]
+    assert any(b"spark.driver.memory=512m" in command for command in commands), "Spark's JVM is one of them"
+    assert not any(value.encode() in command for command in commands)
 
 
 def test_without_pyspark_a_name_says_what_to_install():

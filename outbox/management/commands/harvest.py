@@ -170,6 +170,8 @@ def _spark_harvester(options: dict[str, Any]) -> tuple[Any, Stop]:
     names = ("master", "transform", "checkpoint", "sink", "slices", "max_records", "resend", "connector")
     flags = setup.Flags(config=options["spark_conf"], **{name: options[name] for name in names})
     setup.check(flags)
+    for note in setup.notes(flags):
+        logging.getLogger("outbox.spark").warning("configuration_note %s", note)
     conf = setup.settled(_settings(options))
     engine = Engine(lambda: setup.job_of(conf, flags), MeterRead)
     harvester = Harvester(

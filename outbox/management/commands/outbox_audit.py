@@ -18,6 +18,7 @@ from outbox.conf import Conf
 from outbox.edges.table import parameters
 from outbox.exceptions import OutboxError
 from outbox.operations import stats
+from outbox.spark import start
 from outbox.spark.verdict import AuditImpossible, NotNow, Request, Verdict, store
 
 EXIT_CODES = {
@@ -62,6 +63,8 @@ class Command(BaseCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         try:
             request, config = self._request(options), _config(options["spark_conf"])
+            for text in start.exposed(config):
+                self.stderr.write(text)
             is_clean = self._audits(request, config, options)
         except OutboxError as error:
             raise CommandError(str(error)) from error
@@ -84,8 +87,6 @@ class Command(BaseCommand):
         )
 
     def _audits(self, request: Request, config: dict[str, str], options: dict[str, Any]) -> bool:
-        from outbox.spark import start
-
         stop = threading.Event()
         spark = start.session("outbox audit", options["master"], config, show_ui=not options["json"])
         spark.sparkContext.setLogLevel("ERROR")

@@ -14,7 +14,7 @@ from outbox import conf as settings
 from outbox.exceptions import OutboxError
 from outbox.operations import check, stats
 from outbox.operations.findings import Level, verdict
-from outbox.operations.secrets import Redactor, shown
+from outbox.secrets import Redactor, shown
 
 EXIT_CODES = {0: "harvesters can work; warnings may be there", 1: "something must be changed first"}
 _SAID = {
