@@ -4,6 +4,7 @@ Checks that need a connection run only where Django hands them an alias (``migra
 or unreachable database is not an error here: ``migrate`` is how it stops being fresh.
 """
 
+import inspect
 import sys
 from collections.abc import Iterator, Sequence
 from importlib import import_module
@@ -170,8 +171,7 @@ def check_table(
     if alias not in (databases or ()) or alias not in connections or connections[alias].vendor != "postgresql":
         return []
     try:
-        # `migrate` runs these checks too, before it has created or repaired what they look at.
-        return list(_inspect(alias, settings.table, migrating="migrate" in sys.argv[1:2]))
+        return list(_inspect(alias, settings.table, migrating=_is_migrating()))
     except DatabaseError as error:
         return [
             Warning(
@@ -180,6 +180,17 @@ def check_table(
                 id="outbox.W006",
             )
         ]
+
+
+def _is_migrating() -> bool:
+    """Whether `migrate` runs these checks, before it has created or repaired what they look at. However it was called,
+    Django does not say so."""
+    from django.core.management.commands.migrate import Command
+
+    frame = inspect.currentframe()
+    while frame is not None and not issubclass(type(frame.f_locals.get("self")), Command):
+        frame = frame.f_back
+    return frame is not None
 
 
 def _inspect(alias: str, table: str, *, migrating: bool) -> Iterator[CheckMessage]:

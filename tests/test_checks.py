@@ -7,11 +7,12 @@ import sys
 import psycopg
 import pytest
 from django.core.checks import run_checks
+from django.core.management import call_command
 from django.db import connections
 from django.test import override_settings
 
 from outbox import checks
-from tests.support.databases import ROOT, django, fresh_database
+from tests.support.databases import ROOT, django, fresh_database, leading
 
 
 def ids(messages):
@@ -152,6 +153,16 @@ def test_a_fresh_database_can_be_checked_and_migrated(postgres):
         ):
             done = django(*command, url=url)
             assert done.returncode == 0, (command, done.stderr)
+
+
+def test_a_program_can_migrate_a_fresh_database_with_checks(postgres, django_db_blocker):
+    """`call_command` leaves no word of it in sys.argv."""
+    with fresh_database(os.environ["DATABASE_URL"]) as url, leading(url, django_db_blocker):
+        call_command("migrate", "outbox", skip_checks=False, verbosity=0)
+        assert checks.check_table(databases=["default"]) == []
+        with connections["default"].cursor() as cursor:
+            cursor.execute("DROP TABLE outbox")
+        assert [found.id for found in checks.check_table(databases=["default"])] == ["outbox.E006"]
 
 
 def test_a_dropped_table_names_the_command(postgres):
