@@ -70,6 +70,8 @@ EVENTS: Mapping[str, str] = {
     "read_works_again": "and can be again",
     "claim_failed": "exactly-once: the claim on the table could not be repeated; nothing is read when it is old",
     "claim_works_again": "and could be again",
+    "claim_refused": "at-least-once: a session that claims to be a newer owner holds the lane; who, and what to do",
+    "writers_wait": "writers of `ordered=True` have waited for long; who holds their lock, and what to do",
     "purge_failed": "exactly-once: what was delivered could not be deleted; it is tried until it can be",
     "purge_works_again": "and was",
     "purged_fewer": "rows that were sent had vanished before they were deleted: something else deletes from the table",

@@ -268,8 +268,9 @@ class HoldTable:
         return Watch(row[0], row[1], row[2], tuple(row[3]), tuple(row[4]), row[5]) if row else None
 
     def show_alive(self, connection: Connection, owner: str) -> None:
-        """For as long as the connection stands: a lock that nobody waits for, and that all roles may see."""
-        connection.execute("/* watch */ SELECT pg_advisory_lock_shared(hashtextextended(%s, 0))", [owner])
+        """For as long as the connection stands: a lock that nobody waits for, and that all roles may see. Whoever else
+        holds it shows the same."""
+        connection.execute("/* watch */ SELECT pg_try_advisory_lock_shared(hashtextextended(%s, 0))", [owner])
 
     def own(self, connection: Connection, lane: int, owner: str, care: Care) -> None:
         """From now on the lane counts as left uncleanly, until `leave`; a culprit is held."""

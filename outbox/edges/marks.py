@@ -20,11 +20,13 @@ from psycopg import sql
 
 from outbox.core.frontier import parse_snapshot
 from outbox.core.settled import Settled
+from outbox.edges import locks
 from outbox.edges.reader import lane_of_row
 from outbox.edges.table import identifier
 from outbox.exceptions import OutboxError
 
 _MUTEX = -1  # no epoch is negative
+_MUTEX_NUMBER = 4_294_967_295  # as pg_locks shows it
 _GONE_POLL_S = 0.01
 COLUMNS = (
     "id",
@@ -98,6 +100,8 @@ class Marks:
         self._shown = self._table.as_string()
         self.held = _NOTHING
         """What is left out. Replaced as a whole, from any thread: what is freed is found from the beginning."""
+        self.refused_by = ""
+        """Who has a newer claim, when one of ours was refused."""
         self._walked_with = _NOTHING
         self._settled = Settled()
         self._walk_at = 0.0
@@ -127,21 +131,33 @@ class Marks:
             # What is sent must not vanish in a crash of the server: a mark that is flushed flushes the writers before.
             connection.execute("SET synchronous_commit = on")
         number = epoch % 0x7FFF_FFFF
+        try:
+            if not self._take_over(connection, space, number, give_up_at):
+                return False
+        except psycopg.errors.LockNotAvailable as error:
+            raise ClaimBlocked(locks.holders(connection, space)) from error
+        self._highest = None
+        self._settled.reset()
+        return True
+
+    def _take_over(self, connection: psycopg.Connection[Any], space: int, number: int, give_up_at: float) -> bool:
         with connection.transaction():
             # Whose sessions they are goes by who has logged in, not by the role that they have assumed.
             connection.execute("/* claim */ SET LOCAL ROLE NONE")
             connection.execute("/* claim */ SELECT pg_advisory_xact_lock(%s, %s)", [space, _MUTEX])
-            while others := self._others(connection, space):
-                if any(other > number for _, other in others):
+            while others := [holder for holder in locks.holders(connection, space) if holder.number != _MUTEX_NUMBER]:
+                if newer := [holder for holder in others if holder.number > number]:
+                    self.refused_by = f"{locks.told(newer)}. {locks.remedy(newer)}"
                     return False
                 if time.monotonic() > give_up_at:
-                    raise StillThere([pid for pid, _ in others])
-                for pid, _ in others:
-                    connection.execute("/* claim */ SELECT pg_terminate_backend(%s)", [pid])
+                    raise StillThere(others)
+                try:
+                    for holder in others:
+                        connection.execute("/* claim */ SELECT pg_terminate_backend(%s)", [holder.pid])
+                except psycopg.errors.InsufficientPrivilege as error:
+                    raise StillThere(others) from error
                 time.sleep(_GONE_POLL_S)
             connection.execute("/* claim */ SELECT pg_advisory_lock(%s, %s)", [space, number])
-        self._highest = None
-        self._settled.reset()
         return True
 
     def _inspect(self, connection: psycopg.Connection[Any]) -> tuple[int, bool]:
@@ -161,8 +177,7 @@ class Marks:
                 f"The table {self._shown} lacks the columns {', '.join(missing)}. Run migrate, or correct TABLE."
             )
         self._compose(binary="kafka_value_binary" in columns, sequence=self._sequence(connection))
-        space = crc32(f"outbox/{oid}/{self.lane}".encode())
-        return space - (1 << 32) if space >= 1 << 31 else space, bool(durable)
+        return _space(oid, self.lane), bool(durable)
 
     def _sequence(self, connection: psycopg.Connection[Any]) -> str | None:
         """That draws the ids, where there is one and it may be looked at."""
@@ -172,16 +187,6 @@ class Marks:
             [self._shown],
         ).fetchone()
         return str(row[0]) if row else None
-
-    @staticmethod
-    def _others(connection: psycopg.Connection[Any], space: int) -> list[tuple[int, int]]:
-        return connection.execute(
-            "/* claim */ SELECT pid, objid::bigint FROM pg_locks "
-            "WHERE locktype = 'advisory' AND granted AND objsubid = 2 "
-            "AND database = (SELECT oid FROM pg_database WHERE datname = current_database()) "
-            "AND classid = (%s::bigint & 4294967295)::oid AND objid <> 4294967295 AND pid <> pg_backend_pid()",
-            [space],
-        ).fetchall()
 
     # ---- mark, fetch, sweep: on the claimed connection
 
@@ -287,11 +292,37 @@ class Marks:
 class StillThere(OutboxError):
     """Sessions of an earlier owner could not be ended in time."""
 
-    def __init__(self, pids: list[int]) -> None:
+    def __init__(self, found: Sequence[locks.Holder]) -> None:
         super().__init__(
-            f"The sessions {pids} of an earlier owner of the lane did not end when terminated. "
-            "Harvesters of one table must use one database role, or a member of pg_signal_backend."
+            f"The lane is still claimed by {locks.told(found)} of an earlier owner, which did not end when terminated. "
+            "Harvesters of one table must log in as one database role, or as members of pg_signal_backend. "
+            f"{locks.remedy(found)}"
         )
+
+
+class ClaimBlocked(OutboxError):
+    """Somebody holds the lock under which owners of the lane take over from each other."""
+
+    def __init__(self, found: Sequence[locks.Holder]) -> None:
+        super().__init__(f"The lock of the lane is held by {locks.told(found)}. {locks.remedy(found)}")
+
+
+def _space(table: int, lane: int) -> int:
+    """The first half of the lane's locks."""
+    space = crc32(f"outbox/{table}/{lane}".encode())
+    return space - (1 << 32) if space >= 1 << 31 else space
+
+
+def strangers(connection: psycopg.Connection[Any], table: str, lane: int) -> list[locks.Holder]:
+    """Who holds locks of the lane as no harvester does: under another name, or the lock of claims for long."""
+    row = connection.execute("SELECT to_regclass(%s)::oid::bigint", [identifier(table).as_string()]).fetchone()
+    found = locks.holders(connection, _space(row[0] if row else 0, lane))
+    return [
+        holder
+        for holder in found
+        if not holder.application.startswith("outbox")
+        or (holder.number == _MUTEX_NUMBER and (holder.since_s is None or holder.since_s >= locks.LONG_S))
+    ]
 
 
 def _fetch_rows(connection: psycopg.Connection[Any], statement: str, given: Any) -> list[Row]:

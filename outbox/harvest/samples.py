@@ -8,6 +8,7 @@ look that fails is a gap in a chart.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -16,8 +17,11 @@ from typing import Any
 
 import psycopg
 
-from outbox.edges import samples, table
+from outbox.edges import locks, samples, table
 from outbox.harvest.readings import Troubles
+from outbox.inserts import ORDER_LOCK
+
+logger = logging.getLogger("outbox.harvest")
 
 EVERY_S = 60.0
 STATEMENT_TIMEOUT_S = 2.0
@@ -70,4 +74,10 @@ class Sampler:
                 application_name="outbox sample",
             )
         ) as connection:
-            return samples.take(connection, self._conf.table, self._refused())
+            written = samples.take(connection, self._conf.table, self._refused())
+            if found := locks.waiting(connection, ORDER_LOCK):
+                logger.warning(
+                    "writers_wait count=%d longest_s=%.1f holders=%r remedy=%r",
+                    found.sessions, found.longest_s, locks.told(found.holders), locks.remedy(found.holders),
+                )  # fmt: skip
+            return written

@@ -5,6 +5,7 @@ Two sessions: marks, with what may not run beside them, on the one that holds th
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from functools import partial
@@ -19,6 +20,8 @@ from outbox.edges.ways import NoRights, OtherWay
 from outbox.failpoints import failpoint
 from outbox.harvest.readings import Troubles
 from outbox.harvest.way import WayKeeper
+
+logger = logging.getLogger("outbox.harvest")
 
 GRACE_S = 1.0  # for the statement under way when its time is over or the lane ends
 
@@ -39,6 +42,7 @@ class Statements:
         fatal: Callable[[BaseException], None],
     ) -> None:
         self.under_way = 0
+        self._lane = lane
         self._board, self._troubles, self._way, self._hand_over, self._fatal = board, troubles, way, post, fatal
         self._timeout_s = conf.statement_timeout_s
         self.marks = self._marks = Marks(
@@ -138,6 +142,8 @@ class Statements:
 
         def done(claimed: bool, now: float) -> None:
             failpoint("after-claim")
+            if not claimed:
+                logger.warning("claim_refused lane=%d by=%r", self._lane, self._marks.refused_by)
             (board.claimed if claimed else board.claim_refused)(ticket, now)
 
         def job(connection: Any) -> bool:

@@ -12,9 +12,10 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from outbox.conf import EXACTLY_ONCE, Conf
-from outbox.edges import overview, rights, table
+from outbox.conf import AT_LEAST_ONCE, EXACTLY_ONCE, Conf
+from outbox.edges import locks, marks, overview, rights, table
 from outbox.exceptions import OutboxError
+from outbox.inserts import ORDER_LOCK
 from outbox.operations import check_kafka, stats
 from outbox.operations.findings import Finding, Level, error, ok, skipped, warning
 
@@ -71,6 +72,7 @@ def _database(conf: Conf, alias: str, topics: set[str]) -> Iterator[Finding]:
             overview.check_columns(connection, alias, conf.table)
             yield ok("table", f"{conf.table!r} is there, with its columns")
             yield from _rights(connection, conf)
+            yield from _locks(connection, conf)
             topics |= _topics(connection, conf.table)
         except (OutboxError, psycopg.Error) as failure:
             yield error("table", " ".join(str(failure).split()), f"python manage.py migrate outbox --database {alias}")
@@ -119,6 +121,17 @@ def _rights(connection: stats.Connection, conf: Conf) -> Iterator[Finding]:
         )
     else:
         yield ok("rights", "the user may harvest")
+
+
+def _locks(connection: stats.Connection, conf: Conf) -> Iterator[Finding]:
+    """Advisory locks of ours that somebody else holds, or that are held for long."""
+    if waiting := locks.waiting(connection, ORDER_LOCK):
+        text = f"writers of ordered=True wait: {waiting.sessions}, the longest for {waiting.longest_s:.0f} s, for "
+        yield warning("locks", text + locks.told(waiting.holders), locks.remedy(waiting.holders))
+    for lane in range(conf.lanes if conf.delivery == AT_LEAST_ONCE else 0):
+        if others := marks.strangers(connection, conf.table, lane):
+            text = f"lane {lane} may be kept from its owner by {locks.told(others)}"
+            yield warning("locks", text, locks.remedy(others))
 
 
 def _value(connection: stats.Connection, statement: str, *arguments: Any) -> Any:

@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 from outbox.adoption import guarded_default
-from outbox.edges.marks import Marks, Scopes, StillThere, WrongTable
+from outbox.edges.marks import ClaimBlocked, Marks, Scopes, StillThere, WrongTable
 from outbox.edges.table import connect_bounded
 from tests.harvest.hosts import wait_until
 from tests.support.tables import create_table, insert
@@ -260,11 +260,56 @@ def test_a_session_that_does_not_end_blocks_the_claim(connect, postgres):
     pid = older.info.backend_pid
     os.kill(pid, signal.SIGSTOP)
     try:
-        with pytest.raises(StillThere, match=f"The sessions \\[{pid}\\] of an earlier owner"):
+        with pytest.raises(StillThere, match=f"pid {pid} .* of an earlier owner"):
             Marks("outbox").claim(newer, 2, 0.3)
     finally:
         os.kill(pid, signal.SIGCONT)
     assert Marks("outbox").claim(newer, 2, 5)
+
+
+@pytest.fixture
+def stranger(db, url):
+    """A connection of a role that may connect, and nothing else."""
+    role = f"stranger_{os.getpid()}"
+    db.execute(f"CREATE ROLE {role} LOGIN PASSWORD 'secret'")
+    given = {"user": role, "password": "secret", "application_name": "psql", "autocommit": True}
+    with psycopg.connect(url, **given) as connection:
+        connection.role = role
+        yield connection
+    db.execute(f"DROP OWNED BY {role}")
+    db.execute(f"DROP ROLE {role}")
+
+
+def lock_space(db):
+    marks = Marks("outbox")
+    return marks._inspect(db)[0]
+
+
+def test_a_claim_tells_who_holds_its_lock(url, db, stranger):
+    stranger.execute("SELECT pg_advisory_lock(%s, -1)", [lock_space(db)])
+    who = rf"pid {stranger.info.backend_pid} \(role '{stranger.role}', application_name 'psql', for 0 s\)"
+    with (
+        connect_bounded({"conninfo": url}, statement_timeout_s=0.4) as impatient,
+        pytest.raises(ClaimBlocked, match=rf"{who}.*pg_terminate_backend\({stranger.info.backend_pid}\)"),
+    ):
+        Marks("outbox").claim(impatient, 1, 5)
+    assert not db.closed
+
+
+def test_a_refused_claim_tells_who_has_the_higher_epoch(db, stranger):
+    stranger.execute("SELECT pg_advisory_lock(%s, 2147483646)", [lock_space(db)])
+    marks = Marks("outbox")
+    assert not marks.claim(db, 1, 5)
+    assert f"role '{stranger.role}'" in marks.refused_by
+    assert marks.refused_by.endswith("Whoever may connect can take such a lock.")
+
+
+def test_a_session_that_may_not_be_ended_is_told(url, db, connect, stranger):
+    db.execute(f"GRANT SELECT ON outbox TO {stranger.role}")
+    with connect_bounded({"conninfo": url}, statement_timeout_s=5) as owner:
+        claimed(owner, epoch=1)
+        with pytest.raises(StillThere, match=f"pid {owner.info.backend_pid} .*pg_signal_backend"):
+            Marks("outbox").claim(stranger, 2, 5)
 
 
 @pytest.mark.parametrize("keep_empty_key", [False, True])

@@ -9,8 +9,12 @@ import psycopg
 import pytest
 
 from outbox import conf
-from outbox.edges import samples, table
+from outbox.edges import locks, samples, table
+from outbox.edges.marks import Marks
 from outbox.harvest.samples import Sampler
+from outbox.inserts import ORDER_LOCK
+from outbox.operations import check
+from outbox.operations.findings import Level
 from tests.support.databases import fresh_database
 from tests.support.tables import create_table, insert
 
@@ -31,6 +35,51 @@ def rows(connection):
 
 def sampler(leads=lambda: True, **given):
     return Sampler(conf.parse({}), leads, lambda: 7, **given)
+
+
+@pytest.fixture
+def blocked(database, monkeypatch):
+    """A writer that waits for a slot of ordered=True, and the session that holds it."""
+    monkeypatch.setattr(locks, "LONG_S", 0.1)
+    url = table.parameters("default")
+    with (
+        psycopg.connect(**url, autocommit=True, application_name="psql") as holder,
+        psycopg.connect(**url, autocommit=True) as writer,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        holder.execute("SELECT pg_advisory_lock(%s, 7)", [ORDER_LOCK])
+        waits = pool.submit(writer.execute, f"SELECT pg_advisory_lock({ORDER_LOCK}, 7)")
+        while not locks.waiting(database, ORDER_LOCK):
+            assert not waits.done()
+        yield holder
+        holder.close()
+
+
+def test_writers_that_wait_for_long_are_told_of(database, blocked, caplog):
+    assert sampler().take()
+    assert "writers_wait count=1 longest_s=0." in caplog.text
+    assert f"pid {blocked.info.backend_pid} (role 'postgres', application_name 'psql', for 0 s)" in caplog.text
+    caplog.clear()
+    blocked.close()
+    while locks.waiting(database, ORDER_LOCK):
+        pass
+    sampler().take()
+    assert caplog.text == ""
+
+
+@pytest.mark.parametrize("delivery", [conf.AT_LEAST_ONCE, conf.EXACTLY_ONCE])
+def test_a_check_tells_who_is_in_the_way(database, blocked, delivery):
+    space = Marks("outbox")._inspect(database)[0]
+    blocked.execute("SELECT pg_advisory_lock(%s, -1)", [space])
+    found = list(check._locks(database, conf.parse({"DELIVERY": delivery})))
+    assert [finding.level for finding in found] == [Level.WARNING] * (1 + (delivery == conf.AT_LEAST_ONCE))
+    assert "writers of ordered=True wait: 1, the longest for 0 s, for pid" in found[0].text
+    assert all(f"pid {blocked.info.backend_pid} (role 'postgres'" in finding.text for finding in found)
+    assert all(f"pg_terminate_backend({blocked.info.backend_pid})" in finding.remedy for finding in found)
+    blocked.close()
+    while locks.waiting(database, ORDER_LOCK):
+        pass
+    assert list(check._locks(database, conf.parse({"DELIVERY": delivery}))) == []
 
 
 def test_a_sample_says_how_the_table_is(database):
