@@ -80,8 +80,8 @@ def connect_plainly(source: Mapping[str, Any], *, autocommit: bool) -> psycopg.C
 
 def _with_role(connection: psycopg.Connection[Any], options: str) -> None:
     """Raises `RoleIgnored`."""
-    if found := _ROLE.search(options):
-        role = re.sub(r"\\(.)", r"\1", found[1])
+    if found := _ROLE.findall(options):
+        role = re.sub(r"\\(.)", r"\1", found[-1])
         row = connection.execute("/* role */ SELECT current_setting('role')").fetchone()
         if row is None or row[0] != role:
             connection.close()

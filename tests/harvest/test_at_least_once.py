@@ -27,6 +27,21 @@ def test_everything_is_delivered_once_in_order_and_purged(bench):
     assert host.errors == []
 
 
+@pytest.mark.parametrize(("number", "event"), [(-1, "database_failed"), (2**31 - 2, "claim_refused")])
+def test_the_log_tells_who_keeps_a_lane_from_its_owner(bench, caplog, number, event):
+    """Whoever may connect can take the locks of a lane."""
+    bench.insert(["a"])
+    with psycopg.connect(bench.url, autocommit=True, application_name="psql") as stranger:
+        space = Marks("outbox")._inspect(bench.db)[0]
+        stranger.execute("SELECT pg_advisory_lock(%s, %s)", [space, number])
+        who = f"pid {stranger.info.backend_pid} (role 'postgres', application_name 'psql'"
+        with bench.working(STATEMENT_TIMEOUT=0.4):
+            wait_until(lambda: any(line.startswith(event) and who in line for line in caplog.messages))
+            assert f"pg_terminate_backend({stranger.info.backend_pid})" in caplog.text
+            stranger.close()
+            bench.wait_empty()
+
+
 def test_what_is_written_later_is_delivered_too_whatever_its_id(bench):
     """A transaction that began earlier commits later: its lower id is found all the same."""
     with psycopg.connect(bench.url) as slow, bench.working():
