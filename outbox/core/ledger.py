@@ -18,6 +18,10 @@ comma (a negative id's sign is the very first one), each text has a stated lengt
 no two different records have the same bytes. The value needs no length, so binary values (raw bytes, from either
 column) and text share one form. Headers are those stored in the row, without those that the harvester adds; a null
 and an empty array are the same; an empty key is the empty text, also where Kafka received a null key.
+
+**The newest create_time** of a batch stands in a header of the Kafka record, not in its value: releases that know
+nothing of it read the entry as ever. It tells a batch from other records of the same content under the same ids,
+drawn a second time.
 """
 
 import struct
@@ -29,8 +33,13 @@ from operator import sub
 from uuid import UUID
 from zlib import crc32
 
+from .times import INFINITE, NONE, time_of
+
 Row = tuple[int, str, str, str | None, Sequence[str] | None, Sequence[str] | None, bytes | None]
 """id, topic, key, value, header keys, header values, binary value: the columns of the read, in its order."""
+
+Headers = Sequence[tuple[str, bytes | None]] | None
+"""Of a Kafka record, as the client has them."""
 
 FORMAT_VERSION = 2
 _WITHOUT_CHANGE = 1
@@ -42,6 +51,8 @@ together with those of the records: to add it later costs a round trip and more.
 it. Committed without an entry, by a late EndTxn, it still says nothing."""
 BEGINNING_KEY = b"beginning"
 """Not an entry's key: compaction would drop the last entry for it."""
+_NEWEST = "newest-create-time"
+"""The header, in microseconds since 2000, as a decimal number."""
 _FIXED = struct.Struct(">16s16sq")  # owner, database, read_at in microseconds since 1970
 _SEAL_BYTES = 4
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -79,13 +90,27 @@ class Entry:
     """Ascending: the rows whose records this transaction carries."""
     digest: int
     read_at: datetime
-    """The database's clock when the batch was read: a row created later cannot be one of it."""
+    """The database's clock when the batch was read."""
     change: int = 0
     """Number of the latest change of the lane count when it was written; 0: none, or not known."""
+    newest: int | None = None
+    """The newest create_time of the rows, see `times`; None: no rows, or written by a release that did not note it."""
 
     @property
     def count(self) -> int:
         return len(self.ids)
+
+    @property
+    def up_to(self) -> int:
+        """No row of the batch is younger. Of an entry that does not know the newest one this rests on the clock."""
+        return time_of(self.read_at) if self.newest is None else self.newest
+
+    def has_newest(self, newest: int | None) -> bool:
+        """Whether rows of this newest create_time may be those of the batch. Without knowing that of the batch: as
+        long as none is younger than its reading, by the database's clock."""
+        if newest is None or self.newest is None:
+            return newest is not None and newest <= self.up_to
+        return newest == self.newest
 
 
 def record_bytes(row: Row) -> bytes:
@@ -125,7 +150,7 @@ def encode(entry: Entry) -> bytes:
     if entry.read_at.tzinfo is None:
         raise ValueError(f"read_at {entry.read_at!r} has no time zone; take clock_timestamp() as timestamptz")
     numbers = (entry.lane, entry.batch, entry.digest, entry.count, entry.change)
-    in_range = max(*numbers, *map(abs, (*entry.ids[:1], *entry.ids[-1:]))) <= _INT64_MAX
+    in_range = max(*numbers, *entry.ids[-1:]) <= _INT64_MAX and min((0, *entry.ids[:1])) >= -_INT64_MAX - 1
     if not in_range or min(numbers) < 0 or not _is_sound(entry.batch, entry.count, entry.change):
         raise ValueError(
             f"not an entry: lane {entry.lane}, batch {entry.batch}, {entry.count} ids, {entry.digest=}, {entry.change=}"
@@ -143,7 +168,12 @@ def encode(entry: Entry) -> bytes:
     return bytes(out)
 
 
-def decode(payload: bytes | None) -> Entry:
+def headers(entry: Entry) -> list[tuple[str, bytes]]:
+    """Of the Kafka record whose value is the encoded entry."""
+    return [] if entry.newest is None else [(_NEWEST, b"%d" % entry.newest)]
+
+
+def decode(payload: bytes | None, headers: Headers = None) -> Entry:
     """The entry, exactly as it was encoded, or a `LedgerEntryError` that says which kind of wrong it is."""
     body = _unseal(payload or b"")
     try:
@@ -159,7 +189,18 @@ def decode(payload: bytes | None) -> Entry:
     if not numbered or not _is_sound(batch, count, change) or not reader.at_end:
         over = len(body) - reader.position
         raise DamagedEntry(_damage(f"has batch number {batch}, {count} ids, {change=} and {over} bytes too many"))
-    return Entry(lane, batch, UUID(bytes=owner), UUID(bytes=database), ids, total, read_at, change)
+    return Entry(lane, batch, UUID(bytes=owner), UUID(bytes=database), ids, total, read_at, change, _newest(headers))
+
+
+def _newest(headers: Headers) -> int | None:
+    for name, text in headers or ():
+        if name == _NEWEST:
+            # 19 digits and a sign: a damaged header must not be a long number to read.
+            is_number = text is not None and len(text) <= 20 and text.removeprefix(b"-").isdigit()
+            if not is_number or not NONE <= (newest := int(text or b"")) <= INFINITE:
+                raise DamagedEntry(_damage(f"has {(text or b'')[:24]!r} in its header {_NEWEST}"))
+            return newest
+    return None
 
 
 def _is_sound(batch: int, count: int, change: int) -> bool:

@@ -1,14 +1,13 @@
 """What an operator's decision about a stopped lane may do: which rows were sent, which ways are open. Pure.
 
 The ledger's entries after m list the ids of every batch that is in Kafka and, by the table, not purged. An entry has
-one digest for its whole batch, so a single row is recognised by its id and by having existed when the batch was read;
-where all rows of an entry are there, the digest decides for all of them. The ids of another database's ledger say
-nothing about single rows here: there only whole batches match.
+one digest and one newest create_time for its whole batch. Where all rows of an entry are there, these decide for all
+of them. Else a single row is recognised by its id and by being no younger than the batch's newest. The ids of another
+database's ledger say nothing about single rows here: there only whole batches match.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from datetime import datetime
 from uuid import UUID
 
 from .ledger import Entry
@@ -25,6 +24,8 @@ class Listed:
     entry: Entry
     found: int
     sent: int
+    is_whole: bool = False
+    """They were judged together, and not each by its time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,11 +89,11 @@ class Decision:
         return self.purge_sent or self.resend
 
 
-def is_sent_as_a_whole(entry: Entry, count: int, digest: int, newest: datetime | None) -> bool | None:
+def is_sent_as_a_whole(entry: Entry, count: int, digest: int, newest: int | None) -> bool | None:
     """Whether the rows under the entry's ids are its batch; None: each row is judged by itself."""
-    if count != entry.count or newest is None or newest > entry.read_at:
+    if count != entry.count or newest is None or newest > entry.up_to:
         return None
-    return digest == entry.digest
+    return digest == entry.digest and entry.has_newest(newest)
 
 
 def entries_after(purged: int, lane: int, database: UUID, newest_first: Iterable[Entry]) -> Iterable[Entry]:

@@ -11,7 +11,6 @@ more.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import datetime
 from enum import Enum
 from uuid import UUID
 
@@ -138,15 +137,14 @@ class GoOn:
 Verdict = AskElection | Closed | Idle | NothingToDo | LookUpRows | PurgeEntry | MoveOnly | Stop
 
 
-def found_rows(entry: Entry, count: int, digest: int, newest: datetime | None) -> Rows:
-    """Classify what one statement found of the entry's ids: how many, their digest and their newest
-    ``create_time``."""
+def found_rows(entry: Entry, count: int, digest: int, newest: int | None) -> Rows:
+    """Classify what one statement found of the entry's ids: how many, their digest and their newest ``create_time``,
+    see `times`."""
     if count == 0:
         return Rows.NONE
     if count != entry.count:
         return Rows.SOME
-    same = digest == entry.digest and newest is not None and newest <= entry.read_at
-    return Rows.ALL if same else Rows.DIFFERENT
+    return Rows.ALL if digest == entry.digest and entry.has_newest(newest) else Rows.DIFFERENT
 
 
 def waits_for(lane: int, state: State) -> Closed | Idle | None:
@@ -325,8 +323,8 @@ def _different(entry: Entry) -> Stop:
         Why.ROWS_DIFFERENT,
         entry.lane,
         f"the table has rows under all {entry.count} ids of batch {entry.batch} in the ledger (read at "
-        f"{entry.read_at}), but their digest is not {entry.digest} or they are younger: ids were drawn a second "
-        "time (RESTART IDENTITY), or rows were changed",
+        f"{entry.read_at}), but their digest is not {entry.digest}, or their newest create_time is another: ids were "
+        "drawn a second time (RESTART IDENTITY), or rows were changed",
         _BOTH,
     )
 

@@ -11,20 +11,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any
 from uuid import UUID
 
 import psycopg
 from psycopg import sql
 
+from outbox.core import times
 from outbox.core.ledger import digest
 from outbox.core.verdict import State
-from outbox.edges.int8_arrays import Ids, register
+from outbox.edges import int8_arrays, timestamps
+from outbox.edges.int8_arrays import Ids
 from outbox.edges.marks import WrongTable
 from outbox.edges.plans import Example
 from outbox.edges.session import BoundedConnection
 from outbox.edges.table import connect_bounded, identifier
+from outbox.edges.timestamps import CREATED, Time
 from outbox.exceptions import OutboxError
 
 Connection = psycopg.Connection[Any]
@@ -45,6 +47,9 @@ _NEW_NUMBER = (
 )
 
 
+_SENT = "id = ANY(%(ids)s) AND create_time <= %(up_to)s AND isfinite(create_time) AND isfinite(%(up_to)s)"
+
+
 class OptionsIgnored(OutboxError):
     """Something between this process and PostgreSQL drops the options of a connection."""
 
@@ -59,7 +64,8 @@ class Found:
 
     count: int
     digest: int
-    newest: datetime | None
+    newest: int | None
+    """create_time, see `core.times`."""
     filenode: int
 
 
@@ -72,7 +78,8 @@ def connect(source: Mapping[str, Any], *, statement_timeout_s: float, applicatio
         application_name=application_name,
     )
     connection.prepare_threshold = _NEVER_BY_ITSELF  # only where a statement asks for it
-    register(connection)
+    int8_arrays.register(connection)
+    timestamps.register(connection)
     return connection
 
 
@@ -121,7 +128,7 @@ class Companions:
         )
         self._look_up = self._build(
             "/* look up */ SELECT id, kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values, "
-            "kafka_value_binary, create_time FROM {table} WHERE id = ANY(%s) ORDER BY id"
+            f"kafka_value_binary, {CREATED} FROM {{table}} WHERE id = ANY(%s) ORDER BY id"
         )
 
     def _build(self, text: str) -> str:
@@ -273,20 +280,20 @@ class Companions:
         assert row is not None
         return bool(row[0]), int(row[1])
 
-    def sent(self, connection: Connection, ids: Sequence[int], read_at: datetime) -> int:
-        """How many rows stand under these ids that are as old as the reading of their batch."""
+    def sent(self, connection: Connection, ids: Sequence[int], up_to: int) -> int:
+        """How many rows stand under these ids that are no younger than the newest of their batch. Where that has no
+        date, or the row has none, time tells nothing."""
         row = connection.execute(
-            self._build("/* sent */ SELECT count(*) FROM {table} WHERE id = ANY(%s) AND create_time <= %s"),
-            [Ids(ids), read_at],
+            self._build(f"/* sent */ SELECT count(*) FROM {{table}} WHERE {_SENT}"),
+            {"ids": Ids(ids), "up_to": Time(up_to)},
         ).fetchone()
         return int(row[0]) if row else 0
 
-    def delete_sent(self, connection: Connection, ids: Sequence[int], read_at: datetime) -> int:
-        """Delete those rows: an operator said that they were delivered."""
-        return connection.execute(
-            self._build("/* delete sent */ DELETE FROM {table} WHERE id = ANY(%s) AND create_time <= %s"),
-            [Ids(ids), read_at],
-        ).rowcount
+    def delete_sent(self, connection: Connection, ids: Sequence[int], up_to: int | None) -> int:
+        """Delete those rows: an operator said that they were delivered. None: all of these ids."""
+        where, given = ("id = ANY(%(ids)s)", {}) if up_to is None else (_SENT, {"up_to": Time(up_to)})
+        statement = self._build(f"/* delete sent */ DELETE FROM {{table}} WHERE {where}")
+        return connection.execute(statement, {"ids": Ids(ids), **given}).rowcount
 
     def set_purged(self, connection: Connection, lane: int, before: int, after: int) -> bool:
         """Set m by hand, inside a transaction; False when it is not `before` any more."""
@@ -308,8 +315,7 @@ class Companions:
         ).fetchone()
         assert filenode is not None
         rows = connection.execute(self._look_up, [Ids(ids)], binary=True).fetchall()
-        newest = max((row[7] for row in rows), default=None)
-        return Found(len(rows), digest(row[:7] for row in rows), newest, filenode[0])
+        return Found(len(rows), digest(rows), times.newest(rows), filenode[0])
 
 
 def sequence_of(connection: Connection, table: str) -> str:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
-from outbox.edges.ledger_topic import LedgerOpen, LedgerTopic
+from outbox.edges.ledger_topic import LedgerOpen, LedgerTopic, Record
 
 _STABLE_POLL_S = 0.05
 _WINDOW = 256  # offsets read at once: entries of large batches have some 15 kB
 
 
 class LedgerHistory(LedgerTopic):
-    def newest_first(self, lane: int, give_up_at: float) -> Iterator[bytes]:
-        """Payloads as they are: some may be damaged or a stranger's."""
+    def newest_first(self, lane: int, give_up_at: float) -> Iterator[Record]:
+        """As they are: some may be damaged or a stranger's."""
         from confluent_kafka import KafkaException
 
         try:

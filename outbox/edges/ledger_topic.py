@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("outbox.kafka")
 
+Record = tuple[bytes, ledger.Headers]
+"""Value and headers."""
+
 _REQUEST_S = 5.0
 _STEP_FIRST, _STEP_GROWTH = 16, 16
 _STABLE_POLL_S = 0.01
@@ -54,7 +57,7 @@ class LedgerTopic:
     """The topic at its brokers. Thread-safe; one question at a time."""
 
     # Of the subclass whose entries are others.
-    decode: Callable[[bytes], Any] = staticmethod(ledger.decode)
+    decode: Callable[[bytes, ledger.Headers], Any] = staticmethod(ledger.decode)
     topic_config: Mapping[str, str] = {}
 
     def __init__(self, properties: Mapping[str, Any], name: str) -> None:
@@ -266,16 +269,16 @@ class LedgerTopic:
             start, step = max(low, high - step), step * _STEP_GROWTH
             last = self._last_between(lane, start, high, give_up_at)
             if last is not None:
-                return self.decode(last)
+                return self.decode(*last)
         return None
 
-    def _last_between(self, lane: int, start: int, high: int, give_up_at: float) -> bytes | None:
+    def _last_between(self, lane: int, start: int, high: int, give_up_at: float) -> Record | None:
         last = None
         for last in self._between(lane, start, high, give_up_at):  # noqa: B007
             pass
         return last
 
-    def _between(self, lane: int, start: int, high: int, give_up_at: float) -> Iterator[bytes]:
+    def _between(self, lane: int, start: int, high: int, give_up_at: float) -> Iterator[Record]:
         """What was committed at these offsets, in order, without what says nothing."""
         from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
@@ -289,7 +292,8 @@ class LedgerTopic:
                 error, offset = message.error(), message.offset() or 0
                 if error is None:
                     if offset < high and (value := message.value()) != ledger.BEGINNING:
-                        yield value or b""
+                        headers: Any = message.headers()  # a list, whatever else may be produced
+                        yield value or b"", headers
                     if offset >= high - 1:
                         return
                 elif error.code() == KafkaError._PARTITION_EOF:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import product
+from operator import itemgetter
 from typing import Any
 
 import psycopg
@@ -19,6 +20,7 @@ from outbox.core.frontier import Snapshot, parse_snapshot
 from outbox.edges.int8_arrays import Ids
 from outbox.edges.plans import Example
 from outbox.edges.table import identifier
+from outbox.edges.timestamps import CREATED
 from outbox.exceptions import OutboxError
 
 SMALL_BYTES = 1000
@@ -65,8 +67,9 @@ class Page:
     passes_over: bool
     """Rows were left out that are held, or another lane's."""
     rows: list[Row]
-    """id, topic, key, value, header keys, header values, binary value, and the lane where there are several. Of each
-    lane by ascending id; those of a lane together, for what is used together should lie together in memory."""
+    """id, topic, key, value, header keys, header values, binary value, create_time as `core.times` has it, and the lane
+    where there are several. Of each lane by ascending id; those of a lane together, for what is used together should
+    lie together in memory."""
     last_id: int | None
 
 
@@ -80,11 +83,11 @@ _SMALL = (
     f"SELECT id, CASE WHEN {_SIZE} <= {SMALL_BYTES} THEN kafka_topic END, kafka_key, "
     f"CASE WHEN octet_length(kafka_value) <= {SMALL_BYTES} THEN kafka_value END, "
     f"{_NAMES}, CASE WHEN pg_column_size(kafka_header_values) <= {SMALL_BYTES} THEN {_TEXTS} END, "
-    f"CASE WHEN octet_length(kafka_value_binary) <= {SMALL_BYTES} THEN kafka_value_binary END"
-    "<lane> FROM {table} WHERE <where> ORDER BY id LIMIT %(limit)s"
+    f"CASE WHEN octet_length(kafka_value_binary) <= {SMALL_BYTES} THEN kafka_value_binary END, "
+    f"{CREATED}<lane> FROM {{table}} WHERE <where> ORDER BY id LIMIT %(limit)s"
 )
 _SIZED = (
-    f"SELECT id, kafka_topic, kafka_key, kafka_value, {_NAMES}, {_TEXTS}, kafka_value_binary<lane> "
+    f"SELECT id, kafka_topic, kafka_key, kafka_value, {_NAMES}, {_TEXTS}, kafka_value_binary, {CREATED}<lane> "
     "FROM (SELECT *, sum(size) OVER (ORDER BY id ROWS UNBOUNDED PRECEDING) - size AS before FROM "
     f"(SELECT *, {_SIZE} AS size FROM {{table}} WHERE <where> ORDER BY id LIMIT %(limit)s) AS page) AS sized "
     "WHERE before < %(bytes)s ORDER BY id"
@@ -106,12 +109,16 @@ NOTHING = LeftOut()
 
 
 def lane_of_row(lanes: int, *, keep_empty_key: bool) -> sql.Composed:
-    """Records of one key share a lane; a record without key goes by its id. The mask makes the number positive."""
+    """Records of one key share a lane; a record without key goes by its id. The masks make the numbers positive."""
     by_key = sql.SQL("(hashtextextended(kafka_key, 0) & 9223372036854775807) %% {}").format(sql.Literal(lanes))
     if keep_empty_key:
         return sql.SQL("({})::int").format(by_key)
-    by_id = sql.SQL("id %% {}").format(sql.Literal(lanes))
+    by_id = sql.SQL("(id & 9223372036854775807) %% {}").format(sql.Literal(lanes))
     return sql.SQL("(CASE WHEN kafka_key = '' THEN {} ELSE {} END)::int").format(by_id, by_key)
+
+
+def _place_of_dealt(row: Row) -> int:
+    return int(row[8]) * _LANE_APART + int(row[0])
 
 
 class Reader:
@@ -124,6 +131,8 @@ class Reader:
 
     def __init__(self, table: str, sequence: str, lanes: int = 1, *, keep_empty_key: bool = False) -> None:
         self.lanes, self.sequence = lanes, sequence
+        self._lowest_dealt = -(1 << 63) + lanes * _LANE_APART
+        """Ids below it would overflow where lanes are dealt apart."""
         self._parts = {
             "table": identifier(table),
             "purged": identifier(f"{table}_purged"),
@@ -132,9 +141,6 @@ class Reader:
             "lane": lane_of_row(lanes, keep_empty_key=keep_empty_key),
         }
         either, several = (False, True), (False, True) if lanes > 1 else (False,)
-        self._created = sql.SQL("/* sample */ SELECT id, create_time FROM {table} WHERE id = ANY(%s)").format(
-            **self._parts
-        )
         self._forms = {given: self._form(*given) for given in product(several, either, either, either, either)}
         self._sized_pages = 0  # that are still to be read by size
 
@@ -150,12 +156,14 @@ class Reader:
         sees it. Sized: the page ends before it exceeds so many bytes, but has one row; else records that are not small
         come without topic and value."""
         several = self.lanes > 1
+        dealt = f"greatest(id, {self._lowest_dealt})"  # ids further below, of a writer's own, are sorted in `_page`
         text = (
             "/* read */ SELECT (SELECT CASE WHEN is_called THEN last_value ELSE last_value - 1 END FROM {sequence}) "
             "AS id, pg_current_snapshot()::text, age('3'::xid)::text, "
             "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint || ' ' || pg_relation_filenode({relation}), "
             "ARRAY(SELECT lane || ' ' || coalesce((SELECT batch FROM {purged} AS p WHERE p.lane = l.lane "
-            "ORDER BY batch DESC LIMIT 1), 0) FROM unnest(%(lanes)s::int[]) AS l(lane)), NULL::text[], NULL::bytea"
+            "ORDER BY batch DESC LIMIT 1), 0) FROM unnest(%(lanes)s::int[]) AS l(lane)), NULL::text[], NULL::bytea, "
+            "NULL::timestamptz"
             + (", NULL::int" if several else "")
             + " UNION ALL ("
             + ("SELECT * FROM (" if grouped else "")
@@ -169,7 +177,7 @@ class Reader:
                 + (" AND kafka_topic <> ALL(%(topics)s::text[])" if some_topics else ""),
             )
             # By one number, which is sorted faster than two columns; below zero, where no id from zero on overflows.
-            + (f") AS dealt ORDER BY (lane - {self.lanes}) * {_LANE_APART} + id" if grouped else "")
+            + (f") AS dealt ORDER BY (lane - {self.lanes}) * {_LANE_APART} + {dealt}" if grouped else "")
             + ")"
         )
         return sql.SQL(text).format(**self._parts).as_string()
@@ -210,16 +218,13 @@ class Reader:
             rows: list[Row] = cursor.execute(statement, given, prepare=prepare).fetchall()
         return rows
 
-    def created(self, connection: psycopg.Connection[Any], ids: Sequence[int]) -> dict[int, datetime]:
-        """When these few records were stashed: for the measurement of delays, not for any decision."""
-        rows = connection.execute(self._created, [Ids(ids)]).fetchall()
-        return {id_: created for id_, created in rows if created is not None}
-
-    @staticmethod
-    def _page(rows: list[Row], look: int, grouped: bool, is_full: bool, passes_over: bool) -> Page:
+    def _page(self, rows: list[Row], look: int, grouped: bool, is_full: bool, passes_over: bool) -> Page:
         sequence, snapshot, age, seen, purged, *_ = rows[0]
         del rows[0]
-        ends = [row[7] * _LANE_APART + row[0] if grouped else row[0] for row in (*rows[:1], *rows[-1:])]
+        place = _place_of_dealt if grouped else itemgetter(0)
+        if grouped and look < self._lowest_dealt:
+            rows.sort(key=place)
+        ends = [place(row) for row in (*rows[:1], *rows[-1:])]
         if snapshot is None or ":" not in snapshot or (rows and not (look < rows[0][0] and ends[0] <= ends[1])):
             raise UnorderedPage(
                 "PostgreSQL returned the page of records without its header in front, or in another order than asked "

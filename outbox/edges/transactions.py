@@ -267,9 +267,9 @@ class TransactionalProducer:
         with suppress(BufferError):
             self.client.produce(topic, value, key, partition)
 
-    def send_entry(self, topic: str, partition: int, key: bytes, value: bytes) -> None:
+    def send_entry(self, topic: str, partition: int, key: bytes, value: bytes, headers: Any = None) -> None:
         """The ledger's entry, as the last record of the transaction. Raises if a record before it has failed."""
-        self.client.produce(topic, value, key, partition)
+        self.client.produce(topic, value, key, partition, headers=headers or None)
 
     def commit(self, timeout_s: float, is_over: Callable[[], bool] = lambda: False) -> None:
         """Any exception leaves the outcome unknown: only the ledger tells."""

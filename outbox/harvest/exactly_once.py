@@ -21,7 +21,7 @@ import psycopg
 
 from outbox.conf import Conf
 from outbox.context import is_tracing
-from outbox.core import faults, ledger, quarantine, verdict
+from outbox.core import faults, ledger, quarantine, times, verdict
 from outbox.core.flights import has_flushed
 from outbox.core.ledger import Entry, LedgerEntryError
 from outbox.core.patience import Backoff, Circuit
@@ -472,7 +472,8 @@ class ExactlyOnce:
         self._await_guards(batch, give_up_at)
         guarded = time.monotonic()
         stages["guards"] += guarded - acknowledged
-        producer.send_entry(self._ledger_name, self._lane, ledger.entry_key(self._lane), payload)
+        key, headers = ledger.entry_key(self._lane), ledger.headers(entry)
+        producer.send_entry(self._ledger_name, self._lane, key, payload, headers)
         failpoint("before-commit")
         self._in_doubt = True
         producer.commit(self._conf.commit_timeout_s, lambda: self._is_over(give_up_at))
@@ -517,6 +518,7 @@ class ExactlyOnce:
             digest,
             batch.read_at,
             self._change,
+            times.newest(batch.rows),
         )
         return ledger.encode(entry), entry
 

@@ -16,7 +16,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -26,6 +25,7 @@ import psycopg
 
 from outbox import wakeups
 from outbox.conf import Conf
+from outbox.core import times
 from outbox.core.flights import Flights, Plan, Standing, may_flush
 from outbox.core.frontier import Frontier
 from outbox.core.ledger import Entry
@@ -125,7 +125,7 @@ class Rounds:
         self._sweep = Sweep(conf, database, self._notify)
         self._sample_at = 0.0
         self._passes_over, self._fetch_held_until = False, 0.0
-        self._created: dict[int, datetime] = {}
+        self._created: dict[int, int] = {}
         self._asked_at = self._returned_at = 0.0  # of the last page
         self._beat: Awaited | None = None
         self._beat_at = 0.0
@@ -635,14 +635,15 @@ class Rounds:
         topics = frozenset(set.intersection(*(holds.topics for holds in held.values())))
         return LeftOut(topics, frozenset(number for number, holds in held.items() if holds.is_paused))
 
-    def _sample(self, page: Page) -> dict[int, datetime]:
-        """Once a second, when some of the page's records were stashed: on average it costs next to nothing."""
+    def _sample(self, page: Page) -> dict[int, int]:
+        """Once a second, when some of the page's records were stashed, as far as they have a time: to look at each
+        would cost something."""
         now = time.monotonic()
-        if not page.rows or now < self._sample_at or self._connection is None or self._reader is None:
+        if not page.rows or now < self._sample_at:
             return {}
         self._sample_at = now + _SAMPLE_S
-        ids = [row[0] for row in page.rows[:: max(1, len(page.rows) // _SAMPLE)]]
-        return self._reader.created(self._connection, ids)
+        rows = page.rows[:: max(1, len(page.rows) // _SAMPLE)]
+        return {row[0]: row[7] for row in rows if times.is_finite(row[7])}
 
     def _connected(self) -> BoundedConnection:
         if self._connection is None:
@@ -719,7 +720,7 @@ class Rounds:
             return dict.fromkeys(plan.sessions, page.rows)
         shares: dict[int, list[Row]] = {number: [] for number in plan.sessions}
         for row in page.rows:
-            shares[row[7]].append(row)
+            shares[row[8]].append(row)
         return shares
 
     def _held_back(self, lane: LaneState, rows: list[Row]) -> list[Row]:

@@ -85,8 +85,8 @@ class Batch:
     """None: the purge of the batch before flushes what was read."""
     previous: Ticket | None = None
     """Must be settled before this batch commits."""
-    created: Mapping[int, datetime] = field(default_factory=dict)
-    """When some of the page's records were stashed, by id."""
+    created: Mapping[int, int] = field(default_factory=dict)
+    """When some of the page's records were stashed, by id; see `core.times`."""
     errands: Errands | None = None
 
 

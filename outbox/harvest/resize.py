@@ -211,7 +211,7 @@ class LaneCount:
         payload, producer = entries.encode(replace(last, change=state.resize_no)), owned.producer
         try:
             producer.begin()
-            producer.send_entry(self._ledger.name, 0, entries.entry_key(0), payload)
+            producer.send_entry(self._ledger.name, 0, entries.entry_key(0), payload, entries.headers(last))
             producer.commit(self._conf.commit_timeout_s)
         except (KafkaException, SystemError) as error:
             logger.warning("change_not_marked change=%d reason=%r", state.resize_no, str(error))

@@ -29,7 +29,7 @@ from outbox.core.resolution import (
 )
 from outbox.core.verdict import AskElection, Facts, State, Stop, Why, change_of
 from outbox.edges.ledger_history import LedgerHistory
-from outbox.edges.ledger_topic import LedgerMissing
+from outbox.edges.ledger_topic import LedgerMissing, Record
 from outbox.edges.transactions import TransactionalProducer, initialised, properties_of
 from outbox.exceptions import OutboxError
 from outbox.failpoints import failpoint
@@ -102,7 +102,7 @@ class Resolver:
         if not 0 <= lane < known:
             raise NotResolved(f"There is no lane {lane}: lanes and their ledger partitions are 0 to {known - 1}.")
 
-    def _payloads(self, lane: int) -> Iterator[bytes]:
+    def _records(self, lane: int) -> Iterator[Record]:
         try:
             yield from self._history.newest_first(lane, time.monotonic() + _ALL_S)
         except LedgerMissing:
@@ -112,9 +112,9 @@ class Resolver:
         """The last entry, if any; when the last record is none of this lane's, what is wrong with it, and the last
         proper one before it."""
         problem: str | None = None
-        for payload in self._payloads(lane):
+        for payload, headers in self._records(lane):
             try:
-                entry = ledger.decode(payload)
+                entry = ledger.decode(payload, headers)
             except UnknownEntryVersion as error:
                 raise NotResolved(str(error)) from error
             except LedgerEntryError as error:
@@ -148,9 +148,9 @@ class Resolver:
         return found
 
     def _entries(self, lane: int, database: UUID) -> Iterator[Entry]:
-        for payload in self._payloads(lane):
+        for payload, headers in self._records(lane):
             try:
-                entry = ledger.decode(payload)
+                entry = ledger.decode(payload, headers)
             except LedgerEntryError:
                 continue
             if entry.lane == lane and entry.database == database:
@@ -166,8 +166,8 @@ class Resolver:
         found = self._ask(lambda statements, c: statements.look_up(c, entry.ids))
         whole = is_sent_as_a_whole(entry, found.count, found.digest, found.newest)
         if whole is not None or is_foreign:
-            return Listed(entry, found.count, found.count if whole else 0)
-        return Listed(entry, found.count, self._ask(lambda statements, c: statements.sent(c, entry.ids, entry.read_at)))
+            return Listed(entry, found.count, found.count if whole else 0, is_whole=True)
+        return Listed(entry, found.count, self._ask(lambda statements, c: statements.sent(c, entry.ids, entry.up_to)))
 
     # ---- acting
 
@@ -231,7 +231,8 @@ class Resolver:
                 for listed in case.listed if decision.purge_sent else ():
                     connection.give_up_at = time.monotonic() + self._conf.statement_timeout_s
                     if listed.sent:
-                        deleted += statements.delete_sent(connection, listed.entry.ids, listed.entry.read_at)
+                        up_to = None if listed.is_whole else listed.entry.up_to
+                        deleted += statements.delete_sent(connection, listed.entry.ids, up_to)
                 if not statements.set_purged(connection, case.lane, case.purged, case.committed):
                     raise _Changed
             return deleted
@@ -250,7 +251,13 @@ class Resolver:
         change = max(change_of(case.last, case.database), self._sides(case.lane).state.resize_no, least)
         entry = replace(case.last, database=case.database, owner=uuid4(), change=change)
         producer.begin()
-        producer.send_entry(self._history.name, case.lane, ledger.entry_key(case.lane), ledger.encode(entry))
+        producer.send_entry(
+            self._history.name,
+            case.lane,
+            ledger.entry_key(case.lane),
+            ledger.encode(entry),
+            ledger.headers(entry),
+        )
         producer.commit(self._conf.commit_timeout_s)
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import timedelta
 from itertools import islice
 from typing import Any
 
 from outbox.context import STASHED_AT, TRACE_PARENT, TRACE_STATE
 from outbox.core.ledger import Entry
+from outbox.core.times import time_of
 from outbox.harvest.exactly_once_values import Batch
 from outbox.harvest.lanes import BatchDelivered, Traced
 
@@ -25,7 +26,7 @@ class Stopwatch:
 
 def delivered(batch: Batch, entry: Entry, stopwatch: Stopwatch, *, tracing: bool) -> BatchDelivered:
     """`tracing`: look for records that carry a trace context."""
-    now = batch.read_at + timedelta(seconds=time.monotonic() - batch.returned_at)  # by the database's clock
+    now = time_of(batch.read_at + timedelta(seconds=time.monotonic() - batch.returned_at))  # by the database's clock
     return BatchDelivered(
         lane=entry.lane,
         leader_id=entry.owner,
@@ -39,12 +40,12 @@ def delivered(batch: Batch, entry: Entry, stopwatch: Stopwatch, *, tracing: bool
     )
 
 
-def _delays(created: Mapping[int, datetime], ids: Sequence[int], now: datetime) -> tuple[float, ...]:
+def _delays(created: Mapping[int, int], ids: Sequence[int], now: int) -> tuple[float, ...]:
     """A page's samples may belong to other lanes, or to records under a hold."""
     if not created:
         return ()
     mine = created.keys() & set(ids)
-    return tuple(max(0.0, (now - created[id_]).total_seconds()) for id_ in mine)
+    return tuple(max(0.0, (now - created[id_]) / 1_000_000) for id_ in mine)
 
 
 def _traced(rows: Sequence[tuple[Any, ...]]) -> Any:

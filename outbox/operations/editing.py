@@ -152,7 +152,7 @@ def lane_of(key: str, record_id: int, alias: str) -> int:
     """As in `edges.reader.lane_of_row`."""
     count = lane_count(alias)
     if not key and not settings.current().keep_empty_key:
-        return record_id % count
+        return (record_id & (1 << 63) - 1) % count
     with connections[alias].cursor() as cursor:
         cursor.execute("SELECT (hashtextextended(%s, 0) & 9223372036854775807) %% %s", [key, count])
         row = cursor.fetchone()

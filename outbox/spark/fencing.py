@@ -22,7 +22,7 @@ _ENTRY_BYTES_MAX = 16_000_000
 class SliceLedger(LedgerTopic):
     """The ledger topic of a sink: one partition per slice."""
 
-    decode = staticmethod(entries.decode)
+    decode = staticmethod(lambda value, _: entries.decode(value))
     topic_config: Mapping[str, str] = {"max.message.bytes": str(_ENTRY_BYTES_MAX)}
 
     def prepare_slices(self, slices: int, audit_window_s: float) -> int:

@@ -23,8 +23,10 @@ from outbox.core.ledger import (
     digest,
     encode,
     entry_key,
+    headers,
     record_bytes,
 )
+from outbox.core.times import INFINITE, NONE, time_of
 
 HERE, ELSEWHERE = UUID(int=1), UUID(int=2)
 NOON = datetime(2026, 1, 1, 12, 0, 0, 123456, tzinfo=UTC)
@@ -34,7 +36,7 @@ def entry(batch: int = 1, lane: int = 0, database: UUID = HERE, ids: tuple[int, 
     return Entry(lane, batch, UUID(int=9), database, ids, 77, NOON)
 
 
-int64s = st.integers(-(2**63) + 1, 2**63 - 1)
+int64s = st.integers(-(2**63), 2**63 - 1)
 entries = st.builds(
     Entry,
     lane=st.integers(0, 10_000),
@@ -48,12 +50,26 @@ entries = st.builds(
     digest=st.integers(0, 2**63 - 1),
     read_at=st.datetimes(timezones=st.just(UTC)),
     change=st.one_of(st.just(0), st.integers(0, 2**63 - 1)),
+    newest=st.one_of(st.none(), st.integers(-(2**63), 2**63 - 1)),
 )
 
 
 @given(entries)
 def test_an_entry_survives_the_codec(written: Entry) -> None:
-    assert decode(encode(written)) == written
+    assert decode(encode(written), headers(written)) == written
+
+
+@given(entries)
+def test_a_release_that_does_not_look_at_headers_reads_the_rest_of_an_entry(written: Entry) -> None:
+    assert decode(encode(written)) == replace(written, newest=None)
+
+
+@pytest.mark.parametrize(
+    "text", [None, b"", b"soon", b"-", b"--1", b"1.5", b"9" * 5_000, b"%d" % 2**63, b"%d" % -(2**63 + 1)]
+)
+def test_a_newest_time_that_is_none_is_damage(text: bytes | None) -> None:
+    with pytest.raises(DamagedEntry, match="newest-create-time"):
+        decode(encode(entry()), [("other", b"soon"), ("newest-create-time", text)])
 
 
 @given(entries, st.data())
@@ -124,6 +140,7 @@ def test_each_wrong_payload_is_named(payload: bytes | None, error: type[Exceptio
         replace(entry(), lane=-1),
         replace(entry(), digest=2**63),
         replace(entry(), ids=(1, 2**63)),
+        replace(entry(), ids=(-(2**63) - 1, 1)),
         replace(entry(), read_at=NOON.replace(tzinfo=None)),
     ],
 )
@@ -315,25 +332,41 @@ def test_the_verdict_is_total_and_acts_only_one_batch_ahead() -> None:
             assert m == again == answer.batch
 
 
-SECOND = timedelta(seconds=1)
-
-
 @pytest.mark.parametrize(
     ("count", "found_digest", "newest", "expected"),
     [
         (0, 0, None, v.Rows.NONE),
-        (2, 77, NOON, v.Rows.SOME),
-        (3, 77, NOON, v.Rows.ALL),
-        (3, 77, NOON - SECOND, v.Rows.ALL),
-        (3, 77, NOON + SECOND, v.Rows.DIFFERENT),
-        (3, 78, NOON, v.Rows.DIFFERENT),
-        (3, 77, None, v.Rows.DIFFERENT),
+        (2, 77, 5, v.Rows.SOME),
+        (3, 77, 5, v.Rows.ALL),
+        (3, 77, 4, v.Rows.DIFFERENT),
+        (3, 77, 6, v.Rows.DIFFERENT),
+        (3, 78, 5, v.Rows.DIFFERENT),
     ],
 )
 def test_rows_are_the_entrys_only_if_all_agrees(
-    count: int, found_digest: int, newest: datetime | None, expected: v.Rows
+    count: int, found_digest: int, newest: int | None, expected: v.Rows
 ) -> None:
-    assert v.found_rows(entry(), count, found_digest, newest) is expected
+    assert v.found_rows(replace(entry(), newest=5), count, found_digest, newest) is expected
+
+
+SECOND = timedelta(seconds=1)
+
+
+@pytest.mark.parametrize(
+    ("found_digest", "newest", "expected"),
+    [
+        (77, time_of(NOON), v.Rows.ALL),
+        (77, time_of(NOON - SECOND), v.Rows.ALL),
+        (77, time_of(NOON + SECOND), v.Rows.DIFFERENT),
+        (77, NONE, v.Rows.ALL),
+        (77, INFINITE, v.Rows.DIFFERENT),
+        (78, time_of(NOON), v.Rows.DIFFERENT),
+    ],
+)
+def test_rows_of_an_entry_without_a_newest_time_are_no_younger_than_its_reading(
+    found_digest: int, newest: int, expected: v.Rows
+) -> None:
+    assert v.found_rows(entry(), 3, found_digest, newest) is expected
 
 
 def test_a_purge_that_moved_nothing_is_judged_by_the_purged_number() -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from outbox.core.ledger import Entry
 from outbox.core.resolution import UNREADABLE, Case, Decision, Listed, entries_after, is_sent_as_a_whole, objection
+from outbox.core.times import time_of
 from outbox.core.verdict import Why
 
 HERE, THERE = UUID(int=1), UUID(int=2)
@@ -24,19 +25,30 @@ def case(reason: Why | str, purged: int = 3, last: Entry | None = None) -> Case:
 
 
 @pytest.mark.parametrize(
-    ("count", "digest", "age_s", "expected"),
+    ("count", "digest", "newest", "expected"),
     [
-        (3, 77, 0, True),
-        (3, 78, 0, False),
-        (3, 77, -1, None),  # one is younger: perhaps only one of them
-        (2, 77, 0, None),
+        (3, 77, 5, True),
+        (3, 78, 5, False),
+        (3, 77, 4, False),  # that is not the batch, whatever the server's clock has done
+        (3, 78, 4, False),
+        (3, 77, 6, None),  # one is younger: perhaps only one of them
+        (2, 77, 5, None),
         (0, 0, None, None),
     ],
 )
-def test_a_whole_batch_is_judged_by_its_digest(
-    count: int, digest: int, age_s: int | None, expected: bool | None
+def test_a_whole_batch_is_judged_by_its_digest_and_newest_time(
+    count: int, digest: int, newest: int | None, expected: bool | None
 ) -> None:
-    newest = None if age_s is None else NOON - timedelta(seconds=age_s)
+    assert is_sent_as_a_whole(replace(entry(1), newest=5), count, digest, newest) is expected
+
+
+@pytest.mark.parametrize(
+    ("count", "digest", "age_s", "expected"), [(3, 77, 0, True), (3, 78, 0, False), (3, 77, -1, None), (2, 77, 0, None)]
+)
+def test_without_a_newest_time_the_reading_of_the_batch_bounds_it(
+    count: int, digest: int, age_s: int, expected: bool | None
+) -> None:
+    newest = time_of(NOON - timedelta(seconds=age_s))
     assert is_sent_as_a_whole(entry(1), count, digest, newest) is expected
 
 

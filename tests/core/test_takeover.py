@@ -85,7 +85,7 @@ class Harm(Exception):
 @cache
 def entry_of(sent: Sent) -> Entry | None:
     ids = tuple(bit % NEW for bit in range(2 * NEW) if sent.rows >> bit & 1)
-    return Entry(0, sent.batch, HERE, HERE, ids, sent.rows, NOON) if sent.batch else None
+    return Entry(0, sent.batch, HERE, HERE, ids, sent.rows, NOON, newest=0) if sent.batch else None
 
 
 @cache
@@ -206,7 +206,7 @@ class Model:
         entry = entry_of(sent)
         assert entry is not None
         present = world.rows & same_ids(sent.rows)
-        found = v.found_rows(entry, present.bit_count(), present, NOON)
+        found = v.found_rows(entry, present.bit_count(), present, 0)
         return v.Rows.ALL if found is v.Rows.DIFFERENT and "digest" in self.without else found
 
     @staticmethod

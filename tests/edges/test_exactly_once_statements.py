@@ -3,6 +3,7 @@
 import json
 import time
 from contextlib import contextmanager
+from datetime import UTC, datetime
 
 import psycopg
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from outbox.adoption import guarded_default
 from outbox.core import frontier as core_frontier
 from outbox.core.frontier import Frontier
+from outbox.core.times import INFINITE, NONE, time_of
 from outbox.edges import companions
 from outbox.edges.companions import Companions
 from outbox.edges.int8_arrays import Ids
@@ -155,7 +157,7 @@ def test_a_page_has_its_header_from_the_same_snapshot(db, statements, reader):
     statements.purged(db, 0)
     page = reader.read(db, 0, (0, 7), (), 2)
     assert [row[0] for row in page.rows] == ids[:2]
-    assert page.rows[0] == (ids[0], "t", "a", "1", None, None, None)
+    assert page.rows[0][:7] == (ids[0], "t", "a", "1", None, None, None)
     assert (page.sequence, page.purged, page.filenode) == (ids[-1], {0: 0, 7: 0}, filenode(db))
     now = db.execute("SELECT clock_timestamp(), pg_current_xact_id()::text::bigint").fetchone()
     assert page.read_at < now[0]
@@ -187,7 +189,7 @@ def test_every_row_has_one_lane_and_a_key_always_the_same(db, keep_empty_key):
     assert sorted(row for share in shares for row in share) == sorted(every)
     lanes = {}
     for row in every:
-        lanes.setdefault(row[2], set()).add(row[7])
+        lanes.setdefault(row[2], set()).add(row[8])
     keyless = lanes.pop("")
     assert all(len(found) == 1 for found in lanes.values())
     assert set().union(*lanes.values()) == {0, 1, 2}
@@ -200,10 +202,10 @@ def test_rows_of_a_lane_come_together_and_in_order(db, is_sized):
     reader = Reader("outbox", "outbox_id_seq", 3)
     reader._sized_pages = 100 if is_sized else 0
     page = reader.read(db, ids[9], (0, 1, 2), (), 200)
-    lanes = [row[7] for row in page.rows]
+    lanes = [row[8] for row in page.rows]
     assert lanes == sorted(lanes), "apart in the list is apart in memory"
     for lane in range(3):
-        share = [row[0] for row in page.rows if row[7] == lane]
+        share = [row[0] for row in page.rows if row[8] == lane]
         assert share == sorted(share)
     assert sorted(row[0] for row in page.rows) == ids[10:210], "the first of the table, not of a lane"
     assert page.last_id == ids[209]
@@ -217,7 +219,21 @@ def test_ids_far_apart_keep_their_order(db, after):
     page = Reader("outbox", "outbox_id_seq", 3).read(db, 0, (0, 1, 2), (), 200)
     assert page.last_id == ids[-1]
     for lane in range(3):
-        share = [row[0] for row in page.rows if row[7] == lane]
+        share = [row[0] for row in page.rows if row[8] == lane]
+        assert share == sorted(share)
+    assert sorted(row[0] for row in page.rows) == ids
+
+
+def test_ids_of_a_writer_near_the_lowest_number_have_a_lane_and_keep_their_order(db):
+    lowest = -(1 << 63)
+    ids = [*range(lowest, lowest + 20), *range(lowest + (3 << 48) - 10, lowest + (3 << 48) + 10), *range(-10, 0)]
+    statement = "INSERT INTO outbox (id, kafka_topic, kafka_key) VALUES (%s, 't', %s)"
+    for n, id_ in enumerate(reversed(ids)):
+        db.execute(statement, [id_, f"k{n % 7}" if n % 3 else ""])
+    ids += insert(db, "t", [f"k{n}" for n in range(10)])
+    page = Reader("outbox", "outbox_id_seq", 3).read(db, lowest - 1, (0, 1, 2), (), 200)
+    for lane in range(3):
+        share = [row[0] for row in page.rows if row[8] == lane]
         assert share == sorted(share)
     assert sorted(row[0] for row in page.rows) == ids
 
@@ -278,7 +294,7 @@ def test_held_topics_and_lanes_are_passed_over(db, lanes, is_sized):
     topics = frozenset({"t", "not there"})
     assert [row[0] for row in read(topics=topics)] == ids[-2:]
     assert [row[0] for row in read(ids[-2:-1], topics=topics)] == ids[-1:]
-    of_lane = [row for row in read() if lanes == 1 or row[7] == 0]
+    of_lane = [row for row in read() if lanes == 1 or row[8] == 0]
     assert not any(row in of_lane for row in read(lanes=frozenset({0})))
     assert read(lanes=frozenset(every)) == []
 
@@ -298,8 +314,42 @@ def test_looking_up_tells_count_digest_and_youngest(db, statements, reader):
     page = reader.read(db, 0, (0,), (), 10)
     found = statements.look_up(db, ids)
     assert (found.count, found.digest, found.filenode) == (2, digest(page.rows), filenode(db))
-    assert found.newest <= page.read_at
+    assert found.newest == max(row[7] for row in page.rows) <= time_of(page.read_at)
     assert statements.look_up(db, [10**9]).count == 0
+
+
+@pytest.mark.parametrize("is_sized", [False, True])
+def test_every_time_of_a_record_has_a_number(db, statements, reader, is_sized):
+    microseconds = {
+        "'2000-01-01 UTC'": 0,
+        "'1999-12-31 23:59:59.999999 UTC'": -1,
+        "'9999-12-31 UTC'": time_of(datetime(9999, 12, 31, tzinfo=UTC)),
+        "'20000-01-01 UTC'": time_of(datetime(4000, 1, 1, tzinfo=UTC)) + 16_000 * 365_242_500 * 86_400,
+        "'infinity'": INFINITE,
+        "'-infinity'": NONE,
+        "NULL": NONE,
+    }
+    db.execute("ALTER TABLE outbox ALTER create_time DROP NOT NULL")
+    ids = insert(db, "t", ["k"] * len(microseconds))
+    for id_, created in zip(ids, microseconds, strict=True):
+        db.execute(f"UPDATE outbox SET create_time = {created} WHERE id = %s", [id_])
+    reader._sized_pages = 100 if is_sized else 0
+    assert [row[7] for row in reader.read(db, 0, (0,), (), 100).rows] == [*microseconds.values()]
+    for id_, number in zip(ids, microseconds.values(), strict=True):
+        assert statements.look_up(db, [id_]).newest == number
+
+
+def test_single_rows_are_taken_for_sent_up_to_the_newest_of_their_batch(db, statements):
+    db.execute("ALTER TABLE outbox ALTER create_time DROP NOT NULL")
+    given = "'2026-01-01'", "'2026-01-02'", "'0044-03-15 BC'", "'20000-01-01'", "NULL", "'infinity'", "'-infinity'"
+    for created in given:
+        db.execute(f"INSERT INTO outbox (kafka_topic, kafka_key, create_time) VALUES ('t', 'k', {created})")
+    ids = [row[0] for row in db.execute("SELECT id FROM outbox ORDER BY id")]
+    up_to = statements.look_up(db, ids[:1]).newest
+    assert statements.sent(db, ids, INFINITE) == statements.sent(db, ids, NONE) == 0
+    assert statements.sent(db, ids, up_to) == statements.delete_sent(db, ids, up_to) == 2
+    assert statements.sent(db, ids, statements.look_up(db, ids[3:4]).newest) == 2
+    assert statements.delete_sent(db, ids, None) == 5
 
 
 def _sizes(page):

@@ -6,7 +6,7 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from outbox.edges import companions, plans, table
+from outbox.edges import companions, int8_arrays, plans, table
 from outbox.edges.companions import Companions
 from outbox.edges.reader import Reader
 from tests.harvest.exactly_once.bench import create_tables
@@ -67,9 +67,9 @@ def test_the_settings_of_our_connections_are_what_keeps_the_plans(db):
     """Without them a table with the statistics of an empty one is read whole."""
     db.execute("ANALYZE outbox")
     with psycopg.connect(db.url, autocommit=True) as plain:
-        companions.register(plain)
+        int8_arrays.register(plain)
         with pytest.raises(plans.WholeTableRead):
             check(plain)
     with table.connect_bounded({"conninfo": db.url}, statement_timeout_s=10) as ours:
-        companions.register(ours)
+        int8_arrays.register(ours)
         check(ours)

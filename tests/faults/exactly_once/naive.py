@@ -61,7 +61,7 @@ def never_purging(monkeypatch):
             raise psycopg.OperationalError("not purged, as the test has it")
 
         patch.setattr(Purges, "_purge", refuse)
-        yield
+        yield patch
 
 
 def purge_by_id_alone(monkeypatch):
@@ -142,8 +142,8 @@ def entry_first(monkeypatch):
     def keep(self, rows, give_up_at, report=None):
         later.setdefault(self, []).append((rows, give_up_at, report))
 
-    def entry_then_rows(self, topic, partition, key, value):
-        send_entry(self, topic, partition, key, value)
+    def entry_then_rows(self, *entry):
+        send_entry(self, *entry)
         self.client.flush(2)
         for piece in later.pop(self):
             send(self, *piece)
@@ -212,7 +212,7 @@ def one_partition_for_all_lanes(monkeypatch):
     monkeypatch.setattr(
         transactions.TransactionalProducer,
         "send_entry",
-        lambda self, topic, partition, key, value: send(self, topic, 0, key, value),
+        lambda self, topic, partition, *entry: send(self, topic, 0, *entry),
     )
 
 

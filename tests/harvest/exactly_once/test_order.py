@@ -12,6 +12,7 @@ from outbox.core.frontier import LOOK_BACK_IDS, Frontier
 from outbox.harvest import exactly_once_rounds
 from outbox.inserts import Statements
 from tests.harvest.exactly_once.bench import finish, wait_until
+from tests.harvest.exactly_once.test_lanes import working_lanes
 
 ROW_LOCKS, ADVISORY_LOCKS = "row locks", "advisory locks"
 INSERT = "INSERT INTO outbox (kafka_topic, kafka_key, kafka_value) VALUES (%s, %s, %s)"
@@ -161,3 +162,21 @@ def test_the_sweep_finds_what_breaks_the_rules(bench):
         )
         bench.wait_empty()
     assert wait_until(lambda: bench.by_key())["low"] == ["x"]
+
+
+@pytest.mark.parametrize("lanes", [1, 3])
+def test_ids_of_a_writer_near_the_lowest_number_are_delivered_by_any_number_of_lanes(bench, lanes):
+    with working_lanes(bench, range(lanes), LANES=lanes, SWEEP_INTERVAL=0.2):
+        bench.stash(["a", "b", "c"])
+        bench.wait_empty()
+        for id_ in (*range(-(1 << 63), -(1 << 63) + 6), *range(-6, 1)):
+            bench.db.execute(
+                "INSERT INTO outbox (id, kafka_topic, kafka_key, kafka_value) VALUES (%s, %s, %s, %s)",
+                [id_, bench.topic, "" if id_ % 2 else "a", str(id_)],
+            )
+            bench.stashed.by_key["" if id_ % 2 else "a"].append(str(id_))
+        bench.stash(["a", "b", "c"])
+        bench.wait_empty()
+    assert sorted(record.value for record in bench.read()) == sorted(
+        value.encode() for values in bench.stashed.by_key.values() for value in values
+    )

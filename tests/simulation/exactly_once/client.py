@@ -146,8 +146,8 @@ class Client:
                 raise KafkaError(report.value)
         self._reports = []
 
-    def send_entry(self, payload: bytes) -> None:
-        self._reports.append(self._produce(self._broker.ledger(self._lane), [payload]))
+    def send_entry(self, record: Any) -> None:
+        self._reports.append(self._produce(self._broker.ledger(self._lane), [record]))
 
     def commit(self, timeout_s: float) -> Steps:
         give_up_at = self._world.now + timeout_s

@@ -7,11 +7,13 @@ import copy
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from random import Random
 from typing import Any
 from uuid import UUID
 
 from outbox.core import ledger
 from outbox.core.frontier import Snapshot
+from outbox.core.times import time_of
 from outbox.core.verdict import State
 from tests.simulation.exactly_once.checkers import Checkers, Written
 from tests.simulation.exactly_once.tasks import Future, Steps
@@ -29,7 +31,7 @@ class DatabaseError(Exception):
 @dataclass(frozen=True, slots=True)
 class Stored:
     row: ledger.Row
-    create_time: datetime
+    create_time: int
     lane_hash: int
 
     @property
@@ -51,7 +53,7 @@ class Page:
 class Found:
     count: int
     digest: int
-    newest: datetime | None
+    newest: int | None
     filenode: int
 
 
@@ -74,6 +76,7 @@ class Database:
         self.incarnation = 0
         self.readers = 0
         self.guarded = True
+        self.supplied: Random | None = None
         self._next_xid = 100
         self._xmax = 100
         self._running: set[int] = set()
@@ -106,7 +109,7 @@ class Database:
         for record in records:
             row = (record.id, TOPIC, record.key, str(record.uid), None, None, None)
             hashed = self.world.lane_of(record.key) if record.key else record.id
-            self.now.rows[record.id] = Stored(row, self.clock(), hashed)
+            self.now.rows[record.id] = Stored(row, self.create_time(), hashed)
         self._checkers.inserted(records)
         if records and is_flushed:
             self.flush()
@@ -119,6 +122,11 @@ class Database:
 
     def clock(self) -> datetime:
         return _EPOCH + timedelta(seconds=self.world.now)
+
+    def create_time(self) -> int:
+        """By the server's clock, or as the writer supplies it: within some seconds of that, ahead or behind."""
+        supplied_s = self.supplied.uniform(-5.0, 5.0) if self.supplied is not None else 0.0
+        return time_of(self.clock() + timedelta(seconds=supplied_s))
 
     # ---- what befalls it
 

@@ -227,8 +227,8 @@ class Lane:
             yield 0.01
         yield from self.process.point("in the ledger")
         yield self.world.latency()
-        payload = log.last_committed(high)
-        return None if payload is None else ledger.decode(payload)
+        record = log.last_committed(high)
+        return None if record is None else ledger.decode(*record)
 
     # ---- the lane count
 
@@ -283,7 +283,7 @@ class Lane:
         identity, now = self.world.database.identity, self.world.database.clock()
         last = owned.entry or Entry(0, 0, self.leader_id, identity, (), 0, now, change.resize_no)
         try:
-            owned.client.send_entry(ledger.encode(replace(last, change=change.resize_no)))
+            owned.client.send_entry((ledger.encode(replace(last, change=change.resize_no)), ledger.headers(last)))
             yield from owned.client.commit(COMMIT_TIMEOUT_S)
         except KafkaError:
             owned.client.drop()
@@ -376,15 +376,16 @@ class Lane:
             batch.digest,
             batch.read_at,
             self._change,
+            batch.newest,
         )
-        payload = ledger.encode(entry)
+        record = ledger.encode(entry), ledger.headers(entry)
         yield from self.process.point("before send")
         if self._cores.entry_first:
-            client.send_entry(payload)
+            client.send_entry(record)
         yield from self._send(client, batch, give_up_at)
         yield from self._await_guards(batch, give_up_at)
         if not self._cores.entry_first:
-            client.send_entry(payload)
+            client.send_entry(record)
         yield from self.process.point("before commit")
         yield from client.commit(COMMIT_TIMEOUT_S)
         return entry

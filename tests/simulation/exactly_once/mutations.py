@@ -88,6 +88,10 @@ def _by_ids(entry: Any, count: int, digest: int, newest: Any) -> Rows:
     return Rows.ALL if count else Rows.NONE
 
 
+def _by_the_clock(entry: Any, count: int, digest: int, newest: Any) -> Rows:
+    return verdict.found_rows(replace(entry, newest=None), count, digest, newest)
+
+
 def _changed(**functions: Any) -> Any:
     return SimpleNamespace(
         takeover=functions.get("takeover", verdict.takeover), found_rows=functions.get("found_rows", verdict.found_rows)
@@ -113,6 +117,7 @@ MUTATIONS: dict[str, Cores] = {
     "refused record swallowed": replace(PLAIN, swallows_refusals=True),
     "takeover sends the last batch again": replace(PLAIN, verdicts=_changed(takeover=_resends)),
     "rows compared by ids alone": replace(PLAIN, verdicts=_changed(found_rows=_by_ids)),
+    "times of records compared with the clock": replace(PLAIN, verdicts=_changed(found_rows=_by_the_clock)),
     "lanes opened before the old ones are settled": replace(PLAIN, settles=False),
     "purge over a new connection without a look": replace(PLAIN, compares_after_connect=False),
     "a forgotten change of the count is not noticed": replace(PLAIN, heeds_changes=False),

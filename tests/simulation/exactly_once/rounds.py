@@ -28,6 +28,7 @@ class Batch:
     rows: list[Any]
     ids: list[int]
     digest: int
+    newest: int
     read_at: Any
     filenode: int
     returned_at: float
@@ -316,7 +317,9 @@ class Rounds:
                 self._frontier.give_back([kept[len(rows)][0]])
             if rows:
                 ids = [row[0] for row in rows]
-                batch = Batch(number, session, rows, ids, digest(rows), page.read_at, page.filenode, returned_at)
+                newest = max(s.create_time for s in page.rows if s.row[0] in set(ids))
+                read = page.read_at, page.filenode, returned_at
+                batch = Batch(number, session, rows, ids, digest(rows), newest, *read)
                 self._flights.add(batch)
                 batches.append(batch)
         return batches

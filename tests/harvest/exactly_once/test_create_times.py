@@ -1,0 +1,150 @@
+"""create_time is whatever writers supply: no value of it stops a lane, and rows that were sent are told from others."""
+
+import re
+
+import pytest
+
+from outbox.core import ledger
+from outbox.harvest import exactly_once_rounds
+from tests.faults.exactly_once import naive
+from tests.harvest.exactly_once.bench import finish, stopped, wait_until
+from tests.harvest.exactly_once.test_kills import wait_killed
+from tests.harvest.exactly_once.test_resolve import PURGE_SENT, resolve
+
+ODD = ("NULL", "'infinity'", "'-infinity'", "'20000-01-01'", "'0044-03-15 BC'")
+AHEAD = "clock_timestamp() + interval '5 s'"
+
+
+def supply(bench, keys, time):
+    """As `stash`, with a create_time of the writer's."""
+    bench.db.execute("ALTER TABLE outbox ALTER create_time DROP NOT NULL")
+    ids = bench.stash(keys)
+    bench.db.execute(f"UPDATE outbox SET create_time = {time} WHERE id = ANY(%s)", [ids])
+    return ids
+
+
+def sent_and_not_purged(bench):
+    wait_killed(bench.spawn("after-commit=kill"))
+
+
+def test_a_successor_settles_a_batch_whose_times_are_ahead_of_the_clock(bench):
+    """As they are where a writer's clock is fast, and where that of the server was set back since."""
+    supply(bench, ["a", "b"] * 10, AHEAD)
+    sent_and_not_purged(bench)
+    with bench.working():
+        bench.wait_empty()
+    bench.check()
+
+
+def test_a_rewritten_table_whose_times_are_ahead_of_the_clock_is_purged(bench, monkeypatch):
+    gate = naive.gate_purges(monkeypatch)
+    supply(bench, ["a", "b"] * 10, AHEAD)
+    with bench.working():
+        assert gate.reached.wait(60)
+        bench.db.execute("VACUUM FULL outbox")
+        gate.open()
+        bench.wait_empty()
+    bench.check()
+
+
+@pytest.mark.parametrize("times", [ODD[:1], ODD[1:]])
+def test_a_successor_settles_a_batch_with_times_that_python_has_no_date_for(bench, times):
+    bench.stash(["a", "b"] * 3)
+    for time in times:
+        supply(bench, ["a", "c"], time)
+    sent_and_not_purged(bench)
+    with bench.working():
+        bench.wait_empty()
+    bench.check()
+
+
+def test_a_held_record_without_a_time_disturbs_no_read(bench, monkeypatch):
+    monkeypatch.setattr(exactly_once_rounds, "_SAMPLE_S", 0.0)
+    reading = "SELECT pid, backend_start FROM pg_stat_activity WHERE application_name = 'outbox read'"
+    for time in ODD:
+        supply(bench, ["held"], time)
+    bench.db.execute("INSERT INTO outbox_hold (topic, key, reason) VALUES (%s, 'held', 'paused')", [bench.topic])
+    with bench.working():
+        bench.stash(["a"])
+        wait_until(lambda: bench.count == len(ODD))
+        before = bench.db.execute(reading).fetchall()
+        for _ in range(3):
+            bench.stash(["a"])
+            wait_until(lambda: bench.count == len(ODD))
+        assert bench.db.execute(reading).fetchall() == before
+        bench.db.execute("DELETE FROM outbox_hold")
+        bench.wait_empty()
+    bench.check()
+
+
+@pytest.mark.parametrize("age", ["+ interval '1 s'", "- interval '1 s'"])
+def test_equal_records_under_ids_drawn_again_are_told_apart_by_their_time(bench, age):
+    """Older ones too: the server's clock may have been set back."""
+    insert = "INSERT INTO outbox (kafka_topic, kafka_key, kafka_value, create_time) SELECT %s, 'k', 'ping', now()"
+    for place in ("", age):
+        bench.db.execute(f"{insert} {place} FROM generate_series(1, 20)", [bench.topic])
+        if not place:
+            sent_and_not_purged(bench)
+            bench.db.execute("TRUNCATE outbox RESTART IDENTITY")
+    with bench.working() as host:
+        assert re.search("ids were drawn a second time", stopped(host))
+    assert bench.count == 20
+
+
+def test_the_entry_of_an_older_release_is_settled(bench, monkeypatch):
+    bench.stash(["a", "b"] * 3)
+    with naive.never_purging(monkeypatch) as patch, bench.working():
+        patch.setattr(ledger, "headers", lambda entry: [])
+        wait_until(bench.read)
+    with bench.working():
+        bench.wait_empty()
+    bench.check()
+
+
+# ---- what an operator decides by it
+
+
+def restored(bench, *ids):
+    """The database went back to before the purges, with these of its records; one batch has all of them."""
+    bench.db.execute("INSERT INTO outbox SELECT * FROM saved WHERE id = ANY(%s)", [list(ids)])
+    bench.db.execute("UPDATE outbox_purged SET batch = 0")
+    bench.db.execute("SELECT setval('outbox_id_seq', %s)", [max(ids)])
+
+
+def delivered(bench, count):
+    """In one batch, with times that are ahead of the clock and beside the calendar."""
+    ids = supply(bench, ["a"] * (count - 2), AHEAD) + supply(bench, ["a"] * 2, "NULL")
+    bench.db.execute("CREATE TABLE saved AS SELECT * FROM outbox")
+    with bench.working() as host:
+        bench.wait_empty()
+        finish(host)
+    return ids
+
+
+def test_a_whole_batch_that_was_sent_is_recognised_whatever_its_times_are(bench):
+    ids = delivered(bench, 30)
+    restored(bench, *ids)
+    bench.db.execute("UPDATE outbox_purged SET batch = -1")  # as after a failover: the next owner stops
+    assert resolve(bench, PURGE_SENT).deleted == 30
+    bench.stash(["a"])
+    with bench.working():
+        bench.wait_empty()
+    bench.check()
+
+
+def test_of_a_batch_in_part_the_sent_are_told_from_those_that_drew_a_lost_id(bench):
+    ids = delivered(bench, 30)
+    restored(bench, *ids[:20])
+    drawn_again = supply(bench, ["new"] * 5, "clock_timestamp() + interval '10 s'")
+    assert drawn_again == ids[20:25]
+    assert resolve(bench, PURGE_SENT).deleted == 20
+    with bench.working():
+        bench.wait_empty()
+    bench.check()
+
+
+def test_equal_records_that_drew_the_ids_of_a_whole_batch_are_kept(bench):
+    ids = delivered(bench, 30)
+    restored(bench, *ids)
+    bench.db.execute("UPDATE outbox SET create_time = create_time - interval '1 s'")
+    assert resolve(bench, PURGE_SENT).deleted == 0
