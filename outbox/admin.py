@@ -12,7 +12,7 @@ from django.contrib.admin.views.main import ChangeList
 from django.core.exceptions import PermissionDenied
 from django.core.paginator import InvalidPage
 from django.db import connections
-from django.db.models import DurationField, ExpressionWrapper, F, Q
+from django.db.models import DurationField, ExpressionWrapper, Q
 from django.db.models.functions import Now
 from django.http import HttpRequest, HttpResponse
 from django.template.defaultfilters import filesizeformat
@@ -29,6 +29,7 @@ from outbox.admin_pages.base import may_see_payload, waiting
 from outbox.admin_pages.editing import edit_view
 from outbox.admin_pages.wording import plural
 from outbox.admin_paging import BINARY_PREFIX_BYTES, LIST_CHARS, Count, RecordPaginator, count, with_preview
+from outbox.expressions import known
 from outbox.models import OutboxRecord
 from outbox.operations import actions as operations
 from outbox.redaction import TEXT_MAX, redact
@@ -41,7 +42,7 @@ TOPIC_CHOICES_MAX = 50
 OLDEST_SAMPLE_ROWS = 100
 BIGINT_MAX = 2**63 - 1
 # By the database's clock, which also wrote create_time.
-_AGE = ExpressionWrapper(Now() - F("create_time"), output_field=DurationField())
+_AGE = ExpressionWrapper(Now() - known("create_time"), output_field=DurationField())
 
 if TYPE_CHECKING:
     _ModelAdmin = admin.ModelAdmin[OutboxRecord]

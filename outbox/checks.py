@@ -34,6 +34,7 @@ CHECKS = {
     "outbox.W004": "A named CHECK constraint of the table is missing or not validated.",
     "outbox.W005": "Routers send every model of the project to another database than the records.",
     "outbox.W006": "The database could not be reached, so its table was not checked.",
+    "outbox.W007": "The column create_time may be NULL, or has no default.",
 }
 
 _COLUMN_TYPES = {
@@ -220,6 +221,7 @@ def _inspect(alias: str, table: str, *, migrating: bool) -> Iterator[CheckMessag
             )
             return
         yield from _inspect_columns(cursor, table, quoted)
+        yield from _inspect_time(cursor, table, quoted)
         yield from _inspect_sequence(cursor, table, quoted)
         yield from _inspect_constraints(cursor, table, quoted)
 
@@ -243,6 +245,28 @@ def _inspect_columns(cursor: Any, table: str, quoted: str) -> Iterator[CheckMess
             hint="Compare it with docs/table.md. If an older program created it after the migration had run: "
             "migrate outbox zero --fake, then migrate outbox adopts it.",
             id="outbox.E007",
+        )
+
+
+def _inspect_time(cursor: Any, table: str, quoted: str) -> Iterator[CheckMessage]:
+    cursor.execute(
+        "SELECT attnotnull, atthasdef FROM pg_attribute "
+        "WHERE attrelid = %s::regclass AND attname = 'create_time' AND NOT attisdropped",
+        [quoted],
+    )
+    not_null, has_default = cursor.fetchone() or (True, True)  # _inspect_columns tells
+    if not not_null:
+        yield Warning(
+            f"The column create_time of {table!r} may be NULL.",
+            hint="A record without a time has no age, and one guard less when ids are drawn again. Give those that are "
+            f"there one, then run: ALTER TABLE {quoted} ALTER create_time SET NOT NULL",
+            id="outbox.W007",
+        )
+    if not has_default:
+        yield Warning(
+            f"The column create_time of {table!r} has no default, and stash() leaves the column out.",
+            hint=f"Run: ALTER TABLE {quoted} ALTER create_time SET DEFAULT CURRENT_TIMESTAMP",
+            id="outbox.W007",
         )
 
 

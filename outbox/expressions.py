@@ -1,8 +1,17 @@
-"""SQL expressions of the table's default values and CHECK constraints."""
+"""SQL expressions of default values and CHECK constraints, and of times for which Python may have no date."""
+
+from typing import TYPE_CHECKING, Any
 
 from django.contrib.postgres.fields import ArrayField
-from django.db.models import Func, IntegerField, TextField, Value
+from django.db.models import Case, DateTimeField, F, Func, IntegerField, TextField, Value, When
 from django.db.models.lookups import Exact, IsNull
+
+from outbox.core.times import KNOWN_BEFORE, KNOWN_FROM
+
+if TYPE_CHECKING:
+    _DateTimeField = DateTimeField[Any, Any]
+else:
+    _DateTimeField = DateTimeField
 
 
 class EmptyTextArray(Func):
@@ -21,6 +30,26 @@ class EmptyIntegerArray(Func):
 
     def __init__(self) -> None:
         super().__init__(output_field=ArrayField(IntegerField()))
+
+
+class SuppliedTime(_DateTimeField):
+    """A time that any program may have written: None where Python has no date for it, which psycopg would raise for the
+    whole result."""
+
+    def select_format(self, compiler: Any, sql: str, params: Any) -> tuple[str, Any]:
+        given = (*params, KNOWN_FROM, *params, KNOWN_BEFORE, *params)
+        return f"CASE WHEN {sql} >= %s AND {sql} < %s THEN {sql} END", given
+
+    def deconstruct(self) -> Any:
+        """For migrations it is the plain field."""
+        name, _, args, kwargs = super().deconstruct()
+        return name, "django.db.models.DateTimeField", args, kwargs
+
+
+def known(column: str) -> Case:
+    """The time of a `SuppliedTime` for arithmetic, or NULL."""
+    bounds = {f"{column}__gte": KNOWN_FROM, f"{column}__lt": KNOWN_BEFORE}
+    return Case(When(**bounds, then=F(column)), output_field=DateTimeField())
 
 
 class Cardinality(Func):

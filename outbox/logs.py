@@ -24,6 +24,7 @@ EVENTS: Mapping[str, str] = {
     "configuration_note": "`outbox-harvest` assumes something, or leaves it out; a secret is on a command line",
     "waiting": "a server is away at the start, or another [way of delivery](delivery.md) has the table; it waits",
     "waiting_over": "the server is back, or the table is free",
+    "create_time_nullable": "exactly-once: records may come without a time, see [the table](table.md#create_time)",
     "leader_topic_created": "the leader topic did not exist",
     "ledger_topic_created": "the ledger topic did not exist",
     "ledger_policy_unknown": "the user may not read the ledger topic's configuration, so it was not compared",

@@ -13,7 +13,7 @@ from django.db.models import Q
 from django.db.models.functions import Now
 
 from outbox.conf import table_name
-from outbox.expressions import EmptyIntegerArray, EmptyTextArray, no_null_element, same_length
+from outbox.expressions import EmptyIntegerArray, EmptyTextArray, SuppliedTime, no_null_element, same_length
 
 # The layout that older programs know, in its order.
 CLASSIC_COLUMNS = (
@@ -37,7 +37,7 @@ class OutboxRecord(models.Model):
     """A message that waits in the table until the harvester has moved it to Kafka."""
 
     id = models.BigAutoField(primary_key=True)
-    create_time = models.DateTimeField(
+    create_time = SuppliedTime(
         db_default=TransactionNow(), help_text="When the transaction that stashed the record began."
     )
     kafka_topic = models.CharField("topic", max_length=249)
@@ -109,7 +109,7 @@ class Hold(models.Model):
     key = models.TextField(null=True, blank=True)  # NULL: the whole topic; empty: the one record
     lane = models.IntegerField(null=True, blank=True)
     record_id = models.BigIntegerField(null=True, blank=True)  # the record at the head, which was refused
-    stashed_at = models.DateTimeField(null=True, blank=True)  # its create_time: ids may be drawn a second time
+    stashed_at = SuppliedTime(null=True, blank=True)  # its create_time: ids may be drawn a second time
     reason = models.TextField(choices=Reason.choices)
     since = models.DateTimeField(db_default=Now())
     attempts = models.IntegerField(db_default=0)
@@ -160,7 +160,7 @@ class DeadLetter(models.Model):
     value_binary = models.BinaryField(null=True, blank=True)
     header_keys = ArrayField(models.TextField(), db_default=EmptyTextArray())
     header_values = ArrayField(models.TextField(), db_default=EmptyTextArray())
-    stashed_at = models.DateTimeField(null=True, blank=True)
+    stashed_at = SuppliedTime(null=True, blank=True)
     died_at = models.DateTimeField(db_default=Now())
     reason = models.TextField(choices=Reason.choices)
     error_code = _text()

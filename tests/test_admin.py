@@ -17,7 +17,7 @@ from django.urls import reverse
 from django.utils import timezone
 from django.utils.safestring import SafeString, mark_safe
 
-from outbox.admin import OutboxRecordAdmin
+from outbox.admin import AGES, OutboxRecordAdmin
 from outbox.admin_paging import COUNT_EXACT_MAX
 from outbox.models import OutboxRecord
 
@@ -191,6 +191,21 @@ def test_nulls_of_an_adopted_table_are_shown_as_nothing(viewer: Client) -> None:
         cursor.execute("UPDATE outbox SET create_time = NULL, kafka_header_keys = NULL, kafka_header_values = NULL")
     assert "1 record is waiting" in list_text(viewer)
     assert "(none)" in detail_text(viewer, made.pk)
+
+
+def test_times_that_python_has_no_date_for_are_shown_as_nothing(viewer: Client) -> None:
+    made = [record() for _ in range(5)]
+    times = "'infinity'", "'-infinity'", "'20000-01-01'", "'0044-03-15 BC'", "'9999-12-31 23:59:59+00'"
+    with connection.cursor() as cursor:
+        for row, time in zip(made, times, strict=True):
+            cursor.execute(f"UPDATE outbox SET create_time = {time} WHERE id = %s", [row.pk])
+    assert "5 records are waiting, the oldest for 0 seconds" in list_text(viewer)
+    for name in AGES:
+        list_text(viewer, age=name)
+    for row in made:
+        assert "(none)" in detail_text(viewer, row.pk)
+    made.append(record(create_time=timezone.now() - timedelta(hours=3, minutes=5)))
+    assert "6 records are waiting, the oldest for 3 hours, 5 minutes." in list_text(viewer)
 
 
 def test_the_page_of_a_record_says_what_it_lacks(viewer: Client) -> None:

@@ -119,6 +119,8 @@ def test_the_migrated_table_passes():
         ("ALTER TABLE outbox ALTER leader_id TYPE text", "outbox.E007"),
         ("ALTER TABLE outbox RENAME TO elsewhere", "outbox.E006"),
         ("ALTER TABLE outbox DROP CONSTRAINT outbox_headers_paired", "outbox.W004"),
+        ("ALTER TABLE outbox ALTER create_time DROP NOT NULL", "outbox.W007"),
+        ("ALTER TABLE outbox ALTER create_time DROP DEFAULT", "outbox.W007"),
     ],
 )
 def test_a_drifted_table_is_told(change, expected):

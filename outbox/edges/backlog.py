@@ -25,7 +25,7 @@ class Backlog:
     records: int
     is_estimate: bool
     oldest_age_s: float
-    """By the database's clock; 0 when nothing waits."""
+    """By the database's clock; 0 when nothing waits. Of records that have a time."""
     stashed_total: int
     """Inserted since the server's statistics began, as PostgreSQL counts: also what was rolled back."""
     deleted_total: int = 0
@@ -39,7 +39,7 @@ def backlog(connection: psycopg.Connection[Any], name: str) -> Backlog:
         sql.SQL(
             "/* backlog */ SELECT (SELECT count(*) FROM (SELECT 1 FROM {table} LIMIT %s) AS waiting), "
             "(SELECT extract(epoch FROM clock_timestamp() - min(create_time))::float8 FROM "
-            "(SELECT create_time FROM {table} ORDER BY id LIMIT %s) AS oldest), "
+            "(SELECT create_time FROM {table} ORDER BY id LIMIT %s) AS oldest WHERE isfinite(create_time)), "
             "pg_stat_get_tuples_inserted(to_regclass({relation})), pg_stat_get_live_tuples(to_regclass({relation})), "
             "pg_stat_get_tuples_deleted(to_regclass({relation}))"
         ).format(table=identifier, relation=relation),

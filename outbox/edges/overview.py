@@ -59,6 +59,16 @@ def check_columns(connection: psycopg.Connection[Any], alias: str, name: str, co
         )
 
 
+def may_lack_a_time(connection: psycopg.Connection[Any], name: str) -> bool:
+    """Whether a writer may give a record NULL for its create_time."""
+    row = connection.execute(
+        "/* columns */ SELECT NOT attnotnull FROM pg_attribute WHERE attrelid = to_regclass(%s) "
+        "AND attname = 'create_time' AND NOT attisdropped",
+        [table.identifier(name).as_string(connection)],
+    ).fetchone()
+    return bool(row and row[0])
+
+
 class Overview:
     """Counts over the table on a connection of its own."""
 

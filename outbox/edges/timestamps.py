@@ -12,13 +12,16 @@ from psycopg.abc import AdaptContext, Buffer
 from psycopg.adapt import Dumper
 from psycopg.types.numeric import Int8BinaryLoader
 
+from outbox.core.times import KNOWN_BEFORE, KNOWN_FROM
+
 _TIMESTAMPTZ = 1184
 CREATED = "coalesce(create_time, '-infinity')"
 """The column as `core.times` has it, on a connection of `register`."""
-KNOWN_FROM, KNOWN_BEFORE = "0001-01-03 00:00+00", "9999-12-30 00:00+00"
-"""Of the times that Python, and Spark, can show in every time zone."""
-KNOWN = f"CASE WHEN create_time >= '{KNOWN_FROM}' AND create_time < '{KNOWN_BEFORE}' THEN create_time END"
-"""The column where it is such a time, else NULL."""
+KNOWN = (
+    f"CASE WHEN create_time >= '{KNOWN_FROM.isoformat()}' AND create_time < '{KNOWN_BEFORE.isoformat()}' "
+    "THEN create_time ELSE '-infinity' END"
+)
+"""The column where a date of Python's and Spark's is in it, else '-infinity'."""
 
 
 class Time:

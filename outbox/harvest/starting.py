@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from contextlib import closing
 from typing import Any
@@ -16,6 +17,8 @@ from outbox.edges.transaction_log import BrokersMissing, TransactionLog
 from outbox.edges.transactions import TransactionsRefused
 from outbox.election.errors import KafkaUnreachable
 from outbox.harvest.way import claim_of
+
+logger = logging.getLogger("outbox.harvest")
 
 BROKERS_S = 30.0  # brokers of a cluster that starts join one after the other
 
@@ -32,6 +35,11 @@ def look(conf: Conf, owner: str) -> None:
             check_ages(connection)
             _look_at_plans(conf, connection)
         claim_of(conf, owner).take(connection, lanes=conf.lanes, quietly=True)
+        if is_exact and overview.may_lack_a_time(connection, conf.table):
+            remedy = (
+                f"see create_time in docs/table.md, and then: ALTER TABLE {conf.table} ALTER create_time SET NOT NULL"
+            )
+            logger.warning("create_time_nullable table=%s remedy=%r", conf.table, remedy)
 
 
 class LookAtBrokers:

@@ -14,7 +14,9 @@ from typing import Any
 from psycopg import sql
 from pyspark.sql.datasource import InputPartition
 
+from outbox.core.times import NONE
 from outbox.edges.table import identifier
+from outbox.edges.timestamps import KNOWN
 from outbox.spark import stream
 from outbox.spark.options import Options
 from outbox.spark.stream import RecordsMissing
@@ -83,7 +85,7 @@ def _select_page(table: str, leader: str, rows: int, small_bytes: int, *, binary
     return (
         sql.SQL(
             "/* read */ SELECT count(*), bool_or(is_other), array_send(array_agg(id)), "
-            f"array_send(array_agg(create_time)), {strings} FROM (SELECT id, create_time, "
+            f"array_send(array_agg(created)), {strings} FROM (SELECT id, {KNOWN} AS created, "
             f"textsend(kafka_topic) AS topic, CASE WHEN is_small THEN textsend(kafka_key) END AS key, "
             f"CASE WHEN is_small THEN {value} END AS value, "
             "NOT is_small OR coalesce(cardinality(kafka_header_keys), 0) > 0 AS is_other FROM "
@@ -101,7 +103,7 @@ def _arrow_page(ids: bytes, times: bytes, *columns: bytes) -> Any:
     import numpy as np
     import pyarrow as pa
 
-    numbers, microseconds = _integers(ids), _integers(times) + _MICROSECONDS_1970_TO_2000
+    numbers = _integers(ids)
     if len(numbers) > 1 and not bool((np.diff(numbers) > 0).all()):
         raise RecordsMissing("PostgreSQL put the records of a page together in another order than that of their ids.")
     texts = [
@@ -110,9 +112,8 @@ def _arrow_page(ids: bytes, times: bytes, *columns: bytes) -> Any:
             (pa.string(), pa.string(), pa.binary()), columns[::2], columns[1::2], strict=True
         )
     ]
-    instants = pa.array(microseconds).cast(pa.timestamp("us", tz="UTC"))
     nothing = pa.nulls(len(numbers), _headers_type())
-    return pa.RecordBatch.from_arrays([pa.array(numbers), instants, *texts, nothing], _NAMES)
+    return pa.RecordBatch.from_arrays([pa.array(numbers), _instants(_integers(times)), *texts, nothing], _NAMES)
 
 
 def _integers(array: bytes, size: int = 8) -> Any:
@@ -162,9 +163,15 @@ def _paired(names: list[str] | None, texts: list[str] | None) -> list[tuple[str,
 
 
 def _timestamps(wire: Sequence[bytes]) -> Any:
-    """From PostgreSQL's binary form, microseconds since 2000, without a Python step per value."""
+    """From PostgreSQL's binary form, without a Python step per value."""
     import numpy as np
+
+    return _instants(np.frombuffer(b"".join(wire), ">i8").astype("i8"))
+
+
+def _instants(microseconds: Any) -> Any:
+    """Of microseconds since 2000; null where Spark has no date for the time."""
     import pyarrow as pa
 
-    microseconds = np.frombuffer(b"".join(wire), ">i8").astype("i8") + _MICROSECONDS_1970_TO_2000
-    return pa.array(microseconds).cast(pa.timestamp("us", tz="UTC"))
+    found = pa.array(microseconds + _MICROSECONDS_1970_TO_2000, mask=microseconds == NONE)
+    return found.cast(pa.timestamp("us", tz="UTC"))

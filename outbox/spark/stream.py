@@ -28,6 +28,7 @@ from outbox.edges import rights
 from outbox.edges.marks import WrongTable
 from outbox.edges.session import BoundedConnection
 from outbox.edges.table import connect_bounded, identifier
+from outbox.edges.timestamps import KNOWN
 from outbox.edges.ways import Claim, settled_after
 from outbox.exceptions import OutboxError
 from outbox.spark.holding import FREE
@@ -361,7 +362,7 @@ def select(table: str, leader: str, *, binary: bool = True) -> str:
     value = f"coalesce(kafka_value_binary, textsend({TEXT}))" if binary else f"textsend({TEXT})"
     return (
         sql.SQL(
-            "/* read */ SELECT id, timestamptz_send(create_time), kafka_topic, kafka_key, "
+            f"/* read */ SELECT id, timestamptz_send({KNOWN}), kafka_topic, kafka_key, "
             + value
             + ", NULLIF(kafka_header_keys, '{{}}'), NULLIF(kafka_header_values, '{{}}') FROM {table} "
             "WHERE id BETWEEN %(lowest)s AND %(highest)s"

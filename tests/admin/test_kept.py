@@ -83,6 +83,25 @@ def test_a_dead_letter_tells_everything_about_itself(admin_client):
     assert text.count(SECRET) == 2
 
 
+def test_a_time_that_python_has_no_date_for_is_shown_as_nothing(admin_client):
+    hold, letter, waits = parked(), dead(), record(kafka_key="z")
+    with connection.cursor() as cursor:
+        cursor.execute("UPDATE outbox SET create_time = 'infinity'")
+        cursor.execute("UPDATE outbox_hold SET stashed_at = 'infinity'")
+        cursor.execute("UPDATE outbox_dead SET stashed_at = '0044-03-15 BC'")
+    for url, *row in (
+        (HOLDS,),
+        (DEAD,),
+        (HOLD, hold.pk),
+        (DEAD_ONE, letter.pk),
+        (EDIT_HOLD, hold.pk),
+        (EDIT_DEAD, letter.pk),
+    ):
+        page(admin_client, url, *row)
+    page(admin_client, "admin:outbox_outboxrecord_edit", waits.pk)
+    assert DeadLetter.objects.get(pk=letter.pk).stashed_at is None
+
+
 def test_payloads_are_hidden_without_their_permission(sign_in):
     hold, letter = parked(), dead()
     client = sign_in("view_hold", "view_deadletter")

@@ -201,6 +201,19 @@ def test_rows_marked_and_forgotten_are_found_by_the_sweep(bench):
         bench.wait_empty()
 
 
+def test_records_are_delivered_whatever_their_create_time_is(bench):
+    bench.db.execute("ALTER TABLE outbox ALTER create_time DROP NOT NULL")
+    times = "NULL", "'infinity'", "'-infinity'", "'20000-01-01'", "'0044-03-15 BC'"
+    for id_, created in enumerate(times, 1):
+        bench.insert(["a"])
+        bench.db.execute(f"UPDATE outbox SET create_time = {created} WHERE id = {id_}")
+    with bench.working() as host:
+        bench.wait_empty()
+        finish(host)
+    assert bench.by_key() == {"a": [1] * len(times)}
+    assert host.errors == []
+
+
 def test_a_newer_owner_is_stepped_down_for(bench):
     with connect_bounded({"conninfo": bench.url}, statement_timeout_s=5) as other:
         assert Marks("outbox").claim(other, 1000, 5)

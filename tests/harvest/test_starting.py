@@ -134,6 +134,14 @@ def test_tables_that_are_not_migrated_are_named(bench, missing, told):
     assert told in str(error_of(harvester(bench)))
 
 
+def test_a_start_warns_where_records_may_come_without_a_time(bench, caplog):
+    starting.look(bench.conf(), "somebody")
+    assert "create_time_nullable" not in caplog.text
+    bench.db.execute("ALTER TABLE outbox ALTER create_time DROP NOT NULL, ALTER create_time DROP DEFAULT")
+    starting.look(bench.conf(), "somebody")
+    assert "ALTER TABLE outbox ALTER create_time SET NOT NULL" in caplog.text
+
+
 @pytest.mark.parametrize("delivery", [EXACTLY_ONCE, AT_LEAST_ONCE])
 def test_missing_rights_in_the_database_are_one_error_with_the_statements(bench, delivery):
     role = f"harvester_{os.getpid()}"

@@ -137,6 +137,23 @@ def test_a_lane_without_an_owner_may_be_kafkas_fault():
     assert operations_stats._lane_text(last) == told
 
 
+def test_the_oldest_record_is_told_among_times_without_a_date(at):
+    at.insert(6)
+    at.db.execute("ALTER TABLE outbox ALTER create_time DROP NOT NULL")
+    try:
+        ids = [row[0] for row in at.db.execute("SELECT id FROM outbox ORDER BY id")]
+        times = "NULL", "'infinity'", "'-infinity'", "'20000-01-01'", "now() - interval '1 h'"
+        for id_, time in zip(ids, times, strict=False):
+            at.db.execute(f"UPDATE outbox SET create_time = {time} WHERE id = %s", [id_])
+        assert 3600 <= stats("--interval", "0", "--no-kafka")["backlog"]["oldest_age_s"] < 3700
+        assert "outbox.W007: The column create_time of 'outbox' may be NULL." in str(of(check()[1], "checks"))
+        at.db.execute("UPDATE outbox SET create_time = '0044-03-15 BC' WHERE id = %s", [ids[0]])
+        assert stats("--interval", "0", "--no-kafka")["backlog"]["oldest_age_s"] > 2000 * 365 * 86_400
+    finally:
+        at.db.execute("DELETE FROM outbox")
+        at.db.execute("ALTER TABLE outbox ALTER create_time SET NOT NULL")
+
+
 def test_stats_of_the_database_alone_ask_no_broker(at, settings):
     settings.OUTBOX = {**settings.OUTBOX, "BOOTSTRAP_SERVERS": "127.0.0.1:1"}
     found = stats("--no-kafka")

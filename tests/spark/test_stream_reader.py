@@ -181,6 +181,22 @@ def test_values_come_as_they_were_written(query, outbox_table):
             for row in rows] == [row[0] for row in times]  # fmt: skip
 
 
+@pytest.mark.parametrize("is_by_row", [False, True])
+def test_a_time_that_spark_has_no_date_for_is_null(query, outbox_table, is_by_row):
+    outbox_table.insert("t", 7)
+    outbox_table.run("ALTER TABLE {table} ALTER create_time DROP NOT NULL")
+    for id_, time in enumerate(("NULL", "'infinity'", "'-infinity'", "'20000-01-01'", "'0044-03-15 BC'"), 2):
+        outbox_table.run(f"UPDATE {{table}} SET create_time = {time} WHERE id = {id_}")
+    if is_by_row:
+        outbox_table.run("UPDATE {table} SET kafka_header_keys = '{{a}}', kafka_header_values = '{{1}}' WHERE id = 1")
+    running = query(slices="1")
+    running.plan()
+    (range_,) = running.reader.partitions(running.start_offset, running.offsets[0])
+    rows = [row for found in running.reader.read(range_) for row in found.to_pylist()]
+    assert [row["id"] for row in rows if row["create_time"] is None] == [2, 3, 4, 5, 6]
+    assert len(rows) == 7
+
+
 def test_records_of_every_kind_come_in_order(query, outbox_table):
     """Small ones by the page, then a large one and what follows it row by row; the classic layout too."""
     outbox_table.insert("t", 6)
