@@ -28,6 +28,7 @@ def is_finite(time: int) -> bool:
     return NONE < time < INFINITE
 
 
-def newest(rows: Iterable[Sequence[Any]]) -> int | None:
-    """The highest eighth column; None of no rows."""
-    return max(map(_created, rows), default=None)
+def newest(rows: Iterable[Sequence[Any]]) -> int:
+    """The highest eighth column of rows, of which there is one at least."""
+    highest: int = max(map(_created, rows))
+    return highest

@@ -315,7 +315,7 @@ class Companions:
         ).fetchone()
         assert filenode is not None
         rows = connection.execute(self._look_up, [Ids(ids)], binary=True).fetchall()
-        return Found(len(rows), digest(rows), times.newest(rows), filenode[0])
+        return Found(len(rows), digest(rows), times.newest(rows) if rows else None, filenode[0])
 
 
 def sequence_of(connection: Connection, table: str) -> str:

@@ -453,7 +453,7 @@ class ExactlyOnce:
         producer.begin()
         with self._turn_to_send(batch) as turned:
             give_up_at = turned + 0.6 * self._conf.transaction_timeout_s
-            digest = self._send(producer, batch.rows, give_up_at)
+            digest, newest = self._send(producer, batch.rows, give_up_at)
         if batch.rows and not self._probing:  # else what the ledger is refused would be blamed on the records
             producer.announce(self._ledger_name, self._lane, ledger.BEGINNING_KEY, ledger.BEGINNING)
         failpoint("after-send")
@@ -461,7 +461,7 @@ class ExactlyOnce:
         stages["turn"] += turned - began
         stages["send"] += sent - turned
         # Beside the brokers' work: nothing of it is needed before the reports are in.
-        payload, entry = self._entry(batch, digest)
+        payload, entry = self._entry(batch, digest, newest)
         producer.wait_reports(lambda: self._is_over(give_up_at))
         if failures:
             raise NotDelivered(failures)
@@ -481,9 +481,9 @@ class ExactlyOnce:
         stages["commit"] += self._stopwatch.commit_s
         return entry
 
-    def _send(self, producer: TransactionalProducer, rows: Sequence[Row], give_up_at: float) -> int:
-        """The digest of what was handed over: of each piece while the processor has it at hand."""
-        digest = 0
+    def _send(self, producer: TransactionalProducer, rows: Sequence[Row], give_up_at: float) -> tuple[int, int | None]:
+        """The digest of what was handed over, and its newest time: of each piece while the processor has it at hand."""
+        digest, newest = 0, []
         for begin in range(0, len(rows), _PIECE):
             piece = rows[begin : begin + _PIECE]
             try:
@@ -492,7 +492,8 @@ class ExactlyOnce:
                 error.index += begin
                 raise
             digest += ledger.digest(piece)
-        return digest
+            newest.append(times.newest(piece))
+        return digest, max(newest, default=None)
 
     @contextmanager
     def _turn_to_send(self, batch: Batch) -> Iterator[float]:
@@ -507,7 +508,7 @@ class ExactlyOnce:
             if is_mine:
                 turn.release()
 
-    def _entry(self, batch: Batch, digest: int) -> tuple[bytes, Entry]:
+    def _entry(self, batch: Batch, digest: int, newest: int | None) -> tuple[bytes, Entry]:
         assert self._identity is not None
         entry = Entry(
             self._lane,
@@ -518,7 +519,7 @@ class ExactlyOnce:
             digest,
             batch.read_at,
             self._change,
-            times.newest(batch.rows),
+            newest,
         )
         return ledger.encode(entry), entry
 
