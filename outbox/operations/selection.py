@@ -121,7 +121,6 @@ def lane_count(alias: str) -> int:
 def lane_expression(alias: str) -> Any:
     """The lane of a row with `key` and `record_id`: as in `edges.reader.lane_of_row`."""
     count, keep = lane_count(alias), settings.current().keep_empty_key
-    by_key = f"(hashtextextended(k, 0) & 9223372036854775807) %%%% {count}"
-    by_either = by_key if keep else f"CASE WHEN k = '' THEN r %%%% {count} ELSE {by_key} END"
-    template = f"(SELECT {by_either} FROM (VALUES (%(expressions)s)) AS t(k, r))"
+    number = "hashtextextended(k, 0)" if keep else "CASE WHEN k = '' THEN r ELSE hashtextextended(k, 0) END"
+    template = f"(SELECT ({number} & 9223372036854775807) %%%% {count} FROM (VALUES (%(expressions)s)) AS t(k, r))"
     return Func(F("key"), F("record_id"), template=template, output_field=BigIntegerField())

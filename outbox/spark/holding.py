@@ -27,8 +27,8 @@ _IS_THERE = (
 _IN_FORCE = "(h.reason IN ('paused', 'editing') OR h.wanted <> 'retry' AND (h.record_id IS NULL OR " + _IS_THERE + "))"
 _KEEPS_EMPTY_KEY = "(SELECT coalesce(keep_empty_key, false) FROM {state})"
 _LANE = (
-    "(CASE WHEN o.kafka_key = '' AND NOT " + _KEEPS_EMPTY_KEY + " THEN o.id "
-    "ELSE hashtextextended(o.kafka_key, 0) & 9223372036854775807 END %% (SELECT lanes FROM {state}))"
+    "((CASE WHEN o.kafka_key = '' AND NOT " + _KEEPS_EMPTY_KEY + " THEN o.id "
+    "ELSE hashtextextended(o.kafka_key, 0) END & 9223372036854775807) %% (SELECT lanes FROM {state}))"
 )
 # As migration 0005 composes `unit`, which has an index: many holds cost a record no more than one.
 _CONCERNS = (

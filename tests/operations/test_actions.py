@@ -106,6 +106,7 @@ def test_a_lane_selects_by_the_key_and_keyless_records_by_their_id(settings):
     for number in range(40):
         parked(number, key=f"k{number}")
         parked(100 + number, key="", topic="none")
+    parked(-7, key="", topic="none")
     with connection.cursor() as cursor:
         cursor.execute(
             "SELECT n FROM generate_series(0, 39) n WHERE (hashtextextended('k' || n, 0) & 9223372036854775807) % 4 = 2"
