@@ -1,9 +1,10 @@
 """SQL expressions of default values and CHECK constraints, and of times for which Python may have no date."""
 
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from django.contrib.postgres.fields import ArrayField
-from django.db.models import Case, DateTimeField, F, Func, IntegerField, TextField, Value, When
+from django.db.models import Case, DateTimeField, F, Func, IntegerField, Q, TextField, Value, When
 from django.db.models.lookups import Exact, IsNull
 
 from outbox.core.times import KNOWN_BEFORE, KNOWN_FROM
@@ -50,6 +51,13 @@ def known(column: str) -> Case:
     """The time of a `SuppliedTime` for arithmetic, or NULL."""
     bounds = {f"{column}__gte": KNOWN_FROM, f"{column}__lt": KNOWN_BEFORE}
     return Case(When(**bounds, then=F(column)), output_field=DateTimeField())
+
+
+def has_time(column: str, time: datetime | None) -> Q:
+    """Of a `SuppliedTime`, whether it is this time, as Python has it."""
+    if time is not None:
+        return Q(**{column: time})
+    return Q(**{f"{column}__isnull": True}) | Q(**{f"{column}__lt": KNOWN_FROM}) | Q(**{f"{column}__gte": KNOWN_BEFORE})
 
 
 class Cardinality(Func):

@@ -12,10 +12,10 @@ from dataclasses import replace
 from typing import Any
 
 from django.db import IntegrityError, connections, transaction
-from django.db.models import Q
 
 from outbox import conf as settings
 from outbox.exceptions import InvalidMessage
+from outbox.expressions import has_time
 from outbox.message import as_pairs
 from outbox.models import DeadLetter, Hold, OutboxRecord
 from outbox.operations.outcomes import REFUSED, Outcome, alias_of, audit, put_back
@@ -137,10 +137,10 @@ def _change(
     with transaction.atomic(using=alias):
         if not Hold.objects.using(alias).filter(pk=hold.pk).delete()[0]:
             raise OperationRefused("The edit was ended by somebody else; nothing was changed.")
-        same = Q(create_time=hold.stashed_at) if hold.stashed_at else Q(create_time=None)
+        same = has_time("create_time", hold.stashed_at)
         if not OutboxRecord.objects.using(alias).filter(same, pk=record_id).update(**_values(row, _COLUMNS)):
             raise OperationRefused(f"Record {record_id} was delivered or deleted meanwhile; nothing was changed.")
-        known = Q(stashed_at=hold.stashed_at) | Q(stashed_at=None)
+        known = has_time("stashed_at", hold.stashed_at) | has_time("stashed_at", None)
         refused = Hold.objects.using(alias).filter(known, record_id=record_id, reason__in=REFUSED)
         pending = refused.exclude(wanted__in=("skip", "discard")).update(wanted="retry")
         details = {"id": record_id, "fields": sorted(changes)}

@@ -221,6 +221,27 @@ def test_an_edit_does_not_change_another_record_with_the_same_id():
     assert not Hold.objects.exists()
 
 
+@pytest.mark.django_db(transaction=True)
+def test_a_record_is_edited_whatever_its_create_time_is():
+    id_ = outbox_record()
+    with connection.cursor() as cursor:
+        cursor.execute("UPDATE outbox SET create_time = 'infinity'")
+    parked(id_)
+    with connection.cursor() as cursor:
+        cursor.execute("UPDATE outbox_hold SET stashed_at = 'infinity'")
+        cursor.execute(
+            "CREATE FUNCTION confirms() RETURNS trigger LANGUAGE plpgsql AS "
+            "$$ BEGIN NEW.confirmed_by := '{0}'; RETURN NEW; END $$"
+        )
+        cursor.execute("CREATE TRIGGER lane BEFORE INSERT ON outbox_hold FOR EACH ROW EXECUTE FUNCTION confirms()")
+    try:
+        assert actions.edit(record_id=id_, changes={"value": "better"}, actor="ann").pending == 1
+        assert OutboxRecord.objects.get(pk=id_).kafka_value == "better"
+    finally:
+        with connection.cursor() as cursor:
+            cursor.execute("DROP FUNCTION confirms CASCADE")
+
+
 def test_an_edit_does_not_wait_inside_of_a_transaction():
     with pytest.raises(OperationRefused, match="non_atomic_requests"):
         actions.edit(record_id=outbox_record(), changes={"value": "better"}, actor="ann")
