@@ -25,6 +25,7 @@ EVENTS: Mapping[str, str] = {
     "waiting": "a server is away at the start, or another [way of delivery](delivery.md) has the table; it waits",
     "waiting_over": "the server is back, or the table is free",
     "create_time_nullable": "exactly-once: records may come without a time, see [the table](table.md#create_time)",
+    "clock_set_back": "the clock of this host was set back; a lane may stand still for some seconds",
     "leader_topic_created": "the leader topic did not exist",
     "ledger_topic_created": "the ledger topic did not exist",
     "ledger_policy_unknown": "the user may not read the ledger topic's configuration, so it was not compared",

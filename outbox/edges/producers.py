@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from outbox.core.faults import Kind, is_refusal, kind_of
 from outbox.edges import kafka
 from outbox.edges.marks import Row
+from outbox.edges.wall_clock import nudged
 
 if TYPE_CHECKING:
     from confluent_kafka import KafkaError, Producer
@@ -80,6 +81,10 @@ class Producers:
         self.acknowledged: list[int] = []
         self.undelivered: list[tuple[int, str]] = []
         self.refused: list[tuple[int, str]] = []
+        nudged(self)
+
+    def clients(self) -> list[Producer]:
+        return [shard.producer for shard in list(self._shards.values())]
 
     @property
     def outstanding(self) -> int:

@@ -26,6 +26,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from outbox.edges.kafka import PRODUCER_DEFAULTS, make, require_bootstrap
+from outbox.edges.wall_clock import nudged
 from outbox.exceptions import OutboxError, missing_extra
 
 if TYPE_CHECKING:
@@ -169,6 +170,11 @@ class TransactionalProducer:
         self._client: Producer | None = make(Producer, given, logger=self._log)
         self._id_header, self._keep_empty_key = id_header, keep_empty_key
         self._may_register = False  # partitions with an open transaction, in the background
+        nudged(self)
+
+    def clients(self) -> list[Producer]:
+        client = self._client
+        return [] if client is None else [client]
 
     @property
     def client(self) -> Producer:

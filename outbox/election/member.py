@@ -9,6 +9,10 @@ Three threads share the core under one lock, which is held for microseconds and 
 
 The listener is called under the lock and must not block. Workers never take the lock: `may_start` and `may_send` read a
 snapshot, everything else is a command for the ticker, so no worker can hold up the election or wait for it.
+
+No thread waits inside a client: the client's waits end by the wall clock, so one that is under way while the clock is
+set back lasts as much longer. The client's own threads wait like that too. An order wakes them, so each consumer is
+given one every second; without it a member would drop out of the group unnoticed.
 """
 
 from __future__ import annotations
@@ -20,20 +24,27 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from queue import Empty, SimpleQueue
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import UUID, uuid4
 
 from outbox.conf import AT_LEAST_ONCE, Conf
 from outbox.core import neli as core
+from outbox.edges.wall_clock import nudged
 from outbox.election.clients import Clients
 from outbox.election.errors import ElectionRefused, Troubles, group_refusal
 from outbox.failpoints import failpoint
+
+if TYPE_CHECKING:
+    from confluent_kafka import Consumer, Producer
 
 logger = logging.getLogger("outbox.election")
 
 MARGIN_SHARE = 0.1  # of the heartbeat time-out: what a check and the send after it may take
 SILENCE_SHARE = 4  # of the heartbeat time-out: without any heartbeat, the reader begins anew
-GROUP_POLL_S = 0.05  # part of the time that leaving takes
+GROUP_POLL_S = 0.05  # part of the time that a rebalance takes
+READ_POLL_S, AWAITED_POLL_S = 0.1, 0.002  # the latter while a heartbeat is awaited that makes a leader
+AWAITED_S = 0.1  # a heartbeat comes back within milliseconds, or the brokers are slow
+NUDGE_S = 1.0
 READ_MAX = 500  # messages per turn of the reader
 # In exactly-once delivery the database says which lanes are in use, and may say something else at any moment: their
 # workers ask it. The owner of a partition above the count owns an idle lane.
@@ -41,6 +52,19 @@ EVERY_PARTITION = 1 << 31
 METADATA_TIMEOUT_S = 5.0
 
 Decision = Callable[[float], list[core.Effect]]
+
+
+class Nudge:
+    """Gives a consumer's own thread an order now and then: any will do, and this one asks no broker."""
+
+    def __init__(self, consumer: Consumer) -> None:
+        self._consumer = consumer
+        self._next_at = 0.0
+
+    def give(self) -> None:
+        if time.monotonic() >= self._next_at:
+            self._next_at = time.monotonic() + NUDGE_S
+            self._consumer.assignment()
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +115,7 @@ class Member:
         self._left = threading.Event()
         self._troubles = Troubles()
         self._heard_at = float("inf")
+        self._awaited = threading.Event()
         self._threads: list[threading.Thread] = []
 
     # ---- lifecycle
@@ -102,11 +127,17 @@ class Member:
         self._consumer = self._clients.member(self._on_error, self._on_commit)
         roles = (self._read_heartbeats, self._tick, self._stand_in_group)
         self._running = len(roles)
+        nudged(self)
         for role in roles:
             name = f"outbox-election-{role.__name__.strip('_')}"
             thread = threading.Thread(target=self._guarded, args=(role,), name=name, daemon=True)
             self._threads.append(thread)
             thread.start()
+
+    def clients(self) -> list[Producer]:
+        """The one that nobody here gives orders regularly."""
+        with self._lock:
+            return [self._producer] if self._running else []
 
     def stop(self) -> None:
         """Finish every lane, then leave the group. Does not wait; safe to call twice."""
@@ -206,6 +237,8 @@ class Member:
             self._producer.produce(
                 self._topic, core.encode_heartbeat(effect.beat), partition=effect.lane, on_delivery=self._on_delivery
             )
+            if effect.beat.epoch in (None, -1):
+                self._awaited.set()
         except (BufferError, KafkaException) as error:
             self._troubles.note("heartbeat", str(error))  # the core misses it in time
 
@@ -273,6 +306,8 @@ class Member:
 
         reading: set[int] = set()
         silent_since = time.monotonic()
+        awaited_until = 0.0
+        nudge = Nudge(self._reader)
         try:
             while not self._left.is_set():
                 # Somebody always beats: after such a silence the client is made to look for the partitions anew.
@@ -286,11 +321,20 @@ class Member:
                     self._learn_leaders()
                     reading = set(self._readable)
                     self._reader.assign([TopicPartition(self._topic, p, OFFSET_END) for p in sorted(reading)])
-                first = self._reader.poll(0.25)
-                if first is not None and not first.error():
-                    silent_since = time.monotonic()
-                for message in () if first is None else (first, *self._reader.consume(READ_MAX - 1, timeout=0)):
+                nudge.give()
+                messages = self._reader.consume(READ_MAX, timeout=0)
+                for message in messages:
                     self._read(message)
+                now = time.monotonic()
+                if any(not message.error() for message in messages):
+                    silent_since, awaited_until = now, 0.0
+                if self._awaited.is_set():
+                    self._awaited.clear()
+                    awaited_until = now + AWAITED_S
+                if now < awaited_until:
+                    time.sleep(AWAITED_POLL_S)
+                elif len(messages) < READ_MAX:
+                    self._awaited.wait(READ_POLL_S)
         finally:
             self._reader.close()
 
@@ -322,11 +366,13 @@ class Member:
         callbacks = {"on_assign": self._on_assign, "on_revoke": self._on_revoke, "on_lost": self._on_lost}
         try:
             self._consumer.subscribe([self._topic], **callbacks)
-            while not self._leaving.is_set():
+            nudge = Nudge(self._consumer)
+            while not self._leaving.wait(GROUP_POLL_S):
                 self._ask()
                 if self._partitions_added.is_set():
                     self._look_at_every_topic()
-                message = self._consumer.poll(GROUP_POLL_S)
+                nudge.give()
+                message = self._consumer.poll(0)
                 if message is not None and message.error():
                     self._judge(message.error())
         except BaseException:

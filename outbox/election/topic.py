@@ -18,8 +18,14 @@ if TYPE_CHECKING:
 logger = logging.getLogger("outbox.election")
 
 REQUEST_TIMEOUT_S = 5.0
-# Heartbeats are worthless after seconds; a small topic keeps the start of every reader quick.
-TOPIC_CONFIG = {"cleanup.policy": "delete", "retention.ms": "600000", "segment.ms": "600000"}
+# Heartbeats are worthless after seconds; a small topic keeps the start of every reader quick. Their times are the
+# broker's: it would refuse those of a member whose clock is an hour ahead.
+TOPIC_CONFIG = {
+    "cleanup.policy": "delete",
+    "retention.ms": "600000",
+    "segment.ms": "600000",
+    "message.timestamp.type": "LogAppendTime",
+}
 _VISIBLE_TIMEOUT_S = 10.0
 
 

@@ -20,6 +20,7 @@ from uuid import UUID
 from outbox import conf as settings
 from outbox.core import neli
 from outbox.core.neli import AbandonBatch, FinishBatch, LeaderAcquired, LeaderFenced, LeaderRefreshed, LeaderRevoked
+from outbox.edges.wall_clock import WallClock, nudge_all
 from outbox.election.clients import Clients
 from outbox.election.member import Member
 from outbox.election.topic import LeaderTopic
@@ -236,8 +237,12 @@ class Harvester:
         )
         self._member.start()
         self._sampler.start()
+        clock = WallClock()
         while not self._stopping.wait(1.0):
             self._forget_ended()
+            if back_s := clock.set_back_s():
+                self._logger.warning("clock_set_back seconds=%.1f", back_s)
+                nudge_all()
 
     def _tear_down(self) -> None:
         """Every wait is bounded, so that a stop ends also while PostgreSQL or Kafka are away."""

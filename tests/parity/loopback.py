@@ -79,12 +79,8 @@ class Reader:
         with self.log.changed:
             self.at = {p.partition: len(self.log.payloads[p.partition]) for p in partitions}
 
-    def poll(self, timeout):
-        with self.log.changed:
-            if (found := self._next()) is None:
-                self.log.changed.wait(min(timeout, 0.05))
-                found = self._next()
-            return found
+    def assignment(self):
+        return []
 
     def consume(self, count, timeout):
         with self.log.changed:
@@ -168,6 +164,9 @@ class Standing:
         pass
 
     assign = pause = incremental_assign
+
+    def assignment(self):
+        return []
 
     def _assign(self, partitions):
         self.assigned |= set(partitions)
