@@ -24,13 +24,15 @@ Protocol for the edge (calls serialised by one lock or thread; `now` is time.mon
 --------------------------------------------------------------------------------------------------------------
 - rebalance callbacks: `assigned`, `revoked` (then `tick` until `revoking` is empty before returning to the client),
   `lost`. Consume each assigned partition from its end; never from a committed offset.
-- every message of the leader topic: `heartbeat_seen(partition, offset, parse_heartbeat(payload), now)`.
+- every message of the leader topic: `heartbeat_seen(partition, offset, parse_heartbeat(payload, database), now)`; what
+  is no heartbeat is left out.
 - at `wake_at()` or earlier: `tick(now)`. After a gap, poll the client first: it may have `lost` to tell.
 - carry out the returned effects in order. `PublishHeartbeat`: send `encode_heartbeat(beat)` at once (no linger; a
   failure needs no report). `ConfirmMembership`: ask the coordinator in the generation of the member, e.g. by an offset
   commit, and answer `confirmed(lane, ticket, ok, now)`; errors other than a wrong generation or member are no
   answer. `FinishBatch`: the harvest finishes what it has in hand, then `released` is called. `AbandonBatch`: drop it
-  now. `LeaveGroup`: close the consumer. Events go to the receivers, serially; LeaderFenced means: stop at once.
+  now. `ForeignHeartbeat`: warn, and end unless it is rightful. `LeaveGroup`: close the consumer. Events go to the
+  receivers, serially; LeaderFenced means: stop at once.
 - `may_start(lane, now)` before each mark or batch, `may_send(lane, now)` before each produce of what is in hand.
 - a trace of another owner is reported by `doubt(lane, now)`, a claim refused by the table by `step_down(lane, now)`.
 """
@@ -55,6 +57,8 @@ class Heartbeat:
     sequence: int
     epoch: int | None
     name: str = ""
+    database: UUID | None = None
+    """Whose table its member harvests. Not in the payload, which older releases read to the letter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +69,8 @@ class ClassicHeartbeat:
 
 
 class UnknownHeartbeat(ValueError):
-    """The leader topic carries something that is no heartbeat."""
+    """The leader topic carries something that is no heartbeat, or that of a release to come. It changes nothing: who
+    may lead is the coordinator's answer, and a claim that is not understood earns nobody trust."""
 
 
 def encode_heartbeat(beat: Heartbeat) -> bytes:
@@ -74,21 +79,22 @@ def encode_heartbeat(beat: Heartbeat) -> bytes:
     return f"{_MAGIC} {beat.member_id} {beat.leader_id} {beat.sequence} {epoch} {beat.name}".encode()
 
 
-def parse_heartbeat(payload: bytes | None) -> Heartbeat | ClassicHeartbeat:
-    """Read a payload of ours or of a classic harvester; raise UnknownHeartbeat for anything else."""
+def parse_heartbeat(payload: bytes | None, database: UUID | None = None) -> Heartbeat | ClassicHeartbeat:
+    """Read a payload of ours or of a classic harvester; raise UnknownHeartbeat for anything else. `database` was sent
+    beside it."""
     text = (payload or b"").decode("utf-8", "replace")
     try:
         if text.startswith(_MAGIC + " "):
             _, member_id, leader_id, sequence, epoch, name = text.split(" ", 5)
             claim = None if epoch == "-" else int(epoch)
-            return Heartbeat(UUID(member_id), UUID(leader_id), int(sequence), claim, name)
+            return Heartbeat(UUID(member_id), UUID(leader_id), int(sequence), claim, name, database)
         sent_ns, percent, name = text.partition("%")
         if percent and sent_ns.isdecimal():
             return ClassicHeartbeat(name)
     except ValueError:
         pass
     raise UnknownHeartbeat(
-        f"The leader topic holds a message that is no heartbeat: {text[:80]!r}. "
+        f"The leader topic holds a message that is no heartbeat: {text[:80]!r}. It is ignored. "
         "Another program writes to this topic; give this group a leader topic of its own (LEADER_TOPIC)."
     )
 
@@ -122,6 +128,16 @@ class AbandonBatch:
 
     lane: int
     leader_id: UUID
+
+
+@dataclass(frozen=True, slots=True)
+class ForeignHeartbeat:
+    """A member of this group harvests another database. One of the two must go; `is_rightful`: not this one."""
+
+    lane: int
+    name: str
+    database: UUID
+    is_rightful: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +179,7 @@ Effect = (
     | ConfirmMembership
     | FinishBatch
     | AbandonBatch
+    | ForeignHeartbeat
     | LeaveGroup
     | LeaderAcquired
     | LeaderRefreshed
@@ -226,6 +243,7 @@ class Neli:
         candidate_interval_s: float = 0.05,
         revoke_timeout_s: float,
         name: str = "",
+        database: UUID | None = None,
     ) -> None:
         """`revoke_timeout_s` is less than the session time-out, so that a process paused while finishing is caught."""
         assert lanes >= 1
@@ -237,7 +255,7 @@ class Neli:
         self._interval_s = heartbeat_timeout_s / 4 if heartbeat_interval_s is None else heartbeat_interval_s
         self._candidate_interval_s = min(candidate_interval_s, self._interval_s)
         self._revoke_timeout_s = revoke_timeout_s
-        self._name = name
+        self._name, self._database = name, database
         self._member_id = new_id()
         self._sequence = 0
         self._ticket = 0
@@ -350,6 +368,9 @@ class Neli:
     def heartbeat_seen(
         self, partition: int, offset: int, beat: Heartbeat | ClassicHeartbeat, now: float
     ) -> list[Effect]:
+        return self._foreign_database(partition, beat) + self._seen(partition, offset, beat, now)
+
+    def _seen(self, partition: int, offset: int, beat: Heartbeat | ClassicHeartbeat, now: float) -> list[Effect]:
         lane = self._owned.get(partition)
         if lane is None or lane.state is State.REVOKING:
             if not isinstance(beat, Heartbeat) or (beat.member_id != self._member_id and beat.epoch is not None):
@@ -466,7 +487,7 @@ class Neli:
     def _beat(self, partition: int, lane: _Lane, now: float) -> PublishHeartbeat:
         leads = lane.state is State.LEADER
         epoch = lane.epoch if leads else (None if lane.was_fenced else -1)
-        beat = Heartbeat(self._member_id, lane.leader_id, self._sequence, epoch, self._name)
+        beat = Heartbeat(self._member_id, lane.leader_id, self._sequence, epoch, self._name, self._database)
         lane.outstanding[self._sequence] = now
         while len(lane.outstanding) > _OUTSTANDING_MAX:
             del lane.outstanding[next(iter(lane.outstanding))]
@@ -474,6 +495,16 @@ class Neli:
         first = not leads and not lane.was_fenced  # a fresh assignment beats faster, so that a successor sends soon
         lane.beat_at = now + (self._candidate_interval_s if first else self._interval_s)
         return PublishHeartbeat(partition, beat)
+
+    def _foreign_database(self, partition: int, beat: Heartbeat | ClassicHeartbeat) -> list[Effect]:
+        """Whoever leads nothing gives way to whoever leads. Of two that lead, which began at the same moment, the one
+        whose database has the higher number: both decide alike."""
+        theirs, ours = beat.database if isinstance(beat, Heartbeat) else None, self._database
+        if not isinstance(beat, Heartbeat) or theirs is None or ours is None or theirs == ours:
+            return []
+        leads = any(lane.state is not State.CANDIDATE for lane in self._owned.values())
+        gives_way = beat.epoch is not None and (not leads or ours.int > theirs.int)
+        return [ForeignHeartbeat(partition, beat.name, theirs, not gives_way)]
 
     def _own_beat(self, partition: int, lane: _Lane, offset: int, beat: Heartbeat, now: float) -> list[Effect]:
         sent_at = lane.outstanding.pop(beat.sequence, None)

@@ -185,6 +185,11 @@ class Claim:
             )
         return row is not None
 
+    def database(self, connection: Connection) -> UUID | None:
+        """The number of the database, where there is a state row."""
+        row = self._run(connection, "SELECT database FROM {state}").fetchone() if self._has_tables(connection) else None
+        return row[0] if row else None
+
     def release(self, connection: Connection) -> None:
         """Nobody has to wait until this claim is old, unless another process of this way works on a lane."""
         if not self._has_tables(connection):

@@ -5,14 +5,18 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
+from uuid import UUID
 
 from outbox.conf import Conf
+from outbox.core import neli
 from outbox.edges.kafka import make, require_bootstrap
 from outbox.exceptions import missing_extra
 
 if TYPE_CHECKING:
     from confluent_kafka import Consumer, Producer
     from confluent_kafka.admin import AdminClient
+
+DATABASE_HEADER = "outbox-database"
 
 OnError = Callable[[Any], None]
 Client = TypeVar("Client")
@@ -63,6 +67,16 @@ class Clients:
 
     def _with(self, on_error: OnError, properties: Mapping[str, Any]) -> dict[str, Any]:
         return {**self._conf.client_properties, **properties, "error_cb": on_error, "logger": _ClientLog()}
+
+
+def heartbeat_of(message: Any) -> neli.Heartbeat | neli.ClassicHeartbeat:
+    """Raises `UnknownHeartbeat`."""
+    database = dict(message.headers() or ()).get(DATABASE_HEADER)
+    try:
+        number = UUID(database.decode()) if database else None
+    except ValueError:
+        number = None
+    return neli.parse_heartbeat(message.value(), number)
 
 
 def from_extra() -> None:

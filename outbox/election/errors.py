@@ -1,7 +1,9 @@
 """What can go wrong between a member and the brokers, told apart by whether waiting helps."""
 
 import logging
+import time
 from typing import Any
+from uuid import UUID
 
 from outbox.conf import Conf
 from outbox.core.faults import Kind, kind_of
@@ -38,6 +40,27 @@ def group_refusal(error: Any, conf: Conf) -> ElectionRefused | None:
     if error.code() not in remedies:
         return None
     return ElectionRefused(f"The group {conf.name!r} cannot be joined: {error.str()}. {remedies[error.code()]}")
+
+
+def foreign_database(conf: Conf, ours: UUID | None, name: str, theirs: UUID) -> ElectionRefused:
+    return ElectionRefused(
+        f"The group {conf.name!r} belongs to harvesters of another database: {name!r} harvests database {theirs}, this "
+        f"process database {ours}. Each would wait for lanes that the other one has. Environments that share a Kafka "
+        "need a NAME each: change it in OUTBOX. If the tables were made anew, stop the harvesters of the old ones."
+    )
+
+
+class Seldom:
+    """Says yes once a minute."""
+
+    def __init__(self) -> None:
+        self._next_at = 0.0
+
+    def __bool__(self) -> bool:
+        if time.monotonic() < self._next_at:
+            return False
+        self._next_at = time.monotonic() + 60
+        return True
 
 
 class Troubles:

@@ -30,8 +30,8 @@ from uuid import UUID, uuid4
 from outbox.conf import AT_LEAST_ONCE, Conf
 from outbox.core import neli as core
 from outbox.edges.wall_clock import nudged
-from outbox.election.clients import Clients
-from outbox.election.errors import ElectionRefused, Troubles, group_refusal
+from outbox.election.clients import DATABASE_HEADER, Clients, heartbeat_of
+from outbox.election.errors import ElectionRefused, Seldom, Troubles, foreign_database, group_refusal
 from outbox.failpoints import failpoint
 
 if TYPE_CHECKING:
@@ -87,9 +87,11 @@ class Member:
         clients: Clients,
         partitions: int,
         name: str,
+        database: UUID | None = None,
         new_id: Callable[[], UUID] = uuid4,
     ) -> None:
-        """`partitions` of the leader topic are read from the start, so that nothing must be set up in a takeover."""
+        """`partitions` of the leader topic are read from the start, so that nothing must be set up in a takeover.
+        `database`: whose table is harvested, where it has a number."""
         self._conf = conf
         self._listener = listener
         self._on_fatal = on_fatal
@@ -104,7 +106,13 @@ class Member:
             margin_s=MARGIN_SHARE * conf.heartbeat_timeout_s,
             revoke_timeout_s=conf.revoke_timeout_s,
             name=name,
+            database=database,
         )
+        self._database = database
+        self._headers: list[tuple[str, str | bytes | None]] = (
+            [(DATABASE_HEADER, str(database).encode())] if database else []
+        )
+        self._tell_unknown, self._tell_foreign = Seldom(), Seldom()
         self._commands: SimpleQueue[Decision | None] = SimpleQueue()
         self._ticker_wakes_at = 0.0
         self._questions: SimpleQueue[core.ConfirmMembership] = SimpleQueue()
@@ -226,6 +234,8 @@ class Member:
             self._confirm(effect)
         elif isinstance(effect, core.LeaveGroup):
             self._leaving.set()
+        elif isinstance(effect, core.ForeignHeartbeat):
+            self._meet(effect)
         else:
             self._owned = self._snapshot()  # the listener may ask
             self._listener(effect)
@@ -235,12 +245,27 @@ class Member:
 
         try:
             self._producer.produce(
-                self._topic, core.encode_heartbeat(effect.beat), partition=effect.lane, on_delivery=self._on_delivery
+                self._topic,
+                core.encode_heartbeat(effect.beat),
+                partition=effect.lane,
+                headers=self._headers,
+                on_delivery=self._on_delivery,
             )
             if effect.beat.epoch in (None, -1):
                 self._awaited.set()
         except (BufferError, KafkaException) as error:
             self._troubles.note("heartbeat", str(error))  # the core misses it in time
+
+    def _meet(self, effect: core.ForeignHeartbeat) -> None:
+        if not effect.is_rightful:
+            self._on_fatal(foreign_database(self._conf, self._database, effect.name, effect.database))
+        elif self._tell_foreign:
+            logger.warning(
+                "foreign_heartbeat lane=%d database=%s name=%s: give the other environment a NAME of its own",
+                effect.lane,
+                effect.database,
+                effect.name,
+            )
 
     def _on_delivery(self, error: Any, message: Any) -> None:
         if error is not None:
@@ -353,7 +378,12 @@ class Member:
         if message.error():
             self._troubles.note("reader", message.error().str())
             return
-        beat = core.parse_heartbeat(message.value())
+        try:
+            beat = heartbeat_of(message)
+        except core.UnknownHeartbeat as error:
+            if self._tell_unknown:
+                logger.warning("heartbeat_unknown offset=%d reason=%r", message.offset(), str(error))
+            return
         self._heard_at = time.monotonic()
         self._troubles.over()
         with self._lock:

@@ -6,13 +6,16 @@ import logging
 import time
 from threading import Event
 from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
 from outbox.conf import AT_LEAST_ONCE, Conf
+from outbox.core import neli
 from outbox.edges.kafka import brokers_at_work
-from outbox.election.clients import Clients
-from outbox.election.errors import ElectionRefused, KafkaUnreachable, is_outage
+from outbox.election.clients import Clients, heartbeat_of
+from outbox.election.errors import ElectionRefused, KafkaUnreachable, foreign_database, is_outage
 
 if TYPE_CHECKING:
+    from confluent_kafka import Consumer
     from confluent_kafka.admin import AdminClient
 
 logger = logging.getLogger("outbox.election")
@@ -27,6 +30,7 @@ TOPIC_CONFIG = {
     "message.timestamp.type": "LogAppendTime",
 }
 _VISIBLE_TIMEOUT_S = 10.0
+_LAST_TIMEOUT_S, _LAST_POLL_S, _LAST_MAX = 2.0, 0.005, 100
 
 
 class _Trouble:
@@ -45,6 +49,7 @@ class LeaderTopic:
     def __init__(self, clients: Clients, conf: Conf, stopping: Event) -> None:
         self._trouble = _Trouble()
         self._admin: AdminClient = clients.admin(self._trouble.note)
+        self._clients = clients
         self._conf = conf
         self._stopping = stopping
 
@@ -69,6 +74,49 @@ class LeaderTopic:
                 f"kafka-topics.sh --alter --topic {name} --partitions {lanes}"
             )
         return partitions
+
+    def look_for_others(self, partitions: int, database: UUID) -> bool:
+        """Refuse to join a group whose members harvest another database, before any lane moves to this process. The
+        last heartbeat may be that of a process which has ended: only one that follows it counts."""
+        from confluent_kafka import KafkaException, TopicPartition
+
+        reader = self._clients.reader(self._trouble.note)
+        try:
+            ends = {}
+            for number in range(partitions):
+                partition = TopicPartition(self._conf.leader_topic, number)
+                low, ends[number] = reader.get_watermark_offsets(partition, REQUEST_TIMEOUT_S)
+                if low == ends[number]:
+                    del ends[number]
+            reader.assign([TopicPartition(self._conf.leader_topic, p, end - 1) for p, end in ends.items()])
+            self._read_last(reader, ends, database)
+        except KafkaException as error:
+            if is_outage(error.args[0]):
+                raise KafkaUnreachable(f"The leader topic cannot be read: {error.args[0].str()}.") from error
+            logger.info("leader_topic_unread reason=%r", error.args[0].str())  # the group will say so too
+        finally:
+            reader.close()
+        return True
+
+    def _read_last(self, reader: Consumer, ends: dict[int, int], database: UUID) -> None:
+        awaited, suspected = set(ends), False
+        give_up_at = time.monotonic() + _LAST_TIMEOUT_S
+        while (awaited or suspected) and time.monotonic() < give_up_at and not self._stopping.wait(_LAST_POLL_S):
+            for message in reader.consume(_LAST_MAX, timeout=0):
+                if message.error():
+                    continue
+                number, offset = message.partition() or 0, message.offset() or 0
+                awaited.discard(number)
+                try:
+                    beat = heartbeat_of(message)
+                except neli.UnknownHeartbeat:
+                    continue
+                if not isinstance(beat, neli.Heartbeat) or beat.database in (None, database):
+                    continue
+                assert beat.database is not None
+                if offset >= ends[number]:
+                    raise foreign_database(self._conf, database, beat.name, beat.database)
+                suspected, give_up_at = True, time.monotonic() + self._conf.heartbeat_timeout_s
 
     def _check_session_limits(self) -> None:
         """The brokers refuse a member whose session time-out is outside their limits, again and again."""

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from contextlib import closing
 from enum import StrEnum
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -59,7 +60,7 @@ class Harvester:
         *,
         worker_factory: WorkerFactory | None = None,
         clients: Clients | None = None,
-        check_table: Callable[[str, str], None] | None = None,
+        check_table: Callable[[str, str], UUID | None] | None = None,
         member_name: str = "",
         fail_fast: bool = False,
         logger: logging.Logger | None = None,
@@ -70,6 +71,7 @@ class Harvester:
         self._logger = logger or logging.getLogger("outbox.harvest")
         self._factory = worker_factory or default_factory(self.conf, self.member_name)
         self._clients = clients
+        self._database: UUID | None = None
         self._check_table = check_table or (lambda alias, table: starting.look(self.conf, self.member_name))
         self._fail_fast = fail_fast
         self._mutex = threading.RLock()  # `stop` is called from handlers of system signals too
@@ -207,7 +209,7 @@ class Harvester:
         conf = self.conf
 
         def table() -> bool:
-            self._check_table(conf.database, conf.table)
+            self._database = self._check_table(conf.database, conf.table)
             return True
 
         if not self._until(table):
@@ -215,6 +217,8 @@ class Harvester:
         self._clients = self._clients or Clients(conf)
         with closing(LeaderTopic(self._clients, conf, self._stopping)) as topic:
             partitions = self._until(topic.prepare)
+            if partitions is not None and self._database is not None:
+                self._until(partial(topic.look_for_others, partitions, self._database))
         if partitions is None or not self._until(starting.LookAtBrokers(conf, fail_fast=self._fail_fast)):
             return None
         return partitions
@@ -234,6 +238,7 @@ class Harvester:
             clients=self._clients,
             partitions=partitions,
             name=self.member_name,
+            database=self._database,
         )
         self._member.start()
         self._sampler.start()

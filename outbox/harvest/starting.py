@@ -6,6 +6,7 @@ import logging
 import time
 from contextlib import closing
 from typing import Any
+from uuid import UUID
 
 from outbox.conf import EXACTLY_ONCE, Conf
 from outbox.edges import companions, overview, plans, rights, table
@@ -23,9 +24,9 @@ logger = logging.getLogger("outbox.harvest")
 BROKERS_S = 30.0  # brokers of a cluster that starts join one after the other
 
 
-def look(conf: Conf, owner: str) -> None:
-    """Raises what is wrong. The claim on the table is made here already: of two ways that wait for the end of a third
-    one has it, and a standby need not repeat it."""
+def look(conf: Conf, owner: str) -> UUID | None:
+    """The number of the database. Raises what is wrong. The claim on the table is made here already: of two ways that
+    wait for the end of a third one has it, and a standby need not repeat it."""
     is_exact = conf.delivery == EXACTLY_ONCE
     with overview.connected(conf.database, companions.connect if is_exact else table.connect_bounded) as connection:
         columns = [*COLUMNS, overview.BINARY] if is_exact else COLUMNS
@@ -34,12 +35,14 @@ def look(conf: Conf, owner: str) -> None:
         if is_exact:
             check_ages(connection)
             _look_at_plans(conf, connection)
-        claim_of(conf, owner).take(connection, lanes=conf.lanes, quietly=True)
+        claim = claim_of(conf, owner)
+        claim.take(connection, lanes=conf.lanes, quietly=True)
         if is_exact and overview.may_lack_a_time(connection, conf.table):
             remedy = (
                 f"see create_time in docs/table.md, and then: ALTER TABLE {conf.table} ALTER create_time SET NOT NULL"
             )
             logger.warning("create_time_nullable table=%s remedy=%r", conf.table, remedy)
+        return claim.database(connection)
 
 
 class LookAtBrokers:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
@@ -67,8 +68,9 @@ def check(flags: Flags) -> None:
         spark_install.connector(version)
 
 
-def look(conf: Conf, owner: str) -> None:
-    """The table, and whether this way may have it. A driver that is at work has it already; a standby lets it be."""
+def look(conf: Conf, owner: str) -> UUID | None:
+    """The table, and whether this way may have it. A driver that is at work has it already; a standby lets it be. The
+    number of the database."""
     with overview.connected(conf.database) as connection:
         overview.check_columns(connection, conf.database, conf.table, [*COLUMNS, overview.BINARY])
         if not _exists(connection, f"{conf.table}_spark"):
@@ -79,11 +81,12 @@ def look(conf: Conf, owner: str) -> None:
         row = connection.execute(
             sql.SQL("/* way */ SELECT way FROM {}").format(identifier(f"{conf.table}_state"))
         ).fetchone()
+        settled_s = settled_after(conf.transaction_timeout_s)
+        keep = conf.keep_empty_key  # for the holds; the query itself divides records into no lanes
+        claim = Claim(conf.table, WAY, owner, conf.session_timeout_s, keep_empty_key=keep, settled_s=settled_s)
         if row is None or row[0] != WAY:
-            settled_s = settled_after(conf.transaction_timeout_s)
-            keep = conf.keep_empty_key  # for the holds; the query itself divides records into no lanes
-            claim = Claim(conf.table, WAY, owner, conf.session_timeout_s, keep_empty_key=keep, settled_s=settled_s)
             claim.take(connection, lanes=conf.lanes, quietly=True)
+        return claim.database(connection)
 
 
 def _exists(connection: Any, name: str) -> bool:

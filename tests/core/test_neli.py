@@ -13,6 +13,7 @@ from outbox.core.neli import (
     ClassicHeartbeat,
     ConfirmMembership,
     FinishBatch,
+    ForeignHeartbeat,
     Heartbeat,
     LeaderAcquired,
     LeaderFenced,
@@ -30,7 +31,7 @@ from outbox.core.neli import (
 TRUST_S = 1.8  # heartbeat_timeout_s less margin_s
 
 
-def make(lanes: int = 1) -> Neli:
+def make(lanes: int = 1, database: UUID | None = None) -> Neli:
     ids = count(1)
     return Neli(
         lambda: UUID(int=next(ids)),
@@ -40,6 +41,7 @@ def make(lanes: int = 1) -> Neli:
         heartbeat_interval_s=0.5,
         revoke_timeout_s=3.0,
         name="here",
+        database=database,
     )
 
 
@@ -299,6 +301,35 @@ def test_topic_made_anew_lowers_the_epoch() -> None:
 def test_heartbeat_survives_the_wire(epoch: int | None) -> None:
     beat = Heartbeat(UUID(int=1), UUID(int=2), 7, epoch, "host with % and spaces")
     assert parse_heartbeat(encode_heartbeat(beat)) == beat
+
+
+def test_older_releases_read_the_payload_to_the_letter() -> None:
+    """They end on what they cannot read: what is new goes beside it."""
+    beat = Heartbeat(UUID(int=1), UUID(int=2), 7, None, "web 1", UUID(int=3))
+    first, second = UUID(int=1), UUID(int=2)
+    assert encode_heartbeat(beat) == f"outbox1 {first} {second} 7 - web 1".encode()
+    assert parse_heartbeat(encode_heartbeat(beat), UUID(int=3)) == beat
+
+
+def of(database: int, epoch: int | None) -> Heartbeat:
+    return Heartbeat(UUID(int=91), UUID(int=92), 7, epoch, "there", UUID(int=database))
+
+
+def test_whoever_leads_nothing_gives_way_to_a_leader_of_another_database() -> None:
+    neli = make(database=UUID(int=5))
+    assert neli.heartbeat_seen(0, 20, of(5, 20), 0.0) == []
+    assert neli.heartbeat_seen(0, 20, rival(20), 0.0) == []  # an older release does not tell
+    assert neli.heartbeat_seen(0, 20, of(6, None), 0.0) == [ForeignHeartbeat(0, "there", UUID(int=6), True)]
+    assert neli.heartbeat_seen(0, 20, of(6, 20), 0.0) == [ForeignHeartbeat(0, "there", UUID(int=6), False)]
+
+
+@pytest.mark.parametrize(("theirs", "is_rightful"), [(4, False), (6, True)])
+def test_of_two_leaders_with_two_databases_one_gives_way(theirs: int, is_rightful: bool) -> None:
+    neli = make(lanes=2, database=UUID(int=5))
+    lead(neli)
+    assert neli.heartbeat_seen(1, 20, of(theirs, None), 0.1) == [ForeignHeartbeat(1, "there", UUID(int=theirs), True)]
+    met = ForeignHeartbeat(1, "there", UUID(int=theirs), is_rightful)
+    assert neli.heartbeat_seen(1, 20, of(theirs, 20), 0.1) == [met]
 
 
 def test_classic_payload_is_understood() -> None:

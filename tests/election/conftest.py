@@ -25,10 +25,16 @@ def wait_until(condition, timeout_s=60.0, what="the condition"):
 class Recorder:
     """A member with a listener that notes every effect and gives lanes back, at once unless told to keep them."""
 
-    def __init__(self, conf, partitions, name, journal, keep_s=0.0):
+    def __init__(self, conf, partitions, name, journal, keep_s=0.0, database=None):
         self.effects, self.errors, self.keep_s, self.journal = [], [], keep_s, journal
         self.member = Member(
-            conf, self.hear, self.errors.append, clients=Clients(conf), partitions=partitions, name=name
+            conf,
+            self.hear,
+            self.errors.append,
+            clients=Clients(conf),
+            partitions=partitions,
+            name=name,
+            database=database,
         )
         self.member.start()
 

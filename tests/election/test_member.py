@@ -1,6 +1,9 @@
 """Real members on a real Kafka. What one member decides is tested in tests/core/test_neli.py."""
 
+import threading
 import time
+import uuid
+from contextlib import closing
 from statistics import median
 
 import pytest
@@ -8,8 +11,10 @@ from confluent_kafka import Producer
 
 from outbox.core import neli
 from outbox.devstack import Kafka
+from outbox.election.clients import Clients
 from outbox.election.errors import ElectionRefused
 from outbox.election.member import Member
+from outbox.election.topic import LeaderTopic
 from tests.election.conftest import wait_until
 
 # Whoever leaves the group without a word is missed after 20 s: who does not wait for that takes less.
@@ -122,13 +127,49 @@ def test_more_members_than_lanes_stand_by(group):
     assert second.effects == []
 
 
-def test_a_payload_of_neither_kind_is_an_error_that_names_the_remedy(group):
+def test_what_is_no_heartbeat_is_ignored_with_a_warning(group, caplog):
+    """A stray producer, a tombstone, and a release to come."""
     alone = group()
     only = alone.join().leads(0)
-    say(alone, b'{"order": 1}')
-    wait_until(lambda: only.errors)
-    assert isinstance(only.errors[0], neli.UnknownHeartbeat)
-    assert "LEADER_TOPIC" in str(only.errors[0])
+    say(alone, b'{"order": 1}', None, b"outbox2 a release to come", b"outbox1 broken")
+    wait_until(lambda: "heartbeat_unknown" in caplog.text, what="the warning")
+    time.sleep(2 * alone.conf.heartbeat_timeout_s)  # it is still read
+    assert only.lanes == [0]
+    assert not only.errors
+    assert [type(effect) for _, effect in only.effects] == [neli.LeaderAcquired]
+    assert caplog.text.count("heartbeat_unknown") == 1
+    assert "LEADER_TOPIC" in caplog.text
+
+
+def test_a_member_of_another_database_gives_way_with_both_numbers(group, caplog):
+    """It joined before it could know: the members of an older release do not tell, or both began at once."""
+    ours, theirs = uuid.UUID(int=1), uuid.UUID(int=2)
+    pair = group()
+    first = pair.join(database=ours).leads(0)
+    second = pair.join(database=theirs)
+    wait_until(lambda: second.errors, what="the refusal")
+    assert isinstance(second.errors[0], ElectionRefused)
+    for text in (str(ours), str(theirs), "m0", "NAME"):
+        assert text in str(second.errors[0])
+    assert first.lanes == [0]
+    assert not first.errors
+
+
+def test_a_group_of_another_database_is_not_even_joined(group):
+    ours, theirs = uuid.UUID(int=1), uuid.UUID(int=2)
+    taken = group(HEARTBEAT_TIMEOUT=1, LANES=2)
+    first = taken.join(database=ours).leads(0, 1)
+
+    def look(database):
+        with closing(LeaderTopic(Clients(taken.conf), taken.conf, threading.Event())) as topic:
+            return topic.look_for_others(topic.prepare(), database)
+
+    assert look(ours)
+    with pytest.raises(ElectionRefused, match="NAME") as refused:
+        look(theirs)
+    assert str(ours) in str(refused.value)
+    first.leave()
+    assert look(theirs)  # what they have left behind says nothing
 
 
 def test_a_classic_heartbeat_fences_and_the_coordinator_decides(group):

@@ -4,6 +4,7 @@ The same bench for both ways: a migrated table, a topic, workers without an elec
 """
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import time
 import uuid
 from contextlib import ExitStack, contextmanager
 
+import psycopg
 import pytest
 
 from outbox.conf import AT_LEAST_ONCE, EXACTLY_ONCE
@@ -23,7 +25,7 @@ from outbox.harvest.exactly_once import ExactlyOnceFactory
 from outbox.harvest.exactly_once_rounds import Rounds
 from tests.cli import classic
 from tests.harvest import hosts
-from tests.harvest.exactly_once.bench import Bench
+from tests.harvest.exactly_once.bench import Bench, create_tables
 from tests.harvest.hosts import finish, wait_until
 from tests.harvest.processes import Harvest
 from tests.support.checker import Writer, judge
@@ -330,3 +332,21 @@ def test_of_two_names_started_together_one_is_refused_by_name_and_nothing_is_sen
             process.discard()
     values = [record.value for record in bench.read()]
     assert len(values) == len(set(values)) == records
+
+
+def test_a_second_environment_of_one_name_ends_with_both_databases(bench, tmp_path):
+    """The first one has the lane, and the second one would wait for it for ever."""
+    with fresh_database(os.environ["DATABASE_URL"]) as elsewhere, ExitStack() as stack:
+        with psycopg.connect(elsewhere, autocommit=True) as other:
+            create_tables(other)
+            ours = other.execute("INSERT INTO outbox_state (lanes) VALUES (1) RETURNING database").fetchone()[0]
+        first = Harvest(tmp_path, bench.url, OUTBOX_NAME=bench.name).leads()
+        stack.callback(first.discard)
+        theirs = bench.db.execute("SELECT database FROM outbox_state").fetchone()[0]
+        second = Harvest(tmp_path, elsewhere, OUTBOX_NAME=bench.name, OUTBOX_DELIVERY=AT_LEAST_ONCE)
+        stack.callback(second.discard)
+        second.ends(1, send=None)
+        assert re.search(f"harvester_failed .*harvests database {theirs}, this process database {ours}", second.log)
+        assert "partitions_assigned" not in second.log
+        first.ends(0)
+        assert "leader_fenced" not in first.log

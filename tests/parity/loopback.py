@@ -61,6 +61,9 @@ class Message:
     def offset(self):
         return self._found[1]
 
+    def headers(self):
+        return None
+
     def value(self):
         return self._found[2]
 
@@ -190,7 +193,7 @@ class Beats:
     def list_topics(self, topic, timeout):
         return None
 
-    def produce(self, topic, payload, partition, on_delivery):
+    def produce(self, topic, payload, partition, headers, on_delivery):
         if self.errors:
             raise self.errors.pop()
         self.log.append(partition, payload)
