@@ -60,16 +60,11 @@ class LedgerTopic:
     decode: Callable[[bytes, ledger.Headers], Any] = staticmethod(ledger.decode)
     topic_config: Mapping[str, str] = {}
 
-    def __init__(self, properties: Mapping[str, Any], name: str) -> None:
-        require_bootstrap(properties)
+    def __init__(self, properties: Mapping[str, Any] | Callable[[], Mapping[str, Any]], name: str) -> None:
+        """`properties`: a function is asked for each client, as secrets may have changed."""
         self.name = name
-        self._properties = {
-            "reconnect.backoff.ms": 5,
-            "reconnect.backoff.max.ms": 1000,
-            "socket.nagle.disable": True,
-            "log.connection.close": False,
-            **properties,
-        }
+        self._given = properties
+        require_bootstrap(self._properties())
         self._mutex = threading.Lock()
         self._admin_client: AdminClient | None = None
         self._consumer_client: Consumer | None = None
@@ -307,11 +302,20 @@ class LedgerTopic:
 
     # ---- clients
 
+    def _properties(self) -> dict[str, Any]:
+        return {
+            "reconnect.backoff.ms": 5,
+            "reconnect.backoff.max.ms": 1000,
+            "socket.nagle.disable": True,
+            "log.connection.close": False,
+            **(self._given() if callable(self._given) else self._given),
+        }
+
     def _admin(self) -> AdminClient:
         if self._admin_client is None:
             from confluent_kafka.admin import AdminClient
 
-            self._admin_client = AdminClient({**self._properties}, logger=_Quiet())
+            self._admin_client = AdminClient(self._properties(), logger=_Quiet())
         return self._admin_client
 
     def _consumer(self) -> Consumer:
@@ -320,7 +324,7 @@ class LedgerTopic:
 
             self._consumer_client = Consumer(
                 {
-                    **self._properties,
+                    **self._properties(),
                     "group.id": f"{self.name}-reader",  # demanded by the client; it never joins a group
                     "isolation.level": "read_committed",
                     "enable.partition.eof": True,
@@ -359,7 +363,7 @@ class LedgerTopic:
             raise
 
     def _unreachable(self, reason: str) -> LedgerUnreachable:
-        servers = self._properties["bootstrap.servers"]
+        servers = self._properties()["bootstrap.servers"]
         return LedgerUnreachable(f"The ledger topic {self.name!r} cannot be read from {servers}: {reason}")
 
 

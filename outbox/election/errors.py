@@ -50,6 +50,14 @@ def foreign_database(conf: Conf, ours: UUID | None, name: str, theirs: UUID) -> 
     )
 
 
+def denied(conf: Conf, seconds: float) -> ElectionRefused:
+    return ElectionRefused(
+        f"The brokers at {conf.bootstrap_servers} have refused the credentials of this harvester for {seconds:.0f} s, "
+        "also those that new clients were given. Correct sasl.*, ssl.* and security.protocol in KAFKA, and start it "
+        "again. A secret that changes while it runs must be given as a function."
+    )
+
+
 class Seldom:
     """Says yes once a minute."""
 
@@ -61,6 +69,38 @@ class Seldom:
             return False
         self._next_at = time.monotonic() + 60
         return True
+
+
+class Denials:
+    """Which clients the brokers have refused for their credentials, and since when. The client goes on trying, with the
+    same ones, and does not tell when it has succeeded: who has a denied client asks with it now and then."""
+
+    _NAMES = ("_AUTHENTICATION", "SASL_AUTHENTICATION_FAILED", "_SSL")
+    _EVERY_S = 2.0
+
+    def __init__(self) -> None:
+        self._since: dict[str, float] = {}
+        self._ask_at: dict[str, float] = {}
+
+    def note(self, client: str, error: Any) -> None:
+        if error.name() in self._NAMES:
+            self._since.setdefault(client, time.monotonic())
+
+    def is_due(self, client: str) -> bool:
+        """Whether this denied client is to be tried."""
+        now = time.monotonic()
+        if client not in self._since or now < self._ask_at.get(client, 0.0):
+            return False
+        self._ask_at[client] = now + self._EVERY_S
+        return True
+
+    def over(self, client: str) -> None:
+        self._since.pop(client, None)
+
+    @property
+    def lasting_s(self) -> float:
+        """Of the one that has lasted longest; 0 without any."""
+        return max((time.monotonic() - since for since in list(self._since.values())), default=0.0)
 
 
 class Troubles:

@@ -21,6 +21,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from queue import Empty, SimpleQueue
@@ -31,7 +32,7 @@ from outbox.conf import AT_LEAST_ONCE, Conf
 from outbox.core import neli as core
 from outbox.edges.wall_clock import nudged
 from outbox.election.clients import DATABASE_HEADER, Clients, heartbeat_of
-from outbox.election.errors import ElectionRefused, Seldom, Troubles, foreign_database, group_refusal
+from outbox.election.errors import Denials, ElectionRefused, Seldom, Troubles, foreign_database, group_refusal
 from outbox.failpoints import failpoint
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ GROUP_POLL_S = 0.05  # part of the time that a rebalance takes
 READ_POLL_S, AWAITED_POLL_S = 0.1, 0.002  # the latter while a heartbeat is awaited that makes a leader
 AWAITED_S = 0.1  # a heartbeat comes back within milliseconds, or the brokers are slow
 NUDGE_S = 1.0
+DENIED_TIMEOUT_S = 0.5
 READ_MAX = 500  # messages per turn of the reader
 # In exactly-once delivery the database says which lanes are in use, and may say something else at any moment: their
 # workers ask it. The owner of a partition above the count owns an idle lane.
@@ -121,7 +123,7 @@ class Member:
         self._partitions_added = threading.Event()
         self._leaving = threading.Event()
         self._left = threading.Event()
-        self._troubles = Troubles()
+        self._troubles, self._denials = Troubles(), Denials()
         self._heard_at = float("inf")
         self._awaited = threading.Event()
         self._threads: list[threading.Thread] = []
@@ -130,9 +132,9 @@ class Member:
 
     def start(self) -> None:
         self._heard_at = time.monotonic()
-        self._producer = self._clients.producer(self._on_error)
-        self._reader = self._clients.reader(self._on_error)
-        self._consumer = self._clients.member(self._on_error, self._on_commit)
+        self._producer = self._clients.producer(partial(self._on_error, "heartbeat"))
+        self._reader = self._clients.reader(partial(self._on_error, "reader"))
+        self._consumer = self._clients.member(partial(self._on_error, "group"), self._on_commit)
         roles = (self._read_heartbeats, self._tick, self._stand_in_group)
         self._running = len(roles)
         nudged(self)
@@ -178,6 +180,11 @@ class Member:
     def is_cut_off(self) -> bool:
         """Whether nobody's heartbeat was read for so long that the brokers must be away, or every leader."""
         return time.monotonic() - self._heard_at > self._conf.heartbeat_timeout_s
+
+    @property
+    def denied_s(self) -> float:
+        """For how long the brokers have refused the credentials of one of its clients; 0: they do not."""
+        return self._denials.lasting_s
 
     def led_last(self, lane: int) -> bool:
         return self._neli.led_last(lane)
@@ -270,6 +277,8 @@ class Member:
     def _on_delivery(self, error: Any, message: Any) -> None:
         if error is not None:
             self._troubles.note("heartbeat", error.str())
+        else:
+            self._denials.over("heartbeat")
 
     def _confirm(self, effect: core.ConfirmMembership) -> None:
         """Asked by the thread that polls: a commit from any other waits for as long as that one goes on polling."""
@@ -306,6 +315,8 @@ class Member:
                 self._ticker_wakes_at = min(self._neli.wake_at(), time.monotonic() + 1.0)
             self._turn(self._next_command())
             self._producer.poll(0)
+            if not self._neli.assigned_partitions:
+                self._denials.over("heartbeat")  # it has nothing to send
 
     def _next_command(self) -> Decision | None:
         try:
@@ -347,6 +358,7 @@ class Member:
                     reading = set(self._readable)
                     self._reader.assign([TopicPartition(self._topic, p, OFFSET_END) for p in sorted(reading)])
                 nudge.give()
+                self._try_denied("reader", self._reader)
                 messages = self._reader.consume(READ_MAX, timeout=0)
                 for message in messages:
                     self._read(message)
@@ -402,6 +414,7 @@ class Member:
                 if self._partitions_added.is_set():
                     self._look_at_every_topic()
                 nudge.give()
+                self._try_denied("group", self._consumer)
                 message = self._consumer.poll(0)
                 if message is not None and message.error():
                     self._judge(message.error())
@@ -461,13 +474,23 @@ class Member:
 
     # ---- errors
 
+    def _try_denied(self, client: str, consumer: Consumer) -> None:
+        """The coordinator answers, and it has the same users as the other brokers."""
+        from confluent_kafka import KafkaException, TopicPartition
+
+        if self._denials.is_due(client):
+            with suppress(KafkaException):
+                consumer.committed([TopicPartition(self._topic, 0)], timeout=DENIED_TIMEOUT_S)
+                self._denials.over(client)
+
     def _judge(self, error: Any) -> None:
         """What the group says; some of it can only be solved by an operator."""
         if refusal := group_refusal(error, self._conf):
             raise refusal
-        self._on_error(error)
+        self._on_error("group", error)
 
-    def _on_error(self, error: Any) -> None:
+    def _on_error(self, client: str, error: Any) -> None:
+        self._denials.note(client, error)
         if error.fatal():
             self._on_fatal(ElectionRefused(f"A Kafka client of the election gave up: {error.str()}. Restart."))
         else:

@@ -30,6 +30,7 @@ TOPIC_CONFIG = {
     "message.timestamp.type": "LogAppendTime",
 }
 _VISIBLE_TIMEOUT_S = 10.0
+_RENEWED_S = 60.0
 _LAST_TIMEOUT_S, _LAST_POLL_S, _LAST_MAX = 2.0, 0.005, 100
 
 
@@ -48,10 +49,14 @@ class LeaderTopic:
 
     def __init__(self, clients: Clients, conf: Conf, stopping: Event) -> None:
         self._trouble = _Trouble()
-        self._admin: AdminClient = clients.admin(self._trouble.note)
         self._clients = clients
+        self._make_admin()
         self._conf = conf
         self._stopping = stopping
+
+    def _make_admin(self) -> None:
+        self._admin: AdminClient = self._clients.admin(self._trouble.note)
+        self._made_at = time.monotonic()
 
     def close(self) -> None:
         """The errors raised here hold this object by their tracebacks. A client that only the collector finds may be
@@ -60,6 +65,8 @@ class LeaderTopic:
 
     def prepare(self) -> int:
         """Check limits, create the topic if it is absent; the number of its partitions."""
+        if time.monotonic() - self._made_at > _RENEWED_S:
+            self._make_admin()  # it may be refused for secrets that have changed
         self._check_session_limits()
         partitions = self._count_partitions()
         if partitions == 0:

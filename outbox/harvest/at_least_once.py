@@ -308,5 +308,5 @@ class AtLeastOnceFactory:
 
 
 def _connector(conf: Conf) -> Connect:
-    source = table.parameters(conf.database)
-    return partial(table.connect_bounded, source, statement_timeout_s=conf.statement_timeout_s)
+    """Asks for the password with each connection: it may have changed."""
+    return lambda: table.connect_bounded(table.parameters(conf.database), statement_timeout_s=conf.statement_timeout_s)

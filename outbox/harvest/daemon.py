@@ -23,6 +23,7 @@ from outbox.core import neli
 from outbox.core.neli import AbandonBatch, FinishBatch, LeaderAcquired, LeaderFenced, LeaderRefreshed, LeaderRevoked
 from outbox.edges.wall_clock import WallClock, nudge_all
 from outbox.election.clients import Clients
+from outbox.election.errors import denied
 from outbox.election.member import Member
 from outbox.election.topic import LeaderTopic
 from outbox.exceptions import OutboxError
@@ -37,6 +38,9 @@ from outbox.harvest.samples import Sampler
 
 RECEIVERS_SHARE = 0.1  # of the time to give back a lane: what receivers of leader_revoked have at the least
 LEAVE_TIMEOUT_S = 5.0
+DENIED_S = (
+    60.0  # refused for so long, a harvester tries the secrets that are given now, and after as long again it ends
+)
 JOIN_TIMEOUT_S = 5.0
 
 
@@ -178,8 +182,12 @@ class Harvester:
 
     @property
     def is_ready(self) -> bool:
-        """Whether both servers have answered and this harvester takes part in the election, as owner or standby."""
-        return self._state is State.RUNNING and self._member is not None
+        """Whether both servers have answered and this harvester takes part in the election, as owner or standby: it
+        leads, or could. While the brokers refuse it, or nobody's heartbeats arrive, it could not."""
+        member = self._member
+        if self._state is not State.RUNNING or member is None:
+            return False
+        return bool(self.leader_ids) or not (member.denied_s or member.is_cut_off)
 
     @property
     def measured(self) -> Measured:
@@ -216,11 +224,15 @@ class Harvester:
             return None
         self._clients = self._clients or Clients(conf)
         with closing(LeaderTopic(self._clients, conf, self._stopping)) as topic:
-            partitions = self._until(topic.prepare)
-            if partitions is not None and self._database is not None:
-                self._until(partial(topic.look_for_others, partitions, self._database))
+            partitions = self._until(partial(self._look_at_topic, topic))
         if partitions is None or not self._until(starting.LookAtBrokers(conf, fail_fast=self._fail_fast)):
             return None
+        return partitions
+
+    def _look_at_topic(self, topic: LeaderTopic) -> int:
+        partitions = topic.prepare()
+        if self._database is not None:
+            topic.look_for_others(partitions, self._database)
         return partitions
 
     def _until(self, attempt: Callable[[], Found]) -> Found | None:
@@ -230,6 +242,25 @@ class Harvester:
         self.waiting_for = reason
 
     def _elect(self, partitions: int) -> None:
+        self._join(partitions)
+        assert self._member is not None
+        self._sampler.start()
+        clock, renewed_at = WallClock(), float("-inf")
+        while not self._stopping.wait(1.0):
+            self._forget_ended()
+            if back_s := clock.set_back_s():
+                self._logger.warning("clock_set_back seconds=%.1f", back_s)
+                nudge_all()
+            if (denied_s := self._member.denied_s) >= DENIED_S:
+                if time.monotonic() - denied_s < renewed_at + DENIED_S:  # it began soon after
+                    raise denied(self.conf, 2 * DENIED_S)
+                self._logger.warning("election_renewed denied_s=%.0f", denied_s)
+                self._leave(self._member, is_forced=True)
+                self._join(partitions)
+                renewed_at = time.monotonic()
+
+    def _join(self, partitions: int) -> None:
+        """A member with clients of its own, which have the secrets of this moment."""
         assert self._clients is not None
         self._member = Member(
             self.conf,
@@ -241,20 +272,13 @@ class Harvester:
             database=self._database,
         )
         self._member.start()
-        self._sampler.start()
-        clock = WallClock()
-        while not self._stopping.wait(1.0):
-            self._forget_ended()
-            if back_s := clock.set_back_s():
-                self._logger.warning("clock_set_back seconds=%.1f", back_s)
-                nudge_all()
 
     def _tear_down(self) -> None:
         """Every wait is bounded, so that a stop ends also while PostgreSQL or Kafka are away."""
         self._sampler.stop()
         try:
             if self._member is not None:
-                self._leave(self._member)
+                self._leave(self._member, is_forced=self._forced.is_set())
             self._join_workers(time.monotonic() + JOIN_TIMEOUT_S)
             self._events.close(LEAVE_TIMEOUT_S)
         except BaseException as error:
@@ -272,8 +296,8 @@ class Harvester:
         if late:
             self._logger.warning("workers_left_behind count=%d", len(late))
 
-    def _leave(self, member: Member) -> None:
-        if self._forced.is_set():
+    def _leave(self, member: Member, *, is_forced: bool) -> None:
+        if is_forced:
             member.abandon()
         else:
             member.stop()

@@ -731,7 +731,7 @@ class ExactlyOnceFactory:
     def _register(self, conf: Conf, state: LaneState) -> Rounds:
         with self._mutex:
             if self._rounds is None or not self._rounds.register(state):
-                topic = LedgerTopic(conf.client_properties, f"{conf.name}.ledger")
+                topic = LedgerTopic(lambda: conf.client_properties, f"{conf.name}.ledger")
                 self._rounds = Rounds(conf, Database(conf, self._source), topic, self._owner)
                 registered = self._rounds.register(state)
                 assert registered

@@ -96,9 +96,6 @@ class Takeover:
         self._conf, self._lane, self._settling = conf, lane, settling
         self._database, self._purges, self._ledger = database, purges, ledger
         self.transactional_id = f"{conf.name}-{lane}"
-        self._properties = properties_of(
-            conf.producer_properties, self.transactional_id, transaction_timeout_s=conf.transaction_timeout_s
-        )
 
     def run(self, timeout_s: float, may_go_on: Callable[[], bool]) -> Outcome:
         """To be called when the lane's own purges are done and its producer is dropped."""
@@ -124,9 +121,11 @@ class Takeover:
         return (*statements.state(connection, self._conf.lanes), statements.purged(connection, self._lane))
 
     def _make(self) -> TransactionalProducer:
-        return TransactionalProducer(
-            self._properties, id_header=self._conf.id_header, keep_empty_key=self._conf.keep_empty_key
+        conf = self._conf
+        properties = properties_of(  # with the secrets of this moment
+            conf.producer_properties, self.transactional_id, transaction_timeout_s=conf.transaction_timeout_s
         )
+        return TransactionalProducer(properties, id_header=conf.id_header, keep_empty_key=conf.keep_empty_key)
 
     def _examine(self, producer: TransactionalProducer, give_up_at: float, may_go_on: Callable[[], bool]) -> Outcome:
         failpoint("after-init")

@@ -61,7 +61,7 @@ class Resolver:
         self._conf = conf
         self._database = Database(conf, source)
         self._connection = self._database.connect("resolve")
-        self._history = LedgerHistory(conf.client_properties, f"{conf.name}.ledger")
+        self._history = LedgerHistory(lambda: conf.client_properties, f"{conf.name}.ledger")
 
     def close(self) -> None:
         self._history.close()

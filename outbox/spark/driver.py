@@ -41,6 +41,7 @@ _POLL_S = 0.1
 _PAUSE_MIN_S, _PAUSE_MAX_S = 0.5, 10.0
 _FAILURES_MAX = 5  # one after the other, of a kind that is not known to pass
 _CLAIMED_WITHIN_S = 30.0
+_RENEWED_S = 120.0
 _STATEMENT_S = 10.0
 _HOLDS_S = 2.0
 _DEFAULTS = {
@@ -101,6 +102,8 @@ class Driver:
         self._given = session
         self._delivered = 0
         self._failures = 0
+        self._away: tuple[float, float] | None = None
+        """When the first and the last trouble was met since a batch was delivered."""
         self._has_claimed = False
         self._told: tuple[Sequence[str], bool] = ([], False)
         """What is held back, and whether nothing but that is left."""
@@ -192,7 +195,7 @@ class Driver:
             written = sink.last_written
             assert written is not None
             self._delivered += written.count
-            self._failures = 0
+            self._failures, self._away = 0, None
             self._backoff.worked()
             self._channel.say(
                 "epoch", epoch=epoch, count=written.count, skipped=written.skipped, seconds=round(written.seconds, 3)
@@ -244,10 +247,19 @@ class Driver:
         self._failures += trouble.kind is Kind.UNKNOWN
         if self._failures >= _FAILURES_MAX:
             raise Refused(f"The query failed {self._failures} times without a batch delivered: {trouble.text}")
+        if self._is_outage_long():
+            raise Refused(f"the driver is renewed, with the secrets of now: {trouble.text}", Kind.OUTAGE)
         pause_s = self._backoff.failed()
         self._told = self._told[0], False
         self._channel.say("retry", text=trouble.text, pause_s=round(pause_s, 1))
         self._channel.finishing.wait(pause_s)
+
+    def _is_outage_long(self) -> bool:
+        """A driver keeps the secrets that it was given; a server that is away for long may have others now."""
+        begun, last = self._away or (0.0, float("-inf"))
+        now = time.monotonic()
+        self._away = (begun if now - last < _RENEWED_S else now, now)
+        return now - self._away[0] >= _RENEWED_S
 
     def _is_superseded(self) -> bool:
         """Whether another driver has taken the table since this one had it: whatever a driver that was paused meets

@@ -225,6 +225,9 @@ class Worker:
     def _may_restart(self, batches_before: int) -> bool:
         """After the process has ended by itself."""
         kind, text = self._failed or (Kind.UNKNOWN, "Spark's driver process was killed, or ran out of memory")
+        if kind == Kind.OUTAGE:
+            logger.warning("spark_driver_ended reason=%r", text)
+            return True
         self._failures = 0 if self._statistics.batches > batches_before else self._failures + 1
         if kind == Kind.FENCED:
             logger.warning("spark_fenced reason=%r", text)

@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from queue import Empty, SimpleQueue
 from types import SimpleNamespace
 
-from confluent_kafka import TopicPartition
+from confluent_kafka import KafkaException, TopicPartition
 
 from outbox.conf import parse
 from outbox.harvest import Harvester
@@ -111,6 +111,7 @@ class Standing:
         self.subscribed, self.closed = [], 0
         self.close_error = self.subscribe_error = None
         self.is_member = True
+        self.is_refused = False
 
     # ---- the test speaks
 
@@ -152,6 +153,11 @@ class Standing:
         if isinstance(given, BaseException):
             raise given
         return Message(error=given)
+
+    def committed(self, partitions, timeout):
+        if self.is_refused:
+            raise KafkaException("refused")
+        return partitions
 
     def commit(self, offsets, asynchronous):
         self.steps.put((lambda given: self.on_commit(None, given), offsets, threading.Event()))

@@ -4,6 +4,7 @@ import shutil
 
 import pytest
 
+from outbox.spark import driver as driver_module
 from outbox.spark.driver import Driver, Refused, resolve
 from outbox.spark.job import Job
 from outbox.spark.troubles import Kind, Trouble
@@ -179,3 +180,18 @@ def test_restarts_of_both_servers_lose_and_double_nothing(spark, run, postgres_f
     running.drain().finish()
     judge(kafka.bootstrap_servers, [topic], range(1, 1801))
     audited(spark, table, kafka.bootstrap_servers, [topic])
+
+
+def test_a_driver_whose_servers_are_away_for_long_ends_for_one_with_the_secrets_of_then(outbox_table, monkeypatch):
+    channel, now = Channel(), [1000.0]
+    channel.finishing.set()
+    monkeypatch.setattr(driver_module.time, "monotonic", lambda: now[0])
+    driver = Driver(Job(outbox_table.url, outbox_table.table, name="n", checkpoint="", properties={}), channel)
+    trouble = Trouble(Kind.OUTAGE, "password authentication failed")
+    for passed_s in (0, 3600, 60):  # an hour later it is another outage
+        now[0] += passed_s
+        driver._consider(trouble)
+    now[0] += 60
+    with pytest.raises(Refused, match="secrets of now: password") as refused:
+        driver._consider(trouble)
+    assert refused.value.kind == Kind.OUTAGE
