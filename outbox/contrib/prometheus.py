@@ -38,7 +38,7 @@ STATEMENT_TIMEOUT_S = 2.0
 
 CATALOGUE: Mapping[str, tuple[str, str]] = {
     "outbox_info": ("gauge", "1; labels: version, name, delivery."),
-    "outbox_ready": ("gauge", "1 when both servers have answered and the process takes part in the election."),
+    "outbox_ready": ("gauge", "1 when both servers have answered and the process leads, or could lead."),
     "outbox_lane_owned": ("gauge", "1 per lane that this process owns; label: lane."),
     "outbox_in_flight_records": ("gauge", "Read and not yet known to be delivered and deleted."),
     "outbox_parked_keys": (
