@@ -271,31 +271,12 @@ def _inspect_time(cursor: Any, table: str, quoted: str) -> Iterator[CheckMessage
 
 
 def _inspect_sequence(cursor: Any, table: str, quoted: str) -> Iterator[CheckMessage]:
+    from outbox.edges import numbering
+
     hint = "Without it records of one key can be delivered out of order. Run: migrate outbox zero --fake, then "
     hint += "migrate outbox, which sets the default and the sequence right."
-    cursor.execute(
-        "SELECT pg_get_expr(adbin, adrelid) FROM pg_attrdef JOIN pg_attribute ON attrelid = adrelid AND attnum = adnum "
-        "WHERE adrelid = %s::regclass AND attname = 'id'",
-        [quoted],
-    )
-    row = cursor.fetchone()
-    if row is None or "pg_current_xact_id()" not in row[0]:
-        yield Error(f"The default of {table!r}.id is not guarded by pg_current_xact_id().", hint=hint, id="outbox.E008")
-    cursor.execute(
-        "SELECT seqcache, seqincrement, seqcycle FROM pg_sequence "
-        "WHERE seqrelid = pg_get_serial_sequence(%s, 'id')::regclass",
-        [quoted],
-    )
-    row = cursor.fetchone()
-    if row is None:
-        yield Error(f"No sequence belongs to {table!r}.id.", hint=hint, id="outbox.E008")
-    elif tuple(row) != (1, 1, False):
-        yield Error(
-            f"The sequence of {table!r}.id has CACHE {row[0]}, INCREMENT {row[1]}{', CYCLE' if row[2] else ''}; "
-            "it must have CACHE 1, INCREMENT 1 and no CYCLE.",
-            hint=hint,
-            id="outbox.E008",
-        )
+    for problem in numbering.look(cursor, quoted).problems:
+        yield Error(problem, hint=hint, id="outbox.E008")
 
 
 def _inspect_constraints(cursor: Any, table: str, quoted: str) -> Iterator[CheckMessage]:

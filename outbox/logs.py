@@ -81,6 +81,7 @@ EVENTS: Mapping[str, str] = {
     "purge_failed": "exactly-once: what was delivered could not be deleted; it is tried until it can be",
     "purge_works_again": "and was",
     "purged_fewer": "rows that were sent had vanished before they were deleted: something else deletes from the table",
+    "table_warning": "the table can be harvested, but something about it may break a promise; the text has the remedy",
     "not_purged": "at-least-once: rows had vanished, or belong to another leader, before they were deleted",
     "remark_requested": "at-least-once: an outcome was in doubt; what follows repairs it",
     "deadline_exceeded": "at-least-once: something took too long; what follows repairs it",

@@ -33,6 +33,7 @@ class Why(Enum):
     LEDGER_WENT_BACK = "ledger went back"
     ROWS_INCOMPLETE = "rows incomplete"
     ROWS_DIFFERENT = "rows different"
+    ROWS_KEPT = "rows kept"
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,6 +235,14 @@ def after_purge(entry: Entry, moved: bool, purged: int | None = None) -> Purged 
     if purged < entry.batch - 1:
         return _database_went_back(entry.lane, purged, entry.batch)
     return LookUpRows(entry)
+
+
+def rows_kept(entry: Entry, reason: str) -> Stop:
+    """Rows survived the purge of their batch, which was rolled back: the next attempt finds everything as before."""
+    return Stop(
+        Why.ROWS_KEPT,
+        f"lane {entry.lane} is stopped with batch {entry.batch}: {reason} The lane then goes on by itself.",
+    )
 
 
 def round_check(lane: int, purged: int, acknowledged: int, in_flight: int | None) -> GoOn | AskElection | Stop:

@@ -20,12 +20,12 @@ from psycopg import sql
 from outbox.core import times
 from outbox.core.ledger import digest
 from outbox.core.verdict import State
-from outbox.edges import int8_arrays, timestamps
+from outbox.edges import backends, int8_arrays, timestamps
 from outbox.edges.int8_arrays import Ids
 from outbox.edges.marks import WrongTable
 from outbox.edges.plans import Example
 from outbox.edges.session import BoundedConnection
-from outbox.edges.table import connect_bounded, identifier
+from outbox.edges.table import connect_session, identifier
 from outbox.edges.timestamps import CREATED, Time
 from outbox.exceptions import OutboxError
 
@@ -50,10 +50,6 @@ _NEW_NUMBER = (
 _SENT = "id = ANY(%(ids)s) AND create_time <= %(up_to)s AND isfinite(create_time) AND isfinite(%(up_to)s)"
 
 
-class OptionsIgnored(OutboxError):
-    """Something between this process and PostgreSQL drops the options of a connection."""
-
-
 class OtherDatabase(OutboxError):
     """The connection reaches another database than the one that this process began with."""
 
@@ -70,12 +66,10 @@ class Found:
 
 
 def connect(source: Mapping[str, Any], *, statement_timeout_s: float, application_name: str) -> BoundedConnection:
-    """A connection whose statements are planned for a queue and whose commits are flushed."""
-    options = " ".join(f"-c {name}={value}" for name, value in _OPTIONS.items())
-    connection = connect_bounded(
-        {**source, "options": f"{source.get('options') or ''} {options}".strip()},
-        statement_timeout_s=statement_timeout_s,
-        application_name=application_name,
+    """A connection with a session of its own, whose statements are planned for a queue and whose commits are
+    flushed."""
+    connection = connect_session(
+        source, statement_timeout_s=statement_timeout_s, application_name=application_name, settings=_OPTIONS
     )
     connection.prepare_threshold = _NEVER_BY_ITSELF  # only where a statement asks for it
     int8_arrays.register(connection)
@@ -83,23 +77,11 @@ def connect(source: Mapping[str, Any], *, statement_timeout_s: float, applicatio
     return connection
 
 
-def require_options(connection: Connection) -> None:
-    """Without them a commit may not be flushed, and what was sent could be forgotten."""
-    found = connection.execute(
-        "/* options */ SELECT current_setting('synchronous_commit'), current_setting('enable_sort')"
-    ).fetchone()
-    if found != ("on", "off"):
-        raise OptionsIgnored(
-            "PostgreSQL did not take over the options of this connection (synchronous_commit and enable_sort are "
-            f"{found}, not ('on', 'off')): a pooler drops them. Connect to the server itself, or through a pool of "
-            "sessions that passes options on."
-        )
-
-
 class Companions:
     """Statements for one outbox table. `sequence` draws its ids, as `sequence_of` found it."""
 
     def __init__(self, table: str, sequence: str) -> None:
+        self.table = table
         self._parts = {
             "table": identifier(table),
             "state": identifier(f"{table}_state"),
@@ -113,6 +95,8 @@ class Companions:
             "(SELECT batch FROM {purged} WHERE lane = %(lane)s ORDER BY batch DESC LIMIT 1), "
             "moved AS (INSERT INTO {purged} (lane, batch) SELECT %(lane)s, %(batch)s FROM last "
             "WHERE batch = %(batch)s - 1 AND pg_relation_filenode({relation}) = %(filenode)s "
+            # Over a pooler, a connection may have come to another server since.
+            f"AND {backends.BACKEND} = %(backend)s "
             # Ids above the sequence may be drawn a second time: then the rows are compared first.
             "AND (SELECT last_value FROM {sequence}) >= %(highest)s "
             "ON CONFLICT DO NOTHING RETURNING 1), "
@@ -137,7 +121,7 @@ class Companions:
     def examples(self) -> list[Example]:
         """What is run with the ids of a batch, for a look at its plan."""
         ids = Ids(range(1, 1001))
-        given = {"lane": 0, "batch": 1, "ids": ids, "filenode": 1, "highest": 1000}
+        given = {"lane": 0, "batch": 1, "ids": ids, "filenode": 1, "highest": 1000, "backend": ""}
         return [Example("purge", self._purge, given), Example("look up", self._look_up, [ids])]
 
     # ---- state
@@ -267,6 +251,7 @@ class Companions:
                 "ids": Ids(ids),
                 "filenode": filenode,
                 "highest": ids[-1] if ids and not compared else 0,
+                "backend": backends.of(connection),
             },
             prepare=True,
         ).rowcount
@@ -276,24 +261,34 @@ class Companions:
     ) -> tuple[bool, int]:
         """The same, for a batch that may have no rows: whether m was moved, and the number of rows deleted."""
         given = {"lane": lane, "batch": batch, "ids": Ids(ids), "filenode": filenode}
+        given["backend"] = backends.of(connection)
         row = connection.execute(self._purge_counted, {**given, "highest": ids[-1] if ids else 0}).fetchone()
         assert row is not None
         return bool(row[0]), int(row[1])
 
-    def sent(self, connection: Connection, ids: Sequence[int], up_to: int) -> int:
-        """How many rows stand under these ids that are no younger than the newest of their batch. Where that has no
-        date, or the row has none, time tells nothing."""
+    def kept(self, connection: Connection, lane: int, batch: int, ids: Sequence[int], filenode: int) -> int:
+        """How many rows of a batch are there, although m says that it is purged and the table's file is that one."""
         row = connection.execute(
-            self._build(f"/* sent */ SELECT count(*) FROM {{table}} WHERE {_SENT}"),
-            {"ids": Ids(ids), "up_to": Time(up_to)},
+            self._build(
+                "/* kept */ SELECT count(*) FROM {table} WHERE id = ANY(%s) AND pg_relation_filenode({relation}) = %s "
+                "AND EXISTS (SELECT FROM {purged} WHERE lane = %s AND batch = %s)"
+            ),
+            [Ids(ids), filenode, lane, batch],
         ).fetchone()
         return int(row[0]) if row else 0
 
+    def sent(self, connection: Connection, ids: Sequence[int], up_to: int | None) -> int:
+        """How many rows stand under these ids that are no younger than the newest of their batch. Where that has no
+        date, or the row has none, time tells nothing. None: all of these ids."""
+        where, given = _sent(ids, up_to)
+        statement = self._build(f"/* sent */ SELECT count(*) FROM {{table}} WHERE {where}")
+        row = connection.execute(statement, given).fetchone()
+        return int(row[0]) if row else 0
+
     def delete_sent(self, connection: Connection, ids: Sequence[int], up_to: int | None) -> int:
-        """Delete those rows: an operator said that they were delivered. None: all of these ids."""
-        where, given = ("id = ANY(%(ids)s)", {}) if up_to is None else (_SENT, {"up_to": Time(up_to)})
-        statement = self._build(f"/* delete sent */ DELETE FROM {{table}} WHERE {where}")
-        return connection.execute(statement, {"ids": Ids(ids), **given}).rowcount
+        """Delete those rows: an operator said that they were delivered."""
+        where, given = _sent(ids, up_to)
+        return connection.execute(self._build(f"/* delete sent */ DELETE FROM {{table}} WHERE {where}"), given).rowcount
 
     def set_purged(self, connection: Connection, lane: int, before: int, after: int) -> bool:
         """Set m by hand, inside a transaction; False when it is not `before` any more."""
@@ -316,6 +311,12 @@ class Companions:
         assert filenode is not None
         rows = connection.execute(self._look_up, [Ids(ids)], binary=True).fetchall()
         return Found(len(rows), digest(rows), times.newest(rows) if rows else None, filenode[0])
+
+
+def _sent(ids: Sequence[int], up_to: int | None) -> tuple[str, dict[str, Any]]:
+    if up_to is None:
+        return "id = ANY(%(ids)s)", {"ids": Ids(ids)}
+    return _SENT, {"ids": Ids(ids), "up_to": Time(up_to)}
 
 
 def sequence_of(connection: Connection, table: str) -> str:
@@ -347,4 +348,8 @@ def sequence_of(connection: Connection, table: str) -> str:
 
 def flush(connection: Connection) -> None:
     """Whatever this server's transactions have shown until now is on its disk afterwards."""
-    connection.execute("/* flush */ SELECT pg_logical_emit_message(true, 'outbox', '')", prepare=True)
+    row = connection.execute(
+        f"/* flush */ SELECT {backends.BACKEND}, pg_logical_emit_message(true, 'outbox', '')", prepare=True
+    ).fetchone()
+    assert row is not None
+    backends.require(connection, row[0])

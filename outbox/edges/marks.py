@@ -20,7 +20,8 @@ from psycopg import sql
 
 from outbox.core.frontier import parse_snapshot
 from outbox.core.settled import Settled
-from outbox.edges import locks
+from outbox.edges import backends, keepers, locks
+from outbox.edges.backends import BACKEND
 from outbox.edges.reader import lane_of_row
 from outbox.edges.table import identifier
 from outbox.exceptions import OutboxError
@@ -111,6 +112,9 @@ class Marks:
         self._purge = self._build(
             "/* purge */ DELETE FROM {table} WHERE id = ANY(%s::bigint[]) AND leader_id = %s RETURNING id"
         )
+        self._kept = self._build(
+            "/* kept */ SELECT count(*) FROM {table} WHERE id = ANY(%s::bigint[]) AND leader_id = %s"
+        )
         self._reset = self._build(
             "/* reset */ UPDATE {table} SET leader_id = NULL WHERE id = ANY(%s::bigint[]) AND leader_id = %s"
         )
@@ -157,7 +161,11 @@ class Marks:
                 except psycopg.errors.InsufficientPrivilege as error:
                     raise StillThere(others) from error
                 time.sleep(_GONE_POLL_S)
-            connection.execute("/* claim */ SELECT pg_advisory_lock(%s, %s)", [space, number])
+            row = connection.execute(
+                f"/* claim */ SELECT {BACKEND}, pg_advisory_lock(%s, %s)", [space, number]
+            ).fetchone()
+            assert row is not None
+            backends.require(connection, row[0])
         return True
 
     def _inspect(self, connection: psycopg.Connection[Any]) -> tuple[int, bool]:
@@ -210,6 +218,8 @@ class Marks:
             "/* mark */ UPDATE {table} SET leader_id = %(leader)s WHERE id = ANY(ARRAY("
             "SELECT id FROM (SELECT id, sum(size) OVER (ORDER BY id) - size AS before FROM ("
             "SELECT id, {size} AS size FROM {table} WHERE (leader_id IS NULL OR leader_id <> %(leader)s)"
+            # The lock of the claim is held by one backend: over a pooler, another one fails here.
+            f" AND 1 / ({BACKEND} = %(backend)s)::int = 1"
             "{mine}{exclude}{holds} ORDER BY id LIMIT %(limit)s) AS eligible) AS measured WHERE before < %(bytes)s)) "
             "RETURNING {fields}"
         )
@@ -233,6 +243,7 @@ class Marks:
         self, connection: psycopg.Connection[Any], leader: UUID, limit: int, exclude: Sequence[tuple[str, str]] = ()
     ) -> list[Row]:
         given: dict[str, Any] = {"leader": leader, "limit": limit, "bytes": self._bytes_max}
+        given["backend"] = backends.of(connection)
         if exclude:
             given |= {"topics": [topic for topic, _ in exclude], "keys": [key for _, key in exclude]}
         held = self.held
@@ -240,7 +251,7 @@ class Marks:
             rows = self._mark_unheld(connection, given, held)
         else:
             self._walked_with = held
-            rows = _fetch_rows(connection, self._mark_others if exclude else self._mark, given)
+            rows = _marked(connection, self._mark_others if exclude else self._mark, given)
         if len(rows) < limit:
             self._highest = None
         else:
@@ -259,7 +270,7 @@ class Marks:
         keys = list(held.keys)
         given |= {"held_key_topics": [topic for topic, _ in keys], "held_keys": [key for _, key in keys]}
         is_partial = "topics" in given  # keys that have no room here are passed over, too
-        rows = _fetch_rows(connection, self._mark_other_free if is_partial else self._mark_free, given)
+        rows = _marked(connection, self._mark_other_free if is_partial else self._mark_free, given)
         if given["look"] == 0:
             now = time.monotonic()
             self._walk_at = now + max(_WALK_S, _WALK_SHARE * (now - begun))
@@ -282,8 +293,13 @@ class Marks:
     # ---- purge, reset: on any connection
 
     def purge(self, connection: psycopg.Connection[Any], leader: UUID, ids: Sequence[int]) -> list[int]:
-        """The ids that were there, marked by `leader`, and are deleted now."""
-        return [row[0] for row in connection.execute(self._purge, [_array(ids), leader], binary=True)]
+        """The ids that were there, marked by `leader`, and are deleted now. Raises `RowsKept` when some survive."""
+        gone = [row[0] for row in connection.execute(self._purge, [_array(ids), leader], binary=True)]
+        if len(gone) < len(ids):
+            row = connection.execute(self._kept, [_array(ids), leader]).fetchone()
+            if row is not None and row[0]:
+                raise keepers.kept(connection, self.name, row[0], marks=True)
+        return gone
 
     def reset(self, connection: psycopg.Connection[Any], leader: UUID, ids: Sequence[int]) -> int:
         return connection.execute(self._reset, [_array(ids), leader]).rowcount
@@ -323,6 +339,14 @@ def strangers(connection: psycopg.Connection[Any], table: str, lane: int) -> lis
         if not holder.application.startswith("outbox")
         or (holder.number == _MUTEX_NUMBER and (holder.since_s is None or holder.since_s >= locks.LONG_S))
     ]
+
+
+def _marked(connection: psycopg.Connection[Any], statement: str, given: Any) -> list[Row]:
+    try:
+        return _fetch_rows(connection, statement, given)
+    except psycopg.errors.DivisionByZero:
+        backends.require(connection)
+        raise
 
 
 def _fetch_rows(connection: psycopg.Connection[Any], statement: str, given: Any) -> list[Row]:

@@ -1,7 +1,8 @@
 """The one read of exactly-once delivery: a page of the lowest ids, and beside it what decides its completeness.
 
-The first row is the header: the sequence, the snapshot, the next xid, m of each lane, the clock, the table's file: all
-of the very statement that returns the rows. What follows from them is decided by `core.frontier` and `core.verdict`.
+The first row is the header: the sequence, the snapshot, the next xid, m of each lane, the clock, the table's file, the
+backend: all of the very statement that returns the rows. What follows from them is decided by `core.frontier` and
+`core.verdict`.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import psycopg
 from psycopg import sql
 
 from outbox.core.frontier import Snapshot, parse_snapshot
+from outbox.edges.backends import BACKEND
 from outbox.edges.int8_arrays import Ids
 from outbox.edges.plans import Example
 from outbox.edges.table import identifier
@@ -62,6 +64,8 @@ class Page:
     """m of each lane asked for."""
     read_at: datetime
     filenode: int
+    backend: str
+    """Which has answered, see `edges.backends`."""
     is_full: bool
     """There may be more."""
     passes_over: bool
@@ -160,7 +164,8 @@ class Reader:
         text = (
             "/* read */ SELECT (SELECT CASE WHEN is_called THEN last_value ELSE last_value - 1 END FROM {sequence}) "
             "AS id, pg_current_snapshot()::text, age('3'::xid)::text, "
-            "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint || ' ' || pg_relation_filenode({relation}), "
+            "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint || ' ' || pg_relation_filenode({relation}) "
+            f"|| ' ' || {BACKEND}, "
             "ARRAY(SELECT lane || ' ' || coalesce((SELECT batch FROM {purged} AS p WHERE p.lane = l.lane "
             "ORDER BY batch DESC LIMIT 1), 0) FROM unnest(%(lanes)s::int[]) AS l(lane)), NULL::text[], NULL::bytea, "
             "NULL::timestamptz"
@@ -231,13 +236,14 @@ class Reader:
                 "for. Nothing of it was sent. Report the server's version and the output of EXPLAIN for the statement "
                 "/* read */."
             )
-        microseconds, filenode = seen.split(" ")
+        microseconds, filenode, backend = seen.split(" ", 2)
         return Page(
             snapshot=parse_snapshot(snapshot, int(age)),
             sequence=sequence,
             purged={int(lane): int(batch) for lane, batch in (text.split(" ") for text in purged)},
             read_at=_EPOCH + timedelta(microseconds=int(microseconds)),
             filenode=int(filenode),
+            backend=backend,
             is_full=is_full,
             passes_over=passes_over,
             rows=rows,

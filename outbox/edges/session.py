@@ -19,6 +19,8 @@ from typing import Any
 import psycopg
 from psycopg import waiting
 
+from outbox.exceptions import OutboxError
+
 _RETRY_MIN_S = 0.1
 _RETRY_MAX_S = 2.0
 _POLL = {waiting.WAIT_R: select.POLLIN, waiting.WAIT_W: select.POLLOUT, waiting.WAIT_RW: select.POLLIN | select.POLLOUT}
@@ -33,6 +35,7 @@ class BoundedConnection(psycopg.Connection[Any]):
     `meanwhile` is called every `meanwhile_s`."""
 
     give_up_at = float("inf")
+    backend = ""  # with which it began, see `edges.backends`
     interrupt: int | None = None
     meanwhile: Callable[[], None] | None = None
     meanwhile_s = 3600.0
@@ -126,11 +129,11 @@ class Session:
                 os.close(self._interrupt_w)
 
     def _settle(self, error: BaseException) -> None:
-        """A refused statement leaves the connection usable; anything else ends it."""
+        """A refused statement leaves the connection usable; anything else ends it, also the loss of what the session
+        had prepared."""
         connection = self._connection
-        refused = (
-            isinstance(error, psycopg.Error) and error.sqlstate is not None and not isinstance(error, StatementOverdue)
-        )
+        refused = isinstance(error, OutboxError) or (isinstance(error, psycopg.Error) and error.sqlstate is not None)
+        refused = refused and not isinstance(error, StatementOverdue | psycopg.errors.InvalidSqlStatementName)
         if connection is not None and (connection.broken or not refused):
             self._drop()
 

@@ -6,15 +6,19 @@ The statements of mark, purge and reset are in `marks`. Each statement is named 
 import re
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import psycopg
 from psycopg import sql
 
+from outbox.edges import backends
 from outbox.edges.session import BoundedConnection
-from outbox.exceptions import OutboxError
 
 Row = tuple[Any, ...]
+BESIDE = "outbox look"
+"""What a connection is called that is there for a moment."""
 
 # What a role or a database may set otherwise, and what values that are read as text depend on.
 FORMATS = {
@@ -31,7 +35,7 @@ PLANNER = {"enable_seqscan": "off", "enable_hashjoin": "off", "enable_mergejoin"
 _ROLE = re.compile(r"(?:^|\s)-c role=((?:\\.|[^\s\\])*)")
 
 
-class RoleIgnored(OutboxError):
+class RoleIgnored(backends.OptionsIgnored):
     """Something between this process and PostgreSQL drops the option that assumes a role."""
 
     def __init__(self, role: str) -> None:
@@ -90,25 +94,52 @@ def _with_role(connection: psycopg.Connection[Any], options: str) -> None:
 
 
 def connect_bounded(
-    source: Mapping[str, Any], *, statement_timeout_s: float, application_name: str = "outbox harvest"
+    source: Mapping[str, Any],
+    *,
+    statement_timeout_s: float,
+    application_name: str = "outbox harvest",
+    settings: Mapping[str, str] = MappingProxyType({}),
 ) -> BoundedConnection:
-    """An autocommit connection whose every wait is bounded, on the server and here."""
+    """An autocommit connection whose every wait is bounded, on the server and here. Raises `OptionsIgnored` where the
+    server does not have all the settings."""
     timeout_ms = max(1, int(statement_timeout_s * 1000))
-    settings = {**PLANNER, "statement_timeout": timeout_ms, "lock_timeout": max(1, timeout_ms // 2)}
+    limits = {"statement_timeout": timeout_ms, "lock_timeout": max(1, timeout_ms // 2)}
+    options = {**FORMATS, **PLANNER, **limits, **settings}
     given = {
         "connect_timeout": 4,
         "keepalives_idle": 5,
         "keepalives_interval": 2,
         "keepalives_count": 3,
         "tcp_user_timeout": 10_000,
-        **formatted(source, **settings),
+        **formatted(source, **options),
         "application_name": application_name,
     }
-    connection = BoundedConnection.connect(**given, autocommit=True)
-    connection.give_up_at = time.monotonic() + statement_timeout_s
-    _with_role(connection, given["options"])
-    connection.give_up_at = float("inf")
+    try:
+        connection = BoundedConnection.connect(**given, autocommit=True)
+    except psycopg.OperationalError as error:
+        raise backends.refusal(error) or error from None
     connection.prepare_threshold = None  # plans follow the statistics, and poolers see plain statements
+    connection.give_up_at = time.monotonic() + statement_timeout_s
+    try:
+        _with_role(connection, given["options"])
+        backends.note(connection, options)
+    except BaseException:
+        connection.close()
+        raise
+    connection.give_up_at = float("inf")
+    return connection
+
+
+def connect_session(source: Mapping[str, Any], **given: Any) -> BoundedConnection:
+    """The same for whoever works on the table: refused unless the connection has a backend for itself."""
+    connection = connect_bounded(source, **given)
+    try:
+        connection.give_up_at = time.monotonic() + given["statement_timeout_s"]
+        backends.require_own(connection, partial(connect_bounded, source, **{**given, "application_name": BESIDE}))
+    except BaseException:
+        connection.close()
+        raise
+    connection.give_up_at = float("inf")
     return connection
 
 

@@ -24,7 +24,7 @@ from outbox.edges.producers import MakeProducer, Producers
 from outbox.edges.session import Connect
 from outbox.failpoints import failpoint
 from outbox.harvest.at_least_once_holds import HeldMarks
-from outbox.harvest.lanes import LaneHost, owner_name
+from outbox.harvest.lanes import LaneHost, LaneStopped, owner_name
 from outbox.harvest.readings import LaneStatistics, Meter, Troubles, keys_in_flight
 from outbox.harvest.statements import Statements
 from outbox.harvest.way import WayKeeper
@@ -87,6 +87,7 @@ class AtLeastOnce:
         self._finishing = False
         self._ended = False
         self._paused = 0
+        self._stopped_for = ""
         self._troubles = Troubles(lane)
         self._delivers = False
         self._meter = Meter(lane, conf.metrics_interval_s, time.monotonic())
@@ -130,7 +131,7 @@ class AtLeastOnce:
         return LaneStatistics(
             lane=self._lane,
             leader_id=board.leader_id,
-            phase=board.phase.value,
+            phase="stopped" if self._stopped_for else board.phase.value,
             in_flight=board.in_flight,
             in_flight_keys=keys_in_flight(board),
             delivered=board.statistics().acknowledged_total,
@@ -152,6 +153,7 @@ class AtLeastOnce:
             self._way,
             post=self._inbox.put,
             fatal=self._host.fatal,
+            kept=self._rows_kept,
         )
         self._serve |= self._statements.effects()
         self._held = HeldMarks(self._conf, self._lane, self._board, self._statements)
@@ -193,7 +195,8 @@ class AtLeastOnce:
     def _may_go_on(self, now: float) -> bool:
         if self._board.phase is Phase.FINISHING:
             return self._host.may_send(self._lane)
-        return self._held.may_mark and self._way.is_trusted(now) and self._host.may_start(self._lane)
+        may_start = self._way.is_trusted(now) and self._host.may_start(self._lane)
+        return self._held.may_mark and not self._stopped_for and may_start
 
     def _take_in(self) -> None:
         """Outcomes and orders that have arrived."""
@@ -225,6 +228,14 @@ class AtLeastOnce:
         if producers.refused:
             refused, producers.refused = producers.refused, []
             board.refused(generation, refused, now)
+
+    def _rows_kept(self, reason: str) -> None:
+        """Nothing more is marked or sent until they are deleted, which is tried again and again."""
+        if reason and reason != self._stopped_for:
+            text = f"lane {self._lane} is stopped: {reason} The lane then goes on by itself."
+            logger.error("lane_stopped lane=%d reason=%r", self._lane, text)
+            self._host.emit(LaneStopped(self._lane, text))
+        self._stopped_for = reason
 
     def _refreshed(self, leader_id: UUID, now: float) -> None:
         self._way.enter(self._lane, leader_id)
@@ -309,4 +320,4 @@ class AtLeastOnceFactory:
 
 def _connector(conf: Conf) -> Connect:
     """Asks for the password with each connection: it may have changed."""
-    return lambda: table.connect_bounded(table.parameters(conf.database), statement_timeout_s=conf.statement_timeout_s)
+    return lambda: table.connect_session(table.parameters(conf.database), statement_timeout_s=conf.statement_timeout_s)

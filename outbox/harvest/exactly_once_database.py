@@ -19,8 +19,9 @@ import psycopg
 from outbox.conf import Conf
 from outbox.core import verdict
 from outbox.core.flights import may_purge_at_once
+from outbox.core.ledger import Entry
 from outbox.core.verdict import LookUpRows, MoveOnly, PurgeEntry, State, Stop
-from outbox.edges import companions, table
+from outbox.edges import backends, companions, keepers, table
 from outbox.edges.companions import Companions, OtherDatabase
 from outbox.edges.holds import HoldTable
 from outbox.edges.session import BoundedConnection, Session
@@ -70,7 +71,6 @@ class Database:
         return connection
 
     def _check(self, connection: BoundedConnection) -> None:
-        companions.require_options(connection)
         sequence = companions.sequence_of(connection, self._conf.table)
         found = Companions(self._conf.table, sequence)
         identity, state = found.state(connection, self._conf.lanes)
@@ -167,17 +167,22 @@ class Purges:
         failpoint("before-purge")
         statements = self._database.statements
         known = [p for p in ticket.purges if may_purge_at_once(connection.opened_at, p.asked_at)]
-        done: list[Purge] = []
-        if len(known) == 1 and known[0].errands is None:  # a statement is a transaction by itself
-            moved = self._delete(statements, connection, known, done)
-        else:
-            with connection.transaction():
-                moved = self._delete(statements, connection, known, done)
-        ticket.done += done
+        moved: list[Purge] = []
+        while known:
+            done: list[Purge] = []
+            try:
+                with connection.transaction():
+                    moved = self._delete(statements, connection, known, done)
+            except _RowsKept as error:  # the others are purged without it
+                ticket.stops[error.lane] = error.stop
+                known = [p for p in known if p.entry.lane != error.lane]
+            else:
+                ticket.done += done
+                break
         if moved and not attempt:
             ticket.flushed_since = connection.opened_at
         for purge in ticket.purges:
-            if purge not in moved:
+            if purge not in moved and purge.entry.lane not in ticket.stops:
                 self._settle(statements, connection, purge, ticket)
 
     def _delete(
@@ -195,6 +200,7 @@ class Purges:
                 is_moved, deleted = statements.purge_counted(connection, *of_batch)
                 if is_moved and self._run(connection, purge):
                     done.append(purge)
+            _refuse_kept(statements, connection, entry, entry.ids, purge.filenode, deleted)
             if is_moved:
                 moved.append(purge)
                 if deleted != entry.count:
@@ -232,6 +238,7 @@ def settle_purge(statements: Companions, connection: Any, purge: Purge) -> Stop 
     """A purge that moved nothing: already done, or the table's file has changed and the rows are compared first."""
     entry = purge.entry
     for _ in range(_SETTLE_ATTEMPTS_MAX):
+        backends.require(connection)  # which the purge asks for as well, and does nothing elsewhere
         purged = statements.purged(connection, entry.lane)
         judged = verdict.after_purge(entry, moved=False, purged=purged)
         if isinstance(judged, Stop):
@@ -245,5 +252,27 @@ def settle_purge(statements: Companions, connection: Any, purge: Purge) -> Stop 
             return settled
         ids: Sequence[int] = entry.ids if isinstance(settled, PurgeEntry) else ()
         assert isinstance(settled, PurgeEntry | MoveOnly)
-        statements.purge(connection, entry.lane, entry.batch, ids, found.filenode, compared=True)
+        try:
+            with connection.transaction():
+                deleted = statements.purge(connection, entry.lane, entry.batch, ids, found.filenode, compared=True)
+                _refuse_kept(statements, connection, entry, ids, found.filenode, deleted)
+        except _RowsKept as error:
+            return error.stop
     raise psycopg.OperationalError(f"the file of the table changes faster than batch {entry.batch} can be purged")
+
+
+class _RowsKept(Exception):
+    """Rolls back the purge of a lane's batch, which has moved m and left rows."""
+
+    def __init__(self, lane: int, stop: Stop) -> None:
+        self.lane, self.stop = lane, stop
+        super().__init__(stop.text)
+
+
+def _refuse_kept(
+    statements: Companions, connection: Any, entry: Entry, ids: Sequence[int], filenode: int, deleted: int
+) -> None:
+    """Rows that were deleted by somebody else are gone. Those that are still there would be sent again."""
+    if deleted < len(ids) and (count := statements.kept(connection, entry.lane, entry.batch, ids, filenode)):
+        reason = str(keepers.kept(connection, statements.table, count, marks=False))
+        raise _RowsKept(entry.lane, verdict.rows_kept(entry, reason))

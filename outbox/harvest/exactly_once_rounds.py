@@ -30,6 +30,8 @@ from outbox.core.flights import Flights, Plan, Standing, may_flush
 from outbox.core.frontier import Frontier
 from outbox.core.ledger import Entry
 from outbox.core.verdict import GoOn, State, Stop
+from outbox.edges import backends
+from outbox.edges.backends import Pooled
 from outbox.edges.companions import OtherDatabase, flush
 from outbox.edges.ledger_topic import LedgerTopic
 from outbox.edges.marks import WrongTable
@@ -488,7 +490,7 @@ class Rounds:
         now = time.monotonic()
         if now < self._beat_at or not self._prepared or (self._beat is not None and not self._beat.is_settled):
             return
-        if self._beat is not None and isinstance(self._beat.error, OtherWay | OtherDatabase | NoRights):
+        if self._beat is not None and isinstance(self._beat.error, OtherWay | OtherDatabase | NoRights | Pooled):
             raise self._beat.error
         if self._beat is not None and self._beat.error is not None:
             self._troubles.seen("claim", str(self._beat.error))
@@ -597,6 +599,7 @@ class Rounds:
                 self._bytes_max,
                 left_out,
             )
+            backends.require(connection, page.backend)
             look = frontier.missed_from(look, page.snapshot, page.sequence)
         return page
 

@@ -28,6 +28,7 @@ from outbox.core.resolution import (
     objection,
 )
 from outbox.core.verdict import AskElection, Facts, State, Stop, Why, change_of
+from outbox.edges import keepers
 from outbox.edges.ledger_history import LedgerHistory
 from outbox.edges.ledger_topic import LedgerMissing, Record
 from outbox.edges.transactions import TransactionalProducer, initialised, properties_of
@@ -233,6 +234,8 @@ class Resolver:
                     if listed.sent:
                         up_to = None if listed.is_whole else listed.entry.up_to
                         deleted += statements.delete_sent(connection, listed.entry.ids, up_to)
+                        if left := statements.sent(connection, listed.entry.ids, up_to):
+                            raise keepers.kept(connection, statements.table, left, marks=False)
                 if not statements.set_purged(connection, case.lane, case.purged, case.committed):
                     raise _Changed
             return deleted

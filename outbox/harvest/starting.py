@@ -9,7 +9,7 @@ from typing import Any
 from uuid import UUID
 
 from outbox.conf import EXACTLY_ONCE, Conf
-from outbox.edges import companions, overview, plans, rights, table
+from outbox.edges import companions, keepers, numbering, overview, plans, rights, table
 from outbox.edges.companions import Companions
 from outbox.edges.ledger_topic import LedgerUnreachable
 from outbox.edges.marks import COLUMNS
@@ -28,10 +28,12 @@ def look(conf: Conf, owner: str) -> UUID | None:
     """The number of the database. Raises what is wrong. The claim on the table is made here already: of two ways that
     wait for the end of a third one has it, and a standby need not repeat it."""
     is_exact = conf.delivery == EXACTLY_ONCE
-    with overview.connected(conf.database, companions.connect if is_exact else table.connect_bounded) as connection:
+    with overview.connected(conf.database, companions.connect if is_exact else table.connect_session) as connection:
         columns = [*COLUMNS, overview.BINARY] if is_exact else COLUMNS
         overview.check_columns(connection, conf.database, conf.table, columns)
         rights.check(connection, conf.table, exactly_once=is_exact)
+        notes = keepers.check(connection, conf.table, marks=not is_exact)
+        notes += numbering.check(connection, conf.table, exactly_once=is_exact)
         if is_exact:
             check_ages(connection)
             _look_at_plans(conf, connection)
@@ -42,6 +44,8 @@ def look(conf: Conf, owner: str) -> UUID | None:
                 f"see create_time in docs/table.md, and then: ALTER TABLE {conf.table} ALTER create_time SET NOT NULL"
             )
             logger.warning("create_time_nullable table=%s remedy=%r", conf.table, remedy)
+        for note in notes:
+            logger.warning("table_warning table=%s reason=%r", conf.table, note)
         return claim.database(connection)
 
 

@@ -14,6 +14,9 @@ from typing import Any
 from outbox.conf import Conf
 from outbox.core import scoreboard_values as values
 from outbox.core.scoreboard import Scoreboard
+from outbox.edges import backends
+from outbox.edges.backends import Pooled
+from outbox.edges.keepers import RowsKept
 from outbox.edges.marks import Marks, WrongTable
 from outbox.edges.session import Connect, Session
 from outbox.edges.ways import NoRights, OtherWay
@@ -40,10 +43,13 @@ class Statements:
         *,
         post: Callable[[Callable[[float], None]], None],
         fatal: Callable[[BaseException], None],
+        kept: Callable[[str], None],
     ) -> None:
+        """`kept` hears why rows survive their DELETE, and an empty text when they do no longer."""
         self.under_way = 0
         self._lane = lane
         self._board, self._troubles, self._way, self._hand_over, self._fatal = board, troubles, way, post, fatal
+        self._kept = kept
         self._timeout_s = conf.statement_timeout_s
         self.marks = self._marks = Marks(
             conf.table, lane, conf.lanes, bytes_max=conf.mark_bytes_max, keep_empty_key=conf.keep_empty_key
@@ -96,8 +102,11 @@ class Statements:
                 self._troubles.over("database")
                 done(result, now)
                 return
-            self._troubles.seen("database", f"{name}: {error}")
-            if isinstance(error, WrongTable | OtherWay | NoRights):
+            if isinstance(error, RowsKept):
+                self._kept(str(error))
+            else:
+                self._troubles.seen("database", f"{name}: {error}")
+            if isinstance(error, WrongTable | OtherWay | NoRights | Pooled):
                 self._fatal(error)
             failed(now)
 
@@ -124,7 +133,9 @@ class Statements:
         def checked(connection: Any) -> Any:
             if connection is not self._claimed_connection:
                 raise ConnectionError("The connection that held the claim of the lane is gone.")
-            return job(connection)
+            with connection.transaction():
+                backends.require(connection)
+                return job(connection)
 
         self._submit(self.mark_session, name, checked, done, failed)
 
@@ -194,6 +205,7 @@ class Statements:
 
         def done(ids: list[int], now: float) -> None:
             failpoint("after-purge")
+            self._kept("")
             board.purged(ticket, ids, now)
 
         failpoint("before-purge")

@@ -14,9 +14,9 @@ from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
 from outbox.conf import EXACTLY_ONCE, Conf
-from outbox.edges import overview
+from outbox.edges import keepers, numbering, overview
 from outbox.edges.marks import COLUMNS, WrongTable
-from outbox.edges.table import identifier, parameters
+from outbox.edges.table import connect_session, identifier, parameters
 from outbox.edges.ways import Claim, settled_after
 from outbox.exceptions import OutboxError
 from outbox.spark import start
@@ -71,13 +71,15 @@ def check(flags: Flags) -> None:
 def look(conf: Conf, owner: str) -> UUID | None:
     """The table, and whether this way may have it. A driver that is at work has it already; a standby lets it be. The
     number of the database."""
-    with overview.connected(conf.database) as connection:
+    with overview.connected(conf.database, connect_session) as connection:
         overview.check_columns(connection, conf.database, conf.table, [*COLUMNS, overview.BINARY])
         if not _exists(connection, f"{conf.table}_spark"):
             raise WrongTable(
                 f"The table {conf.table + '_spark'!r} does not exist on the alias {conf.database!r}. "
                 f"Run: python manage.py migrate outbox --database {conf.database}"
             )
+        keepers.check(connection, conf.table, marks=True)  # warnings are for whoever claims
+        numbering.check(connection, conf.table, exactly_once=False)
         row = connection.execute(
             sql.SQL("/* way */ SELECT way FROM {}").format(identifier(f"{conf.table}_state"))
         ).fetchone()

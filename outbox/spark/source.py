@@ -308,7 +308,7 @@ class OutboxStreamReader(DataSourceStreamReader):
 
     def _connected(self) -> BoundedConnection:
         if self._connection is None or self._connection.closed:
-            self._connection = stream.connect(self.options.url, self.options.statement_timeout)
+            self._connection = stream.connect(self.options.url, self.options.statement_timeout, own_session=True)
         self._connection.give_up_at = time.monotonic() + self.options.statement_timeout + _GRACE_S
         return self._connection
 

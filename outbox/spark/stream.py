@@ -14,6 +14,7 @@ While records are marked that may be in Kafka already, the table's way is held w
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -24,14 +25,16 @@ import psycopg
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 
-from outbox.edges import rights
+from outbox.edges import keepers, numbering, rights
 from outbox.edges.marks import WrongTable
 from outbox.edges.session import BoundedConnection
-from outbox.edges.table import connect_bounded, identifier
+from outbox.edges.table import connect_bounded, connect_session, identifier
 from outbox.edges.timestamps import KNOWN
 from outbox.edges.ways import Claim, settled_after
 from outbox.exceptions import OutboxError
 from outbox.spark.holding import FREE
+
+logger = logging.getLogger("outbox.spark")
 
 WAY = "spark"
 _HELD = "9999-01-01 00:00:00+00"
@@ -91,11 +94,13 @@ class State:
     """The batch before the last, while it is not purged."""
 
 
-def connect(url: str, statement_timeout_s: float) -> BoundedConnection:
-    given = conninfo_to_dict(url)
-    options = f"{given.get('options') or ''} -c synchronous_commit=on".strip()  # beside those of the URL
-    return connect_bounded(
-        {**given, "options": options}, statement_timeout_s=statement_timeout_s, application_name="outbox spark"
+def connect(url: str, statement_timeout_s: float, *, own_session: bool = False) -> BoundedConnection:
+    """`own_session`: of whoever marks; refused where a pooler hands a connection on."""
+    return (connect_session if own_session else connect_bounded)(
+        conninfo_to_dict(url),
+        statement_timeout_s=statement_timeout_s,
+        application_name="outbox spark",
+        settings={"synchronous_commit": "on"},
     )
 
 
@@ -159,6 +164,9 @@ class Stream:
     def claim(self, connection: Connection, owner: str) -> State:
         """From here on `owner` alone marks; refused while another way of harvesting is at work."""
         self._inspect(connection)
+        notes = keepers.check(connection, self.table, marks=True)
+        for note in (*notes, *numbering.check(connection, self.table, exactly_once=False)):
+            logger.warning("table_warning table=%s reason=%r", self.table, note)
         with connection.transaction():
             Claim(self.table, WAY, owner, _PATIENCE_S, settled_s=settled_after(_TRANSACTION_S)).take(connection)
             connection.execute(self._build("/* claim */ INSERT INTO {spark} DEFAULT VALUES ON CONFLICT DO NOTHING"))
@@ -303,7 +311,25 @@ class Stream:
         return [(row[0], row[1], row[2]) for row in rows]
 
     def purge(self, connection: Connection, owner: str, batch: Batch) -> int | None:
-        """Delete a batch that Spark has finished; None: it was purged before, or another driver has taken over."""
+        """Delete a batch that Spark has finished; None: it was purged before, or another driver has taken over. Raises
+        `RowsKept` when some of it survives: then it counts as not purged."""
+        with connection.transaction():
+            gone = self._delete(connection, owner, batch)
+            if gone is not None and gone < batch.count and (kept := self._left(connection, batch)):
+                raise keepers.kept(connection, self.table, kept, marks=True)
+        return gone
+
+    def _left(self, connection: Connection, batch: Batch) -> int:
+        row = connection.execute(
+            self._build(
+                "/* kept */ SELECT count(*) FROM {table} WHERE id BETWEEN %(lowest)s AND %(highest)s "
+                "AND leader_id = %(leader)s"
+            ),
+            {"leader": batch.leader, "lowest": batch.lowest, "highest": batch.highest},
+        ).fetchone()
+        return int(row[0]) if row else 0
+
+    def _delete(self, connection: Connection, owner: str, batch: Batch) -> int | None:
         row = connection.execute(
             self._build(
                 "/* purge */ WITH held AS (UPDATE {spark} SET purged = purged OR leader_id = %(leader)s, "

@@ -33,7 +33,8 @@ _NAMES = {
         "SinkRefused", "OtherQuery", "LedgerLost", "CheckpointBehind", "SlicesChanged", "ReplayDiffers",
         "CheckpointLost", "RecordsMissing", "WrongOptions", "WrongTable", "NoRights", "LedgerMissing", "LedgerRefused",
         "TransactionsRefused", "ForeignEntry", "DamagedEntry", "UnknownEntryVersion", "MissingExtra", "OutboxError",
-        "RecordUnfit", "WrongColumns", "OtherDatabase",
+        "RecordUnfit", "WrongColumns", "OtherDatabase", "OptionsIgnored", "SessionShared", "RowsKept",
+        "UnorderedIds",
     ),
     Kind.FENCED: ("Fenced", "Superseded"),
     Kind.OUTAGE: (

@@ -384,7 +384,7 @@ def test_marks_read_the_index_though_statistics_say_the_table_is_empty(db):
     db.execute("ANALYZE outbox")
     insert(db, "t", [f"k{n}" for n in range(5000)])
     marks = claimed(db)
-    given = {"leader": uuid.uuid4(), "limit": 100, "bytes": 1000, "topics": ["t"], "keys": ["k"]}
+    given = {"leader": uuid.uuid4(), "limit": 100, "bytes": 1000, "topics": ["t"], "keys": ["k"], "backend": ""}
     for statement in (marks._mark, marks._mark_others):
         plan = "\n".join(row[0] for row in db.execute("EXPLAIN " + statement, given))
         assert "Index Scan using outbox_pkey" in plan

@@ -7,11 +7,16 @@ from datetime import UTC, datetime, timedelta
 import psycopg
 import pytest
 
+from outbox.edges.backends import SessionShared
+from outbox.edges.keepers import RowsKept
+from outbox.edges.numbering import UnorderedIds
 from outbox.edges.ways import Claim, OtherWay
 from outbox.spark import stream
 from outbox.spark.options import Options, WrongOptions
 from outbox.spark.source import OutboxSource, OutboxStreamReader
 from outbox.spark.stream import CheckpointLost, Fenced, RecordsMissing
+from outbox.spark.troubles import Kind, judge
+from tests.support.pooler import Pooler
 
 
 class Query:
@@ -585,3 +590,47 @@ def test_tables_that_are_not_there_are_named(outbox_table):
     with pytest.raises(stream.WrongTable, match=f"{outbox_table.table}_spark.*migrate"):
         reader.initialOffset()
     reader._drop()
+
+
+@pytest.mark.parametrize("rotates", [False, True])
+def test_a_pooler_of_transactions_is_refused(query, outbox_table, rotates):
+    outbox_table.insert("t", 5)
+    refused = pytest.raises(SessionShared, match="Connect to the server itself")
+    with Pooler(outbox_table.url, rotates=rotates) as pooler, refused as caught:
+        query(url=pooler.url).step()
+    assert judge(f"{type(caught.value).__name__}: {caught.value}").kind is Kind.REFUSED
+    assert outbox_table.run("SELECT count(leader_id) FROM {table}") == [(0,)]
+
+
+@pytest.mark.parametrize("body", ["RETURN NULL;", "IF OLD.kafka_key = 'k1' THEN RETURN NULL; END IF; RETURN OLD;"])
+def test_a_batch_that_survives_its_delete_is_not_sent_again(query, outbox_table, body):
+    """The trigger came while the query ran. When it is gone the batch is deleted, and the query goes on."""
+    outbox_table.insert("t", 5)
+    running = query()
+    assert running.step() == list(range(1, 6))
+    outbox_table.insert("t", 5)
+    name = f"keep_{outbox_table.table}"
+    outbox_table.run(f"CREATE FUNCTION {name}() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN {body} END $$")
+    outbox_table.run(f"CREATE TRIGGER soft BEFORE DELETE ON {{table}} FOR EACH ROW EXECUTE FUNCTION {name}()")
+    for _ in range(2):
+        with pytest.raises(RowsKept, match="survived their DELETE: the trigger 'soft'") as caught:
+            running.plan()
+        assert outbox_table.count() == 10
+    assert judge(f"{type(caught.value).__name__}: {caught.value}").kind is Kind.REFUSED
+    if "OLD" not in body:
+        with pytest.raises(RowsKept, match="the trigger 'soft' skips each DELETE"):
+            running.start()
+    outbox_table.run("DROP TRIGGER soft ON {table}")
+    running.start()
+    assert running.drain() == list(range(6, 11))
+    outbox_table.run(f"DROP FUNCTION {name}()")
+
+
+def test_how_ids_are_drawn_is_looked_at_before_anything_is_marked(query, outbox_table, caplog):
+    outbox_table.insert("t", 5)
+    outbox_table.run(f"ALTER SEQUENCE {outbox_table.table}_id_seq CACHE 50")
+    with pytest.raises(UnorderedIds, match="has CACHE 50"):
+        query().step()
+    outbox_table.run(f"ALTER SEQUENCE {outbox_table.table}_id_seq CACHE 1")
+    assert query().step() == list(range(1, 6))
+    assert "table_warning" in caplog.text, "its default is not guarded"

@@ -98,7 +98,6 @@ def never_flush(monkeypatch):
 
 def purge_without_waiting_for_the_disk(monkeypatch):
     monkeypatch.setitem(companions._OPTIONS, "synchronous_commit", "off")
-    monkeypatch.setattr(companions, "require_options", lambda connection: None)
     never_flush(monkeypatch)
 
 

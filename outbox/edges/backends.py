@@ -1,0 +1,135 @@
+"""Which backend answers a connection, and whether it is the connection's own: found out by what happens.
+
+A pooler of transactions hands each transaction to any of its backends. Session locks stay behind there, and a
+connection to it outlives a failover: what was read of one server would be deleted on another. So a connection that
+works on the table is tried when it is opened, and statements that rely on it name the backend that they expect.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from typing import Any
+
+import psycopg
+
+from outbox.exceptions import OutboxError
+
+BACKEND = "(pg_backend_pid() || ' ' || (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint)"
+"""Process and start of the server: no other backend has both, on this server or another."""
+_LOCK = (0x6F757462, 0x6F78)  # shared, and nobody asks for it otherwise
+_BESIDE_S = 3.0
+_REFUSALS = ("unsupported startup parameter", "unsupported options startup parameter", "statement pooling mode")
+_REMEDY = "Connect to the server itself, or through a pool of sessions that passes options on."
+# All in one transaction, after which they are as before.
+_DROPPED = (
+    f"/* options */ SELECT {BACKEND}, ARRAY(SELECT name FROM unnest(%s::text[], %s::text[]) AS t(name, value) "
+    "WHERE current_setting(name) <> set_config(name, value, true))"
+)
+_TAKE = f"/* session */ SELECT {BACKEND}, pg_advisory_lock_shared(%s, %s) IS NULL"
+_GIVE_BACK = f"/* session */ SELECT {BACKEND}, pg_advisory_unlock_shared(%s, %s)"
+_ASK = f"/* session */ SELECT {BACKEND}"
+
+Connection = psycopg.Connection[Any]
+
+
+class Pooled(OutboxError):
+    """A pooler stands between this process and PostgreSQL through which it cannot work."""
+
+
+class OptionsIgnored(Pooled):
+    """It drops the options of a connection, or refuses them."""
+
+
+class SessionShared(Pooled):
+    """It gives one connection several backends."""
+
+
+class OtherBackend(psycopg.OperationalError):
+    """Another backend answers than the one with which the connection began: the session is lost."""
+
+
+def refusal(error: psycopg.OperationalError) -> OptionsIgnored | None:
+    """What the error of a connection that could not be opened means, if a pooler has refused it."""
+    said = " ".join(str(error).split())
+    if not any(text in said for text in _REFUSALS):
+        return None
+    return OptionsIgnored(f"A pooler refuses the options of a connection to PostgreSQL ({said}). {_REMEDY}")
+
+
+def note(connection: Connection, options: Mapping[str, object]) -> None:
+    """Note the backend of a new connection. Raises `OptionsIgnored` unless it took over the options."""
+    given = [list(options), [str(value) for value in options.values()]]
+    backend, dropped = _asked(connection, _DROPPED, given)
+    if dropped:
+        raise OptionsIgnored(
+            f"PostgreSQL did not take over the options of this connection ({', '.join(sorted(dropped))}): a pooler "
+            f"drops them. {_REMEDY}"
+        )
+    connection.backend = backend  # type: ignore[attr-defined]
+
+
+def of(connection: Connection) -> str:
+    """The backend with which the connection began."""
+    if not getattr(connection, "backend", ""):
+        connection.backend = _asked(connection, _ASK)[0]  # type: ignore[attr-defined]
+    return str(connection.backend)  # type: ignore[attr-defined]
+
+
+def require(connection: Connection, found: str | None = None) -> None:
+    """Raises `OtherBackend` unless `found`, or who answers now, is the backend with which the connection began."""
+    expected = of(connection)
+    found = found or _asked(connection, _ASK)[0]
+    if found != expected:
+        raise OtherBackend(
+            f"The backend of this connection (pid and start of the server) was {expected} and is {found}: a pooler "
+            f"hands the connection on. {_REMEDY}"
+        )
+
+
+def require_own(connection: Connection, connect: Callable[[], Connection]) -> None:
+    """Raises `SessionShared` unless the connection has a backend for itself: a lock of its session must be there in the
+    next transaction, also when another connection, which `connect` makes, is in a transaction meanwhile."""
+    first, _ = _asked(connection, _TAKE, _LOCK)
+    with _in_transaction(connect) as beside:
+        second, is_held = _asked(connection, _GIVE_BACK, _LOCK) if beside != first else (beside, False)
+    if not is_held or {first, second} != {of(connection)}:
+        raise _shared("a lock of its session was gone, or another's, in the next transaction")
+
+
+@contextmanager
+def _in_transaction(connect: Callable[[], Connection]) -> Iterator[str]:
+    """The backend of another connection, in a transaction; empty when there is none to be had."""
+    try:
+        other = connect()
+    except psycopg.OperationalError:
+        yield ""  # there is no room for it
+        return
+    with closing(other):
+        yield _begun(other)
+
+
+def _begun(other: Connection) -> str:
+    if hasattr(other, "give_up_at"):
+        other.give_up_at = time.monotonic() + _BESIDE_S
+    try:
+        other.execute("/* session */ BEGIN")
+        return str(_asked(other, _ASK)[0])
+    except psycopg.errors.ProtocolViolation as error:
+        raise _shared(str(error)) from error
+    except psycopg.OperationalError:
+        return ""
+
+
+def _shared(what: str) -> SessionShared:
+    return SessionShared(
+        f"A pooler between this process and PostgreSQL does not keep a session for a connection: {what}. Locks of "
+        f"harvesters would stay behind, and rows could be deleted on another server than they were read from. {_REMEDY}"
+    )
+
+
+def _asked(connection: Connection, statement: str, given: Any = None) -> tuple[Any, ...]:
+    row = connection.execute(statement, given).fetchone()
+    assert row is not None
+    return tuple(row)

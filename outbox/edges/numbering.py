@@ -1,0 +1,87 @@
+"""How the ids of an outbox table are drawn. Readers take their order for the order of the commits of a key, and the
+transaction that drew one for known: so the default is guarded, and no session draws ids in advance.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import psycopg
+
+from outbox.edges.table import identifier
+from outbox.exceptions import OutboxError
+
+_DEFAULT = (
+    "/* ids */ SELECT pg_get_expr(adbin, adrelid) FROM pg_attrdef JOIN pg_attribute ON attrelid = adrelid "
+    "AND attnum = adnum WHERE adrelid = to_regclass(%s) AND attname = 'id'"
+)
+# Owned by the column, or at least used by its default.
+_SEQUENCE = (
+    "/* ids */ SELECT own IS NOT NULL, seqrelid::regclass::text, seqcache, seqincrement, seqcycle "
+    "FROM (SELECT pg_get_serial_sequence(%(table)s, 'id')::regclass::oid, (SELECT min(refobjid::bigint)::oid "
+    "FROM pg_attrdef AS d JOIN pg_attribute AS a ON a.attrelid = adrelid AND a.attnum = adnum "
+    "JOIN pg_depend ON classid = 'pg_attrdef'::regclass AND objid = d.oid AND refclassid = 'pg_class'::regclass "
+    "WHERE adrelid = to_regclass(%(table)s) AND attname = 'id' AND refobjid IN (SELECT seqrelid FROM pg_sequence))) "
+    "AS found(own, used) JOIN pg_sequence ON seqrelid = coalesce(own, used)"
+)
+_REMEDY = (
+    "Run: python manage.py migrate outbox zero --fake, then python manage.py migrate outbox, which set both right."
+)
+
+
+class UnorderedIds(OutboxError):
+    """Ids are drawn in a way that does not keep the order of a key."""
+
+
+class Found(NamedTuple):
+    """What is wrong; empty: nothing."""
+
+    default: str
+    owner: str
+    sequence: str
+
+    @property
+    def problems(self) -> list[str]:
+        return [text for text in self if text]
+
+
+def look(cursor: Any, quoted: str) -> Found:
+    """Of a table by its quoted name. `cursor`: of psycopg, or of Django."""
+    cursor.execute(_DEFAULT, [quoted])
+    default = cursor.fetchone()
+    is_guarded = default is not None and "pg_current_xact_id()" in default[0]
+    cursor.execute(_SEQUENCE, {"table": quoted})
+    is_own, name, cache, increment, cycles = cursor.fetchone() or (False, "", 1, 1, False)
+    is_plain = (cache, increment, cycles) == (1, 1, False)
+    return Found(
+        "" if is_guarded else f"The default of {quoted}.id is not guarded by pg_current_xact_id().",
+        "" if is_own else f"No sequence belongs to {quoted}.id.",
+        ""
+        if is_plain
+        else f"The sequence of {quoted}.id has CACHE {cache}, INCREMENT {increment}{', CYCLE' if cycles else ''}; it "
+        f"must have CACHE 1, INCREMENT 1 and no CYCLE: ALTER SEQUENCE {name} CACHE 1 INCREMENT 1 NO CYCLE.",
+    )
+
+
+def check(connection: psycopg.Connection[Any], table: str, *, exactly_once: bool) -> list[str]:
+    """What is worth a warning; raises `UnorderedIds` for what breaks a promise.
+
+    Exactly-once delivery finds late records by the guard. The other ways take what is visible: they need a sequence
+    that gives no session ids in advance, and a table of others, without companion tables, may have what it has.
+    """
+    name = identifier(table).as_string(connection)
+    found = look(connection.cursor(), name)
+    row = connection.execute(
+        "/* ids */ SELECT to_regclass(%s) IS NOT NULL", [identifier(f"{table}_state").as_string(connection)]
+    ).fetchone()
+    is_own = row is not None and row[0]
+    errors = found.problems if exactly_once else [found.sequence] if is_own and found.sequence else []
+    if errors:
+        raise UnorderedIds(
+            f"Records of one key could be delivered out of order, and some found late: {' '.join(errors)} {_REMEDY}"
+        )
+    notes = found.problems if is_own else [found.sequence] if found.sequence else []
+    return [
+        f"records of one key may be delivered out of order: {text} {_REMEDY if is_own else ''}".strip()
+        for text in notes
+    ]

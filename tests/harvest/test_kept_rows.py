@@ -1,0 +1,142 @@
+"""Rows that stay although they are deleted: found at the start where they can be, else counted after a purge. The lane
+stops, says what keeps them, and goes on by itself when that is gone; nothing is sent twice."""
+
+import os
+from contextlib import contextmanager
+
+import pytest
+
+from outbox.conf import AT_LEAST_ONCE, EXACTLY_ONCE
+from outbox.edges.keepers import RowsKept
+from outbox.harvest import Harvester, exactly_once_database
+from outbox.harvest.exactly_once import ExactlyOnceFactory
+from outbox.harvest.lanes import LaneStopped
+from tests.harvest import hosts
+from tests.harvest.exactly_once.bench import Bench, finish, stopped, wait_until
+from tests.support.databases import fresh_database
+
+WAYS = (EXACTLY_ONCE, AT_LEAST_ONCE)
+FUNCTION = "CREATE FUNCTION keep() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN {} END $$;"
+TRIGGER = "CREATE TRIGGER soft BEFORE DELETE ON outbox FOR EACH ROW EXECUTE FUNCTION keep()"
+ALL = "UPDATE kept SET n = n + 1; RETURN NULL;"
+SOME = "IF OLD.kafka_key = 'b' THEN RETURN NULL; END IF; RETURN OLD;"
+RULE = "CREATE RULE soft AS ON DELETE TO outbox DO INSTEAD NOTHING"
+
+
+@pytest.fixture
+def bench(postgres, bootstrap_servers, monkeypatch):
+    with fresh_database(os.environ["DATABASE_URL"]) as url:
+        made = Bench(url, bootstrap_servers)
+        made.db.execute("CREATE TABLE kept (n int); INSERT INTO kept VALUES (0)")
+        monkeypatch.setattr("outbox.edges.table.parameters", lambda alias: {"conninfo": url})
+        monkeypatch.setattr("outbox.harvest.exactly_once._PARKED_S", 0.3)
+        yield made
+        made.close()
+
+
+def refused(bench, way):
+    with pytest.raises(RowsKept) as caught:
+        Harvester(bench.conf(DELIVERY=way)).start().wait(30)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    ("made", "told"),
+    [
+        (FUNCTION.format(ALL) + TRIGGER, "the trigger 'soft' skips each DELETE: let it return OLD, or drop it"),
+        (RULE, 'the rule \'soft\' acts on each DELETE: DROP RULE "soft" ON "outbox"'),
+    ],
+    ids=["trigger", "rule"],
+)
+def test_what_keeps_every_row_ends_the_start(bench, way, made, told):
+    bench.db.execute(made)
+    bench.stash(["a"])
+    assert told in refused(bench, way)
+    assert bench.read() == []
+
+
+def test_a_trigger_that_may_keep_rows_is_a_warning(bench, caplog):
+    bench.db.execute(FUNCTION.format(SOME) + TRIGGER)
+    bench.stash(["a"])
+    with Harvester(bench.conf()):
+        bench.wait_empty()
+    assert caplog.text.count("table_warning table=outbox reason=\"the trigger 'soft' may skip a DELETE") == 1
+
+
+@contextmanager
+def working(bench, way):
+    if way == EXACTLY_ONCE:
+        with bench.working() as host:
+            yield host
+    else:
+        conf = bench.conf(DELIVERY=way, SESSION_TIMEOUT=60, SWEEP_INTERVAL=0.2)
+        with hosts.working(conf, connect=hosts.connector(bench.url)) as host:
+            yield host
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("body", [SOME, ALL], ids=["some", "all"])
+def test_rows_that_survive_stop_the_lane_until_they_may_go(bench, way, body):
+    """They are kept since the lane works: nobody could see it at the start."""
+    with working(bench, way) as host:
+        bench.stash(["a"])
+        bench.wait_empty()
+        bench.db.execute(FUNCTION.format(body) + TRIGGER)
+        bench.stash(["a", "b", "c"])
+        text = stopped(host)
+        assert "survived their DELETE: the trigger 'soft'" in text
+        assert "goes on by itself" in text
+        bench.stash(["c", "d"])
+        before = len(bench.read())
+        host.events.clear()
+        wait_until(lambda: host.worker.statistics().phase == "stopped")
+        assert len(bench.read()) == before == 4, "nothing more is sent"
+        bench.db.execute("DROP TRIGGER soft ON outbox")
+        bench.wait_empty()
+    bench.check()
+
+
+def test_a_lane_beside_one_that_keeps_its_rows_goes_on(bench):
+    factory = ExactlyOnceFactory(source=lambda: {"conninfo": bench.url})
+    lane = "(hashtextextended({}, 0) & 9223372036854775807) % 2"
+    with (
+        bench.working(LANES=2, lane=0, factory=factory) as first,
+        bench.working(LANES=2, lane=1, factory=factory) as second,
+    ):
+        for host in (first, second):
+            wait_until(lambda host=host: host.worker.statistics().takeovers)
+        bench.db.execute(
+            FUNCTION.format(f"IF {lane.format('OLD.kafka_key')} = 1 THEN RETURN NULL; END IF; RETURN OLD;")
+        )
+        bench.db.execute(TRIGGER)
+        keys = [f"k{n}" for n in range(20)]
+        bench.stash(keys)
+        assert "survived their DELETE" in stopped(second)
+        bench.stash(keys)
+        mine = f"SELECT count(*) FROM outbox WHERE {lane.format('kafka_key')} = 0"
+        wait_until(lambda: bench.db.execute(mine).fetchone() == (0,))
+        assert not first.of(LaneStopped)
+        bench.db.execute("DROP TRIGGER soft ON outbox")
+        bench.wait_empty()
+    bench.check()
+
+
+@pytest.mark.parametrize("keys", [["b"], ["a", "b"]])
+def test_rows_that_somebody_else_deletes_stop_nothing(bench, caplog, monkeypatch, keys):
+    failpoint = exactly_once_database.failpoint
+
+    def delete(name):
+        failpoint(name)
+        if name == "before-purge":
+            bench.db.execute("DELETE FROM outbox WHERE kafka_key = ANY(%s)", [keys])
+
+    monkeypatch.setattr(exactly_once_database, "failpoint", delete)
+    with bench.working() as host:
+        for _ in range(3):
+            bench.stash(["a", "b"])
+            bench.wait_empty()
+        finish(host)
+    assert ("something else deletes records" in caplog.text) == (keys == ["b"])
+    assert "lane_stopped" not in caplog.text
+    bench.check()
