@@ -10,7 +10,7 @@ import hypothesis
 import pytest
 
 from outbox.devstack import Postgres
-from tests.support import promtool
+from tests.support import pgbouncer, promtool
 from tests.support.browsers import installed
 from tests.support.databases import django, fresh_database
 
@@ -24,6 +24,7 @@ hypothesis.settings.load_profile("outbox")
 
 LEFT_OUT = "left out: the long fault runs (make torture) and the measurements (make bench)"
 NO_PROMTOOL = "left out: alerts and dashboard on a real Prometheus, because promtool is not installed"
+NO_PGBOUNCER = "left out: a real PgBouncer in front of a harvester, because pgbouncer is not installed"
 NO_BROWSER = "left out: the tests in a browser, because chromium or chromedriver is not installed"
 
 
@@ -81,3 +82,5 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_line(NO_BROWSER)
     if not promtool.installed() and not promtool.can_be_fetched():
         terminalreporter.write_line(NO_PROMTOOL)
+    if not pgbouncer.installed():
+        terminalreporter.write_line(NO_PGBOUNCER)

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
+from functools import partial
 from typing import Any
 
 import psycopg
 from psycopg import sql
 
 from outbox.conf import AT_LEAST_ONCE, EXACTLY_ONCE, Conf
-from outbox.edges import locks, marks, overview, rights, table
+from outbox.edges import backends, keepers, locks, marks, overview, rights, table
+from outbox.edges.backends import Pooled
+from outbox.edges.keepers import RowsKept
 from outbox.exceptions import OutboxError
 from outbox.inserts import ORDER_LOCK
 from outbox.operations import check_kafka, stats
@@ -21,6 +24,7 @@ from outbox.operations.findings import Finding, Level, error, ok, skipped, warni
 
 _ENDS_ROWS = 500
 _TOPICS_MAX = 100
+_PAST = "Lead the alias of the harvester past the pooler, see docs/production.md."
 _POSTGRESQL = range(14, 19)  # major versions that the tests run on
 
 
@@ -63,16 +67,21 @@ def _database(conf: Conf, alias: str, topics: set[str]) -> Iterator[Finding]:
     """Also collects the topics of the records that wait."""
     try:
         connection = stats.connect(conf, alias)
+    except Pooled as failure:
+        yield error("database", str(failure), _PAST)
+        return
     except OutboxError as failure:
         yield error("database", str(failure), "Start PostgreSQL, or correct DATABASES.")
         return
     with closing(connection):
         try:
             yield from _server(connection)
+            yield from _session(connection, conf, alias)
             overview.check_columns(connection, alias, conf.table)
             yield ok("table", f"{conf.table!r} is there, with its columns")
             yield from _rights(connection, conf)
             yield from _locks(connection, conf)
+            yield from _kept(connection, conf)
             topics |= _topics(connection, conf.table)
         except (OutboxError, psycopg.Error) as failure:
             yield error("table", " ".join(str(failure).split()), f"python manage.py migrate outbox --database {alias}")
@@ -94,6 +103,29 @@ def _server(connection: stats.Connection) -> Iterator[Finding]:
         yield warning(
             "database", "fsync is off: a crash of the server may lose records", "Set fsync = on where records matter."
         )
+
+
+def _session(connection: stats.Connection, conf: Conf, alias: str) -> Iterator[Finding]:
+    connect = partial(
+        table.connect_bounded,
+        table.parameters(alias),
+        statement_timeout_s=conf.statement_timeout_s,
+        application_name=table.BESIDE,
+    )
+    try:
+        backends.require_own(connection, connect)
+    except Pooled as failure:
+        yield error("database", str(failure), _PAST)
+
+
+def _kept(connection: stats.Connection, conf: Conf) -> Iterator[Finding]:
+    try:
+        notes = keepers.check(connection, conf.table, marks=conf.delivery != EXACTLY_ONCE)
+    except RowsKept as failure:
+        yield error("table", str(failure), "Remove what keeps them.")
+        return
+    for note in notes:
+        yield warning("table", note, "See docs/table.md.")
 
 
 def _judged(major: int) -> Iterator[Finding]:

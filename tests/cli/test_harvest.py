@@ -19,6 +19,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from outbox.cli import harvest
 from tests.cli import classic
 from tests.support.databases import ROOT, fresh_database
+from tests.support.pooler import Pooler
 from tests.support.tables import create_companions
 from tests.support.topics import read_topic
 
@@ -155,6 +156,27 @@ def site(postgres, kafka, tmp_path):
                 if process.process.poll() is None:
                     process.process.kill()
                     process.process.wait()
+
+
+def test_a_sequence_that_gives_ids_in_advance_is_a_warning_and_a_plain_default_none(site):
+    site.stash(0, 9)
+    for warnings in (0, 1):
+        ours = site.harvester()
+        until(lambda: site.left() == 0, "an empty table", ours)
+        assert ours.stop() == 0
+        assert str(ours).count("table_warning") == warnings, str(ours)
+        site.execute("ALTER SEQUENCE outbox_id_seq CACHE 50")
+        site.stash(10, 19)
+    assert "ALTER SEQUENCE outbox_id_seq CACHE 1 INCREMENT 1 NO CYCLE" in str(ours)
+
+
+def test_a_pooler_of_transactions_ends_it_with_the_remedy(site):
+    with Pooler(site.url) as pooler:
+        site.dsn = site.dsn.replace(f"port={urlsplit(site.url).port}", f"port={urlsplit(pooler.url).port}")
+        ours = site.harvester()
+        assert ours.process.wait(WAIT_S) == 1
+        ours.stop()
+    assert "Connect to the server itself, or through a pool of sessions" in ours.lines[-1]
 
 
 def orders(found):

@@ -40,7 +40,7 @@ def bench(postgres, bootstrap_servers):
 
 
 @pytest.fixture
-def behind(bench, monkeypatch):
+def behind(bench, own_servers, monkeypatch):
     """Start a PgBouncer in front of the bench's server: the harvester's alias leads to it."""
     if (program := pgbouncer.installed()) is None:
         (pytest.fail if os.environ.get("CI") else pytest.skip)("pgbouncer is not installed")

@@ -24,6 +24,7 @@ from outbox import roles
 from outbox.conf import AT_LEAST_ONCE, EXACTLY_ONCE
 from outbox.devstack import Kafka
 from outbox.edges import rights
+from outbox.edges.numbering import UnorderedIds
 from outbox.edges.plans import WholeTableRead
 from outbox.edges.transaction_log import TOPIC, TransactionLog
 from outbox.edges.transactions import TransactionsRefused
@@ -140,6 +141,23 @@ def test_a_start_warns_where_records_may_come_without_a_time(bench, caplog):
     bench.db.execute("ALTER TABLE outbox ALTER create_time DROP NOT NULL, ALTER create_time DROP DEFAULT")
     starting.look(bench.conf(), "somebody")
     assert "ALTER TABLE outbox ALTER create_time SET NOT NULL" in caplog.text
+
+
+@pytest.mark.parametrize("delivery", [EXACTLY_ONCE, AT_LEAST_ONCE])
+def test_ids_that_are_drawn_in_advance_are_refused(bench, delivery):
+    bench.db.execute("ALTER SEQUENCE outbox_id_seq CACHE 50")
+    error = error_of(harvester(bench, DELIVERY=delivery))
+    assert isinstance(error, UnorderedIds)
+    assert "ALTER SEQUENCE outbox_id_seq CACHE 1 INCREMENT 1 NO CYCLE" in str(error)
+
+
+def test_an_unguarded_default_is_refused_where_late_records_are_found_by_it(bench, caplog):
+    bench.db.execute("ALTER TABLE outbox ALTER id SET DEFAULT nextval('outbox_id_seq')")
+    assert "not guarded by pg_current_xact_id()" in str(error_of(harvester(bench)))
+    bench.stash(["a"])
+    with harvester(bench, DELIVERY=AT_LEAST_ONCE):
+        bench.wait_empty(60)
+    assert "table_warning table=outbox" in caplog.text
 
 
 @pytest.mark.parametrize("delivery", [EXACTLY_ONCE, AT_LEAST_ONCE])

@@ -6,6 +6,7 @@ import time
 import uuid
 from contextlib import contextmanager
 from io import StringIO
+from urllib.parse import urlsplit
 
 import psycopg
 import pytest
@@ -18,6 +19,7 @@ from outbox.operations import check_kafka
 from outbox.operations import stats as operations_stats
 from tests.harvest.processes import Harvest
 from tests.support.databases import fresh_database
+from tests.support.pooler import Pooler
 from tests.support.topics import create_topic
 
 INSERT = (
@@ -191,6 +193,24 @@ def test_a_sound_configuration_is_found_sound(at):
     code, text = run("outbox_check")
     assert text.splitlines()[-1].startswith("verdict: harvesters can work")
     at.db.execute("DELETE FROM outbox")
+
+
+def test_a_pooler_and_what_keeps_rows_are_named(at):
+    parts = connections["default"].settings_dict
+    at.db.execute("CREATE RULE soft AS ON DELETE TO outbox DO INSTEAD NOTHING")
+    before = parts["PORT"]
+    try:
+        with Pooler(at.url) as pooler:
+            parts["PORT"] = str(urlsplit(pooler.url).port)
+            connections["default"].close()
+            _, found = check()
+    finally:
+        parts["PORT"] = before
+        at.db.execute("DROP RULE soft ON outbox")
+    (told,) = (text for level, text in of(found, "database") if level == "error")
+    assert "does not keep a session for a connection" in told
+    (told,) = (text for level, text in of(found, "table") if level == "error")
+    assert "the rule 'soft' acts on each DELETE" in told
 
 
 def test_topics_that_cannot_take_what_waits_are_named(at):

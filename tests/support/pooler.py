@@ -31,7 +31,7 @@ class Pooler:
 
     def __init__(self, url: str, *, rotates: bool = False) -> None:
         self._target, self._rotates = url, rotates
-        self._idle: list[tuple[str, Any]] = []
+        self._idle: list[tuple[tuple[str, str], Any]] = []
         self._backends: list[Any] = []
         self._mutex = threading.Lock()
         self._listener = socket.create_server((HOST, 0))
@@ -98,7 +98,8 @@ class Pooler:
                 break
             client.sendall(b"N")
         given = rest.split(b"\0")
-        self._options = dict(zip(given[::2], given[1::2], strict=False)).get(b"options", b"").decode()
+        options = dict(zip(given[::2], given[1::2], strict=False)).get(b"options", b"").decode()
+        self._options = options or self._options
         with self._backend() as backend:
             told = b"".join(
                 _message(b"S", name + b"\0" + value + b"\0")
@@ -110,13 +111,13 @@ class Pooler:
     @contextmanager
     def _backend(self) -> Iterator[Any]:
         with self._mutex:
-            target = self._target
-            mine = [found for found in self._idle if found[0] == target]
+            kind = self._target, self._options
+            mine = [found for found in self._idle if found[0] == kind]
             found = (mine[0] if self._rotates else mine[-1]) if mine else None
             if found is not None:
                 self._idle.remove(found)
         if found is None:
-            found = target, psycopg.connect(target, options=self._options, autocommit=True)
+            found = kind, psycopg.connect(kind[0], options=kind[1], autocommit=True)
             self._backends.append(found[1])
         yield found[1]  # nobody else's after a failure
         with self._mutex:
