@@ -50,7 +50,7 @@ EVENTS: Mapping[str, str] = {
     "workers_left_behind": "a stop did not wait any longer for threads",
     "receivers_left_behind": "a stop did not wait any longer for receivers of signals",
     "lane_taken": "exactly-once: the lane sends from the batch named on",
-    "lane_stopped": "exactly-once: neither sending nor deleting can be right until an operator has decided",
+    "lane_stopped": "neither sending nor deleting is right until an operator has decided, or rows survive their DELETE",
     "lane_failed": "the error that ended a lane, and the harvester with it",
     "lane_ended": "exactly-once: what a lane did while this process owned it",
     "lane_event": "something else about a lane",

@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.databases import ROOT
 
-SECTIONS = {"P": 9, "K": 17, "D": 11, "F": 10, "B": 6, "E": 11, "O": 9}
+SECTIONS = {"P": 9, "K": 17, "D": 13, "F": 10, "B": 6, "E": 11, "O": 9}
 EXPECTED = [f"{section}{number}" for section, count in SECTIONS.items() for number in range(1, count + 1)]
 DOCUMENT = ROOT / "docs" / "faults.md"
 

@@ -97,6 +97,14 @@ def test_rows_that_survive_stop_the_lane_until_they_may_go(bench, way, body):
     bench.check()
 
 
+def test_without_the_count_rows_that_survive_are_sent_again(bench, monkeypatch):
+    monkeypatch.setattr(exactly_once_database, "_refuse_kept", lambda *given: None)
+    bench.db.execute(FUNCTION.format(ALL) + TRIGGER)
+    with bench.working(SWEEP_INTERVAL=0.2):
+        bench.stash(["a"])
+        wait_until(lambda: len(bench.read()) > 1)
+
+
 def test_a_lane_beside_one_that_keeps_its_rows_goes_on(bench):
     factory = ExactlyOnceFactory(source=lambda: {"conninfo": bench.url})
     lane = "(hashtextextended({}, 0) & 9223372036854775807) % 2"
