@@ -2,6 +2,7 @@
 when it leads to another server."""
 
 import os
+import re
 import threading
 import time
 from pathlib import Path
@@ -15,6 +16,7 @@ from outbox.devstack.folders import dispose, new_folder
 from outbox.edges import backends, companions, table
 from outbox.edges.backends import OptionsIgnored, Pooled, SessionShared
 from outbox.edges.companions import Companions
+from outbox.edges.reader import Reader
 from outbox.harvest import Harvester, exactly_once_database
 from outbox.harvest.resolve import Resolver
 from outbox.spark import setup
@@ -160,6 +162,28 @@ def test_a_connection_that_outlives_a_failover_deletes_nothing_there(bench, monk
                 wait_until(lambda: host.worker.statistics().unpurged == 0)
             left = promoted.execute("SELECT count(*) FROM outbox WHERE id = ANY(%s)", [ids]).fetchone()[0]
             assert left == (5 if is_guarded else 0), "none of them was sent"
+
+
+def test_a_read_from_another_server_is_dropped_and_begun_anew(bench, monkeypatch, caplog):
+    fetch = Reader._fetch
+
+    def unprepared(connection, statement, given, *, prepare):
+        """As behind a pooler that prepares statements wherever they are used."""
+        return fetch(connection, statement, given, prepare=False)
+
+    monkeypatch.setattr(backends, "require_own", lambda *given: None)
+    monkeypatch.setattr(Reader, "_fetch", staticmethod(unprepared))
+    Companions("outbox", "outbox_id_seq").state(bench.db, 1)
+    bench.db.close()
+    with fresh_database(os.environ["DATABASE_URL"], bench.url.rpartition("/")[2]) as copy, Pooler(bench.url) as pooler:
+        bench.db = psycopg.connect(bench.url, autocommit=True)
+        with bench.working(url=pooler.url) as host, psycopg.connect(copy, autocommit=True) as promoted:
+            wait_until(lambda: host.worker.statistics().takeovers)
+            pooler.lead_to(copy)
+            bench.stash(["a"] * 5, connection=promoted)
+            wait_until(lambda: promoted.execute("SELECT count(*) FROM outbox").fetchone() == (0,))
+        assert re.search("read_failed .*a pooler hands the connection on", caplog.text)
+    bench.check()
 
 
 def unguarded(init):
