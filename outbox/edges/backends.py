@@ -88,6 +88,14 @@ def require(connection: Connection, found: str | None = None) -> None:
         )
 
 
+@contextmanager
+def transaction(connection: Connection) -> Iterator[None]:
+    """One that ends without effect in any other session than the connection's own."""
+    with connection.transaction():
+        require(connection)
+        yield
+
+
 def require_own(connection: Connection, connect: Callable[[], Connection]) -> None:
     """Raises `SessionShared` unless the connection has a backend for itself: a lock of its session must be there in the
     next transaction, also when another connection, which `connect` makes, is in a transaction meanwhile."""

@@ -133,8 +133,7 @@ class Statements:
         def checked(connection: Any) -> Any:
             if connection is not self._claimed_connection:
                 raise ConnectionError("The connection that held the claim of the lane is gone.")
-            with connection.transaction():
-                backends.require(connection)
+            with backends.transaction(connection):
                 return job(connection)
 
         self._submit(self.mark_session, name, checked, done, failed)

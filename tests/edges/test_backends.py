@@ -139,6 +139,16 @@ def test_another_backend_purges_nothing(url, pooler, unseen, compared):
         assert db.execute("SELECT count(*), (SELECT max(batch) FROM outbox_purged) FROM outbox").fetchone() == (5, 0)
 
 
+def test_a_transaction_of_another_session_has_no_effect(url, pooler, unseen):
+    with psycopg.connect(url, autocommit=True) as db, connected(pooler.url) as connection:
+        insert(db, "t", ["k"] * 5)
+        with backends.transaction(connection):
+            connection.execute("DELETE FROM outbox WHERE id = (SELECT min(id) FROM outbox)")
+        with busy(pooler.url), pytest.raises(OtherBackend), backends.transaction(connection):
+            connection.execute("DELETE FROM outbox")
+        assert db.execute("SELECT count(*) FROM outbox").fetchone() == (4,)
+
+
 def test_another_backend_than_that_of_the_claim_marks_nothing(url, pooler, unseen):
     with psycopg.connect(url, autocommit=True) as db, connected(pooler.url) as connection:
         marks = Marks("outbox")
