@@ -32,11 +32,12 @@ def look(conf: Conf, owner: str) -> UUID | None:
         columns = [*COLUMNS, overview.BINARY] if is_exact else COLUMNS
         overview.check_columns(connection, conf.database, conf.table, columns)
         rights.check(connection, conf.table, exactly_once=is_exact)
+        sequence = companions.sequence_of(connection, conf.table) if is_exact else ""
         notes = keepers.check(connection, conf.table, marks=not is_exact)
         notes += numbering.check(connection, conf.table, exactly_once=is_exact)
         if is_exact:
             check_ages(connection)
-            _look_at_plans(conf, connection)
+            _look_at_plans(conf, connection, sequence)
         claim = claim_of(conf, owner)
         claim.take(connection, lanes=conf.lanes, quietly=True)
         if is_exact and overview.may_lack_a_time(connection, conf.table):
@@ -80,7 +81,6 @@ class LookAtBrokers:
             raise TransactionsRefused(str(error)) from error
 
 
-def _look_at_plans(conf: Conf, connection: Any) -> None:
-    sequence = companions.sequence_of(connection, conf.table)
+def _look_at_plans(conf: Conf, connection: Any, sequence: str) -> None:
     reader = Reader(conf.table, sequence, max(2, conf.lanes), keep_empty_key=conf.keep_empty_key)
     plans.check(connection, conf.table, [*reader.examples(), *Companions(conf.table, sequence).examples()])
