@@ -15,7 +15,6 @@ from tests.harvest import hosts
 from tests.harvest.exactly_once.bench import Bench, finish, stopped, wait_until
 from tests.support.databases import fresh_database
 
-WAYS = (EXACTLY_ONCE, AT_LEAST_ONCE)
 FUNCTION = "CREATE FUNCTION keep() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN {} END $$;"
 TRIGGER = "CREATE TRIGGER soft BEFORE DELETE ON outbox FOR EACH ROW EXECUTE FUNCTION keep()"
 ALL = "UPDATE kept SET n = n + 1; RETURN NULL;"
@@ -40,12 +39,11 @@ def refused(bench, way):
     return str(caught.value)
 
 
-@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(
-    ("made", "told"),
+    ("way", "made", "told"),
     [
-        (FUNCTION.format(ALL) + TRIGGER, "the trigger 'soft' skips each DELETE: let it return OLD, or drop it"),
-        (RULE, 'the rule \'soft\' acts on each DELETE: DROP RULE "soft" ON "outbox"'),
+        (EXACTLY_ONCE, FUNCTION.format(ALL) + TRIGGER, "the trigger 'soft' skips each DELETE: let it return OLD"),
+        (AT_LEAST_ONCE, RULE, "the rule 'soft' acts on each DELETE: DROP RULE"),
     ],
     ids=["trigger", "rule"],
 )
@@ -75,8 +73,7 @@ def working(bench, way):
             yield host
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("body", [SOME, ALL], ids=["some", "all"])
+@pytest.mark.parametrize(("way", "body"), [(EXACTLY_ONCE, SOME), (EXACTLY_ONCE, ALL), (AT_LEAST_ONCE, SOME)])
 def test_rows_that_survive_stop_the_lane_until_they_may_go(bench, way, body):
     """They are kept since the lane works: nobody could see it at the start."""
     with working(bench, way) as host:
@@ -130,21 +127,20 @@ def test_a_lane_beside_one_that_keeps_its_rows_goes_on(bench):
     bench.check()
 
 
-@pytest.mark.parametrize("keys", [["b"], ["a", "b"]])
-def test_rows_that_somebody_else_deletes_stop_nothing(bench, caplog, monkeypatch, keys):
+def test_rows_that_somebody_else_deletes_stop_nothing(bench, caplog, monkeypatch):
     failpoint = exactly_once_database.failpoint
 
     def delete(name):
         failpoint(name)
         if name == "before-purge":
-            bench.db.execute("DELETE FROM outbox WHERE kafka_key = ANY(%s)", [keys])
+            bench.db.execute("DELETE FROM outbox WHERE kafka_key <> 'a'")
 
     monkeypatch.setattr(exactly_once_database, "failpoint", delete)
     with bench.working() as host:
-        for _ in range(3):
-            bench.stash(["a", "b"])
+        for keys in (["a", "b"], ["b"], ["a"]):
+            bench.stash(keys)
             bench.wait_empty()
         finish(host)
-    assert ("something else deletes records" in caplog.text) == (keys == ["b"])
+    assert caplog.text.count("something else deletes records") == 1
     assert "lane_stopped" not in caplog.text
     bench.check()

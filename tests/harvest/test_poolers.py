@@ -16,7 +16,6 @@ from outbox.devstack.folders import dispose, new_folder
 from outbox.edges import backends, companions, table
 from outbox.edges.backends import OptionsIgnored, Pooled, SessionShared
 from outbox.edges.companions import Companions
-from outbox.edges.reader import Reader
 from outbox.harvest import Harvester, exactly_once_database
 from outbox.harvest.resolve import Resolver
 from outbox.spark import setup
@@ -39,6 +38,13 @@ def bench(postgres, bootstrap_servers):
         made = Bench(url, bootstrap_servers)
         yield made
         made.close()
+
+
+@pytest.fixture
+def unseen(monkeypatch):
+    """The pooler was not recognised at the start, and prepares statements wherever they are used."""
+    monkeypatch.setattr(backends, "require_own", lambda *given: None)
+    monkeypatch.setattr(companions, "_NEVER_BY_ITSELF", None)
 
 
 @pytest.fixture
@@ -67,11 +73,15 @@ def lead(monkeypatch, url):
     monkeypatch.setattr("outbox.spark.setup.parameters", lambda alias: {"conninfo": url})
 
 
+def _name(bench):
+    return bench.url.rpartition("/")[2]
+
+
 def set_on_the_database(bench, statement_timeout_s):
     """What a pooler drops, as an administrator would try to make up for it."""
     limits = {"statement_timeout": 1000 * statement_timeout_s, "lock_timeout": 500 * statement_timeout_s}
     for name, value in {**SETTINGS, **limits}.items():
-        bench.db.execute(f"ALTER DATABASE {bench.url.rpartition('/')[2]} SET {name} = '{value}'")
+        bench.db.execute(f"ALTER DATABASE {_name(bench)} SET {name} = '{value}'")
 
 
 def refused(bench, **settings):
@@ -105,14 +115,13 @@ def test_a_pgbouncer_of_transactions_is_recognised_by_what_it_does(bench, behind
         setup.look(bench.conf(), "owner")
 
 
-@pytest.mark.parametrize("delivery", [EXACTLY_ONCE, AT_LEAST_ONCE])
-def test_a_pgbouncer_of_sessions_will_do_where_the_settings_are_made_otherwise(bench, behind, delivery):
+def test_a_pgbouncer_of_sessions_will_do_where_the_settings_are_made_otherwise(bench, behind):
     url = behind(**IGNORING)
     set_on_the_database(bench, 10)
     with psycopg.connect(url) as connection:
         assert connection.execute("SHOW enable_seqscan").fetchone() == ("off",)
     bench.stash(["a", "b", "a"])
-    with Harvester(bench.conf(DELIVERY=delivery)):
+    with Harvester(bench.conf()):
         bench.wait_empty()
     bench.check()
 
@@ -127,9 +136,8 @@ def test_any_pooler_of_transactions_ends_the_start(bench, monkeypatch, delivery)
 
 
 @pytest.mark.parametrize("is_guarded", [True, False])
-def test_a_connection_that_outlives_a_failover_deletes_nothing_there(bench, monkeypatch, is_guarded):
+def test_a_connection_that_outlives_a_failover_deletes_nothing_there(bench, unseen, monkeypatch, is_guarded):
     """The copy lags by one batch, and draws its ids a second time. Without the guard records are lost."""
-    monkeypatch.setattr(backends, "require_own", lambda *given: None)  # it was not recognised
     held, gate = threading.Event(), threading.Event()
     failpoint = exactly_once_database.failpoint
 
@@ -148,7 +156,7 @@ def test_a_connection_that_outlives_a_failover_deletes_nothing_there(bench, monk
     statements.state(bench.db, 1)
     statements.purged(bench.db, 0)
     bench.db.close()
-    with fresh_database(os.environ["DATABASE_URL"], bench.url.rpartition("/")[2]) as copy, Pooler(bench.url) as pooler:
+    with fresh_database(os.environ["DATABASE_URL"], _name(bench)) as copy, Pooler(bench.url, keeps=True) as pooler:
         bench.db = psycopg.connect(bench.url, autocommit=True)
         bench.stash(["a"] * 5)
         with bench.working(url=pooler.url) as host, psycopg.connect(copy, autocommit=True) as promoted:
@@ -164,21 +172,13 @@ def test_a_connection_that_outlives_a_failover_deletes_nothing_there(bench, monk
             assert left == (5 if is_guarded else 0), "none of them was sent"
 
 
-def test_a_read_from_another_server_is_dropped_and_begun_anew(bench, monkeypatch, caplog):
-    fetch = Reader._fetch
-
-    def unprepared(connection, statement, given, *, prepare):
-        """As behind a pooler that prepares statements wherever they are used."""
-        return fetch(connection, statement, given, prepare=False)
-
-    monkeypatch.setattr(backends, "require_own", lambda *given: None)
-    monkeypatch.setattr(Reader, "_fetch", staticmethod(unprepared))
+def test_a_read_from_another_server_is_dropped_and_begun_anew(bench, unseen, caplog):
     Companions("outbox", "outbox_id_seq").state(bench.db, 1)
     bench.db.close()
-    with fresh_database(os.environ["DATABASE_URL"], bench.url.rpartition("/")[2]) as copy, Pooler(bench.url) as pooler:
+    with fresh_database(os.environ["DATABASE_URL"], _name(bench)) as copy, Pooler(bench.url, keeps=True) as pooler:
         bench.db = psycopg.connect(bench.url, autocommit=True)
         with bench.working(url=pooler.url) as host, psycopg.connect(copy, autocommit=True) as promoted:
-            wait_until(lambda: host.worker.statistics().takeovers)
+            wait_until(lambda: host.worker._rounds and host.worker._rounds.reads)
             pooler.lead_to(copy)
             wait_until(lambda: re.search("read_failed .*a pooler hands the connection on", caplog.text), 10)
             bench.stash(["a"] * 5, connection=promoted)

@@ -27,10 +27,11 @@ _READY = b"Z\x00\x00\x00\x05I"  # for the next transaction
 
 
 class Pooler:
-    """`rotates`: the backend that was used longest ago comes next; else the one that was used last, as in most."""
+    """`rotates`: the backend that was used longest ago comes next; else the one that was used last, as in most.
+    `keeps`: a client has one of its own for as long as it leads to the same server."""
 
-    def __init__(self, url: str, *, rotates: bool = False) -> None:
-        self._target, self._rotates = url, rotates
+    def __init__(self, url: str, *, rotates: bool = False, keeps: bool = False) -> None:
+        self._target, self._rotates, self._keeps = url, rotates, keeps
         self._idle: list[tuple[tuple[str, str], Any]] = []
         self._backends: list[Any] = []
         self._mutex = threading.Lock()
@@ -83,14 +84,15 @@ class Pooler:
 
     def _serve(self, client: socket.socket) -> None:
         with suppress(OSError, psycopg.Error):
-            self._log_in(client)
+            used = self._log_in(client)
             while data := client.recv(1 << 16):
                 if data.startswith(b"X"):
                     return
-                with self._backend() as backend:
-                    _run(client, backend, data)
+                with self._backend(used) as used:
+                    _run(client, used, data)
 
-    def _log_in(self, client: socket.socket) -> None:
+    def _log_in(self, client: socket.socket) -> Any:
+        """The backend that it has had."""
         while True:
             length, code = struct.unpack("!II", _exactly(client, 8))
             rest = _exactly(client, length - 8)
@@ -100,19 +102,20 @@ class Pooler:
         given = rest.split(b"\0")
         options = dict(zip(given[::2], given[1::2], strict=False)).get(b"options", b"").decode()
         self._options = options or self._options
-        with self._backend() as backend:
+        with self._backend(None) as backend:
             told = b"".join(
                 _message(b"S", name + b"\0" + value + b"\0")
                 for name in (b"server_version", b"client_encoding", b"standard_conforming_strings")
                 if (value := backend.pgconn.parameter_status(name))
             )
         client.sendall(_message(b"R", bytes(4)) + told + _message(b"K", bytes(8)) + _READY)
+        return backend
 
     @contextmanager
-    def _backend(self) -> Iterator[Any]:
+    def _backend(self, used: Any) -> Iterator[Any]:
         with self._mutex:
             kind = self._target, self._options
-            mine = [found for found in self._idle if found[0] == kind]
+            mine = [found for found in self._idle if found[0] == kind and (not self._keeps or found[1] is used)]
             found = (mine[0] if self._rotates else mine[-1]) if mine else None
             if found is not None:
                 self._idle.remove(found)
