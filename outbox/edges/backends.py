@@ -27,7 +27,7 @@ _DROPPED = (
     f"/* options */ SELECT {BACKEND}, ARRAY(SELECT name FROM unnest(%s::text[], %s::text[]) AS t(name, value) "
     "WHERE current_setting(name) <> set_config(name, value, true))"
 )
-_TAKE = f"/* session */ SELECT {BACKEND}, pg_advisory_lock_shared(%s, %s) IS NULL"
+_TAKE = f"/* session */ SELECT {BACKEND}, pg_try_advisory_lock_shared(%s, %s)"
 _GIVE_BACK = f"/* session */ SELECT {BACKEND}, pg_advisory_unlock_shared(%s, %s)"
 _ASK = f"/* session */ SELECT {BACKEND}"
 
@@ -99,10 +99,10 @@ def transaction(connection: Connection) -> Iterator[None]:
 def require_own(connection: Connection, connect: Callable[[], Connection]) -> None:
     """Raises `SessionShared` unless the connection has a backend for itself: a lock of its session must be there in the
     next transaction, also when another connection, which `connect` makes, is in a transaction meanwhile."""
-    first, _ = _asked(connection, _TAKE, _LOCK)
+    first, is_taken = _asked(connection, _TAKE, _LOCK)  # not where somebody keeps it from us
     with _in_transaction(connect) as beside:
         second, is_held = _asked(connection, _GIVE_BACK, _LOCK) if beside != first else (beside, False)
-    if not is_held or {first, second} != {of(connection)}:
+    if beside == first or is_held is not is_taken or {first, second} != {of(connection)}:
         raise _shared("a lock of its session was gone, or another's, in the next transaction")
 
 

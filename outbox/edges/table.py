@@ -77,7 +77,10 @@ def connect(alias: str) -> psycopg.Connection[Any]:
 
 def connect_plainly(source: Mapping[str, Any], *, autocommit: bool) -> psycopg.Connection[Any]:
     given = formatted(source)
-    connection = psycopg.connect(**given, autocommit=autocommit)
+    try:
+        connection = psycopg.connect(**given, autocommit=autocommit)
+    except psycopg.OperationalError as error:
+        raise backends.refusal(error) or error from None
     _with_role(connection, given["options"])
     return connection
 

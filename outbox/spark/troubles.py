@@ -33,7 +33,7 @@ _NAMES = {
         "SinkRefused", "OtherQuery", "LedgerLost", "CheckpointBehind", "SlicesChanged", "ReplayDiffers",
         "CheckpointLost", "RecordsMissing", "WrongOptions", "WrongTable", "NoRights", "LedgerMissing", "LedgerRefused",
         "TransactionsRefused", "ForeignEntry", "DamagedEntry", "UnknownEntryVersion", "MissingExtra", "OutboxError",
-        "RecordUnfit", "WrongColumns", "OtherDatabase", "OptionsIgnored", "SessionShared", "RowsKept",
+        "RecordUnfit", "WrongColumns", "OtherDatabase", "OptionsIgnored", "RoleIgnored", "SessionShared", "RowsKept",
         "UnorderedIds",
     ),
     Kind.FENCED: ("Fenced", "Superseded"),
