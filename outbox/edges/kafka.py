@@ -1,4 +1,11 @@
-"""Kafka clients built from the settings. Nothing here decides anything."""
+"""Kafka clients built from the settings. Nothing here decides anything.
+
+No client is called while an exception is being handled. An error that the client's C code raises then holds that
+exception for ever: `KafkaError` of confluent-kafka 2.16 passes for an exception, so Python writes the one being handled
+into it; but it does not give it up when it is freed, and the collector does not see it. With the exception its frames
+stay, and all that they hold: the rows of a batch, or a client with its threads. So an `except` clause ends before the
+client is asked anything, or `let_go` takes the frames from the exception first; also if it is kept beyond its clause.
+"""
 
 import logging
 import threading
@@ -17,6 +24,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("outbox.kafka")
 
 Made = TypeVar("Made")
+Raised = TypeVar("Raised", bound=BaseException)
 
 # Java clients and Spark put a key on the same partition only with this partitioner.
 PRODUCER_DEFAULTS: Mapping[str, Any] = {
@@ -57,6 +65,19 @@ def _warn_of_unknown_errors() -> None:
     named = {name for name in dir(KafkaError) if name.isupper() and isinstance(getattr(KafkaError, name), int)}
     if unknown := sorted(named - KINDS.keys()):
         logger.warning("client_errors_unknown librdkafka=%s names=%r", libversion()[0], unknown)
+
+
+def let_go(error: Raised) -> Raised:
+    """Without the frames that it came through, also those of its causes: it may be kept, and holds nothing else."""
+    seen: set[int] = set()
+    left: list[BaseException | None] = [error]
+    while left:
+        one = left.pop()
+        if one is not None and id(one) not in seen:
+            seen.add(id(one))
+            one.__traceback__ = None
+            left += (one.__cause__, one.__context__)
+    return error
 
 
 def require_bootstrap(properties: Mapping[str, Any]) -> None:

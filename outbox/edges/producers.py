@@ -108,6 +108,7 @@ class Producers:
     def _produce(self, number: int, shard: _Shard, row: Row) -> None:
         from confluent_kafka import KafkaException
 
+        failure: KafkaError | None = None
         try:
             headers = pair_headers(row) if row.names or row.values else []
             key = row.kafka_key if row.kafka_key or self._keep_empty_key else None
@@ -116,11 +117,13 @@ class Producers:
         except BufferError as error:
             self.undelivered.append((row.id, str(error)))
         except KafkaException as error:
-            self._fail(shard, row, error.args[0], number=_ALONE)
+            failure = error.args[0]
         except (UnequalHeaders, TypeError, UnicodeError) as error:
             self.refused.append((row.id, str(error)))
         else:
             shard.outstanding += 1
+        if failure is not None:
+            self._fail(shard, row, failure, number=_ALONE)
 
     def poll(self) -> None:
         """Take in all reports that are there."""

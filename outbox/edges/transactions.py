@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from outbox.core.faults import Kind, kind_of
 from outbox.edges.kafka import PRODUCER_DEFAULTS, make, require_bootstrap
 from outbox.edges.wall_clock import nudged
 from outbox.exceptions import OutboxError, missing_extra
@@ -169,6 +170,7 @@ class TransactionalProducer:
         given = {**properties, "stats_cb": self._statistics}
         self._client: Producer | None = make(Producer, given, logger=self._log)
         self._id_header, self._keep_empty_key = id_header, keep_empty_key
+        self._is_begun = False
         self._may_register = False  # partitions with an open transaction, in the background
         nudged(self)
 
@@ -215,9 +217,11 @@ class TransactionalProducer:
         self.client.init_transactions(timeout_s)
 
     def begin(self) -> None:
-        self._log.is_in_use = True
-        self.client.begin_transaction()
-        self._may_register = True
+        """One that was begun and of which nothing was sent goes on: the brokers know nothing of it."""
+        if not self._is_begun:
+            self._log.is_in_use = True
+            self.client.begin_transaction()
+            self._may_register = self._is_begun = True
 
     def send(
         self,
@@ -227,39 +231,38 @@ class TransactionalProducer:
     ) -> None:
         """Hand over every row, in order, or raise. `report_of` gives the function that is told of the row at an index;
         without it none is told apart, and a failed delivery surfaces in `send_entry` or `commit`."""
+        sent = 0
+        while (sent := self._send_from(sent, rows, report_of)) < len(rows):
+            if time.monotonic() > give_up_at:
+                raise ReportsMissing("The client's queue stayed full: the brokers take no records.")
+            self.client.poll(_ROOM_S)
+
+    def _send_from(
+        self, index: int, rows: Sequence[tuple[Any, ...]], report_of: Callable[[int], Callable[[Any, Any], None]] | None
+    ) -> int:
+        """The index of the first row for which the client has no room."""
         produce, header, report = self.client.produce, self._id_header, None
         no_key = "" if self._keep_empty_key else None
-        index = 0
-        while True:
-            try:
-                # By index: a row may be longer, and to cut it costs as much as to send it.
-                for row in rows[index:] if index else rows:
-                    headers: list[tuple[str, Any]] | None = [(header, b"%d" % row[0])] if header else None
-                    if row[4]:
-                        headers = _paired(row[4], row[5]) + (headers or [])
-                    if report_of is not None:
-                        report = report_of(index)
-                    value = row[3] if row[6] is None else row[6]
-                    produce(row[1], value, row[2] or no_key, -1, report, None, 0, headers)
-                    index += 1
-                return
-            except BufferError as error:
-                self._make_room(give_up_at, error)
-            except Exception as error:
-                raise self._judged(error, index) from error
-
-    @staticmethod
-    def _judged(error: Exception, index: int) -> Exception:
-        """An error of `produce` is the record's own, unless the transaction or the client is in a wrong state."""
-        found = kafka_error(error)
-        if found is None:
-            return RecordRefused(index, str(error)) if isinstance(error, TypeError | ValueError) else error
-        return error if found.name() in _WRONG_STATE else RecordRefused(index, f"{found.name()}: {found.str()}")
-
-    def _make_room(self, give_up_at: float, error: BufferError) -> None:
-        if time.monotonic() > give_up_at:
-            raise ReportsMissing("The client's queue stayed full: the brokers take no records.") from error
-        self.client.poll(_ROOM_S)
+        try:
+            # By index: a row may be longer, and to cut it costs as much as to send it.
+            for row in rows[index:] if index else rows:
+                headers: list[tuple[str, Any]] | None = [(header, b"%d" % row[0])] if header else None
+                if row[4]:
+                    headers = _paired(row[4], row[5]) + (headers or [])
+                if report_of is not None:
+                    report = report_of(index)
+                value = row[3] if row[6] is None else row[6]
+                produce(row[1], value, row[2] or no_key, -1, report, None, 0, headers)
+                index += 1
+        except BufferError:
+            pass
+        except Exception as error:
+            if (text := _refusal_in(error)) is not None:
+                raise RecordRefused(index, text) from error
+            raise
+        finally:
+            del produce  # the frame may outlive the client, in a traceback
+        return index
 
     def wait_reports(self, is_over: Callable[[], bool]) -> None:
         """Until every record handed over is acknowledged or has failed."""
@@ -281,7 +284,7 @@ class TransactionalProducer:
         """Any exception leaves the outcome unknown: only the ledger tells."""
         from confluent_kafka import KafkaException
 
-        self._may_register = False
+        self._may_register = self._is_begun = False
         self._ends += 1
         give_up_at = time.monotonic() + timeout_s
         while True:
@@ -298,7 +301,8 @@ class TransactionalProducer:
                 return
 
     def cause(self) -> KafkaError | None:
-        """Why the open transaction can only be aborted: what follows such an error is refused with `_STATE` alone.
+        """Why the open transaction can only be aborted: what follows such an error is refused with `_STATE` alone. Not
+        to be asked while an exception is handled (see `edges.kafka`).
 
         To begin another one is refused too, by the error that came first; and it does nothing else."""
         self.poll()
@@ -324,20 +328,34 @@ class TransactionalProducer:
         """Throw the client away, with all it holds. Does not block; safe to call twice."""
         client, self._client = self._client, None
         if client is not None:
-            _dispose(client, self._may_register)
+            held = [client]
+            del client
+            _dispose(held, self._may_register)
 
     def drop_and_wait(self) -> None:
         """Throw the client away and wait until it can send nothing more: a few milliseconds."""
         client, self._client = self._client, None
         if client is not None:
-            _silence(client, self._may_register)
+            held = [client]
             del client
+            _dispose(held, self._may_register).join()
 
 
-_WRONG_STATE = frozenset({"_STATE", "_FATAL", "_FENCED", "_CONFLICT"})
+_OF_THE_RECORD = frozenset({Kind.RECORD, Kind.BATCH})
 _NO_TOPIC = frozenset({
     "UNKNOWN_TOPIC_OR_PART", "_UNKNOWN_TOPIC", "TOPIC_EXCEPTION", "TOPIC_AUTHORIZATION_FAILED",
 })  # fmt: skip
+
+
+def _refusal_in(error: Exception) -> str | None:
+    """What is wrong with the record that `produce` has not taken; None: it does not say that it is the record.
+
+    The client compares a record's size with its own limit before it makes anything of it: nothing was queued, no
+    number was drawn, and the transaction knows nothing of it. So the rest of the batch may go on."""
+    found = kafka_error(error)
+    if found is None:
+        return str(error) if isinstance(error, TypeError | ValueError) else None
+    return f"{found.name()}: {found.str()}" if kind_of(found.name()) in _OF_THE_RECORD else None
 
 
 def _paired(names: Sequence[Any], texts: Sequence[Any] | None) -> list[tuple[str, Any]]:
@@ -347,14 +365,17 @@ def _paired(names: Sequence[Any], texts: Sequence[Any] | None) -> list[tuple[str
     return pairs
 
 
-def _dispose(client: Producer, may_register: bool) -> None:
-    """Destroying a client joins its threads: elsewhere."""
+def _dispose(held: list[Producer], may_register: bool) -> threading.Thread:
+    """Destroying a client joins its threads: elsewhere, and where no exception is being handled (see `edges.kafka`).
+    The list is the only one to hold it."""
 
-    def forget(held: list[Producer]) -> None:
+    def forget() -> None:
         _silence(held[0], may_register)
         held.clear()
 
-    threading.Thread(target=forget, args=([client],), name="outbox-disposal", daemon=True).start()
+    thread = threading.Thread(target=forget, name="outbox-disposal", daemon=True)
+    thread.start()
+    return thread
 
 
 def _silence(client: Producer, may_register: bool) -> None:

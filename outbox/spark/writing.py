@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from outbox.core import faults
+from outbox.edges.kafka import let_go
 from outbox.edges.ledger_topic import LedgerUnreachable
 from outbox.failpoints import failpoint
 from outbox.spark import entries, expressions, fencing
@@ -182,6 +183,7 @@ class _Slice:
         rows = self._at_hand
         if rows is None or not _is_of_kafka(error):
             raise error
+        let_go(error)  # it is being handled while the client is used
         logger.warning("slice_begun_again slice=%d epoch=%d error=%r", self.number, self.plan.epoch, str(error))
         self._at_hand, self._has_begun, self._ids, self._failed = None, False, array("q"), []
         self._held.producer.drop_and_wait()
@@ -243,6 +245,7 @@ class _Slice:
 
         if not _is_of_kafka(error):
             return None
+        let_go(error)  # it is being handled while the client is asked
         names = [failure.code for failure in self._failed or ()]
         names += [found.name() for found in (self._held.producer.cause(), kafka_error(error)) if found is not None]
         code = next((name for name in names if faults.KINDS.get(name) in faults.REFUSALS), None)
@@ -304,14 +307,17 @@ def _produce(
             headers = [*headers, (header, b"%d" % id_)] if headers else [(header, b"%d" % id_)]
         report = _reporting(failed, id_, topic, len(value or b"") + len(key or "")) if failed is not None else None
         record = (topic, value, key if key or keep else None, -1, report, None, 0, headers)
+        is_full = False
         try:
             produce(*record)
         except BufferError:
-            _produce_when_there_is_room(producer, record, give_up_at)
+            is_full = True
         except Exception as error:
             if report is not None:
                 report(kafka_error(error), None)
             raise
+        if is_full:
+            _produce_when_there_is_room(producer, record, give_up_at)
 
 
 def _python_rows(rows: Any, plan: Plan) -> Iterator[tuple[Any, ...]]:
