@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from outbox.core import ledger
@@ -166,15 +166,31 @@ class LedgerTopic:
     def _policy(self) -> str | None:
         """None where the user may not ask."""
         from confluent_kafka import KafkaException
-        from confluent_kafka.admin import ConfigResource, ResourceType  # type: ignore[attr-defined]
 
-        topic = ConfigResource(ResourceType.TOPIC, self.name)
         try:
-            found = self._result(self._admin().describe_configs([topic], request_timeout=_REQUEST_S)[topic])
+            return str(self._config_of(self.name)["cleanup.policy"].value)
         except KafkaException as error:
             logger.info("ledger_policy_unknown topic=%s reason=%r", self.name, str(error))
             return None
-        return str(found["cleanup.policy"].value)
+
+    def size_limits(self, topics: Iterable[str]) -> dict[str, int]:
+        """How many bytes these topics of records take at a time; without those that this user may not ask about."""
+        from confluent_kafka import KafkaException
+
+        limits = {}
+        for topic in sorted(topics):
+            try:
+                with self._mutex:
+                    limits[topic] = int(self._config_of(topic)["max.message.bytes"].value or 0)
+            except (KafkaException, LedgerUnreachable, KeyError, ValueError) as error:
+                logger.info("size_limit_unknown topic=%s reason=%r", topic, str(error))
+        return limits
+
+    def _config_of(self, topic: str) -> Any:
+        from confluent_kafka.admin import ConfigResource, ResourceType  # type: ignore[attr-defined]
+
+        resource = ConfigResource(ResourceType.TOPIC, topic)
+        return self._result(self._admin().describe_configs([resource], request_timeout=_REQUEST_S)[resource])
 
     def _refused(self, topic: str, error: Any, what: str, rights: str) -> LedgerRefused:
         kind = "ledger topic" if topic == self.name else "topic"

@@ -11,10 +11,10 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from queue import Empty, SimpleQueue
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 import psycopg
@@ -25,7 +25,9 @@ from outbox.core import faults, ledger, quarantine, times, verdict
 from outbox.core.flights import has_flushed
 from outbox.core.ledger import Entry, LedgerEntryError
 from outbox.core.patience import Backoff, Circuit
+from outbox.core.sizes import Sizes
 from outbox.core.verdict import AskElection, Closed, Idle, Stop
+from outbox.edges.kafka import PRODUCER_DEFAULTS, let_go
 from outbox.edges.ledger_topic import LedgerMissing, LedgerTopic, LedgerUnreachable
 from outbox.edges.reader import Row
 from outbox.edges.transactions import NoProducer, RecordRefused, ReportsMissing, TransactionalProducer, kafka_error
@@ -33,7 +35,7 @@ from outbox.exceptions import OutboxError
 from outbox.failpoints import failpoint
 from outbox.harvest import telling
 from outbox.harvest.exactly_once_database import Database, Source
-from outbox.harvest.exactly_once_holds import Holds
+from outbox.harvest.exactly_once_holds import TOO_LARGE, Holds, Name, parts_of
 from outbox.harvest.exactly_once_rounds import LaneState, Rounds
 from outbox.harvest.exactly_once_takeover import Outcome, Owned, Takeover, Unreadable, unreadable_text
 from outbox.harvest.exactly_once_values import (
@@ -49,6 +51,9 @@ from outbox.harvest.lanes import LaneHost, LeftUntidily, owner_name
 from outbox.harvest.readings import Meter, Troubles
 from outbox.harvest.resize import LaneCount
 from outbox.harvest.telling import Stopwatch
+
+if TYPE_CHECKING:
+    from confluent_kafka import KafkaError
 
 logger = logging.getLogger("outbox.harvest")
 
@@ -69,6 +74,12 @@ _WAKE_S = 0.5
 _TURN_S = 0.25
 _STAGES = ("idle", "turn", "send", "reports", "guards", "commit", "takeover")
 _PIECE = 500  # records: few enough to be in the processor's cache still when their digest is taken
+_PROBABLY_TOO_LARGE = (
+    "MSG_SIZE_TOO_LARGE: not sent yet, for it is probably larger than the topic takes (max.message.bytes). It is tried "
+    "alone."
+)
+# With this one the brokers name every record that is at fault, and the client reports the others with another.
+_TOLD_APART = frozenset({"INVALID_RECORD"})
 _OVERDUE = frozenset({"_TIMED_OUT", "_MSG_TIMED_OUT", "_TIMED_OUT_QUEUE"})
 
 
@@ -110,6 +121,9 @@ class ExactlyOnce:
         self._change = 0
         self._batch = 0
         self._known_topics: set[str] = set()
+        properties = {**PRODUCER_DEFAULTS, **conf.kafka, **conf.producer}
+        codec = properties.get("compression.codec", properties["compression.type"])
+        self._sizes = Sizes(is_compressed=codec != "none")
         self._in_doubt = False  # a commit was begun, and whether it took effect is not known
         self._failures: list[tuple[int, str, str]] = []
         self._probing = False  # failed records are told apart, at some cost
@@ -369,24 +383,22 @@ class ExactlyOnce:
         self._phase = "sending"
         if (pause_s := self._renewal()) is not None:
             return pause_s
+        failure: BaseException | None = None
         try:
             if not self._host.may_start(self._lane) or not self._topics_exist(rounds, batch):
                 return 0.0
+            self._leave_out_large(batch)
             entry = self._transact_watched(rounds, batch)
-        except RecordRefused as error:
-            self._hold(rounds, batch.rows[error.index], str(error))
-            return 0.0
-        except NotDelivered as error:
-            return self._after_undelivered(rounds, batch, error)
-        except (BatchDropped, ReportsMissing) as error:
-            if isinstance(error, ReportsMissing) and not self._is_ending:
-                rounds.too_slow(batch)
-            self._troubles.seen("send", str(error))
-            return self._backoff(str(error))
-        except (KafkaException, SystemError) as error:
-            return self._after_error(rounds, batch, error)
+        except (NotDelivered, BatchDropped, ReportsMissing, KafkaException, SystemError) as error:
+            failure = let_go(error)  # it ends here: the client is to be asked what has happened
+        if failure is not None:
+            return self._after_failure(rounds, batch, failure)
+        if entry is None:
+            return self._renewal()
         told = telling.delivered(batch, entry, self._stopwatch, tracing=self._conf.tracing and is_tracing())
         failpoint("after-commit")
+        if self._sizes and len(batch.rows) == 1:  # as a record that was held
+            self._sizes.taken(batch.rows[0][1], parts_of(batch.rows[0]))
         rounds.committed(self._state, batch, entry)  # from here on another thread may purge
         self._in_doubt = False
         self._host.emit(told)
@@ -412,7 +424,7 @@ class ExactlyOnce:
         logger.info("producer_renewed lane=%d trouble=%r", self._lane, producer.trouble)
         return 0.0
 
-    def _transact_watched(self, rounds: Rounds, batch: Batch) -> Entry:
+    def _transact_watched(self, rounds: Rounds, batch: Batch) -> Entry | None:
         """After a crash it is written down before which records are sent, one lane of the process after the other."""
         holds = self._state.holds
         if not (holds.is_careful or holds.is_risky):
@@ -440,7 +452,8 @@ class ExactlyOnce:
             table, lane, owner = rounds.database.holds, self._lane, rounds.owner
             rounds.purges.tell(lambda connection: table.calm(connection, lane, owner))
 
-    def _transact(self, batch: Batch) -> Entry:
+    def _transact(self, batch: Batch) -> Entry | None:
+        """None: every record was refused before it was sent, so there is nothing to commit."""
         producer = self._producer
         assert producer is not None
         assert self._identity is not None
@@ -453,7 +466,11 @@ class ExactlyOnce:
         producer.begin()
         with self._turn_to_send(batch) as turned:
             give_up_at = turned + 0.6 * self._conf.transaction_timeout_s
-            digest, newest = self._send(producer, batch.rows, give_up_at)
+            digest, newest = self._send(producer, batch, give_up_at)
+        if not (batch.rows or batch.errands):
+            assert self._rounds is not None
+            self._rounds.not_sent(self._state, batch)
+            return None
         if batch.rows and not self._probing:  # else what the ledger is refused would be blamed on the records
             producer.announce(self._ledger_name, self._lane, ledger.BEGINNING_KEY, ledger.BEGINNING)
         failpoint("after-send")
@@ -481,19 +498,65 @@ class ExactlyOnce:
         stages["commit"] += self._stopwatch.commit_s
         return entry
 
-    def _send(self, producer: TransactionalProducer, rows: Sequence[Row], give_up_at: float) -> tuple[int, int | None]:
-        """The digest of what was handed over, and its newest time: of each piece while the processor has it at hand."""
-        digest, newest = 0, []
-        for begin in range(0, len(rows), _PIECE):
-            piece = rows[begin : begin + _PIECE]
-            try:
-                producer.send(piece, give_up_at, _reporter(self._failures, begin) if self._probing else None)
-            except RecordRefused as error:
-                error.index += begin
-                raise
-            digest += ledger.digest(piece)
-            newest.append(times.newest(piece))
+    def _send(self, producer: TransactionalProducer, batch: Batch, give_up_at: float) -> tuple[int, int | None]:
+        """The digest of what was handed over, and its newest time: of each piece while the processor has it at hand.
+        What the client does not take is held, and left out with what follows of its key; the transaction knows nothing
+        of it."""
+        holds, rows, digest = self._state.holds, batch.rows, 0
+        sent: list[Row] = []
+        newest: list[int] = []
+        refused: dict[Name, tuple[Row, str]] = {}
+        piece, begin = rows[:0], 0
+        try:
+            for begin in range(0, len(rows), _PIECE):
+                piece = holds.without(rows[begin : begin + _PIECE], refused)
+                while piece:
+                    taken, text = self._send_piece(producer, piece, give_up_at, len(sent))
+                    if done := piece[:taken]:
+                        digest += ledger.digest(done)
+                        newest.append(times.newest(done))
+                        sent += done
+                    if text is not None:
+                        refused[holds.name_of(piece[taken])] = piece[taken], text
+                    piece = holds.without(piece[taken + 1 :], refused)
+        finally:
+            if refused:
+                self._leave_out(batch, sent + holds.without(piece + rows[begin + _PIECE :], refused), refused.values())
         return digest, max(newest, default=None)
+
+    def _send_piece(
+        self, producer: TransactionalProducer, piece: Sequence[Row], give_up_at: float, begin: int
+    ) -> tuple[int, str | None]:
+        """How many of these were handed over, and why not the next one."""
+        try:
+            producer.send(piece, give_up_at, _reporter(self._failures, begin) if self._probing else None)
+        except RecordRefused as error:
+            return error.index, str(error)
+        return len(piece), None
+
+    def _leave_out_large(self, batch: Batch) -> None:
+        """What is probably larger than its topic takes is held, to be sent alone later: among the others it would cost
+        them their transaction, and the lane its producer."""
+        if not self._sizes:
+            return
+        holds, rows, large = self._state.holds, [], {}
+        for row in batch.rows:
+            name = holds.name_of(row)
+            if name in large:
+                continue
+            if self._sizes.exceeds(row[1], parts_of(row)) and not holds.is_tried(row):
+                large[name] = row, _PROBABLY_TOO_LARGE
+            else:
+                rows.append(row)
+        if large:
+            self._leave_out(batch, rows, large.values(), is_sure=False)
+
+    def _leave_out(
+        self, batch: Batch, rows: list[Row], refused: Iterable[tuple[Row, str]], *, is_sure: bool = True
+    ) -> None:
+        assert self._rounds is not None
+        for held in self._rounds.left_out(self._state, batch, rows, refused, is_sure=is_sure):
+            self._host.emit(held)
 
     @contextmanager
     def _turn_to_send(self, batch: Batch) -> Iterator[float]:
@@ -572,9 +635,22 @@ class ExactlyOnce:
         held = rounds.guarded(lambda: self._state.holds.refused(row, error, now, whole_topic=whole_topic))
         self._host.emit(held)
 
+    def _after_failure(self, rounds: Rounds, batch: Batch, error: BaseException) -> float:
+        if isinstance(error, NotDelivered):
+            return self._after_undelivered(rounds, batch, error)
+        if not isinstance(error, BatchDropped | ReportsMissing):
+            return self._after_error(rounds, batch, error)
+        if isinstance(error, ReportsMissing) and not self._is_ending:
+            rounds.too_slow(batch)
+        self._troubles.seen("send", str(error))
+        return self._backoff(str(error))
+
+    def _cause(self) -> KafkaError | None:
+        return self._producer.cause() if self._producer is not None else None
+
     def _after_undelivered(self, rounds: Rounds, batch: Batch, error: NotDelivered) -> float:
         if not error.refused:
-            cause = self._producer.cause() if self._producer is not None else None
+            cause = self._cause()
             if cause is not None and faults.is_refusal(cause.name()):
                 return self._after_refusal(rounds, batch, cause.name(), f"{cause.name()}: {cause.str()}")
             if any(name in _OVERDUE for _, name, _ in self._failures):
@@ -586,11 +662,11 @@ class ExactlyOnce:
         if denied:
             for topic, (at, text) in denied.items():
                 self._hold(rounds, batch.rows[at], f"topic {topic!r}: {text}", whole_topic=True)
-        elif len(error.refused) == 1:
-            self._hold(rounds, batch.rows[error.refused[0][0]], str(error))
         else:
-            suspects, code = [batch.ids[at] for at, _, _ in error.refused], error.refused[0][1]
-            rounds.guarded(lambda: self._state.holds.refused_batch(suspects, batch.rows, code))
+            _, name, text = error.refused[0]
+            if name in _TOLD_APART and len(error.refused) > 1 and (cause := self._cause()) is not None:
+                name, text = cause.name(), cause.str()  # what each of them is reported with says less
+            self._blame(rounds, batch, [batch.rows[at] for at, _, _ in error.refused], name, f"{name}: {text}")
         return 0.0
 
     def _after_refusal(self, rounds: Rounds, batch: Batch, name: str, reason: str) -> float:
@@ -602,15 +678,41 @@ class ExactlyOnce:
         self._known_topics.clear()
         if is_topic and not was_probing:
             return 0.0  # the ledger's entry shares the transaction: the next attempt tells whose topic it is
+        if name in _TOLD_APART and not was_probing and len(batch.rows) > 1:
+            return 0.0  # the next attempt has reports
         topics = {row[1] for row in batch.rows}
-        suspects = [batch.ids[at] for at, reported, _ in self._failures if faults.is_refusal(reported)] or batch.ids
+        suspects = [batch.rows[at] for at, reported, _ in self._failures if faults.is_refusal(reported)]
         if is_topic and len(topics) == 1:
             self._hold(rounds, batch.rows[0], f"topic {batch.rows[0][1]!r}: {reason}", whole_topic=True)
-        elif len(suspects) == 1:
-            self._hold(rounds, batch.rows[batch.ids.index(suspects[0])], reason)
         else:
-            rounds.guarded(lambda: self._state.holds.refused_batch(suspects, batch.rows, name))
+            self._blame(rounds, batch, suspects or batch.rows, name, reason)
         return 0.0
+
+    def _blame(self, rounds: Rounds, batch: Batch, suspects: Sequence[Row], name: str, reason: str) -> None:
+        """One of these records at least was refused."""
+        holds = self._state.holds
+        if len(suspects) == 1:
+            self._hold(rounds, suspects[0], reason)
+            if name in TOO_LARGE:
+                self._sizes.refused(suspects[0][1], parts_of(suspects[0]))
+        elif likely := self._likely(rounds, suspects, name):
+            for held in rounds.held(self._state, ((row, reason) for row in likely), is_sure=False):
+                self._host.emit(held)
+        else:
+            rounds.guarded(lambda: holds.refused_batch([row[0] for row in suspects], batch.rows, name))
+
+    def _likely(self, rounds: Rounds, suspects: Sequence[Row], name: str) -> list[Row]:
+        """Of several suspects, the first of each key that is to blame as far as one can tell: all are held at once, as
+        a search for each would take the lane's time."""
+        found: dict[Name, Row] = {}
+        if name in TOO_LARGE:
+            for topic, limit in rounds.ledger.size_limits({row[1] for row in suspects}).items():
+                self._sizes.limited(topic, limit)
+            suspects = [row for row in suspects if self._sizes.exceeds(row[1], parts_of(row))]
+        if name in TOO_LARGE or (name in _TOLD_APART and self._failures):
+            for row in suspects:
+                found.setdefault(self._state.holds.name_of(row), row)
+        return list(found.values())
 
     def _after_ledger_refusal(self, reason: str) -> float:
         """No record is to blame, and no attempt is spent."""
@@ -621,9 +723,9 @@ class ExactlyOnce:
     def _after_error(self, rounds: Rounds, batch: Batch, raised: BaseException) -> float:
         error = kafka_error(raised)
         name = error.name() if error is not None else "_STATE"
-        if faults.kind_of(name) is faults.Kind.PRODUCER and self._producer is not None:
+        if faults.kind_of(name) is faults.Kind.PRODUCER:
             # Refused while the rest of the batch was handed over: the client tells the reason only when asked.
-            error = self._producer.cause() or error
+            error = self._cause() or error
             name = error.name() if error is not None else name
         reason = f"{name}: {error.str() if error is not None else raised}"
         if faults.is_refusal(name):

@@ -28,7 +28,7 @@ _BACKOFF_MIN_S, _BACKOFF_MAX_S = 0.5, 60.0
 _REST_S = 2.0  # between attempts that are likely to be refused: each costs the lane its producer
 _BEHIND_S = 30.0  # after a refusal, while the lane has more to send than it can: then each costs throughput
 _ERRANDS_MAX = 1_000  # of one batch: they share the transaction that purges it
-_TOO_LARGE = frozenset({"MSG_SIZE_TOO_LARGE", "RECORD_LIST_TOO_LARGE"})
+TOO_LARGE = frozenset({"MSG_SIZE_TOO_LARGE", "RECORD_LIST_TOO_LARGE"})
 _NEVER = float("inf")
 REFUSED, CRASHED, SKIPPED, DISCARD = "refused", "crashed", "skipped", "discard"
 _CODE = re.compile(r"\b_?[A-Z][A-Z0-9_]+\b")
@@ -78,7 +78,7 @@ def code_in(error: str) -> str:
 
 def _likely(rows: Iterable[Row], ids: Collection[int], code: str) -> int | None:
     """Which of these records is to blame, as far as their sizes tell."""
-    if code not in _TOO_LARGE:
+    if code not in TOO_LARGE:
         return None
     largest = max((row for row in rows if row[0] in ids), key=_size, default=None)
     return int(largest[0]) if largest is not None else None
@@ -86,6 +86,11 @@ def _likely(rows: Iterable[Row], ids: Collection[int], code: str) -> int | None:
 
 def _size(row: Row) -> int:
     return sum(len(part or "") for part in (row[3], row[6], *(row[5] or ())))
+
+
+def parts_of(row: Row) -> tuple[str | bytes | None, ...]:
+    """All that makes a record large."""
+    return (row[2], row[3], row[6], *(row[4] or ()), *(row[5] or ()))
 
 
 def _never(topic: str) -> int:
@@ -127,6 +132,12 @@ class Holds:
         lane of that record alone. For any thread."""
         return sum(not hold.is_elsewhere for holds in (self._held, self._tried) for hold in list(holds.values()))
 
+    def name_of(self, row: Row) -> Name:
+        return (row[1], row[2]) if row[2] or self._keep_empty_key else int(row[0])
+
+    def without(self, rows: list[Row], names: Collection[Name]) -> list[Row]:
+        return [row for row in rows if self.name_of(row) not in names] if names else rows
+
     def keep(self, rows: list[Row]) -> list[Row]:
         """Drop the rows under a hold."""
         if not (self._held or self._paused or self._all):
@@ -153,11 +164,8 @@ class Holds:
             if hold is not None and row[0] < hold.lowest:
                 hold.lowest = row[0]
 
-    def _name_of(self, row: Row) -> Name:
-        return (row[1], row[2]) if row[2] or self._keep_empty_key else int(row[0])
-
     def _hold_of(self, row: Row) -> _Hold | None:
-        name, topic = self._name_of(row), row[1]
+        name, topic = self.name_of(row), row[1]
         for holds in (self._paused, self._held):
             if holds and (hold := holds.get(name) or holds.get(topic)) is not None:
                 return hold
@@ -202,6 +210,11 @@ class Holds:
                     return rows[: max(1, index)]
         return rows
 
+    def is_tried(self, row: Row) -> bool:
+        """Whether the record was held and now travels alone."""
+        hold = self._tried.get(self.name_of(row)) or self._tried.get(row[1])
+        return hold is not None and hold.head == row[0]
+
     @property
     def is_narrow(self) -> bool:
         """Whether the culprit of a refused batch is being looked for."""
@@ -222,17 +235,23 @@ class Holds:
         """These rows of a batch were refused together, and which of them is at fault is not known."""
         self._search = self._search.refused(ids, _likely(rows, set(ids), code))
 
-    def refused(self, row: Row, error: str, now: float, *, whole_topic: bool = False) -> RecordHeld:
+    def refused(
+        self, row: Row, error: str, now: float, *, whole_topic: bool = False, is_sure: bool = True
+    ) -> RecordHeld:
+        """Not sure: it was not sent, or not alone, and no attempt is counted. When its time comes it is tried alone, as
+        everything that is held."""
         self._refused_at = now
+        if not is_sure:
+            self._rest_until, self._is_doubtful = now + _REST_S, True
         if row[0] in self._search.suspects:
             self._search = self._search.refused([row[0]])
-        name: Name = row[1] if whole_topic else self._name_of(row)
+        name: Name = row[1] if whole_topic else self.name_of(row)
         before = self._tried.pop(name, None)
         if before is not None:
             self._tire(now)
         before = before or self._held.get(name)
-        attempts = before.attempts + 1 if before else 1
-        pause_s = min(_BACKOFF_MAX_S, _BACKOFF_MIN_S * 2 ** min(attempts - 1, 10))
+        attempts = (before.attempts if before else 0) + is_sure
+        pause_s = min(_BACKOFF_MAX_S, _BACKOFF_MIN_S * 2 ** min(max(0, attempts - 1), 10))
         error = error.replace("\0", "")
         code = code_in(error)
         hold = _Hold(row[0], row[0], attempts, now + pause_s, code=code, error=error)

@@ -14,7 +14,7 @@ import os
 import random
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
@@ -29,6 +29,7 @@ from outbox.core import times
 from outbox.core.flights import Flights, Plan, Standing, may_flush
 from outbox.core.frontier import Frontier
 from outbox.core.ledger import Entry
+from outbox.core.scoreboard_values import RecordHeld
 from outbox.core.verdict import GoOn, State, Stop
 from outbox.edges import backends
 from outbox.edges.backends import Pooled
@@ -81,6 +82,8 @@ class LaneState(Standing):
     is_leaving: bool = False
     """It ends in good order, and all that it has committed is purged."""
     holds: Holds = field(default_factory=Holds)
+    has_left_out: bool = False
+    """Records of its batch, since the last page was handed over: the next one may have been dealt out before."""
 
 
 class Rounds:
@@ -263,6 +266,26 @@ class Rounds:
             self._enlarge()
             self._end_share(lane)
             self._write_holds()
+
+    def left_out(
+        self, lane: LaneState, batch: Batch, rows: list[Row], refused: Iterable[tuple[Row, str]], *, is_sure: bool
+    ) -> list[RecordHeld]:
+        """Of the batch only these rows are sent, as others are held."""
+        with self._changed:
+            batch.rows, batch.ids = rows, [row[0] for row in rows]
+            lane.has_left_out = True
+            return self.held(lane, refused, is_sure=is_sure)
+
+    def held(self, lane: LaneState, refused: Iterable[tuple[Row, str]], *, is_sure: bool) -> list[RecordHeld]:
+        now = time.monotonic()
+        return [*self.guarded(lambda: [lane.holds.refused(row, error, now, is_sure=is_sure) for row, error in refused])]
+
+    def not_sent(self, lane: LaneState, batch: Batch) -> None:
+        """Nothing is left of the batch, and the lane goes on with the next one."""
+        with self._changed:
+            if lane.busy is batch:
+                self._flights.give_back(batch)
+                self._end_share(lane)
 
     def too_slow(self, batch: Batch) -> None:
         """It was not acknowledged within its time: pages become so small that one is, at last of one record."""
@@ -772,6 +795,12 @@ class Rounds:
                     self._flights.give_back(batch)
                     self._frontier.give_back(batch.ids[:1])
                     continue
+                if lane.has_left_out:
+                    lane.has_left_out, batch.rows = False, lane.holds.keep(batch.rows)
+                    batch.ids = [row[0] for row in batch.rows]
+                    if not (batch.ids or batch.errands):
+                        self._flights.give_back(batch)
+                        continue
                 batch.previous = ticket
                 batch.flush = None if is_flushed_by_purge else flushed
                 lane.busy = batch
