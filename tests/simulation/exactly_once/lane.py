@@ -335,9 +335,9 @@ class Lane:
         if not self._may_start():
             return 0.0
         try:
-            entry = yield from self._transact(batch)
-        except Refused as error:
-            self._after_refusal(batch, error)
+            entry = yield from self._transact(rounds, batch)
+        except Refused:
+            self._after_refusal(batch)
             return 0.0
         except Dropped:
             return 0.05
@@ -345,15 +345,17 @@ class Lane:
             if str(error) == "fenced":
                 self.process.post("doubt", self.number)
             return 0.05
+        if entry is None:
+            return self._renewal()
         rounds.committed(self.state, batch, entry)
         yield from self.process.point("after commit")
         self._batch = entry.batch
         return self._renewal()
 
-    def _after_refusal(self, batch: Batch, error: Refused) -> None:
+    def _after_refusal(self, batch: Batch) -> None:
         holds, now = self.state.holds, self.world.now
-        if error.row is not None or len(batch.rows) == 1:
-            holds.refused(error.row or batch.rows[0], "refused", now)
+        if len(batch.rows) == 1:
+            holds.refused(batch.rows[0], "refused", now)
         else:
             holds.refused_batch(batch.ids)
 
@@ -361,43 +363,58 @@ class Lane:
         assert self._client is not None
         return 0.0 if self._client.trouble and self._cores.renews else None
 
-    def _transact(self, batch: Batch) -> Steps:
+    def _transact(self, rounds: Any, batch: Batch) -> Steps:
+        """None: nothing is left of the batch."""
         client = self._client
         assert client is not None
         if self._renewal() is not None:
             raise Dropped
         give_up_at = self.world.now + BATCH_S
-        entry = Entry(
-            self.number,
-            self._batch + 1,
-            self.leader_id,
-            self.world.database.identity,
-            tuple(batch.ids),
-            batch.digest,
-            batch.read_at,
-            self._change,
-            batch.newest,
-        )
-        record = ledger.encode(entry), ledger.headers(entry)
         yield from self.process.point("before send")
         if self._cores.entry_first:
-            client.send_entry(record)
-        yield from self._send(client, batch, give_up_at)
+            client.send_entry(self._entry(batch)[0])
+        rows, refused = self._taken(batch)
+        yield from client.send(rows)
+        if refused and not self._cores.swallows_refusals:
+            yield self.world.random.uniform(0.0, 0.01)  # sending takes time, in which the next page is dealt out
+            rounds.left_out(self.state, batch, rows, refused)
+        if not batch.rows:
+            rounds.not_sent(self.state, batch)
+            return None
+        client.send_entry(ledger.BEGINNING)
+        yield from client.wait_reports(give_up_at)
         yield from self._await_guards(batch, give_up_at)
+        record, entry = self._entry(batch)
         if not self._cores.entry_first:
             client.send_entry(record)
         yield from self.process.point("before commit")
         yield from client.commit(COMMIT_TIMEOUT_S)
         return entry
 
-    def _send(self, client: Client, batch: Batch, give_up_at: float) -> Steps:
-        if self._cores.swallows_refusals:
-            refused = self.world.faults.refuse_here
-            yield from client.send([row for row in batch.rows if row[2] not in refused])
-        else:
-            yield from client.send(batch.rows)
-        client.send_entry(ledger.BEGINNING)
-        yield from client.wait_reports(give_up_at)
+    def _entry(self, batch: Batch) -> tuple[Any, Entry]:
+        entry = Entry(
+            self.number,
+            self._batch + 1,
+            self.leader_id,
+            self.world.database.identity,
+            tuple(batch.ids),
+            ledger.digest(batch.rows),
+            batch.read_at,
+            self._change,
+            max(batch.created[id_] for id_ in batch.ids),
+        )
+        return (ledger.encode(entry), ledger.headers(entry)), entry
+
+    def _taken(self, batch: Batch) -> tuple[list[Any], list[Any]]:
+        """What the client takes, and what it refuses; what follows of the same key is neither."""
+        holds, rows, refused = self.state.holds, [], {}
+        for row in batch.rows:
+            name = holds.name_of(row)
+            if name not in refused and row[0] % 2 and row[2] and row[2] in self.world.faults.refuse_here:
+                refused[name] = row
+            if name not in refused:
+                rows.append(row)
+        return rows, list(refused.values())
 
     def _await_guards(self, batch: Batch, give_up_at: float) -> Steps:
         previous = batch.previous

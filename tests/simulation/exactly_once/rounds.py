@@ -4,14 +4,14 @@ of production; only threads and connections are simulated, in the order that pro
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from outbox.core import verdict
 from outbox.core.flights import Flights, Plan, Standing, may_flush, may_purge_at_once
 from outbox.core.frontier import Frontier
-from outbox.core.ledger import Entry, digest
+from outbox.core.ledger import Entry
 from outbox.core.verdict import GoOn, LookUpRows, PurgeEntry, State, Stop
 from outbox.harvest.exactly_once_holds import Holds
 from tests.simulation.exactly_once.database import Connection, DatabaseError, Page
@@ -27,8 +27,8 @@ class Batch:
     session: int
     rows: list[Any]
     ids: list[int]
-    digest: int
-    newest: int
+    created: dict[int, int]
+    """When each was stashed."""
     read_at: Any
     filenode: int
     returned_at: float
@@ -65,6 +65,7 @@ class LaneState(Standing):
     count: int = 1
     busy: Batch | None = None
     holds: Holds = field(default_factory=Holds)
+    has_left_out: bool = False
 
 
 class Rounds:
@@ -126,6 +127,17 @@ class Rounds:
         lane.holds.delivered(batch.rows)
         self._round_purges.append(Purge(entry, batch.filenode, batch.returned_at))
         self._end_share(lane)
+
+    def left_out(self, lane: LaneState, batch: Batch, rows: list[Any], refused: Iterable[Any]) -> None:
+        batch.rows, batch.ids = rows, [row[0] for row in rows]
+        lane.has_left_out = self._cores.looks_again
+        for row in refused:
+            lane.holds.refused(row, "refused", self._world.now)
+
+    def not_sent(self, lane: LaneState, batch: Batch) -> None:
+        if lane.busy is batch:
+            self._flights.give_back(batch)
+            self._end_share(lane)
 
     def failed(self, lane: LaneState) -> None:
         lane.end()
@@ -317,9 +329,9 @@ class Rounds:
                 self._frontier.give_back([kept[len(rows)][0]])
             if rows:
                 ids = [row[0] for row in rows]
-                newest = max(s.create_time for s in page.rows if s.row[0] in set(ids))
+                created = {s.row[0]: s.create_time for s in page.rows}
                 read = page.read_at, page.filenode, returned_at
-                batch = Batch(number, session, rows, ids, digest(rows), newest, *read)
+                batch = Batch(number, session, rows, ids, created, *read)
                 self._flights.add(batch)
                 batches.append(batch)
         return batches
@@ -347,6 +359,12 @@ class Rounds:
                 self._flights.give_back(batch)
                 self._frontier.give_back(batch.ids[:1])
                 continue
+            if lane.has_left_out:
+                lane.has_left_out, batch.rows = False, lane.holds.keep(batch.rows)
+                batch.ids = [row[0] for row in batch.rows]
+                if not batch.ids:
+                    self._flights.give_back(batch)
+                    continue
             batch.previous = ticket
             batch.flush = None if by_purge else flushed
             lane.busy = batch

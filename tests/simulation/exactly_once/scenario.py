@@ -41,6 +41,8 @@ class Cores:
     awaits_purge: bool = True
     reuses_producers: bool = False
     swallows_refusals: bool = False
+    looks_again: bool = True
+    """At a page dealt out before a record of it, or of its key, was held."""
     settles: bool = True
     compares_after_connect: bool = True
     heeds_changes: bool = True
