@@ -98,6 +98,12 @@ PARTS = {
         long=True,
         once=True,
     ),
+    "behind": Part(
+        "refused records in front of everything",
+        lambda drains: bad_days.behind(drains),
+        lambda drains: bad_days.behind(drains, FEW, 200, brief=True),
+        once=True,
+    ),
     "outage": Part(
         "Kafka away, a million behind",
         lambda drains: bad_days.outage(drains, 1_000_000),

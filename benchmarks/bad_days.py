@@ -14,6 +14,7 @@ from benchmarks.drains import EXACTLY, RECORDS, Drains
 from benchmarks.report import ratio, say
 from benchmarks.servers import PARTITIONS, Costs, Fill, new_topic
 
+_HEX = "(SELECT string_agg(md5(random()::text || m || n), '') FROM generate_series(1, {}) m)"
 _LOOKS = 20
 _SCRAPE_S = 5.0
 _AWAY_S = 10.0
@@ -61,6 +62,50 @@ def _poisoned(drains: Drains, fill: Fill, value: str) -> tuple[float, int]:
     told = " ".join(f"{name}={spent:.2f}" for name, spent in harvest.stages.items())
     say(f"poison: {seconds:.2f} s, {held} held; {told}; {_ends(harvest)}")
     return seconds, held
+
+
+def behind(drains: Drains, records: int = 2 * RECORDS, refused: int = 10_000, brief: bool = False) -> None:
+    """Refused records stand in front of everything, each with a key of its own: how fast is everything else?"""
+    fill = Fill(records)
+    for delivery in (EXACTLY,) if brief else (EXACTLY, "at-least-once"):
+        base = drains.drain(fill, DELIVERY=delivery)
+        for name, count, value in (
+            # What the client refuses has more than 1 MB, and all of it is read: fewer of them say as much.
+            ("for the client", refused // 10, "repeat('x', 1100000)"),
+            ("for the broker", refused, _HEX.format(150)),
+        ):
+            seconds, told = _behind(drains, fill, count, value, delivery)
+            label = f"{records:,} behind {count:,} too large {name}, {delivery}"
+            drains.table.row(f"drain of {label}", "records/s").add(records / seconds, told)
+            row = drains.table.row(f"  of the drain of {label}", "", ">= 0.90", ratio)
+            row.add(records / seconds / base.rate)
+
+
+def _behind(drains: Drains, fill: Fill, count: int, value: str, delivery: str) -> tuple[float, str]:
+    """The seconds until nothing but the refused records is left, and takeovers and memory."""
+    database, topic = drains.database, new_topic(drains.servers, PARTITIONS, **{"max.message.bytes": "2000"})
+    database.empty()
+    database.connection.execute(
+        f"INSERT INTO outbox (kafka_topic, kafka_key, kafka_value) SELECT %s, 'bad-' || n, {value} "
+        "FROM generate_series(1, %s) n".encode(),
+        [topic, count],
+    )
+    head = database.one("SELECT max(id) FROM outbox")
+    database.insert(new_topic(drains.servers), fill)
+    database.connection.execute("VACUUM ANALYZE outbox")
+    last = database.one("SELECT max(id) FROM outbox")
+    others = "SELECT EXISTS (SELECT FROM outbox WHERE id > %s)"
+    try:
+        with harvesting(database, topic, LANES=1, DELIVERY=delivery) as harvest:
+            since = harvest.said("lane_taken" if delivery == EXACTLY else "leader_acquired")
+            for above in (last - 1_000, head):
+                _wait(harvest, lambda above=above: not database.one(others, above))
+            seconds = time.monotonic() - since
+        say(f"behind {count} refused, {delivery}: {seconds:.2f} s; {_ends(harvest)}")
+    finally:
+        database.connection.execute("TRUNCATE outbox_hold, outbox_watch")
+    found = re.search(r"takeovers=(\d+)", _ends(harvest))
+    return seconds, f"{found[1]} takeovers" if found else ""
 
 
 def _ends(harvest: Harvest) -> str:

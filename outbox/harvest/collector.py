@@ -14,8 +14,8 @@ def relax() -> None:
     time. What the process consists of (Django, settings, models) is not looked through again either: that would be a
     pause of tens of milliseconds in the middle of a transaction.
 
-    What errors leave behind in cycles is collected by the clock, in at most a two-hundredth of the time; and in a thread
-    of its own, because the process ends when a Kafka client is destroyed in one of the clients' threads."""
+    What errors leave behind in cycles is collected by the clock, in at most a two-hundredth of the time. That is done
+    in a thread of its own, because the process ends when a Kafka client is destroyed in one of the clients' threads."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(_YOUNG_MAX, 20, 20)

@@ -159,12 +159,10 @@ class Takeover:
             return None
         if not settling and verdict.waits_for(lane, state) is not None:
             return Facts(lane, identity, state, purged, None, purged)
-        try:
-            entry = self._ledger.last_entry(lane, give_up_at)
-        except LedgerMissing:
-            # Made anew it is empty: the verdict says so when the table knows better.
-            self._ledger.prepare(state.lane_count, self._conf.audit_window_s)
-            entry = self._ledger.last_entry(lane, give_up_at)
+        # Each time: brokers may have made a deleted one anew, with a policy that forgets. Made anew it is empty, and
+        # the verdict says so when the table knows better.
+        self._ledger.prepare(state.lane_count, self._conf.audit_window_s)
+        entry = self._ledger.last_entry(lane, give_up_at)
         newest = verdict.change_of(entry, identity)
         if lane and not settling:
             newest = max(newest, newest_change_of_any(self._ledger, identity, give_up_at, self._conf, state))

@@ -4,10 +4,12 @@ import time
 import uuid
 
 import pytest
+from confluent_kafka.admin import AdminClient
 
 from outbox.core.verdict import State
 from outbox.edges.ledger_topic import LedgerMissing, LedgerTopic
 from outbox.harvest.exactly_once_takeover import newest_change, newest_change_of_any
+from outbox.harvest.exactly_once_values import Retake
 from tests.faults.exactly_once.naive import gate_purges
 from tests.harvest.exactly_once.bench import finish, stopped, wait_until
 from tests.support.topics import create_topic
@@ -21,8 +23,6 @@ def deliver(bench, count=300):
 
 
 def test_a_deleted_ledger_stops_the_lane(bench):
-    from confluent_kafka.admin import AdminClient
-
     deliver(bench)
     admin = AdminClient({"bootstrap.servers": bench.servers})
     admin.delete_topics([f"{bench.name}.ledger"])[f"{bench.name}.ledger"].result(20)
@@ -134,6 +134,21 @@ def test_a_ledger_that_forgets_is_refused_at_the_start(bench):
     with bench.working() as host:
         error = wait_until(lambda: host.errors)[0]
     assert "cleanup.policy=delete" in str(error)
+
+
+def test_a_ledger_made_anew_that_forgets_is_refused_at_the_next_takeover(bench):
+    """Brokers with auto.create.topics.enable do that while a harvester works."""
+    bench.stash(["a"])
+    with bench.working() as host:
+        bench.wait_empty()
+        ledger, admin = f"{bench.name}.ledger", AdminClient({"bootstrap.servers": bench.servers})
+        admin.delete_topics([ledger])[ledger].result(20)
+        wait_until(lambda: ledger not in admin.list_topics(timeout=10).topics)
+        create_topic(bench.servers, 1, ledger, **{"cleanup.policy": "delete"})
+        host.worker._mailbox.put(Retake())
+        error = wait_until(lambda: host.errors)[0]
+    assert "cleanup.policy=delete" in str(error)
+    assert "kafka-configs.sh --alter" in str(error)
 
 
 def test_a_ledger_with_too_few_partitions_is_refused_at_the_start(bench):
