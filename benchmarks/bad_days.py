@@ -74,15 +74,15 @@ def behind(drains: Drains, records: int = 2 * RECORDS, refused: int = 10_000, br
             ("for the client", refused // 10, "repeat('x', 1100000)"),
             ("for the broker", refused, _HEX.format(150)),
         ):
-            seconds, told = _behind(drains, fill, count, value, delivery)
-            label = f"{records:,} behind {count:,} too large {name}, {delivery}"
-            drains.table.row(f"drain of {label}", "records/s").add(records / seconds, told)
-            row = drains.table.row(f"  of the drain of {label}", "", ">= 0.90", ratio)
-            row.add(records / seconds / base.rate)
+            begins_s, rate, told = _behind(drains, fill, count, value, delivery)
+            label = f"behind {count:,} too large {name}, {delivery}"
+            drains.table.row(f"seconds until others leave the table {label}", "s", shape="{:.1f}".format).add(begins_s)
+            drains.table.row(f"  then the rate of {records:,} others", "records/s").add(rate, told)
+            drains.table.row(f"  of the drain without them, {label}", "", ">= 0.90", ratio).add(rate / base.rate)
 
 
-def _behind(drains: Drains, fill: Fill, count: int, value: str, delivery: str) -> tuple[float, str]:
-    """The seconds until nothing but the refused records is left, and takeovers and memory."""
+def _behind(drains: Drains, fill: Fill, count: int, value: str, delivery: str) -> tuple[float, float, str]:
+    """The seconds until the first of the others are gone, their rate from then on, and what the lane told."""
     database, topic = drains.database, new_topic(drains.servers, PARTITIONS, **{"max.message.bytes": "2000"})
     database.empty()
     database.connection.execute(
@@ -98,14 +98,18 @@ def _behind(drains: Drains, fill: Fill, count: int, value: str, delivery: str) -
     try:
         with harvesting(database, topic, LANES=1, DELIVERY=delivery) as harvest:
             since = harvest.said("lane_taken" if delivery == EXACTLY else "leader_acquired")
+            first = "SELECT EXISTS (SELECT FROM outbox WHERE id = %s)"
+            _wait(harvest, lambda: not database.one(first, head + 1))
+            begun = time.monotonic()
             for above in (last - 1_000, head):
                 _wait(harvest, lambda above=above: not database.one(others, above))
-            seconds = time.monotonic() - since
-        say(f"behind {count} refused, {delivery}: {seconds:.2f} s; {_ends(harvest)}")
+            seconds = time.monotonic() - begun
+        told = " ".join(f"{name}={spent:.2f}" for name, spent in harvest.stages.items())
+        say(f"behind {count} refused, {delivery}: {begun - since:.2f} + {seconds:.2f} s; {told}; {_ends(harvest)}")
     finally:
         database.connection.execute("TRUNCATE outbox_hold, outbox_watch")
     found = re.search(r"takeovers=(\d+)", _ends(harvest))
-    return seconds, f"{found[1]} takeovers" if found else ""
+    return begun - since, fill.records / seconds, f"{found[1]} takeovers" if found else ""
 
 
 def _ends(harvest: Harvest) -> str:
