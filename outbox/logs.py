@@ -29,6 +29,7 @@ EVENTS: Mapping[str, str] = {
     "leader_topic_created": "the leader topic did not exist",
     "ledger_topic_created": "the ledger topic did not exist",
     "ledger_policy_unknown": "the user may not read the ledger topic's configuration, so it was not compared",
+    "size_limit_unknown": "a topic's max.message.bytes could not be read; it is learnt from what is refused",
     "transaction_log_unknown": "the user may not ask about the brokers' transaction log, so it was not checked",
     "partitions_added": "a topic of this application got more partitions",
     "session_limits_unknown": "the user may not read the brokers' limits, so `SESSION_TIMEOUT` was not compared",
