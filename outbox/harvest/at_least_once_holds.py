@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
+from uuid import UUID
 
 from outbox.conf import Conf
 from outbox.core import faults
@@ -27,6 +28,7 @@ logger = logging.getLogger("outbox.harvest")
 _LOOK_S, _LANES_MAX = 1.0, 4
 _NEVER = float("inf")
 _CLASSIC_S = 30.0  # between two looks for the tables, where there are none
+_BURIALS_MAX = 1_000
 _AGAIN_S = 5.0  # after a deletion that failed
 _OPERATORS = ("paused", "editing", "quarantined")
 
@@ -57,6 +59,9 @@ class HeldMarks:
         self._before: Any = None  # the leader id under which rows of these may still be in hand
         self._confirming = False
         self._leaving: set[int] = set()  # records whose deletion is under way
+        self._parks: dict[tuple[str, str, int], Park] = {}  # not written yet, by what they hold
+        self._burials: list[tuple[UUID, Burial]] = []  # not written yet, with the leader id that had them marked
+        self._writing = 0  # writes of such that are under way
 
     @property
     def may_mark(self) -> bool:
@@ -85,10 +90,36 @@ class HeldMarks:
         is_own = code not in faults.KINDS or faults.KINDS[code] is not faults.Kind.TOPIC
         if is_own and 0 < attempts_max <= event.attempts:
             history = ({"code": code, "error": event.error},)
-            self._delete(Errands((Burial(event.id, REFUSED, event.attempts, code, event.error, history),)))
+            burial = Burial(event.id, REFUSED, event.attempts, code, event.error, history)
+            self._await_deletion([event.id])
+            self._burials.append((self._board.leader_id, burial))
         else:
             park = Park(event.id, topic, key, event.attempts, code, event.error, max(0.0, event.retry_at - now))
-            self._write(partial(self._table.write, parks=[park], lifted=()))
+            self._parks[topic, key, 0 if key else event.id] = park
+        self._write_refused()
+
+    def _write_refused(self) -> None:
+        """All that was refused since the last such write was sent, in one: each waits for PostgreSQL's disk, and purges
+        wait behind it."""
+        if self._writing:
+            return
+        parks, self._parks = [*self._parks.values()], {}
+        burials, self._burials = self._burials[:_BURIALS_MAX], self._burials[_BURIALS_MAX:]
+        if parks:
+            self._writing += 1
+            write = partial(self._table.write, parks=parks, lifted=())
+            self._statements.run("hold", write, lambda result, now: self._written(), lambda now: self._written())
+        # Of an older leader id: marked anew, a record may be on its way again.
+        self._leaving.difference_update(b.record_id for leader, b in burials if leader != self._board.leader_id)
+        left = tuple(burial for leader, burial in burials if leader == self._board.leader_id)
+        if left:
+            self._writing += 1
+            self._run(self._statements.run, self._table, Errands(left), self._written)
+
+    def _written(self) -> None:
+        self._writing -= 1
+        if self._parks or self._burials:
+            self._write_refused()
 
     # ---- looking
 
@@ -163,15 +194,21 @@ class HeldMarks:
 
     def _delete(self, errands: Errands) -> None:
         """The record sleeps until this is decided, so it is not on its way."""
-        for id_ in _ids(errands):
-            self._board.retry(id_, _NEVER)
+        self._await_deletion(_ids(errands))
         self._run(self._statements.run, self._table, errands)
+
+    def _await_deletion(self, ids: Sequence[int]) -> None:
+        self._leaving |= set(ids)
+        for id_ in ids:
+            self._board.retry(id_, _NEVER)
 
     def _delete_unmarked(self, errands: Errands) -> None:
         """One that is left out of the marks: as long as the claim stands, nobody else has it in hand either."""
         self._run(self._statements.run_claimed, self._unmarked, errands)
 
-    def _run(self, run: Callable[..., None], table: HoldTable, errands: Errands) -> None:
+    def _run(
+        self, run: Callable[..., None], table: HoldTable, errands: Errands, then: Callable[[], None] = lambda: None
+    ) -> None:
         ids, leader = _ids(errands), self._board.leader_id
         self._leaving |= set(ids)
 
@@ -191,6 +228,7 @@ class HeldMarks:
             for id_ in ids:
                 if id_ not in gone:  # marked anew by a remark, for instance: its successors must not overtake it
                     self._board.retry(id_, now + _AGAIN_S)
+            then()
 
         def failed(now: float) -> None:
             done(frozenset(), now)

@@ -5,6 +5,7 @@ import pytest
 
 from outbox import conf
 from outbox.core.scoreboard_values import RecordHeld
+from outbox.edges.holds import HoldTable
 from outbox.harvest import at_least_once_holds
 from outbox.harvest.statements import Statements
 from outbox.operations import actions, stats
@@ -45,6 +46,28 @@ def test_a_refused_record_is_held_in_the_table_and_for_the_next_leader(at):
         wait_until(lambda: at.db.execute(HOLDS).fetchall() == [])
         finish(host)
     assert at.by_key()["bad"] == list(range(1, 41, 2))
+
+
+def test_many_refused_records_are_written_together(at, monkeypatch):
+    """One by one, each purge would wait behind hundreds of commits."""
+    writes = []
+    write = HoldTable.write
+    monkeypatch.setattr(
+        HoldTable, "write", lambda self, *given, **named: writes.append(1) or write(self, *given, **named)
+    )
+    ids = at.insert([f"bad-{n}" for n in range(300)])
+    at.db.execute("UPDATE outbox SET kafka_value = repeat('x', 1100000) WHERE id = ANY(%s)", [ids])
+    at.insert([f"good-{n % 10}" for n in range(1_000)])
+    with at.working():
+        wait_until(lambda: at.count == 300)
+        wait_until(lambda: len(at.db.execute(HOLDS).fetchall()) == 300)
+        assert len(writes) < 150
+    with at.working(REFUSAL_POLICY="skip") as host:
+        at.db.execute("UPDATE outbox_hold SET wanted = 'retry'")
+        at.wait_empty()
+        wait_until(lambda: at.db.execute(HOLDS).fetchall() == [])
+        finish(host)
+    assert sorted(row[0] for row in at.db.execute(DEAD).fetchall()) == ids
 
 
 def test_skip_makes_a_dead_letter_and_the_key_goes_on_in_order(at):
