@@ -170,7 +170,6 @@ class TransactionalProducer:
         given = {**properties, "stats_cb": self._statistics}
         self._client: Producer | None = make(Producer, given, logger=self._log)
         self._id_header, self._keep_empty_key = id_header, keep_empty_key
-        self._is_begun = False
         self._may_register = False  # partitions with an open transaction, in the background
         nudged(self)
 
@@ -217,11 +216,9 @@ class TransactionalProducer:
         self.client.init_transactions(timeout_s)
 
     def begin(self) -> None:
-        """One that was begun and of which nothing was sent goes on: the brokers know nothing of it."""
-        if not self._is_begun:
-            self._log.is_in_use = True
-            self.client.begin_transaction()
-            self._may_register = self._is_begun = True
+        self._log.is_in_use = True
+        self.client.begin_transaction()
+        self._may_register = True
 
     def send(
         self,
@@ -284,7 +281,7 @@ class TransactionalProducer:
         """Any exception leaves the outcome unknown: only the ledger tells."""
         from confluent_kafka import KafkaException
 
-        self._may_register = self._is_begun = False
+        self._may_register = False
         self._ends += 1
         give_up_at = time.monotonic() + timeout_s
         while True:

@@ -125,6 +125,7 @@ class ExactlyOnce:
         codec = properties.get("compression.codec", properties["compression.type"])
         self._sizes = Sizes(is_compressed=codec != "none")
         self._in_doubt = False  # a commit was begun, and whether it took effect is not known
+        self._has_begun = False  # a transaction; one of which nothing was sent is the next batch's
         self._failures: list[tuple[int, str, str]] = []
         self._probing = False  # failed records are told apart, at some cost
         self._all_acknowledged = False  # each of the batch, as was told apart: what fails now is the ledger's entry
@@ -463,7 +464,9 @@ class ExactlyOnce:
         self._all_acknowledged = False
         stages, began, self._stopwatch = self._stages, time.monotonic(), Stopwatch()
         failpoint("before-send")
-        producer.begin()
+        if not self._has_begun:
+            producer.begin()
+        self._has_begun = True
         with self._turn_to_send(batch) as turned:
             give_up_at = turned + 0.6 * self._conf.transaction_timeout_s
             digest, newest = self._send(producer, batch, give_up_at)
@@ -492,7 +495,7 @@ class ExactlyOnce:
         key, headers = ledger.entry_key(self._lane), ledger.headers(entry)
         producer.send_entry(self._ledger_name, self._lane, key, payload, headers)
         failpoint("before-commit")
-        self._in_doubt = True
+        self._in_doubt, self._has_begun = True, False
         producer.commit(self._conf.commit_timeout_s, lambda: self._is_over(give_up_at))
         self._stopwatch.commit_s = time.monotonic() - guarded
         stages["commit"] += self._stopwatch.commit_s
@@ -751,7 +754,7 @@ class ExactlyOnce:
                 self._host.emit(reading)
 
     def _drop_producer(self) -> None:
-        producer, self._producer = self._producer, None
+        producer, self._producer, self._has_begun = self._producer, None, False
         if producer is not None:
             producer.drop()
 

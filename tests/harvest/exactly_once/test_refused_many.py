@@ -56,6 +56,11 @@ def others_gone(bench):
     return not bench.db.execute("SELECT EXISTS (SELECT FROM outbox WHERE kafka_key LIKE 'good%')").fetchone()[0]
 
 
+def tried_alone(host):
+    """How often: each costs a takeover, at its pace. To search for one costs two."""
+    return sum(event.attempts > 0 for event in host.of(RecordHeld))
+
+
 def test_what_the_client_refuses_is_left_out_of_its_batch_and_costs_no_producer(bench):
     ids = head(bench, TOO_LARGE_HERE)
     with bench.working(BATCH_MAX=1_000) as host:
@@ -114,7 +119,7 @@ def test_what_is_too_large_for_the_topic_is_held_in_one_go(bench, monkeypatch, m
     with bench.working(BATCH_MAX=1_000) as host:
         wait_until(lambda: others_gone(bench))
         wait_until(lambda: bench.count == 2 * HEAD)  # what packs well was sent
-        assert host.worker.statistics().takeovers <= (5 if may_ask else 50)  # beside two for each of them
+        assert host.worker.statistics().takeovers <= tried_alone(host) + (5 if may_ask else 50)
         wait_until(lambda: dict(bench.db.execute(HELD)).get(1))  # tried alone: it is what the broker says that counts
         set_config(bench.servers, bench.topic, "max.message.bytes", "1000000")
         bench.wait_empty()
@@ -135,7 +140,7 @@ def test_records_that_the_broker_names_are_held_in_one_go(bench):
     bench.stash([f"good-{n % 20}" for n in range(1_000)])
     with bench.working(BATCH_MAX=1_000) as host:
         wait_until(lambda: bench.count == HEAD)
-        assert host.worker.statistics().takeovers <= 12
+        assert host.worker.statistics().takeovers <= tried_alone(host) + 12
     assert [int(record.headers[-1][1]) for record in bench.read(compacted)] == ids
     bench.check()
 
