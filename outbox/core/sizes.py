@@ -23,13 +23,19 @@ class Sizes:
     def __init__(self, *, is_compressed: bool = True) -> None:
         self._is_compressed = is_compressed
         self._least: dict[str, int] = {}
+        self._limits: dict[str, int] = {}
 
     def __bool__(self) -> bool:
         return bool(self._least)
 
     def limited(self, topic: str, limit: int) -> None:
         """The topic takes no more bytes at a time."""
+        self._limits[topic] = limit
         self._lower(topic, limit + 1)
+
+    def least_limit(self, topics: Iterable[str]) -> int | None:
+        """Of those that are known."""
+        return min((self._limits[topic] for topic in topics if topic in self._limits), default=None)
 
     def refused(self, topic: str, parts: Iterable[Part]) -> None:
         """A record was refused that travelled alone."""

@@ -701,8 +701,13 @@ class ExactlyOnce:
         elif likely := self._likely(rounds, suspects, name):
             for held in rounds.held(self._state, ((row, reason) for row in likely), is_sure=False):
                 self._host.emit(held)
-        else:
+        elif not (name in TOO_LARGE and self._sends_less(suspects)):
             rounds.guarded(lambda: holds.refused_batch([row[0] for row in suspects], batch.rows, name))
+
+    def _sends_less(self, suspects: Sequence[Row]) -> bool:
+        """Whether it was noticed now that each is small enough for its topic, and together they are too large."""
+        limit = self._sizes.least_limit({row[1] for row in suspects})
+        return limit is not None and self._takeover.send_less(limit)
 
     def _likely(self, rounds: Rounds, suspects: Sequence[Row], name: str) -> list[Row]:
         """Of several suspects, the first of each key that is to blame as far as one can tell: all are held at once, as

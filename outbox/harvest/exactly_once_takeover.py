@@ -96,6 +96,14 @@ class Takeover:
         self._conf, self._lane, self._settling = conf, lane, settling
         self._database, self._purges, self._ledger = database, purges, ledger
         self.transactional_id = f"{conf.name}-{lane}"
+        self._request_bytes: int | None = None
+
+    def send_less(self, at_a_time: int) -> bool:
+        """From the next producer on no more bytes in one request, but for a record alone; whether that is news."""
+        is_news = self._request_bytes is None or at_a_time < self._request_bytes
+        if is_news:
+            self._request_bytes = at_a_time
+        return is_news
 
     def run(self, timeout_s: float, may_go_on: Callable[[], bool]) -> Outcome:
         """To be called when the lane's own purges are done and its producer is dropped."""
@@ -125,6 +133,10 @@ class Takeover:
         properties = properties_of(  # with the secrets of this moment
             conf.producer_properties, self.transactional_id, transaction_timeout_s=conf.transaction_timeout_s
         )
+        if self._request_bytes is not None:
+            properties["batch.size"] = min(
+                int(properties.get("batch.size") or self._request_bytes), self._request_bytes
+            )
         return TransactionalProducer(properties, id_header=conf.id_header, keep_empty_key=conf.keep_empty_key)
 
     def _examine(self, producer: TransactionalProducer, give_up_at: float, may_go_on: Callable[[], bool]) -> Outcome:

@@ -19,6 +19,8 @@ def test_a_limit_is_compared_with_what_zlib_makes_of_a_record():
     assert not sizes.exceeds("t", ["k", "x" * 100_000])
     assert not sizes.exceeds("t", [NOISE[:9_000]])
     assert not sizes.exceeds("other", [NOISE])
+    assert sizes.least_limit(["other"]) is None
+    assert sizes.least_limit(["t", "other"]) == 9_000
 
 
 def test_without_compression_every_byte_counts():
