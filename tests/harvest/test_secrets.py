@@ -74,7 +74,7 @@ def test_every_kafka_client_asks_when_it_is_made():
 def test_every_connection_of_an_at_least_once_lane_asks_when_it_is_made(monkeypatch):
     secret, used = Secret(), []
     monkeypatch.setattr(table, "parameters", lambda alias: {"password": secret()})
-    monkeypatch.setattr(table, "connect_bounded", lambda source, **given: used.append(source["password"]))
+    monkeypatch.setattr(table, "connect_session", lambda source, **given: used.append(source["password"]))
     connect = at_least_once._connector(hosts.settings())
     connect()
     secret.value = "second"

@@ -2,6 +2,7 @@
 
 import pickle
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 
 import psycopg
@@ -28,8 +29,7 @@ class Query:
 
     def start(self):
         """A new driver with the same checkpoint. As Spark does: what was logged and not finished is repeated first."""
-        if self.reader is not None:
-            self.reader._drop()
+        self.end()
         self.reader = pickle.loads(pickle.dumps(OutboxStreamReader(Options.parse(self.options))))
         self.start_offset = None
         if self.offsets:
@@ -37,6 +37,12 @@ class Query:
             if self.committed < len(self.offsets):
                 return self.run()
         return None
+
+    def end(self):
+        if self.reader is not None:
+            with suppress(Exception):  # of a job that nobody asks about any more
+                self.reader._beside.wait()
+            self.reader._drop()
 
     def plan(self):
         """Log the next batch; False when there is nothing new."""
@@ -88,7 +94,7 @@ def query(outbox_table):
 
     yield make
     for made in queries:
-        made.reader._drop()
+        made.end()
 
 
 def test_batches_come_in_order_of_ids_and_are_purged(query, outbox_table):
@@ -276,7 +282,7 @@ def test_available_now_asks_before_it_repeats(query, outbox_table):
     running = query()
     running.plan()
     unfinished = running.read()
-    running.reader._drop()
+    running.end()
     reader = running.reader = OutboxStreamReader(Options.parse(running.options))
     latest = reader.latestOffset()
     assert outbox_table.count() == 15
@@ -328,7 +334,7 @@ def test_a_resumed_driver_marks_plans_and_purges_nothing(query, outbox_table):
         paused.reader.latestOffset()
     assert outbox_table.count() == count
     assert successor.drain() == list(range(21, 26))
-    successor.reader._drop()
+    successor.end()
 
 
 def test_without_the_comparison_a_resumed_driver_would_mark(query, outbox_table):

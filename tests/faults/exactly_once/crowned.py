@@ -20,6 +20,8 @@ from outbox.harvest import daemon
 class Crown:
     """Stands where the member of the group would: it asks nobody."""
 
+    denied_s, is_cut_off = 0.0, False
+
     def __init__(self, conf, listener, on_fatal, **_):
         self._conf, self._listener = conf, listener
         self._leader_ids = {lane: uuid4() for lane in range(conf.lanes)}
