@@ -367,7 +367,8 @@ class Conf:
     mark_bytes_max: int = _setting(
         _count(1, 1_000_000_000),
         32_000_000,
-        "Bytes of values after which a mark query ends early, so that large records do not fill the memory.",
+        "Bytes of keys, values and headers after which a mark query ends early, and which may be on their way, so that "
+        "large records do not fill the memory.",
         unit="bytes",
     )
     send_buffer: int = _setting(
@@ -445,7 +446,7 @@ class Conf:
     batch_bytes_max: int = _setting(
         _count(1, 1_000_000_000),
         8_000_000,
-        "Bytes of values that a transaction should hold: pages of large records have fewer of them.",
+        "Bytes of keys, values and headers of a page: only its last record exceeds them.",
         unit="bytes",
     )
     transaction_timeout_s: float = _setting(

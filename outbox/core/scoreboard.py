@@ -45,12 +45,14 @@ took long asks again before it produces.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from enum import Enum
 from heapq import heappop, heappush
+from types import MappingProxyType
 from uuid import UUID
 from zlib import crc32
 
+from .names import held_key
 from .scoreboard_values import (
     Claim,
     DeadlineExceeded,
@@ -155,6 +157,8 @@ class Scoreboard:
         self._holds: dict[KeyName, _Hold] = {}
         self._delivered: dict[int, Record] = {}  # acknowledged under an earlier leader id, purge unknown
         self._gone_since_sweep: dict[int, None] = {}
+        self._large: dict[int, int] = {}  # bytes of the large records that are here
+        self._large_bytes = 0
         self._totals = dict.fromkeys(("marked", "acknowledged", "purged", "undelivered", "refused", "remarks"), 0)
 
     # ---- what others may ask
@@ -207,7 +211,7 @@ class Scoreboard:
         for name, waiting in (("purge", self._acked or self._purging), ("reset", self._resets or self._resetting)):
             if waiting and name not in self._pending:
                 times.append(self._due[name])
-        if self._hungry and "fetch" not in self._pending:
+        if self._hungry and "fetch" not in self._pending and not self._is_laden:
             times.append(self._due["fetch"])
         return min(times)
 
@@ -227,8 +231,17 @@ class Scoreboard:
             self._due["claim"] = now + self._limits.io_backoff_s
             self._events.append(Superseded(self._leader_id))
 
-    def marked(self, ticket: int, rows: Sequence[Record], now: float, *, left_out: bool = False) -> None:
-        """Rows this leader has just marked, in any order. `left_out`: others may be there that were passed over."""
+    def marked(
+        self,
+        ticket: int,
+        rows: Sequence[Record],
+        now: float,
+        *,
+        left_out: bool = False,
+        large: Mapping[int, int] = MappingProxyType({}),
+    ) -> None:
+        """Rows this leader has just marked, in any order. `left_out`: others may be there that were passed over.
+        `large`: bytes of those that are not small."""
         if not self._settle("mark", ticket):
             return
         if self._phase is Phase.FINISHING:
@@ -238,7 +251,8 @@ class Scoreboard:
         self._totals["marked"] += len(rows)
         self._pace_marks(len(rows), now)
         for row in sorted(rows, key=_by_id):
-            self._take(row, now)
+            if self._take(row, now) and row.id in large:
+                self._weigh(row.id, large[row.id])
         if not (rows or left_out or self._mark_excluded):
             # Every row there was has been seen under this leader id. A short mark shows less: one ends early when its
             # values are large.
@@ -249,14 +263,29 @@ class Scoreboard:
             self._due["claim"] = now + self._limits.io_backoff_s
             self._remark("mark-failed", now)
 
-    def fetched(self, ticket: int, rows: Sequence[Record], now: float) -> None:
+    def fetched(
+        self,
+        ticket: int,
+        rows: Sequence[Record],
+        now: float,
+        *,
+        left: Collection[int] = (),
+        large: Mapping[int, int] = MappingProxyType({}),
+    ) -> None:
+        """`left`: rows that are there, and would have been too many bytes beside the others, which have lower ids."""
         if not self._settle("fetch", ticket):
             return
         found = {row.id: row for row in rows}
         batch, self._fetching = self._fetching, []
-        missing = False
+        missing, unread = False, frozenset(left)
         for key, ids in batch:
-            missing |= self._serve(key, ids, found, now)
+            for id_ in ids:
+                if id_ in large:
+                    self._weigh(id_, large[id_])
+            if unread.intersection(ids):
+                ids = self._leave(key, ids, unread)
+            if ids:
+                missing |= self._serve(key, ids, found, now)
         if missing:
             self._remark("rows-taken", now)
 
@@ -487,7 +516,7 @@ class Scoreboard:
 
     def _fetch(self, effects: list[Effect], now: float) -> None:
         """Bring back deferred rows of keys whose turn has come, as many as there is room for."""
-        if not self._hungry or "fetch" in self._pending or now < self._due["fetch"]:
+        if not self._hungry or "fetch" in self._pending or now < self._due["fetch"] or self._is_laden:
             return
         ids: list[int] = []
         slots = self._window_room()
@@ -550,6 +579,7 @@ class Scoreboard:
             del self._delivered[next(iter(self._delivered))]
         for part in (self._flight, self._purging, self._acked, self._where, self._keys, self._pending):
             part.clear()
+        self._lighten(list(self._large))
         self._purge_again = False
         self._phase, self._deadline = Phase.REFRESHING, _NEVER
         effects.append(RefreshLeader(self._reason))
@@ -589,9 +619,25 @@ class Scoreboard:
 
     def _mark_room(self) -> int:
         """Room in the window and among the ids; waiting rows do not count against the window, so others are found."""
+        if self._is_laden:
+            return 0
         limits = self._limits
         hard = limits.deferred_max + limits.shards * limits.shard_buffer_max
         return min(limits.mark_max, self._window_room(), hard - self._deferred - sum(self._buffered))
+
+    @property
+    def _is_laden(self) -> bool:
+        """What is here must be delivered, or set back, before there is memory for more: it waits for nothing else."""
+        return self._large_bytes >= self._limits.bytes_max
+
+    def _weigh(self, id_: int, size: int) -> None:
+        self._large_bytes += size - self._large.get(id_, 0)
+        self._large[id_] = size
+
+    def _lighten(self, ids: Iterable[int]) -> None:
+        """These records are not kept here any more."""
+        if self._large:
+            self._large_bytes -= sum(self._large.pop(id_, 0) for id_ in ids)
 
     def _pace_marks(self, found: int, now: float) -> None:
         limits = self._limits
@@ -602,7 +648,9 @@ class Scoreboard:
             self._mark_backoff_s = min(2 * self._mark_backoff_s, limits.mark_backoff_max_s * self._lanes)
 
     def _key_of(self, row: Record) -> _Key:
-        name: KeyName = (row.kafka_topic, row.kafka_key) if row.kafka_key or self._keep_empty_key else row.id
+        name: KeyName = row.id
+        if row.kafka_key or self._keep_empty_key:
+            name = row.kafka_topic, held_key(row.kafka_topic, row.kafka_key)
         key = self._keys.get(name)
         if key is None:
             shard = crc32(f"{name}".encode()) % self._limits.shards if self._limits.shards > 1 else 0
@@ -611,11 +659,11 @@ class Scoreboard:
                 self._sleep(key, self._holds[name].until)
         return key
 
-    def _take(self, row: Record, now: float) -> None:
-        """A row just marked: ready, waiting for its key, or deferred."""
+    def _take(self, row: Record, now: float) -> bool:
+        """A row just marked: ready, waiting for its key, or deferred, and then not kept here."""
         id_ = row.id
         if id_ in self._where:
-            return  # taken by another meanwhile, and back: it is still undecided here
+            return False  # taken by another meanwhile, and back: it is still undecided here
         key = self._key_of(row)
         idle = not (key.busy or key.until or key.deferred or key.waiting)
         if self._delivered and self._delivered.get(id_) == row:
@@ -624,7 +672,7 @@ class Scoreboard:
             self._acked[id_] = self._delivered.pop(id_)
             self._where[id_] = key if idle else _Key(id_, 0)
             key.busy = True if idle else key.busy
-            return
+            return True
         self._where[id_] = key
         if idle:
             key.busy = True
@@ -633,6 +681,8 @@ class Scoreboard:
             self._wait(key, row, now)
         else:
             self._defer(key, id_)
+            return False
+        return True
 
     def _may_wait(self, key: _Key) -> bool:
         if key.deferred or key.until or key.fetching:
@@ -678,6 +728,7 @@ class Scoreboard:
 
     def _set_back(self, key: _Key, id_: int, until: float) -> None:
         """The head of the key failed: it and all behind it are deferred in order, and the key sleeps."""
+        self._lighten([id_])
         if self._phase is not Phase.RUNNING:
             self._where.pop(id_)
             if self._phase is Phase.FINISHING:
@@ -686,6 +737,7 @@ class Scoreboard:
         ids = [id_]
         if key.waiting:
             ids += [row.id for row in key.waiting]
+            self._lighten(ids)
             self._buffered[key.shard] -= len(key.waiting)
             key.waiting.clear()
         if key.fetching:
@@ -724,6 +776,19 @@ class Scoreboard:
         self._look_for_food(key)
         return len(present) < len(ids)
 
+    def _leave(self, key: _Key, ids: list[int], unread: frozenset[int]) -> list[int]:
+        """Those that were not read are deferred again; the others."""
+        read = [id_ for id_ in ids if id_ not in unread]
+        if not read:
+            self._unfetch(key, ids)
+            return read
+        again = [id_ for id_ in ids if id_ in unread]
+        assert key.deferred is not None
+        key.deferred.extendleft(reversed(again))
+        self._deferred += len(again)
+        self._buffered[key.shard] -= len(again)
+        return read
+
     def _unfetch(self, key: _Key, ids: list[int]) -> None:
         idle, key.fetching = key.fetching < 0, 0
         self._buffered[key.shard] -= len(ids) - idle
@@ -736,6 +801,7 @@ class Scoreboard:
     def _release(self, id_: int, now: float) -> None:
         """A record is purged: its key goes on."""
         key = self._where.pop(id_)
+        self._lighten([id_])
         if self._holds:
             hold = self._holds.get(key.name)
             if hold is not None and id_ >= hold.id:
@@ -792,6 +858,7 @@ class Scoreboard:
         undecided = {i: self._where[i] for part in (self._flight, self._acked, self._purging) for i in part}
         unsent = sorted(i for i in self._where if i not in undecided)
         self._where = undecided
+        self._lighten([id_ for id_ in self._large if id_ not in undecided])
         self._keys = {key.name: key for key in undecided.values()}
         for key in self._keys.values():
             key.waiting = key.deferred = None

@@ -26,7 +26,8 @@ KeyName = tuple[str, str] | int  # (topic, key); the id alone for a record witho
 @dataclass(frozen=True, slots=True)
 class Limits:
     """Every bound of the scoreboard. Memory: `in_flight_max` + `shards` × `shard_buffer_max` records at most, and the
-    ids of `deferred_max` + `shards` × `shard_buffer_max` more."""
+    ids of `deferred_max` + `shards` × `shard_buffer_max` more. While the large ones among these records have
+    `bytes_max` bytes, no others are marked or fetched."""
 
     in_flight_max: int = 1000
     mark_max: int = 100
@@ -35,6 +36,7 @@ class Limits:
     shard_buffer_max: int = 100
     key_buffer_max: int = 20
     deferred_max: int = 10_000
+    bytes_max: int = 1 << 62
     mark_backoff_min_s: float = 0.002
     mark_backoff_max_s: float = 0.05
     io_backoff_s: float = 0.5
@@ -55,6 +57,7 @@ class Limits:
             self.shards,
             self.key_buffer_max,
             self.deferred_max,
+            self.bytes_max,
         )
         assert min(counts) >= 1
         assert self.shard_buffer_max >= self.key_buffer_max

@@ -14,6 +14,7 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
+from outbox.core.names import LONG_KEY
 from outbox.core.quarantine import Care, Watch
 from outbox.edges.reader import lane_of_row
 from outbox.edges.table import identifier
@@ -56,6 +57,7 @@ class Park:
     record_id: int
     topic: str
     key: str | None
+    """None: the whole topic. Else the record's key is held, which the table knows better: this may be a digest."""
     attempts: int
     code: str
     error: str
@@ -100,25 +102,28 @@ class Errands:
 # Holds that an older release has placed do not know it.
 _SAME = "h.record_id = EXCLUDED.record_id AND coalesce(h.stashed_at = EXCLUDED.stashed_at, true)"
 _LOAD = (
-    "/* holds */ SELECT hold_id, topic, key, lane, CASE WHEN lane IS NOT NULL THEN lane "
-    "WHEN key IS NOT NULL THEN {lane} END, record_id, reason, attempts, error_code, last_error, wanted, "
+    "/* holds */ SELECT hold_id, topic, "
+    f"CASE WHEN reason = 'parked' AND octet_length(key) > {LONG_KEY} THEN unit ELSE key END, lane, "
+    "CASE WHEN lane IS NOT NULL THEN lane WHEN key IS NOT NULL THEN {lane} END, record_id, "
+    "reason, attempts, error_code, last_error, wanted, "
     "extract(epoch FROM next_try - clock_timestamp())::float8, confirmed_by, history, "
     "record_id IS NULL OR EXISTS (SELECT FROM {table} AS o WHERE o.id = record_id "
     "AND coalesce(o.create_time = stashed_at, true)), "
     "CASE WHEN key IS NULL THEN (SELECT {lane} FROM {table} AS o WHERE o.id = record_id) END "
-    "FROM (SELECT id AS hold_id, coalesce(key, '') AS kafka_key, coalesce(record_id, 0) AS id, topic, key, lane, "
+    "FROM (SELECT id AS hold_id, coalesce(key, '') AS kafka_key, coalesce(record_id, 0) AS id, topic, key, unit, lane, "
     "record_id, stashed_at, reason, attempts, error_code, last_error, wanted, next_try, confirmed_by, history "
     "FROM {hold}) AS h ORDER BY hold_id"
 )
 _PARK = (
     "/* hold */ INSERT INTO {hold} AS h (topic, key, record_id, stashed_at, reason, attempts, error_code, last_error, "
-    "next_try, history) SELECT topic, key, record_id, o.create_time, 'parked', attempts, code, error, "
+    "next_try, history) SELECT topic, CASE WHEN key IS NOT NULL THEN o.kafka_key END, record_id, o.create_time, "
+    "'parked', attempts, code, error, "
     "clock_timestamp() + make_interval(secs => next_try_s), "
     "jsonb_build_array(jsonb_build_object('at', clock_timestamp(), 'code', code, 'error', error)) "
     "FROM unnest(%s::bigint[], %s::text[], %s::text[], %s::int[], %s::text[], %s::text[], %s::float8[]) "
     "AS p(record_id, topic, key, attempts, code, error, next_try_s) "
     # Joined plainly, the planner may walk the whole index of the table.
-    "CROSS JOIN LATERAL (SELECT create_time FROM {table} WHERE id = p.record_id OFFSET 0) AS o "
+    "CROSS JOIN LATERAL (SELECT create_time, kafka_key FROM {table} WHERE id = p.record_id OFFSET 0) AS o "
     "ON CONFLICT (unit, reason) DO UPDATE SET record_id = EXCLUDED.record_id, stashed_at = EXCLUDED.stashed_at, "
     "attempts = EXCLUDED.attempts, error_code = EXCLUDED.error_code, last_error = EXCLUDED.last_error, "
     "next_try = EXCLUDED.next_try, "

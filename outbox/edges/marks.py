@@ -20,9 +20,9 @@ from psycopg import sql
 
 from outbox.core.frontier import parse_snapshot
 from outbox.core.settled import Settled
-from outbox.edges import backends, keepers, locks
+from outbox.edges import backends, keepers, locks, sizes
 from outbox.edges.backends import BACKEND
-from outbox.edges.reader import lane_of_row
+from outbox.edges.reader import SMALL_BYTES, lane_of_row
 from outbox.edges.table import identifier
 from outbox.exceptions import OutboxError
 
@@ -51,6 +51,18 @@ class Row(NamedTuple):
     names: list[Any] | None
     values: list[Any] | None
     created: bytes
+
+
+def large_of(rows: Sequence[Row]) -> dict[int, int]:
+    """How many bytes each record has, about, of those that are not small."""
+    found = {}
+    for row in rows:
+        size = len(row.kafka_key) + len(row.value or b"")
+        if row.names is not None:
+            size += sum(map(len, (*row.names, *(row.values or ()))))
+        if size > SMALL_BYTES:
+            found[row.id] = size
+    return found
 
 
 _row = partial(tuple.__new__, Row)
@@ -83,6 +95,8 @@ _SEEN = (
     "FROM {sequence}) AS id, pg_current_snapshot()::text, age('3'::xid)::text, NULL::bytea, NULL::text[], "
     "NULL::text[], NULL::bytea UNION ALL SELECT * FROM marked"
 )
+_ROWS_MAX = 1 << 31
+UTF8_MAX = 4  # bytes of a character
 _WALK_S, _WALK_SHARE = 30.0, 100  # once in a while everything is walked over, for at most this part of the time
 
 
@@ -109,6 +123,9 @@ class Marks:
         self._bytes_max = bytes_max
         self._mine = _lane_filter(lane, lanes, keep_empty_key=keep_empty_key)
         self._highest: int | None = None
+        self._rows_max = _ROWS_MAX
+        self.large: dict[int, int] = {}
+        """How many bytes each record has that was marked or fetched last, about, of those that are not small."""
         self._purge = self._build(
             "/* purge */ DELETE FROM {table} WHERE id = ANY(%s::bigint[]) AND leader_id = %s RETURNING id"
         )
@@ -208,19 +225,22 @@ class Marks:
             ", CASE WHEN cardinality(kafka_header_values) > 0 THEN kafka_header_values END"
             ", timestamptz_send(create_time)"
         )
-        size = "coalesce(octet_length(kafka_value), 0)"
-        if binary:
-            size += " + coalesce(octet_length(kafka_value_binary), 0)"
-        parts = {"fields": sql.SQL(fields), "size": sql.SQL(size), "mine": self._mine}
+        parts = {
+            "fields": sql.SQL(fields),
+            "size": sql.SQL(sizes.of_record(binary=binary)),
+            "mine": self._mine,
+            "cut": sql.SQL("(SELECT id, sum(size) OVER (ORDER BY id) - size AS before FROM"),
+        }
         # The array makes it one index lookup per id whatever the statistics say, and a row that another leader is
         # marking at this moment is waited for and marked, not skipped: its key would be overtaken.
         mark = (
             "/* mark */ UPDATE {table} SET leader_id = %(leader)s WHERE id = ANY(ARRAY("
-            "SELECT id FROM (SELECT id, sum(size) OVER (ORDER BY id) - size AS before FROM ("
-            "SELECT id, {size} AS size FROM {table} WHERE (leader_id IS NULL OR leader_id <> %(leader)s)"
+            "SELECT id FROM {cut} (SELECT id, {size} AS size FROM {table} "
+            "WHERE (leader_id IS NULL OR leader_id <> %(leader)s)"
             # The lock of the claim is held by one backend: over a pooler, another one fails here.
             f" AND 1 / ({BACKEND} = %(backend)s)::int = 1"
-            "{mine}{exclude}{holds} ORDER BY id LIMIT %(limit)s) AS eligible) AS measured WHERE before < %(bytes)s)) "
+            "{mine}{exclude}{holds} "
+            "ORDER BY id LIMIT %(limit)s) AS eligible) AS measured WHERE before < %(bytes)s)) "
             "RETURNING {fields}"
         )
         exclude = sql.SQL(
@@ -236,13 +256,19 @@ class Marks:
         self._mark_free = self._build(mark, exclude=none, holds=held, **parts)
         self._mark_other_free = self._build(mark, exclude=exclude, holds=held, **parts)
         self._fetch = self._build(
-            "/* fetch */ SELECT {fields} FROM {table} WHERE id = ANY(%s::bigint[]) AND leader_id = %s", **parts
+            "/* fetch */ SELECT {fields} FROM {table} WHERE id = ANY(ARRAY(SELECT id FROM {cut} (SELECT id, {size} AS "
+            "size FROM {table} WHERE id = ANY(%(ids)s::bigint[]) AND leader_id = %(leader)s) AS wanted) AS measured "
+            "WHERE before < %(bytes)s)) AND leader_id = %(leader)s",
+            **parts,
+        )
+        self._look_up = self._build(
+            "/* fetch */ SELECT id FROM {table} WHERE id = ANY(%s::bigint[]) AND leader_id = %s", **parts
         )
 
     def mark(
         self, connection: psycopg.Connection[Any], leader: UUID, limit: int, exclude: Sequence[tuple[str, str]] = ()
     ) -> list[Row]:
-        given: dict[str, Any] = {"leader": leader, "limit": limit, "bytes": self._bytes_max}
+        given: dict[str, Any] = {"leader": leader, "limit": min(limit, self._rows_max), "bytes": self._bytes_max}
         given["backend"] = backends.of(connection)
         if exclude:
             given |= {"topics": [topic for topic, _ in exclude], "keys": [key for _, key in exclude]}
@@ -252,6 +278,7 @@ class Marks:
         else:
             self._walked_with = held
             rows = _marked(connection, self._mark_others if exclude else self._mark, given)
+        self._weigh(rows)
         if len(rows) < limit:
             self._highest = None
         else:
@@ -283,7 +310,23 @@ class Marks:
         return rows
 
     def fetch(self, connection: psycopg.Connection[Any], leader: UUID, ids: Sequence[int]) -> list[Row]:
-        return _fetch_rows(connection, self._fetch, [_array(ids), leader])
+        """Those of the lowest ids, where all of them are too many bytes; one at least."""
+        ids = sorted(ids)[: self._rows_max]
+        given = {"ids": _array(ids), "leader": leader, "bytes": self._bytes_max}
+        rows = _fetch_rows(connection, self._fetch, given)
+        self._weigh(rows)
+        return rows
+
+    def _weigh(self, rows: Sequence[Row]) -> None:
+        """After large records no more rows are looked at than a few statements can take: compressed headers are
+        unpacked to be measured, and those of rows that find no room would be unpacked again and again."""
+        self.large = large_of(rows)
+        is_cut = sum(self.large.values()) >= self._bytes_max // UTF8_MAX
+        self._rows_max = max(1, 4 * len(rows)) if is_cut else _ROWS_MAX
+
+    def look_up(self, connection: psycopg.Connection[Any], leader: UUID, ids: Sequence[int]) -> list[int]:
+        """Which of these are there."""
+        return [row[0] for row in connection.execute(self._look_up, [_array(ids), leader], binary=True)]
 
     def sweep(self, connection: psycopg.Connection[Any], leader: UUID, limit: int) -> list[int]:
         """Not beyond what marks have reached, while there is more: a large backlog is not read for this."""

@@ -18,6 +18,7 @@ import psycopg
 from psycopg import sql
 
 from outbox.core.frontier import Snapshot, parse_snapshot
+from outbox.edges import sizes
 from outbox.edges.backends import BACKEND
 from outbox.edges.int8_arrays import Ids
 from outbox.edges.plans import Example
@@ -26,7 +27,9 @@ from outbox.edges.timestamps import CREATED
 from outbox.exceptions import OutboxError
 
 SMALL_BYTES = 1000
-_SMALL_PAGES = 20  # of small records only, before the cheaper form is used again
+_PAGES = 20  # that are read in a dearer way before the cheaper one is tried again
+_SIZED_STEP = 2
+_SIZED_ROWS = 1000  # of the first page at that step; from its records the caller sees how many the next should have
 _LANE_APART = 1 << 48  # ids of a page are not so far apart; were they, the lanes would only be less together
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 Row = tuple[Any, ...]
@@ -77,24 +80,30 @@ class Page:
     last_id: int | None
 
 
-_SIZE = (
-    "coalesce(octet_length(kafka_value), 0) + coalesce(octet_length(kafka_value_binary), 0) + "
-    "coalesce(pg_column_size(kafka_header_values), 0)"
+_SMALL_COLUMNS = (
+    "CASE WHEN is_small THEN kafka_topic END, CASE WHEN is_small THEN kafka_key END, "
+    "CASE WHEN is_small THEN kafka_value END, "
+    + ", ".join(
+        f"CASE WHEN is_small AND pg_column_size({name}) > {sizes.EMPTY_ARRAY} THEN {name} END"
+        for name in (sizes.NAMES, sizes.VALUES)
+    )
+    + ", CASE WHEN is_small THEN kafka_value_binary END"
 )
-_NAMES, _TEXTS = (f"NULLIF(kafka_header_{part}, '{{{{}}}}')" for part in ("keys", "values"))
-# None of the sizes needs the value itself; a value that the CASE leaves out is not even fetched from its side table.
+# None of the sizes needs the value itself, and what the CASE leaves out is not even fetched from its side table.
+# Compressed headers are those of a row of 2 kB and more. The limit keeps the planner from putting `is_small` into each
+# place where it is asked for.
 _SMALL = (
-    f"SELECT id, CASE WHEN {_SIZE} <= {SMALL_BYTES} THEN kafka_topic END, kafka_key, "
-    f"CASE WHEN octet_length(kafka_value) <= {SMALL_BYTES} THEN kafka_value END, "
-    f"{_NAMES}, CASE WHEN pg_column_size(kafka_header_values) <= {SMALL_BYTES} THEN {_TEXTS} END, "
-    f"CASE WHEN octet_length(kafka_value_binary) <= {SMALL_BYTES} THEN kafka_value_binary END, "
-    f"{CREATED}<lane> FROM {{table}} WHERE <where> ORDER BY id LIMIT %(limit)s"
+    f"SELECT id, {_SMALL_COLUMNS}, {CREATED}<lane> FROM (SELECT *, coalesce({sizes.of_texts()} <= "
+    f"CASE WHEN pg_column_size({sizes.NAMES}) + pg_column_size({sizes.VALUES}) <= {2 * sizes.EMPTY_ARRAY} "
+    f"THEN %(small)s::int WHEN {sizes.ARE_UNPACKED} THEN %(small)s::int - ({sizes.ON_DISK}) END, false) AS is_small "
+    "FROM {table} WHERE <where> ORDER BY id LIMIT %(limit)s) AS page"
 )
+_NAMES, _TEXTS = (f"NULLIF({name}, '{{{{}}}}')" for name in (sizes.NAMES, sizes.VALUES))
 _SIZED = (
     f"SELECT id, kafka_topic, kafka_key, kafka_value, {_NAMES}, {_TEXTS}, kafka_value_binary, {CREATED}<lane> "
     "FROM (SELECT *, sum(size) OVER (ORDER BY id ROWS UNBOUNDED PRECEDING) - size AS before FROM "
-    f"(SELECT *, {_SIZE} AS size FROM {{table}} WHERE <where> ORDER BY id LIMIT %(limit)s) AS page) AS sized "
-    "WHERE before < %(bytes)s ORDER BY id"
+    f"(SELECT *, {sizes.of_record()} AS size FROM {{table}} WHERE <where> ORDER BY id LIMIT %(limit)s) AS page) "
+    "AS sized WHERE before < %(bytes)s ORDER BY id"
 )
 
 
@@ -110,6 +119,11 @@ class LeftOut:
 
 
 NOTHING = LeftOut()
+
+
+def size_of(row: Row) -> int:
+    """Characters of its texts, or bytes; of key, value and headers."""
+    return len(row[2]) + len(row[3] or row[6] or "") + sum(map(len, (*(row[4] or ()), *(row[5] or ()))))
 
 
 def lane_of_row(lanes: int, *, keep_empty_key: bool) -> sql.Composed:
@@ -129,8 +143,9 @@ class Reader:
     """The statement, in its forms, for one table and lane count.
 
     A page must not outgrow the memory, whatever the records before it were like. Adding up the sizes of a page costs
-    the server more than the page of small records itself, so the first form only leaves out what is larger than
-    `SMALL_BYTES`; a page in which that happened is read again in the form that adds up, and so are the next ones.
+    the server more than the page of small records itself. So the first form leaves out records of more than so many
+    bytes that a full page of the others has room; a page in which that happened is read again, and so are the next
+    ones: with fewer rows, up to `SMALL_BYTES` each, and where that is not enough, in the form that adds up.
     """
 
     def __init__(self, table: str, sequence: str, lanes: int = 1, *, keep_empty_key: bool = False) -> None:
@@ -146,19 +161,28 @@ class Reader:
         }
         either, several = (False, True), (False, True) if lanes > 1 else (False,)
         self._forms = {given: self._form(*given) for given in product(several, either, either, either, either)}
-        self._sized_pages = 0  # that are still to be read by size
+        self._step = 0  # of the ways to read a page, from the cheapest
+        self._pages_left = 0  # at this step
 
     def examples(self) -> list[Example]:
         """Every form, for a look at its plan."""
-        given = {"look": 0, "lanes": [0], "limit": 1000, "bytes": 1_000_000, "highest": 1, "excluded": Ids([1])}
+        given = {
+            "look": 0,
+            "lanes": [0],
+            "limit": 1000,
+            "bytes": 1_000_000,
+            "small": 1000,
+            "highest": 1,
+            "excluded": Ids([1]),
+        }
         given |= {"wanted": [0], "topics": ["t"]}
         return [Example("read", form, given) for form in self._forms.values()]
 
     def _form(self, grouped: bool, late: bool, some_lanes: bool, some_topics: bool, sized: bool) -> str:
         """Grouped: by lane, for there are rows of more than one. Late: rows below the highest excluded id may be
         wanted. A form of its own because only there the array of excluded ids must be hashed, which takes a plan that
-        sees it. Sized: the page ends before it exceeds so many bytes, but has one row; else records that are not small
-        come without topic and value."""
+        sees it. Sized: the page ends with the row that exceeds so many bytes; else records that are not small come with
+        their id alone."""
         several = self.lanes > 1
         dealt = f"greatest(id, {self._lowest_dealt})"  # ids further below, of a writer's own, are sorted in `_page`
         text = (
@@ -197,8 +221,8 @@ class Reader:
         bytes_max: int = 8_000_000,
         left_out: LeftOut = NOTHING,
     ) -> Page:
-        """The first records above `look` of these lanes, without the `excluded` ones: `limit` of them, or fewer where
-        they would exceed `bytes_max`. The server passes over what is held as a whole and may be large."""
+        """The first records above `look` of these lanes, without the `excluded` ones: `limit` of them, or fewer, of
+        which only the last may exceed `bytes_max`. The server passes over what is held as a whole and may be large."""
         given: dict[str, Any] = {"look": look, "lanes": list(lanes), "limit": limit}
         given["wanted"] = [lane for lane in lanes if lane not in left_out.lanes]
         given["topics"] = list(left_out.topics)
@@ -208,14 +232,27 @@ class Reader:
         grouped = min(self.lanes, len(given["wanted"])) > 1
         form = grouped, late, len(given["wanted"]) < self.lanes, bool(left_out.topics)
         passes_over = form[2] or form[3]
-        if not self._sized_pages:
-            rows = self._fetch(connection, self._forms[*form, False], given, prepare=not late)
-            if all(row[1] is not None for row in rows):
-                return self._page(rows, look, grouped, len(rows) > limit, passes_over)  # the header is one of them
-        rows = self._fetch(connection, self._forms[*form, True], {**given, "bytes": bytes_max}, prepare=not late)
-        is_large = any(len(row[3] or row[6] or "") + sum(map(len, row[5] or ())) > SMALL_BYTES for row in rows[1:])
-        self._sized_pages = _SMALL_PAGES if is_large else max(0, self._sized_pages - 1)
-        return self._page(rows, look, grouped, len(rows) > 1, passes_over)
+        while True:
+            given["limit"], given["small"], given["bytes"] = rows_max, small, _ = self._bounds(limit, bytes_max)
+            is_sized = self._step == _SIZED_STEP
+            rows = self._fetch(connection, self._forms[*form, is_sized], given, prepare=not late)
+            if is_sized or all(row[1] is not None for row in rows):
+                break
+            self._step = 1 if self._step == 0 and small < SMALL_BYTES else _SIZED_STEP
+            self._pages_left = _PAGES
+        is_full = len(rows) > (1 if is_sized else rows_max)  # the header is one of them
+        self._pages_left -= 1
+        if self._step and self._pages_left <= 0:
+            self._step, self._pages_left = self._step - 1, _PAGES
+        return self._page(rows, look, grouped, is_full, passes_over)
+
+    def _bounds(self, limit: int, bytes_max: int) -> tuple[int, int, int]:
+        """Of the page: its rows, the bytes of a small one among them, and all bytes."""
+        if self._step == 1:
+            limit = max(1, min(limit, bytes_max // SMALL_BYTES))
+        elif self._step == _SIZED_STEP and self._pages_left == _PAGES:
+            limit = min(limit, _SIZED_ROWS)  # compressed headers are unpacked to be measured
+        return limit, min(SMALL_BYTES, bytes_max // limit), bytes_max
 
     @staticmethod
     def _fetch(connection: Any, statement: str, given: dict[str, Any], *, prepare: bool) -> list[Row]:

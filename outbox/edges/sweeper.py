@@ -13,12 +13,13 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
+from outbox.core.names import LONG_KEY
 from outbox.edges.int8_arrays import Ids
 from outbox.edges.reader import NOTHING, LeftOut, lane_of_row
 from outbox.edges.table import identifier
 
 Found = tuple[int, str, str, int]
-"""id, topic, key, lane."""
+"""id, topic, key, lane. A long key is left out: its record is read again, as if it had been missed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +39,9 @@ class Sweeper:
         lane = lane_of_row(lanes, keep_empty_key=keep_empty_key) if lanes > 1 else sql.SQL("0")
         self._text = sql.SQL(
             "/* sweep */ SELECT pg_relation_size({relation}) / current_setting('block_size')::bigint AS id, "
-            "NULL::text, NULL::text, NULL::int UNION ALL (SELECT id, kafka_topic, kafka_key, {lane} FROM {table} "
-            "WHERE ctid >= %(first)s::tid AND ctid < %(last)s::tid AND id <= %(read_to)s "
+            "NULL::text, NULL::text, NULL::int UNION ALL (SELECT id, kafka_topic, "
+            f"CASE WHEN octet_length(kafka_key) <= {LONG_KEY} THEN kafka_key ELSE '' END, "
+            "{lane} FROM {table} WHERE ctid >= %(first)s::tid AND ctid < %(last)s::tid AND id <= %(read_to)s "
             "AND id <> ALL(%(excluded)s) AND {lane} = ANY(%(wanted)s::int[]) "
             "AND kafka_topic <> ALL(%(topics)s::text[]))"
         ).format(table=identifier(table), relation=sql.Literal(identifier(table).as_string()), lane=lane)

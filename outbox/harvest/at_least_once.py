@@ -43,6 +43,7 @@ def limits(conf: Conf) -> values.Limits:
     return values.Limits(
         in_flight_max=conf.in_flight_max,
         # One mark may overshoot DEFERRED_MAX; half of the buffers stays free for the keys that are not stalled.
+        bytes_max=conf.mark_bytes_max,
         mark_max=min(conf.mark_max, max(100, conf.send_concurrency * conf.send_buffer // 2)),
         purge_max=min(conf.in_flight_max, 5_000),
         shards=conf.send_concurrency,

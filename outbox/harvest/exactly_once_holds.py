@@ -16,10 +16,11 @@ from typing import Any
 
 from outbox.core import faults
 from outbox.core.bisection import Bisection
+from outbox.core.names import LONG_KEY, held_key
 from outbox.core.quarantine import CAREFUL_MAX
 from outbox.core.scoreboard_values import RecordHeld
 from outbox.edges.holds import HISTORY_MAX, Burial, Errands, HoldRow, Park
-from outbox.edges.reader import Row
+from outbox.edges.reader import Row, size_of
 
 Name = tuple[str, str] | int | str
 """(topic, key); the id of a record without key; a topic. With KEEP_EMPTY_KEY the empty key is one like any other."""
@@ -28,6 +29,7 @@ _BACKOFF_MIN_S, _BACKOFF_MAX_S = 0.5, 60.0
 _REST_S = 2.0  # between attempts that are likely to be refused: each costs the lane its producer
 _BEHIND_S = 30.0  # after a refusal, while the lane has more to send than it can: then each costs throughput
 _ERRANDS_MAX = 1_000  # of one batch: they share the transaction that purges it
+_LONG_KEY = LONG_KEY // 4  # characters; shorter ones are called by themselves
 TOO_LARGE = frozenset({"MSG_SIZE_TOO_LARGE", "RECORD_LIST_TOO_LARGE"})
 _NEVER = float("inf")
 REFUSED, CRASHED, SKIPPED, DISCARD = "refused", "crashed", "skipped", "discard"
@@ -80,12 +82,8 @@ def _likely(rows: Iterable[Row], ids: Collection[int], code: str) -> int | None:
     """Which of these records is to blame, as far as their sizes tell."""
     if code not in TOO_LARGE:
         return None
-    largest = max((row for row in rows if row[0] in ids), key=_size, default=None)
+    largest = max((row for row in rows if row[0] in ids), key=size_of, default=None)
     return int(largest[0]) if largest is not None else None
-
-
-def _size(row: Row) -> int:
-    return sum(len(part or "") for part in (row[3], row[6], *(row[5] or ())))
 
 
 def parts_of(row: Row) -> tuple[str | bytes | None, ...]:
@@ -133,7 +131,7 @@ class Holds:
         return sum(not hold.is_elsewhere for holds in (self._held, self._tried) for hold in list(holds.values()))
 
     def name_of(self, row: Row) -> Name:
-        return (row[1], row[2]) if row[2] or self._keep_empty_key else int(row[0])
+        return (row[1], held_key(row[1], row[2])) if row[2] or self._keep_empty_key else int(row[0])
 
     def without(self, rows: list[Row], names: Collection[Name]) -> list[Row]:
         return [row for row in rows if self.name_of(row) not in names] if names else rows
@@ -151,6 +149,8 @@ class Holds:
             kept = [row for row in rows if row[2] not in keys or (row[1], row[2]) not in names]
         else:
             kept = [row for row in rows if not ((row[1], row[2]) in names or row[1] in names or row[0] in names)]
+        if any(len(row[2]) > _LONG_KEY for row in kept):
+            kept = [row for row in kept if len(row[2]) <= _LONG_KEY or self.name_of(row) not in names]
         if len(kept) < len(rows):
             self._note_dropped(rows)
         return kept
@@ -399,7 +399,7 @@ class Holds:
         """The empty text is the lane."""
         if row.key is None:
             return row.topic
-        return (row.topic, row.key) if row.key or self._keep_empty_key else int(row.record_id or 0)
+        return (row.topic, held_key(row.topic, row.key)) if row.key or self._keep_empty_key else int(row.record_id or 0)
 
     def _load_pauses(self, rows: Sequence[HoldRow]) -> None:
         before = dict(self._paused)

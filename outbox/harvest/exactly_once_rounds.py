@@ -36,7 +36,7 @@ from outbox.edges.backends import Pooled
 from outbox.edges.companions import OtherDatabase, flush
 from outbox.edges.ledger_topic import LedgerTopic
 from outbox.edges.marks import WrongTable
-from outbox.edges.reader import NOTHING, LeftOut, Page, Reader, Row
+from outbox.edges.reader import NOTHING, LeftOut, Page, Reader, Row, size_of
 from outbox.edges.session import BoundedConnection, StatementOverdue
 from outbox.edges.sweeper import Below, Found
 from outbox.edges.ways import NoRights, OtherWay
@@ -770,7 +770,7 @@ class Rounds:
         sample = rows[::_SAMPLE]
         if not sample:
             return
-        size = sum(len(row[3] or row[6] or "") + len(row[2]) for row in sample) // len(sample) + 1
+        size = sum(size_of(row) for row in sample) // len(sample) + 1
         target = max(1, min(self._rows_max, self._bytes_max // size))
         self._limit = target if target < self._limit else min(target, 4 * self._limit)
 

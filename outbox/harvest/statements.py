@@ -167,27 +167,33 @@ class Statements:
     def _mark(self, effect: values.Mark) -> None:
         board, marks = self._board, self._marks
 
-        def done(rows: list[Any], now: float) -> None:
+        def done(result: tuple[list[Any], dict[int, int]], now: float) -> None:
+            rows, large = result
             if rows:
                 failpoint("after-mark")
-            board.marked(effect.ticket, rows, now, left_out=any(marks.held))
+            board.marked(effect.ticket, rows, now, left_out=any(marks.held), large=large)
 
-        def job(connection: Any) -> list[Any]:
+        def job(connection: Any) -> tuple[list[Any], dict[int, int]]:
             if connection is not self._claimed_connection:
                 raise ConnectionError("The connection that held the claim of the lane is gone.")
-            return marks.mark(connection, effect.leader_id, effect.limit, effect.exclude)
+            return marks.mark(connection, effect.leader_id, effect.limit, effect.exclude), marks.large
 
         self._submit(self.mark_session, "mark", job, done, partial(board.mark_failed, effect.ticket))
 
     def _fetch(self, effect: values.Fetch) -> None:
-        board, ticket = self._board, effect.ticket
-        self._submit(
-            self.mark_session,
-            "fetch",
-            lambda connection: self._marks.fetch(connection, effect.leader_id, effect.ids),
-            lambda rows, now: board.fetched(ticket, rows, now),
-            partial(board.fetch_failed, ticket),
-        )
+        board, ticket, marks, leader = self._board, effect.ticket, self._marks, effect.leader_id
+
+        def job(connection: Any) -> tuple[list[Any], list[int], dict[int, int]]:
+            rows = marks.fetch(connection, leader, effect.ids)
+            found = {row.id for row in rows}
+            others = [id_ for id_ in effect.ids if id_ not in found]
+            return rows, marks.look_up(connection, leader, others) if others else [], marks.large
+
+        def done(result: tuple[list[Any], list[int], dict[int, int]], now: float) -> None:
+            rows, left, large = result
+            board.fetched(ticket, rows, now, left=left, large=large)
+
+        self._submit(self.mark_session, "fetch", job, done, partial(board.fetch_failed, ticket))
 
     def _sweep(self, effect: values.Sweep) -> None:
         board, ticket = self._board, effect.ticket

@@ -22,6 +22,7 @@ from outbox.spark.options import Options
 from outbox.spark.stream import RecordsMissing
 
 _ROWS_AT_ONCE = 5_000
+_FIRST_ROWS, _BYTES_AT_ONCE = 500, 32_000_000
 _SMALL_BYTES = 1_000
 _NAMES = ["id", "create_time", "topic", "key", "value", "headers"]
 _MICROSECONDS_1970_TO_2000 = 946_684_800_000_000
@@ -65,11 +66,14 @@ def _batches(connection: stream.Connection, table: str, wanted: Range, *, has_bi
             given["lowest"] = batch.column(0)[-1].as_py() + 1
     if not found or not found[0]:
         return
-    # In pieces: how large values are is not known.
-    with connection.cursor("outbox_read", binary=True) as rows:
-        rows.execute(stream.select(table, wanted.leader, binary=has_binary), given)
-        while few := rows.fetchmany(_ROWS_AT_ONCE):
+    select = stream.select(table, wanted.leader, binary=has_binary)
+    given |= {"limit": _FIRST_ROWS, "bytes": _BYTES_AT_ONCE}
+    with connection.cursor(binary=True) as cursor:
+        while few := cursor.execute(select, given).fetchall():
             yield _arrow(few)
+            given["lowest"] = few[-1][0] + 1
+            # Not many more than have room: compressed headers are unpacked to be measured.
+            given["limit"] = min(_ROWS_AT_ONCE, 4 * len(few))
 
 
 def _select_page(table: str, leader: str, rows: int, small_bytes: int, *, binary: bool = True) -> str:

@@ -25,7 +25,7 @@ import psycopg
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 
-from outbox.edges import keepers, numbering, rights
+from outbox.edges import keepers, numbering, rights, sizes
 from outbox.edges.marks import WrongTable
 from outbox.edges.session import BoundedConnection
 from outbox.edges.table import connect_bounded, connect_session, identifier
@@ -384,16 +384,19 @@ TEXT = "kafka_value::text"
 
 
 def select(table: str, leader: str, *, binary: bool = True) -> str:
-    """Rows of a range of ids, in order; of one batch, or of all when `leader` is empty."""
+    """The first rows of a range of ids, in order, of which only the last may exceed so many bytes; of one batch, or of
+    all when `leader` is empty."""
     value = f"coalesce(kafka_value_binary, textsend({TEXT}))" if binary else f"textsend({TEXT})"
     return (
         sql.SQL(
             f"/* read */ SELECT id, timestamptz_send({KNOWN}), kafka_topic, kafka_key, "
             + value
-            + ", NULLIF(kafka_header_keys, '{{}}'), NULLIF(kafka_header_values, '{{}}') FROM {table} "
+            + ", NULLIF(kafka_header_keys, '{{}}'), NULLIF(kafka_header_values, '{{}}') FROM "
+            "(SELECT *, sum(size) OVER (ORDER BY id ROWS UNBOUNDED PRECEDING) - size AS before FROM "
+            f"(SELECT *, {sizes.of_record(binary=binary)} AS size FROM {{table}} "
             "WHERE id BETWEEN %(lowest)s AND %(highest)s"
             + (" AND leader_id = %(leader)s" if leader else "")
-            + " ORDER BY id"
+            + " ORDER BY id LIMIT %(limit)s) AS page) AS sized WHERE before < %(bytes)s ORDER BY id"
         )
         .format(table=identifier(table))
         .as_string()

@@ -603,3 +603,64 @@ def test_bookkeeping_stays_cheap(keys: int) -> None:
                 purged += len(effect.ids)
                 board.purged(effect.ticket, effect.ids, now)
     assert (time.process_time() - begun) / len(rows) < 100e-6
+
+
+def test_while_large_records_fill_the_memory_no_others_are_marked_or_fetched() -> None:
+    bench = Bench(replace(LIMITS, bytes_max=1000))
+    [mark] = bench.tick(Mark, after=0.1)
+    rows = [Row(1, "a"), Row(2, "b"), Row(3, "c"), Row(4, "c")]
+    bench.board.marked(mark.ticket, rows, bench.now, large={1: 600, 2: 300, 3: 400, 4: 400})
+    assert bench.sent() == [1, 2, 3]
+    assert bench.tick(Mark, after=1.0) == []
+    assert bench.board.wake_at() > bench.now
+    bench.board.undelivered(0, [3], bench.now)  # set back, and 4 with it: only their ids are kept
+    [mark] = bench.tick(Mark, after=0.01)
+    bench.board.marked(mark.ticket, [Row(5, "d")], bench.now, large={5: 200})
+    assert bench.sent() == [5]
+    assert bench.tick(Fetch, after=1.0) == []
+    bench.ack(1, 2)
+    bench.purge()
+    [fetch] = bench.tick(Fetch)
+    assert fetch.ids == (3, 4)
+    bench.board.fetched(fetch.ticket, [Row(3, "c")], bench.now, left=[4], large={3: 400})
+    assert bench.sent() == [3]
+    bench.ack(3, 5)
+    bench.purge()
+    [fetch] = bench.tick(Fetch)
+    assert fetch.ids == (4,)
+    bench.board.fetched(fetch.ticket, [Row(4, "c")], bench.now, large={4: 400})
+    assert bench.sent() == [4]
+    bench.ack(4)
+    bench.purge()
+    assert bench.board._large_bytes == 0
+
+
+def test_rows_left_unread_keep_their_order_and_those_taken_force_a_remark() -> None:
+    bench = Bench(replace(LIMITS, key_buffer_max=3, shard_buffer_max=3))
+    bench.mark(*(Row(n) for n in range(1, 6)))
+    bench.sent()
+    bench.board.undelivered(0, [1], bench.now)
+    [fetch] = bench.tick(Fetch, after=1.0)
+    bench.board.fetched(fetch.ticket, [], bench.now, left=fetch.ids)
+    sent = []
+    while len(sent) < 5:
+        for fetch in bench.tick(Fetch, after=0.1):
+            first, *left = fetch.ids
+            bench.board.fetched(fetch.ticket, [Row(first)], bench.now, left=left)
+        ids = bench.sent()
+        sent += ids
+        if ids:
+            bench.ack(*ids)
+            bench.purge()
+    assert sent == [1, 2, 3, 4, 5]
+    assert bench.board.statistics().buffered == bench.board.statistics().deferred == 0
+
+
+def test_a_long_key_is_remembered_by_a_digest() -> None:
+    bench = Bench()
+    bench.mark(Row(1, "x" * 20_000), Row(2, "x" * 20_000), Row(3, "y" * 20_000))
+    assert bench.sent() == [1, 3]
+    bench.board.refused(0, [(1, "too large")], bench.now)
+    [held] = bench.tick(RecordHeld)
+    assert isinstance(held.name, tuple)
+    assert len(held.name[1]) == 32

@@ -200,7 +200,7 @@ def test_every_row_has_one_lane_and_a_key_always_the_same(db, keep_empty_key):
 def test_rows_of_a_lane_come_together_and_in_order(db, is_sized):
     ids = insert(db, "t", [f"k{n % 30}" for n in range(300)] + [""] * 60)
     reader = Reader("outbox", "outbox_id_seq", 3)
-    reader._sized_pages = 100 if is_sized else 0
+    reader._step, reader._pages_left = (2, 100) if is_sized else (0, 0)
     page = reader.read(db, ids[9], (0, 1, 2), (), 200)
     lanes = [row[8] for row in page.rows]
     assert lanes == sorted(lanes), "apart in the list is apart in memory"
@@ -284,7 +284,7 @@ def test_the_frontier_finds_late_rows_restarted_and_explicit_ids(url, db, reader
 def test_held_topics_and_lanes_are_passed_over(db, lanes, is_sized):
     ids = insert(db, "t", ["a", "b", ""] * 5) + insert(db, "u", ["a", ""])
     reader, every = Reader("outbox", "outbox_id_seq", lanes), tuple(range(lanes))
-    reader._sized_pages = 100 if is_sized else 0
+    reader._step, reader._pages_left = (2, 100) if is_sized else (0, 0)
 
     def read(excluded=(), **left_out):
         page = reader.read(db, 0, every, excluded, 100, left_out=LeftOut(**left_out))
@@ -384,6 +384,45 @@ def test_large_records_behind_small_ones_are_neither_lost_nor_reordered(db, read
         look = ids[-1]
     assert ids == list(range(1, 606))
     assert largest < 1_000_000
+
+
+LARGE = {
+    "key": "kafka_key = repeat('x', 90000)",
+    "value": "kafka_value = repeat('x', 90000)",
+    "names": "kafka_header_keys = ARRAY[repeat('x', 90000)], kafka_header_values = '{v}'",
+    "values": "kafka_header_keys = '{h}', kafka_header_values = ARRAY[repeat('x', 90000)]",
+    "many small values": "kafka_header_keys = array_fill('n'::text, '{5600}'), "
+    "kafka_header_values = array_fill('v'::text, '{5600}')",
+}
+
+
+@pytest.mark.parametrize("part", LARGE)
+@pytest.mark.parametrize("storage", ["EXTENDED", "EXTERNAL"])
+def test_every_part_of_a_record_counts_as_it_leaves_the_server(db, reader, storage, part):
+    """However small it is on disk."""
+    for column in ("kafka_key", "kafka_value", "kafka_header_keys", "kafka_header_values"):
+        db.execute(f"ALTER TABLE outbox ALTER {column} SET STORAGE {storage}")
+    insert(db, "t", ["k"] * 30)
+    db.execute(f"UPDATE outbox SET {LARGE[part]} WHERE id <= 20")
+    assert [len(reader.read(db, look, (0,), (), 5000, 250_000).rows) for look in (0, 10, 19, 20)] == [3, 3, 11, 10]
+
+
+def test_a_page_of_small_records_ends_before_it_outgrows_its_bytes(db, reader):
+    insert(db, "t", ["k"] * 3000)
+    db.execute("UPDATE outbox SET kafka_value = repeat('x', 900)")
+    found = [_sizes(reader.read(db, 0, (0,), (), limit, 100_000)) for limit in (3000, 100, 3000, 3000)]
+    assert [len(sizes) for sizes in found] == [100] * 4
+    assert found == [[900] * len(sizes) for sizes in found]
+
+
+def test_a_dearer_way_to_read_a_page_is_left_again(db, reader):
+    insert(db, "t", ["k"] * 10)
+    db.execute("UPDATE outbox SET kafka_value = repeat('x', 5000) WHERE id = 1")
+    reader.read(db, 0, (0,), (), 1000)
+    assert reader._step == 2
+    for _ in range(40):
+        assert len(reader.read(db, 1, (0,), (), 1000).rows) == 9
+    assert reader._step == 0
 
 
 @pytest.mark.parametrize("values", ["ARRAY[repeat('x', 100000)]", "NULL"])

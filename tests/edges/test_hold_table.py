@@ -2,9 +2,11 @@
 
 import pytest
 
+from outbox.core.names import held_key
 from outbox.core.quarantine import Care
 from outbox.edges import companions
 from outbox.edges.holds import Burial, Errands, HoldTable, Park
+from outbox.harvest.exactly_once_holds import Holds
 from tests.support.tables import create_companions, insert
 
 HELD = "SELECT record_id, wanted, attempts, jsonb_array_length(history) FROM outbox_hold"
@@ -59,6 +61,20 @@ def test_another_record_with_the_id_begins_with_a_history_of_its_own(db, table):
     table.write(db, [park(id_)], [])
     assert db.execute(HELD).fetchall() == [(id_, "", 1, 1)]
     assert [row.is_there for row in table.load(db, 1)] == [True]
+
+
+def test_a_long_key_is_loaded_as_the_digest_that_lanes_remember(db, table):
+    key = "ключ" * 3000
+    [id_] = insert(db, "t", [key])
+    table.write(db, [Park(id_, "t", held_key("t", key), 1, "", "", 1.0)], [])
+    assert db.execute("SELECT key FROM outbox_hold").fetchall() == [(key,)]
+    assert [row.key for row in table.load(db, 1)] == [held_key("t", key)]
+    assert len(held_key("t", key)) == 32
+    holds = Holds()
+    holds.load(table.load(db, 1), 0.0)
+    assert holds.keep([(id_, "t", key), (id_ + 1, "t", "other"), (id_ + 2, "t", key + "x")]) == [
+        (id_ + 1, "t", "other"), (id_ + 2, "t", key + "x"),
+    ]  # fmt: skip
 
 
 def test_a_hold_of_an_older_release_goes_by_the_id(db, table):

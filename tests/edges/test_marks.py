@@ -389,8 +389,10 @@ def test_marks_read_the_index_though_statistics_say_the_table_is_empty(db):
         plan = "\n".join(row[0] for row in db.execute("EXPLAIN " + statement, given))
         assert "Index Scan using outbox_pkey" in plan
         assert "Seq Scan" not in plan
-    for statement in (marks._purge, marks._fetch, marks._reset):
-        plan = "\n".join(row[0] for row in db.execute("EXPLAIN " + statement, ["{1,2}", uuid.uuid4()]))
+    given |= {"ids": "{1,2}"}
+    for statement, found in ((marks._purge, None), (marks._fetch, given), (marks._look_up, None), (marks._reset, None)):
+        rows = db.execute("EXPLAIN " + statement, found or ["{1,2}", uuid.uuid4()])
+        plan = "\n".join(row[0] for row in rows)
         assert "outbox_pkey" in plan
         assert "Seq Scan" not in plan
 

@@ -234,7 +234,7 @@ def test_pages_shrink_while_the_brokers_are_too_slow_for_them_and_grow_again(ben
     rounds = rounds_of(bench, BATCH_MAX=5000, BATCH_BYTES_MAX=8_000_000)
     lane = LaneState(0, post=lambda order: None)
     assert rounds.register(lane)
-    page = [(1, "t", "k", "v" * 99)] * 5000
+    page = [(1, "t", "k", "v" * 99, None, None, None)] * 5000
     for _ in range(5):
         rounds._adapt_limit(page)
     assert rounds._limit == 5000
