@@ -58,7 +58,9 @@ class Sizes:
         self._least[topic] = min(size, self._least.get(topic, size))
 
     def _weight(self, parts: Iterable[Part]) -> int:
-        data = b"".join(part.encode() if isinstance(part, str) else part or b"" for part in parts)
+        data = b"".join(
+            part.encode(errors="surrogateescape") if isinstance(part, str) else part or b"" for part in parts
+        )
         size = len(data)
         if self._is_compressed:
             size = min(size, len(zlib.compress(data, 1)))

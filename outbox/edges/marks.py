@@ -24,6 +24,7 @@ from outbox.edges import backends, keepers, locks, sizes
 from outbox.edges.backends import BACKEND
 from outbox.edges.reader import SMALL_BYTES, lane_of_row
 from outbox.edges.table import identifier
+from outbox.edges.texts import ERRORS, has_encoding
 from outbox.exceptions import OutboxError
 
 _MUTEX = -1  # no epoch is negative
@@ -47,7 +48,8 @@ class Row(NamedTuple):
     id: int
     kafka_topic: str
     kafka_key: str
-    value: bytes | None
+    value: bytes | str | None
+    """A text only where the database has no encoding: then nobody knows whether it is one."""
     names: list[Any] | None
     values: list[Any] | None
     created: bytes
@@ -68,8 +70,15 @@ def large_of(rows: Sequence[Row]) -> dict[int, int]:
 _row = partial(tuple.__new__, Row)
 
 
+def _text_row(values: Sequence[Any]) -> Row:
+    """Of a database without an encoding: a text comes as one, so that it is refused where it is none."""
+    row: Row = _row(values)
+    is_text = row.value is not None and len(row.created) > _TIME_BYTES
+    return row._replace(value=str(row.value, "utf-8", ERRORS)) if is_text else row  # type: ignore[arg-type]
+
+
 def _rows(cursor: Any) -> Any:
-    return _row
+    return _row if has_encoding(cursor.connection) else _text_row
 
 
 class Scopes(NamedTuple):
@@ -96,6 +105,7 @@ _SEEN = (
     "NULL::text[], NULL::bytea UNION ALL SELECT * FROM marked"
 )
 _ROWS_MAX = 1 << 31
+_TIME_BYTES = 8
 UTF8_MAX = 4  # bytes of a character
 _WALK_S, _WALK_SHARE = 30.0, 100  # once in a while everything is walked over, for at most this part of the time
 
@@ -201,7 +211,8 @@ class Marks:
             raise WrongTable(
                 f"The table {self._shown} lacks the columns {', '.join(missing)}. Run migrate, or correct TABLE."
             )
-        self._compose(binary="kafka_value_binary" in columns, sequence=self._sequence(connection))
+        sequence, are_texts = self._sequence(connection), not has_encoding(connection)
+        self._compose(binary="kafka_value_binary" in columns, sequence=sequence, are_texts=are_texts)
         return _space(oid, self.lane), bool(durable)
 
     def _sequence(self, connection: psycopg.Connection[Any]) -> str | None:
@@ -215,7 +226,7 @@ class Marks:
 
     # ---- mark, fetch, sweep: on the claimed connection
 
-    def _compose(self, *, binary: bool, sequence: str | None) -> None:
+    def _compose(self, *, binary: bool, sequence: str | None, are_texts: bool) -> None:
         # textsend() and timestamptz_send() hand over the bytes as they are: nothing is decoded to be encoded again.
         value = "textsend(kafka_value::text)"
         fields = (
@@ -225,6 +236,8 @@ class Marks:
             ", CASE WHEN cardinality(kafka_header_values) > 0 THEN kafka_header_values END"
             ", timestamptz_send(create_time)"
         )
+        if are_texts:  # then one byte more tells that the value is a text
+            fields += " || CASE WHEN kafka_value IS NULL THEN ''::bytea ELSE 't'::bytea END"
         parts = {
             "fields": sql.SQL(fields),
             "size": sql.SQL(sizes.of_record(binary=binary)),

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from outbox.core.faults import Kind, is_refusal, kind_of
 from outbox.edges import kafka
 from outbox.edges.marks import Row
+from outbox.edges.texts import check_names, not_utf8
 from outbox.edges.wall_clock import nudged
 
 if TYPE_CHECKING:
@@ -118,7 +119,9 @@ class Producers:
             self.undelivered.append((row.id, str(error)))
         except KafkaException as error:
             failure = error.args[0]
-        except (UnequalHeaders, TypeError, UnicodeError) as error:
+        except UnicodeError as error:
+            self.refused.append((row.id, not_utf8(*row[1:6]) or str(error)))
+        except (UnequalHeaders, TypeError) as error:
             self.refused.append((row.id, str(error)))
         else:
             shard.outstanding += 1
@@ -206,6 +209,7 @@ def pair_headers(row: Row) -> list[tuple[str, str | bytes | None]]:
         raise UnequalHeaders(f"unequal number of header keys ({len(names)}) and values ({len(values)})")
     if not all(isinstance(text, str) for text in (*names, *values)):
         raise UnequalHeaders("a header key or value is NULL or not a text")
+    check_names(names)
     return list(zip(names, values, strict=True))
 
 

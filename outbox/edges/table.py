@@ -15,6 +15,7 @@ from psycopg import sql
 
 from outbox.edges import backends
 from outbox.edges.session import BoundedConnection
+from outbox.edges.texts import has_encoding, take_bytes
 
 Row = tuple[Any, ...]
 BESIDE = "outbox look"
@@ -126,6 +127,8 @@ def connect_bounded(
     try:
         _with_role(connection, given["options"])
         backends.note(connection, options)
+        if not has_encoding(connection):
+            take_bytes(connection)
     except BaseException:
         connection.close()
         raise

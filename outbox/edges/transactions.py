@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 from outbox.core.faults import Kind, kind_of
 from outbox.edges.kafka import PRODUCER_DEFAULTS, make, require_bootstrap
+from outbox.edges.texts import check_names, not_utf8
 from outbox.edges.wall_clock import nudged
 from outbox.exceptions import OutboxError, missing_extra
 
@@ -254,7 +255,7 @@ class TransactionalProducer:
         except BufferError:
             pass
         except Exception as error:
-            if (text := _refusal_in(error)) is not None:
+            if (text := _refusal_in(error, rows[index])) is not None:
                 raise RecordRefused(index, text) from error
             raise
         finally:
@@ -315,6 +316,8 @@ class TransactionalProducer:
         a transaction would stall it."""
         missing = {}
         for topic in topics:
+            if not_utf8(topic, ""):
+                continue  # the record is at fault, which is refused when it is sent
             found = self.client.list_topics(topic, timeout_s).topics.get(topic)
             error = found.error if found is not None else None
             if found is None or (error is not None and error.name() in _NO_TOPIC):
@@ -344,11 +347,13 @@ _NO_TOPIC = frozenset({
 })  # fmt: skip
 
 
-def _refusal_in(error: Exception) -> str | None:
+def _refusal_in(error: Exception, row: Sequence[Any]) -> str | None:
     """What is wrong with the record that `produce` has not taken; None: it does not say that it is the record.
 
     The client compares a record's size with its own limit before it makes anything of it: nothing was queued, no
     number was drawn, and the transaction knows nothing of it. So the rest of the batch may go on."""
+    if isinstance(error, UnicodeError):
+        return not_utf8(*row[1:6]) or str(error)
     found = kafka_error(error)
     if found is None:
         return str(error) if isinstance(error, TypeError | ValueError) else None
@@ -359,6 +364,7 @@ def _paired(names: Sequence[Any], texts: Sequence[Any] | None) -> list[tuple[str
     pairs = list(zip(names, texts or (), strict=True))
     if not all(isinstance(name, str) and isinstance(text, str) for name, text in pairs):
         raise ValueError("a header key or value is NULL")
+    check_names(names)
     return pairs
 
 

@@ -1,0 +1,92 @@
+"""Texts of a database that has no encoding (SQL_ASCII): PostgreSQL keeps and hands over whatever bytes it was given.
+
+A session that asks such a database for UTF-8 fails at the first record that is not, with an error that names no record.
+So it asks for the bytes, and what is not UTF-8 reaches Python as lone surrogates, which no client of Kafka takes: such a
+record is refused like any other that cannot be sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import psycopg
+from psycopg.types.string import StrBinaryDumper, StrDumperUnknown, TextBinaryLoader, TextLoader
+
+ERRORS = "surrogateescape"
+NOT_ENCODED = "SQL_ASCII"
+_TYPES = ("text", "varchar", "bpchar", "name", '"char"')
+
+
+class _Dumper(StrDumperUnknown):
+    def dump(self, obj: str) -> Any:
+        return super().dump(obj) if obj.isascii() else obj.encode(errors=ERRORS)
+
+
+class _BinaryDumper(StrBinaryDumper):
+    def dump(self, obj: str) -> Any:
+        return obj.encode(errors=ERRORS)
+
+
+class _Loader(TextLoader):
+    def load(self, data: Any) -> str:
+        return str(data, "utf-8", ERRORS)
+
+
+class _BinaryLoader(TextBinaryLoader):
+    def load(self, data: Any) -> str:
+        return str(data, "utf-8", ERRORS)
+
+
+def has_encoding(connection: psycopg.Connection[Any]) -> bool:
+    """Told by the server when the connection was made; a pooler that keeps it to itself stands before one that has."""
+    return connection.info.parameter_status("server_encoding") != NOT_ENCODED
+
+
+def take_bytes(connection: psycopg.Connection[Any]) -> None:
+    """Of a database without an encoding: nothing that is in it makes a statement fail."""
+    connection.execute(f"/* encoding */ SET client_encoding = '{NOT_ENCODED}'")
+    adapters = connection.adapters
+    for dumper in (_BinaryDumper, _Dumper):
+        adapters.register_dumper(str, dumper)
+    for name in _TYPES:
+        adapters.register_loader(name, _Loader)
+        adapters.register_loader(name, _BinaryLoader)
+    adapters.register_loader(0, _Loader)
+
+
+def check_names(names: Iterable[str]) -> None:
+    """Raises for those that are not UTF-8: confluent-kafka 2.16 crashes the process for the name of a header, where it
+    raises for any other text."""
+    for name in names:
+        if not name.isascii():
+            name.encode()
+
+
+def not_utf8(
+    topic: str,
+    key: str,
+    value: str | bytes | None = None,
+    names: Sequence[Any] | None = None,
+    values: Sequence[Any] | None = None,
+) -> str:
+    """Which part of a record is not UTF-8, without showing it; empty: none."""
+    parts: Iterable[tuple[str, Any]] = (
+        ("topic", topic),
+        ("key", key),
+        ("value", value),
+        *(("name of a header", name) for name in names or ()),
+        *(("value of a header", text) for text in values or ()),
+    )
+    for part, text in parts:
+        if not isinstance(text, str):
+            continue
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            place, byte = len(text[: error.start].encode(errors=ERRORS)), ord(text[error.start]) & 0xFF
+            return (
+                f"the {part} is not UTF-8: its byte {place} is 0x{byte:02x}, and the database, which has no encoding, "
+                "took it. Edit the record or discard it."
+            )
+    return ""
