@@ -345,7 +345,7 @@ class OutboxRecordAdmin(_ModelAdmin):
 
     @admin.display(description="topic")
     def topic_whole(self, record: OutboxRecord) -> str:
-        return record.kafka_topic
+        return str(record.kafka_topic)
 
     # Django shows empty_value in lists alone; on the page of one record None would be "None".
     @admin.display(description="key")

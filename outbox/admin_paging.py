@@ -14,6 +14,7 @@ from django.core.paginator import Paginator
 from django.db.models import BinaryField, Func, IntegerField
 from django.db.models.functions import Left, Substr
 
+from outbox.fields import TextField
 from outbox.models import OutboxRecord
 from outbox.redaction import TEXT_MAX, keeps_everything
 
@@ -63,7 +64,7 @@ class _OctetLength(Func):
 def with_preview(queryset: Any, characters: int) -> Any:
     """Add the beginnings and the sizes of the values in place of the values."""
     return queryset.defer("kafka_value", "kafka_value_binary").annotate(
-        text_start=Left("kafka_value", characters),
+        text_start=Left("kafka_value", characters, output_field=TextField()),
         text_bytes=_OctetLength("kafka_value"),
         binary_start=Substr("kafka_value_binary", 1, BINARY_PREFIX_BYTES, output_field=BinaryField()),
         binary_bytes=_OctetLength("kafka_value_binary"),

@@ -12,6 +12,7 @@ from django.db import models
 from django.db.models import Q
 from django.db.models.functions import Now
 
+from outbox import fields
 from outbox.conf import table_name
 from outbox.expressions import EmptyIntegerArray, EmptyTextArray, SuppliedTime, no_null_element, same_length
 
@@ -40,11 +41,13 @@ class OutboxRecord(models.Model):
     create_time = SuppliedTime(
         db_default=TransactionNow(), help_text="When the transaction that stashed the record began."
     )
-    kafka_topic = models.CharField("topic", max_length=249)
-    kafka_key = models.TextField("key", help_text="Records of one topic and key keep their order; empty: no key.")
-    kafka_value = models.TextField("value", null=True, blank=True, help_text="NULL is a tombstone.")
-    kafka_header_keys = ArrayField(models.TextField(), verbose_name="header names", db_default=EmptyTextArray())
-    kafka_header_values = ArrayField(models.TextField(), verbose_name="header values", db_default=EmptyTextArray())
+    kafka_topic = fields.CharField("topic", max_length=249)
+    kafka_key = fields.TextField("key", help_text="Records of one topic and key keep their order; empty: no key.")
+    kafka_value = fields.TextField("value", null=True, blank=True, help_text="NULL is a tombstone.")
+    kafka_header_keys = fields.TextsField(models.TextField(), verbose_name="header names", db_default=EmptyTextArray())
+    kafka_header_values = fields.TextsField(
+        models.TextField(), verbose_name="header values", db_default=EmptyTextArray()
+    )
     leader_id = models.UUIDField(
         null=True, blank=True, editable=False, help_text="The at-least-once leader that claimed the record."
     )
@@ -105,8 +108,8 @@ class Hold(models.Model):
         DISCARD = "discard", "discard"
 
     id = models.BigAutoField(primary_key=True)
-    topic = models.CharField(max_length=249, blank=True, db_default="")  # empty: a whole lane
-    key = models.TextField(null=True, blank=True)  # NULL: the whole topic; empty: the one record
+    topic = fields.CharField(max_length=249, blank=True, db_default="")  # empty: a whole lane
+    key = fields.TextField(null=True, blank=True)  # NULL: the whole topic; empty: the one record
     lane = models.IntegerField(null=True, blank=True)
     record_id = models.BigIntegerField(null=True, blank=True)  # the record at the head, which was refused
     stashed_at = SuppliedTime(null=True, blank=True)  # its create_time: ids may be drawn a second time
@@ -154,12 +157,12 @@ class DeadLetter(models.Model):
 
     id = models.BigAutoField(primary_key=True)
     record_id = models.BigIntegerField(db_index=True)  # its id in the outbox
-    topic = models.CharField(max_length=249)
-    key = models.TextField(blank=True)
-    value = models.TextField(null=True, blank=True)
+    topic = fields.CharField(max_length=249)
+    key = fields.TextField(blank=True)
+    value = fields.TextField(null=True, blank=True)
     value_binary = models.BinaryField(null=True, blank=True)
-    header_keys = ArrayField(models.TextField(), db_default=EmptyTextArray())
-    header_values = ArrayField(models.TextField(), db_default=EmptyTextArray())
+    header_keys = fields.TextsField(models.TextField(), db_default=EmptyTextArray())
+    header_values = fields.TextsField(models.TextField(), db_default=EmptyTextArray())
     stashed_at = SuppliedTime(null=True, blank=True)
     died_at = models.DateTimeField(db_default=Now())
     reason = models.TextField(choices=Reason.choices)

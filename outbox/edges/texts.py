@@ -1,7 +1,7 @@
 """Texts of a database that has no encoding (SQL_ASCII): PostgreSQL keeps and hands over whatever bytes it was given.
 
-A session that asks such a database for UTF-8 fails at the first record that is not, with an error that names no record.
-So it asks for the bytes, and what is not UTF-8 reaches Python as lone surrogates, which no client of Kafka takes: such a
+A session that asks such a database for UTF-8 fails at the first record that is not, with an error that names none. So
+it asks for the bytes, and what is not UTF-8 reaches Python as lone surrogates, which no client of Kafka takes: such a
 record is refused like any other that cannot be sent.
 """
 

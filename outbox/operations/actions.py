@@ -150,10 +150,11 @@ def pause_keys(record_ids: Sequence[int], *, actor: str, reason: str = "", alias
         cursor.execute(
             f"INSERT INTO {holds} (topic, key, reason) SELECT kafka_topic, kafka_key, %s FROM {table} "
             "WHERE id = ANY(%s) AND kafka_key <> '' GROUP BY 1, 2 ORDER BY 1, 2 "
-            "ON CONFLICT DO NOTHING RETURNING topic, key",
+            "ON CONFLICT DO NOTHING RETURNING id",
             [Hold.Reason.PAUSED.value, list(record_ids)],
         )
-        scopes = sorted(Hold(topic=topic, key=key).scope for topic, key in cursor.fetchall())
+        placed = Hold.objects.using(found_alias).filter(pk__in=[row[0] for row in cursor.fetchall()])
+        scopes = sorted(hold.scope for hold in placed.only("topic", "key"))
         details = {"pauses": len(scopes), "scopes": scopes[:IDS_KEPT]}
         if scopes:
             audit(found_alias, actor, "pause", reason, details)

@@ -16,6 +16,7 @@ from django.db import IntegrityError, connections, transaction
 from outbox import conf as settings
 from outbox.exceptions import InvalidMessage
 from outbox.expressions import has_time
+from outbox.fields import is_not_utf8
 from outbox.message import as_pairs
 from outbox.models import DeadLetter, Hold, OutboxRecord
 from outbox.operations.outcomes import REFUSED, Outcome, alias_of, audit, put_back
@@ -180,6 +181,8 @@ def _checked(changes: Mapping[str, Any], present: dict[str, Any]) -> Row:
             f"An edit changes some of {', '.join(FIELDS)}; given: {', '.join(sorted(changes)) or 'none'}."
         )
     wanted = {**present, **changes}
+    if broken := [name for name in FIELDS if is_not_utf8(wanted[name])]:
+        raise OperationRefused(f"Not UTF-8, so it cannot stay as it is: {', '.join(broken)}. Change that as well.")
     conf = replace(settings.current(), message_id_header="", correlation_id_header="", tracing=False)
     try:
         pairs = as_pairs(wanted["headers"] or ())

@@ -16,16 +16,23 @@ from pyspark.sql.datasource import InputPartition
 
 from outbox.core.times import NONE
 from outbox.edges.table import identifier
+from outbox.edges.texts import has_encoding, not_utf8
 from outbox.edges.timestamps import KNOWN
+from outbox.exceptions import OutboxError
 from outbox.spark import stream
 from outbox.spark.options import Options
 from outbox.spark.stream import RecordsMissing
 
 _ROWS_AT_ONCE = 5_000
 _FIRST_ROWS, _BYTES_AT_ONCE = 500, 32_000_000
+_TEXTS_AT_ONCE = 20
 _SMALL_BYTES = 1_000
 _NAMES = ["id", "create_time", "topic", "key", "value", "headers"]
 _MICROSECONDS_1970_TO_2000 = 946_684_800_000_000
+
+
+class RecordNotText(OutboxError):
+    """A database without an encoding holds a record that is not UTF-8."""
 
 
 @dataclass
@@ -45,6 +52,8 @@ def read(options: Options, wanted: Range) -> Iterator[Any]:
         has_binary = stream.has_binary(connection, options.table)
         with connection.transaction():
             connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+            if not has_encoding(connection):
+                _require_utf8(connection, options.table, wanted)
             for batch in _batches(connection, options.table, wanted, has_binary=has_binary):
                 count += batch.num_rows
                 yield batch
@@ -54,6 +63,20 @@ def read(options: Options, wanted: Range) -> Iterator[Any]:
             f"{wanted.leader}, and {count} are there: somebody deleted, changed or marked the others. Did another "
             "harvester run on the table?"
         )
+
+
+def _require_utf8(connection: stream.Connection, table: str, wanted: Range) -> None:
+    """Spark would send the bytes as they are, or fail without naming the record."""
+    query = sql.SQL(
+        "/* read */ SELECT id, kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values FROM {} "
+        "WHERE id BETWEEN %s AND %s" + (" AND leader_id = %s" if wanted.leader else "") + " ORDER BY id"
+    ).format(identifier(table))
+    with connection.cursor("outbox_texts", binary=True) as rows:
+        rows.execute(query, [wanted.lowest, wanted.highest, *([wanted.leader] if wanted.leader else [])])
+        while few := rows.fetchmany(_TEXTS_AT_ONCE):
+            for id_, *texts in few:
+                if reason := not_utf8(*texts):
+                    raise RecordNotText(f"Record {id_}: {reason}")
 
 
 def _batches(connection: stream.Connection, table: str, wanted: Range, *, has_binary: bool) -> Iterator[Any]:

@@ -1,0 +1,74 @@
+"""Texts as other writers left them. A database without an encoding (SQL_ASCII) keeps any bytes as text, and refuses to
+hand them over as UTF-8: one such record would make every page and command fail that meets it.
+
+So they are asked for as bytes there, and shown with what is not UTF-8 written as `\\xff`. Everywhere else these fields
+are Django's own, by which name migrations know them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.contrib.postgres.fields import ArrayField
+from django.db import models
+
+
+class NotUtf8(str):
+    """What is shown in place of a text that is none. It must not be written back."""
+
+    __slots__ = ()
+
+
+def is_not_utf8(value: Any) -> bool:
+    texts = value if isinstance(value, list | tuple) else [value]
+    return any(is_not_utf8(text) if isinstance(text, list | tuple) else isinstance(text, NotUtf8) for text in texts)
+
+
+def has_encoding(connection: Any) -> bool:
+    """Of Django's connection."""
+    if connection.vendor != "postgresql":
+        return True
+    connection.ensure_connection()
+    return bool(connection.connection.info.parameter_status("server_encoding") != "SQL_ASCII")
+
+
+def decoded(value: Any) -> Any:
+    if value is None or isinstance(value, str):
+        return value
+    if isinstance(value, list):
+        return [decoded(element) for element in value]
+    try:
+        return bytes(value).decode()
+    except UnicodeDecodeError:
+        return NotUtf8(bytes(value).decode(errors="backslashreplace"))
+
+
+class _AsItIs:
+    def select_format(self, compiler: Any, sql: str, params: Any) -> Any:
+        return (sql if has_encoding(compiler.connection) else self._as_bytes(sql)), params
+
+    def _as_bytes(self, sql: str) -> str:
+        return f"convert_to({sql}, 'SQL_ASCII')"
+
+    def from_db_value(self, value: Any, expression: Any, connection: Any) -> Any:
+        return decoded(value)
+
+    def deconstruct(self) -> Any:
+        name, _, args, kwargs = super().deconstruct()  # type: ignore[misc]
+        return name, self.known_as, args, kwargs  # type: ignore[attr-defined]
+
+
+class TextField(_AsItIs, models.TextField):  # type: ignore[type-arg]
+    known_as = "django.db.models.TextField"
+
+
+class CharField(_AsItIs, models.CharField):  # type: ignore[type-arg]
+    known_as = "django.db.models.CharField"
+
+
+class TextsField(_AsItIs, ArrayField):  # type: ignore[type-arg]
+    known_as = "django.contrib.postgres.fields.ArrayField"
+
+    def _as_bytes(self, sql: str) -> str:
+        each = f"unnest({sql}) WITH ORDINALITY AS each(t, n)"
+        return f"(SELECT coalesce(array_agg(convert_to(t, 'SQL_ASCII') ORDER BY n), '{{}}') FROM {each})"
