@@ -9,7 +9,12 @@ STACK := $(BIN)/python -m outbox.devstack run --
 # Measured is a broker as it runs in production, with both compilers of the JVM.
 BENCH_KAFKA ?= --kafka-java-option=-XX:TieredStopAtLevel=4
 
-.PHONY: help install demo check test coverage torture bench lint format clean
+# They fail where a client words its log otherwise, or knows other errors.
+CANARIES := tests/faults/exactly_once/test_hidden_ends.py tests/harvest/exactly_once/test_faults.py \
+	tests/edges/test_transaction_log.py tests/core/test_faults.py
+CLIENTS ?= '==2.16.0' '>=2.16,<3'
+
+.PHONY: help install demo check test coverage torture canaries bench lint format clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -49,6 +54,14 @@ coverage: $(VENV)/.dev-installed  ## the tests, and which branches they leave ou
 
 torture: $(VENV)/.dev-installed  ## long fault runs
 	$(BIN)/python -m pytest -m torture $(ARGS)
+
+canaries: $(VENV)/.dev-installed  ## what outbox relies on in the Kafka client, with the oldest version and the newest (CLIENTS="==2.17.0")
+	@for client in $(CLIENTS); do \
+		folder="$(VENV)/canaries/confluent-kafka$$client"; rm -rf "$$folder"; \
+		$(BIN)/python -m pip install -q --disable-pip-version-check --target "$$folder" "confluent-kafka$$client" && \
+		PYTHONPATH="$$folder" $(BIN)/python -c 'import confluent_kafka as c; print("confluent-kafka", c.__version__, "librdkafka", c.libversion()[0])' && \
+		PYTHONPATH="$$folder" $(BIN)/python -m pytest $(CANARIES) -n0 -q $(ARGS) || exit 1; \
+	done
 
 bench: $(VENV)/.dev-installed  ## measurements, printed and never asserted
 	$(BIN)/python -m outbox.devstack run $(BENCH_KAFKA) -- $(abspath $(BIN))/python -m benchmarks $(ARGS)
