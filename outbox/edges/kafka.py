@@ -8,6 +8,7 @@ client is asked anything, or `let_go` takes the frames from the exception first;
 """
 
 import logging
+import sys
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
@@ -25,6 +26,11 @@ logger = logging.getLogger("outbox.kafka")
 
 Made = TypeVar("Made")
 Raised = TypeVar("Raised", bound=BaseException)
+# What calls back.
+_SERVING = (
+    "poll", "flush", "consume", "close",
+    "init_transactions", "begin_transaction", "commit_transaction", "abort_transaction",
+)  # fmt: skip
 
 # Java clients and Spark put a key on the same partition only with this partitioner.
 PRODUCER_DEFAULTS: Mapping[str, Any] = {
@@ -50,11 +56,43 @@ def make(kind: Callable[..., Made], properties: Mapping[str, Any], **options: An
 
     _warn_of_unknown_errors()
     try:
-        return kind(dict(properties), **options)
+        return _catchable(kind)(dict(properties), **options)  # type: ignore[no-any-return]
     except KafkaException as error:
         raise OutboxError(
             f"A Kafka client cannot be made: {error.args[0].str()}. Correct KAFKA or PRODUCER in OUTBOX."
         ) from error
+
+
+@cache
+def _catchable(kind: Any) -> Any:
+    """Before Python 3.12, confluent-kafka 2.16 may raise a `KafkaError`, which is no exception: after a fatal error, if
+    another callback is served by the same call. No `except` but the bare one catches it, so it would end a thread
+    without a word."""
+    from confluent_kafka import cimpl
+
+    if not isinstance(kind, type) or not issubclass(kind, cimpl.Producer | cimpl.Consumer):
+        return kind
+    found = {name: raising(getattr(kind, name)) for name in _SERVING if hasattr(kind, name)}
+    return type(kind.__name__, (kind,), found)
+
+
+def raising(method: Callable[..., Any]) -> Callable[..., Any]:
+    """The same, which raises nothing but exceptions. Their frames do not hold the client: whoever drops it ends it."""
+
+    def call(*given: Any, **named: Any) -> Any:
+        from confluent_kafka import KafkaException
+
+        try:
+            return method(*given, **named)
+        except BaseException:
+            del given
+            raise
+        except:  # noqa: E722
+            found = sys.exc_info()[1]
+            del given
+        raise KafkaException(found)  # out here, where it has no context
+
+    return call
 
 
 @cache
