@@ -89,7 +89,8 @@ class Pooler:
                 if data.startswith(b"X"):
                     return
                 with self._backend(used) as used:
-                    _run(client, used, data)
+                    last = _run(client, used, data)
+                client.sendall(last)  # not before the backend is free: the next transaction may be anybody's
 
     def _log_in(self, client: socket.socket) -> Any:
         """The backend that it has had."""
@@ -127,13 +128,13 @@ class Pooler:
             self._idle.append(found)
 
 
-def _run(client: socket.socket, backend: Any, data: bytes) -> None:
-    """One transaction, which begins with these bytes."""
+def _run(client: socket.socket, backend: Any, data: bytes) -> bytes:
+    """One transaction, which begins with these bytes; the last of its answers, which the client has not got yet."""
     with socket.socket(fileno=os.dup(backend.pgconn.socket)) as server:
         server.setblocking(True)
         server.sendall(data)
         received = b""
-        while not received.endswith(_READY):
+        while True:
             for ready in select.select([client, server], [], [])[0]:
                 data = ready.recv(1 << 16)
                 if not data:
@@ -142,6 +143,8 @@ def _run(client: socket.socket, backend: Any, data: bytes) -> None:
                     server.sendall(data)
                 else:
                     received = (received + data)[-len(_READY) :]
+                    if received == _READY:
+                        return data
                     client.sendall(data)
 
 
