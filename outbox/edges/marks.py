@@ -61,7 +61,7 @@ def large_of(rows: Sequence[Row]) -> dict[int, int]:
     for row in rows:
         size = len(row.kafka_key) + len(row.value or b"")
         if row.names is not None:
-            size += sum(map(len, (*row.names, *(row.values or ()))))
+            size += sum(len(text or "") for text in (*row.names, *(row.values or ())))
         if size > SMALL_BYTES:
             found[row.id] = size
     return found

@@ -121,9 +121,15 @@ class LeftOut:
 NOTHING = LeftOut()
 
 
+def parts_of(row: Row) -> list[str | bytes]:
+    """All that makes a record large. The headers of a table of others may have elements that are NULL or arrays."""
+    parts = (row[2], row[3], row[6], *(row[4] or ()), *(row[5] or ()))
+    return [part for part in parts if isinstance(part, str | bytes)]
+
+
 def size_of(row: Row) -> int:
-    """Characters of its texts, or bytes; of key, value and headers."""
-    return len(row[2]) + len(row[3] or row[6] or "") + sum(map(len, (*(row[4] or ()), *(row[5] or ()))))
+    """Characters of its texts, or bytes."""
+    return sum(map(len, parts_of(row)))
 
 
 def lane_of_row(lanes: int, *, keep_empty_key: bool) -> sql.Composed:

@@ -29,13 +29,13 @@ from outbox.core.sizes import Sizes
 from outbox.core.verdict import AskElection, Closed, Idle, Stop
 from outbox.edges.kafka import PRODUCER_DEFAULTS, let_go
 from outbox.edges.ledger_topic import LedgerMissing, LedgerTopic, LedgerUnreachable
-from outbox.edges.reader import Row
+from outbox.edges.reader import Row, parts_of
 from outbox.edges.transactions import NoProducer, RecordRefused, ReportsMissing, TransactionalProducer, kafka_error
 from outbox.exceptions import OutboxError
 from outbox.failpoints import failpoint
 from outbox.harvest import telling
 from outbox.harvest.exactly_once_database import Database, Source
-from outbox.harvest.exactly_once_holds import TOO_LARGE, Holds, Name, parts_of
+from outbox.harvest.exactly_once_holds import TOO_LARGE, Holds, Name
 from outbox.harvest.exactly_once_rounds import LaneState, Rounds
 from outbox.harvest.exactly_once_takeover import Outcome, Owned, Takeover, Unreadable, unreadable_text
 from outbox.harvest.exactly_once_values import (

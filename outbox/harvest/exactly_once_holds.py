@@ -86,11 +86,6 @@ def _likely(rows: Iterable[Row], ids: Collection[int], code: str) -> int | None:
     return int(largest[0]) if largest is not None else None
 
 
-def parts_of(row: Row) -> tuple[str | bytes | None, ...]:
-    """All that makes a record large."""
-    return (row[2], row[3], row[6], *(row[4] or ()), *(row[5] or ()))
-
-
 def _never(topic: str) -> int:
     return 0
 

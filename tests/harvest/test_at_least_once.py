@@ -147,6 +147,20 @@ def test_unequal_headers_hold_back_only_their_key(bench):
         assert len(bench.by_key()["good"]) == 500
 
 
+@pytest.mark.parametrize(("name", "value"), [("a", "NULL"), ("NULL", "1"), ("{a}", "{1}")])
+def test_a_header_that_is_no_text_holds_back_only_its_key(bench, name, value):
+    """A table of others has no constraint against it."""
+    bench.insert(["bad", "good"] * 10)
+    bench.db.execute(
+        "UPDATE outbox SET kafka_header_keys = %s, kafka_header_values = %s WHERE id = 1",
+        [f"{{{name}}}", f"{{{value}}}"],
+    )
+    with bench.working() as host:
+        wait_until(lambda: bench.count == 10)
+        assert host.of(RecordHeld)[0].error == "a header key or value is NULL or not a text"
+        assert len(bench.by_key()["good"]) == 10
+
+
 def test_a_topic_that_is_missing_holds_back_its_own_records(bench):
     bench.insert(["k", "k"], topic="not-there")
     bench.insert([f"k{n}" for n in range(100)])

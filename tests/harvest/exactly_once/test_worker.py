@@ -52,6 +52,22 @@ def test_values_keys_and_headers_of_every_kind(bench):
     )
 
 
+@pytest.mark.parametrize(("name", "value"), [("a", "NULL"), ("NULL", "1"), ("{a}", "{1}")])
+def test_a_header_that_is_no_text_holds_back_only_its_key(bench, name, value):
+    """A table of others has no constraint against it."""
+    bad = bench.stash(["bad"])
+    bench.db.execute(
+        "UPDATE outbox SET kafka_header_keys = %s, kafka_header_values = %s WHERE id = %s",
+        [f"{{{name}}}", f"{{{value}}}", bad[0]],
+    )
+    bench.stash(["good"] * 10)
+    with bench.working() as host:
+        wait_until(lambda: bench.count == 1)
+        assert host.of(RecordHeld)[0].error == "a header key or value is NULL"
+        assert host.errors == []
+    assert {record.key for record in bench.read()} == {b"good"}
+
+
 def test_what_commits_late_is_delivered_whatever_its_id(bench):
     with psycopg.connect(bench.url) as slow, bench.working():
         bench.stash(["a"], connection=slow)
