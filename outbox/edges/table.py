@@ -1,11 +1,8 @@
-"""Connections to the outbox's database, the name of its table, and the plain statements of ``harvest --once``.
-
-The statements of mark, purge and reset are in `marks`. Each statement is named by its first comment.
-"""
+"""Connections to the outbox's database, and the name of its table."""
 
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -17,7 +14,6 @@ from outbox.edges import backends
 from outbox.edges.session import BoundedConnection
 from outbox.edges.texts import has_encoding, take_bytes
 
-Row = tuple[Any, ...]
 BESIDE = "outbox look"
 """What a connection is called that is there for a moment."""
 
@@ -70,10 +66,6 @@ def formatted(source: Mapping[str, Any], **settings: object) -> dict[str, Any]:
     """The parameters of a connection with settings of ours, which come last and win."""
     options = " ".join(f"-c {name}={value}" for name, value in {**FORMATS, **settings}.items())
     return {**source, "client_encoding": "UTF8", "options": f"{source.get('options') or ''} {options}".strip()}
-
-
-def connect(alias: str) -> psycopg.Connection[Any]:
-    return connect_plainly({**parameters(alias), "application_name": "outbox harvest"}, autocommit=True)
 
 
 def connect_plainly(source: Mapping[str, Any], *, autocommit: bool) -> psycopg.Connection[Any]:
@@ -152,26 +144,3 @@ def connect_session(source: Mapping[str, Any], **given: Any) -> BoundedConnectio
 def identifier(name: str) -> sql.Identifier:
     """`name` or `schema.name`, quoted."""
     return sql.Identifier(*name.split(".", 1))
-
-
-class Table:
-    def __init__(self, connection: psycopg.Connection[Any], name: str) -> None:
-        self.connection = connection
-        table = identifier(name)
-        self._read = sql.SQL(
-            "/* read */ SELECT id, kafka_topic, kafka_key, kafka_value, "
-            "kafka_header_keys, kafka_header_values, kafka_value_binary "
-            "FROM {} WHERE id > %s AND id <= %s ORDER BY id LIMIT %s"
-        ).format(table)
-        self._purge = sql.SQL("/* purge */ DELETE FROM {} WHERE id = ANY(%s::bigint[])").format(table)
-        self._newest = sql.SQL("/* newest */ SELECT max(id) FROM {}").format(table)
-
-    def newest(self) -> int:
-        row = self.connection.execute(self._newest).fetchone()
-        return int(row[0] or 0) if row else 0
-
-    def read(self, after: int, until: int, limit: int) -> list[Row]:
-        return self.connection.execute(self._read, [after, until, limit], binary=True).fetchall()
-
-    def purge(self, ids: Sequence[int]) -> int:
-        return self.connection.execute(self._purge, [list(ids)]).rowcount
