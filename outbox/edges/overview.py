@@ -35,7 +35,7 @@ def connected(alias: str, connect: Callable[..., Any] = table.connect_bounded) -
 
 def _connect(alias: str, connect: Callable[..., Any] = table.connect_bounded) -> psycopg.Connection[Any]:
     found: psycopg.Connection[Any] = connect(
-        table.parameters(alias), statement_timeout_s=STATEMENT_TIMEOUT_S, application_name="outbox look"
+        table.parameters(alias), statement_timeout_s=STATEMENT_TIMEOUT_S, application_name=table.BESIDE
     )
     return found
 

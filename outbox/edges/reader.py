@@ -229,7 +229,7 @@ class Reader:
     ) -> Page:
         """The first records above `look` of these lanes, without the `excluded` ones: `limit` of them, or fewer, of
         which only the last may exceed `bytes_max`. The server passes over what is held as a whole and may be large."""
-        given: dict[str, Any] = {"look": look, "lanes": list(lanes), "limit": limit}
+        given: dict[str, Any] = {"look": look, "lanes": list(lanes), "bytes": bytes_max}
         given["wanted"] = [lane for lane in lanes if lane not in left_out.lanes]
         given["topics"] = list(left_out.topics)
         late = bool(excluded)
@@ -239,7 +239,7 @@ class Reader:
         form = grouped, late, len(given["wanted"]) < self.lanes, bool(left_out.topics)
         passes_over = form[2] or form[3]
         while True:
-            given["limit"], given["small"], given["bytes"] = rows_max, small, _ = self._bounds(limit, bytes_max)
+            given["limit"], given["small"] = rows_max, small = self._bounds(limit, bytes_max)
             is_sized = self._step == _SIZED_STEP
             rows = self._fetch(connection, self._forms[*form, is_sized], given, prepare=not late)
             if is_sized or all(row[1] is not None for row in rows):
@@ -252,13 +252,13 @@ class Reader:
             self._step, self._pages_left = self._step - 1, _PAGES
         return self._page(rows, look, grouped, is_full, passes_over)
 
-    def _bounds(self, limit: int, bytes_max: int) -> tuple[int, int, int]:
-        """Of the page: its rows, the bytes of a small one among them, and all bytes."""
+    def _bounds(self, limit: int, bytes_max: int) -> tuple[int, int]:
+        """Of the page: its rows, and the bytes of a small one among them."""
         if self._step == 1:
             limit = max(1, min(limit, bytes_max // SMALL_BYTES))
         elif self._step == _SIZED_STEP and self._pages_left == _PAGES:
             limit = min(limit, _SIZED_ROWS)  # compressed headers are unpacked to be measured
-        return limit, min(SMALL_BYTES, bytes_max // limit), bytes_max
+        return limit, min(SMALL_BYTES, bytes_max // limit)
 
     @staticmethod
     def _fetch(connection: Any, statement: str, given: dict[str, Any], *, prepare: bool) -> list[Row]:

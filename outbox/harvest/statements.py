@@ -131,12 +131,15 @@ class Statements:
         """Where the claim is held: nobody has claimed the lane since when it succeeds."""
 
         def checked(connection: Any) -> Any:
-            if connection is not self._claimed_connection:
-                raise ConnectionError("The connection that held the claim of the lane is gone.")
+            self._require_claim(connection)
             with backends.transaction(connection):
                 return job(connection)
 
         self._submit(self.mark_session, name, checked, done, failed)
+
+    def _require_claim(self, connection: Any) -> None:
+        if connection is not self._claimed_connection:
+            raise ConnectionError("The connection that held the claim of the lane is gone.")
 
     def beat(self, now: float) -> None:
         """Repeat the claim on the table when it is time."""
@@ -174,8 +177,7 @@ class Statements:
             board.marked(effect.ticket, rows, now, left_out=any(marks.held), large=large)
 
         def job(connection: Any) -> tuple[list[Any], dict[int, int]]:
-            if connection is not self._claimed_connection:
-                raise ConnectionError("The connection that held the claim of the lane is gone.")
+            self._require_claim(connection)
             return marks.mark(connection, effect.leader_id, effect.limit, effect.exclude), marks.large
 
         self._submit(self.mark_session, "mark", job, done, partial(board.mark_failed, effect.ticket))
