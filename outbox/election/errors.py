@@ -59,15 +59,15 @@ def denied(conf: Conf, seconds: float) -> ElectionRefused:
 
 
 class Seldom:
-    """Says yes once a minute."""
+    """Says yes, and then no for so long."""
 
-    def __init__(self) -> None:
-        self._next_at = 0.0
+    def __init__(self, pause_s: float = 60.0) -> None:
+        self._pause_s, self._next_at = pause_s, 0.0
 
     def __bool__(self) -> bool:
         if time.monotonic() < self._next_at:
             return False
-        self._next_at = time.monotonic() + 60
+        self._next_at = time.monotonic() + self._pause_s
         return True
 
 

@@ -12,7 +12,7 @@ snapshot, everything else is a command for the ticker, so no worker can hold up 
 
 No thread waits inside a client: the client's waits end by the wall clock, so one that is under way while the clock is
 set back lasts as much longer. The client's own threads wait like that too. An order wakes them, so each consumer is
-given one every second; without it a member would drop out of the group unnoticed.
+given one every second: its assignment, which asks no broker. Without it a member would drop out of the group unnoticed.
 """
 
 from __future__ import annotations
@@ -54,19 +54,6 @@ EVERY_PARTITION = 1 << 31
 METADATA_TIMEOUT_S = 5.0
 
 Decision = Callable[[float], list[core.Effect]]
-
-
-class Nudge:
-    """Gives a consumer's own thread an order now and then: any will do, and this one asks no broker."""
-
-    def __init__(self, consumer: Consumer) -> None:
-        self._consumer = consumer
-        self._next_at = 0.0
-
-    def give(self) -> None:
-        if time.monotonic() >= self._next_at:
-            self._next_at = time.monotonic() + NUDGE_S
-            self._consumer.assignment()
 
 
 @dataclass(frozen=True, slots=True)
@@ -343,7 +330,7 @@ class Member:
         reading: set[int] = set()
         silent_since = time.monotonic()
         awaited_until = 0.0
-        nudge = Nudge(self._reader)
+        is_nudge_due = Seldom(NUDGE_S)
         try:
             while not self._left.is_set():
                 # Somebody always beats: after such a silence the client is made to look for the partitions anew.
@@ -357,7 +344,8 @@ class Member:
                     self._learn_leaders()
                     reading = set(self._readable)
                     self._reader.assign([TopicPartition(self._topic, p, OFFSET_END) for p in sorted(reading)])
-                nudge.give()
+                if is_nudge_due:
+                    self._reader.assignment()
                 self._try_denied("reader", self._reader)
                 messages = self._reader.consume(READ_MAX, timeout=0)
                 for message in messages:
@@ -408,12 +396,13 @@ class Member:
         callbacks = {"on_assign": self._on_assign, "on_revoke": self._on_revoke, "on_lost": self._on_lost}
         try:
             self._consumer.subscribe([self._topic], **callbacks)
-            nudge = Nudge(self._consumer)
+            is_nudge_due = Seldom(NUDGE_S)
             while not self._leaving.wait(GROUP_POLL_S):
                 self._ask()
                 if self._partitions_added.is_set():
                     self._look_at_every_topic()
-                nudge.give()
+                if is_nudge_due:
+                    self._consumer.assignment()
                 self._try_denied("group", self._consumer)
                 message = self._consumer.poll(0)
                 if message is not None and message.error():
