@@ -59,8 +59,8 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 _INT64_MAX = (1 << 63) - 1
 _IDS_MAX = 10_000_000
-_ERRORS = "surrogateescape"  # of a database without an encoding; a row that is no text is never equal to one sent
 """No batch comes near it; a damaged count must not make the decoder allocate without bound."""
+_ERRORS = "surrogateescape"  # of a database without an encoding; a row that is no text is never equal to one sent
 
 
 class LedgerEntryError(ValueError):

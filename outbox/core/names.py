@@ -1,4 +1,4 @@
-"""What a key is called where many of them are remembered: as long as it is short, by itself."""
+"""The name under which a key is remembered: the key, or a digest of it when it is long."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ LONG_KEY = 10_000  # bytes
 
 
 def held_key(topic: str, key: str) -> str:
-    """A long key goes by the digest that the table of holds keeps of topic and key, in its column `unit`: hundreds of
-    keys of a hundred megabytes would not fit into the memory."""
+    """The digest is that of the table of holds, in its column `unit`. Hundreds of keys of a hundred megabytes would not
+    fit into the memory."""
     if len(key) <= LONG_KEY // 4:
         return key
     encoded = key.encode(errors="surrogateescape")

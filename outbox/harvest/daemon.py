@@ -38,9 +38,8 @@ from outbox.harvest.samples import Sampler
 
 RECEIVERS_SHARE = 0.1  # of the time to give back a lane: what receivers of leader_revoked have at the least
 LEAVE_TIMEOUT_S = 5.0
-DENIED_S = (
-    60.0  # refused for so long, a harvester tries the secrets that are given now, and after as long again it ends
-)
+# Refused for so long, a harvester tries the secrets that are given now; after as long again it ends.
+DENIED_S = 60.0
 JOIN_TIMEOUT_S = 5.0
 
 
