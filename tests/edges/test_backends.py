@@ -78,7 +78,7 @@ def test_a_pooler_that_others_use_is_recognised(pooler, connect):
 
 
 @pytest.mark.parametrize("connect", WAYS)
-def test_the_server_itself_is_none_and_no_lock_is_left(url, connect):
+def test_a_connection_to_the_server_itself_is_accepted_and_leaves_no_lock(url, connect):
     with connected(url, connect) as connection, psycopg.connect(url) as other:
         held = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = %s"
         assert other.execute(held, [connection.info.backend_pid]).fetchone() == (0,)

@@ -333,7 +333,7 @@ def test_every_time_of_a_record_has_a_number(db, statements, reader, is_sized):
     ids = insert(db, "t", ["k"] * len(microseconds))
     for id_, created in zip(ids, microseconds, strict=True):
         db.execute(f"UPDATE outbox SET create_time = {created} WHERE id = %s", [id_])
-    reader._sized_pages = 100 if is_sized else 0
+    reader._step, reader._pages_left = (2, 100) if is_sized else (0, 0)
     assert [row[7] for row in reader.read(db, 0, (0,), (), 100).rows] == [*microseconds.values()]
     for id_, number in zip(ids, microseconds.values(), strict=True):
         assert statements.look_up(db, [id_]).newest == number
