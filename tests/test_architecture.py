@@ -1,4 +1,4 @@
-"""The rooms of the house and the arrows between them: who may import whom."""
+"""Which package imports which, and what none may import."""
 
 import ast
 import re
@@ -6,8 +6,8 @@ import sys
 
 from tests.support.databases import ROOT
 
-HOUSE = ROOT / "outbox"
-ROOMS = sorted(folder.name for folder in HOUSE.iterdir() if (folder / "__init__.py").exists())
+TOP = ROOT / "outbox"
+PACKAGES = sorted(folder.name for folder in TOP.iterdir() if (folder / "__init__.py").exists())
 
 
 def imported(path):
@@ -21,30 +21,30 @@ def imported(path):
             yield from (f"{base}{node.module}.{alias.name}" for alias in node.names if node.module == "outbox")
 
 
-def arrows():
-    """Room → the other rooms it imports."""
-    drawn = {}
-    for room in ROOMS:
-        names = {name for path in (HOUSE / room).rglob("*.py") for name in imported(path)}
+def imports():
+    """Package → the other packages it imports."""
+    found = {}
+    for package in PACKAGES:
+        names = {name for path in (TOP / package).rglob("*.py") for name in imported(path)}
         targets = {name.split(".")[1] for name in names if name.startswith("outbox.")}
-        drawn[room] = sorted(targets & set(ROOMS) - {room})
-    return drawn
+        found[package] = sorted(targets & set(PACKAGES) - {package})
+    return found
 
 
-def test_the_arrows_are_those_of_the_document():
+def test_imports_are_those_of_the_document():
     text = (ROOT / "docs" / "architecture.md").read_text()
     written = dict(re.findall(r"^(\w+) *→ *(.*)$", text, re.MULTILINE))
-    drawn = {room: " ".join(targets) or "nothing" for room, targets in arrows().items() if room != "migrations"}
-    assert written == drawn, "\n".join(f"{room} → {targets}" for room, targets in drawn.items())
+    found = {name: " ".join(targets) or "nothing" for name, targets in imports().items() if name != "migrations"}
+    assert written == found, "\n".join(f"{package} → {targets}" for package, targets in found.items())
 
 
 def test_the_core_imports_only_the_standard_library():
-    for path in (HOUSE / "core").rglob("*.py"):
+    for path in (TOP / "core").rglob("*.py"):
         for name in imported(path):
             assert name.startswith((".", "outbox.core")) or name.split(".")[0] in sys.stdlib_module_names, (path, name)
             assert name.split(".")[0] not in ("time", "threading", "socket", "random", "logging", "os"), (path, name)
 
 
 def test_nothing_below_the_commands_is_imported_from_above():
-    for room in ("core", "edges", "election", "harvest"):
-        assert not {"cli", "contrib", "management", "devstack"} & set(arrows()[room]), room
+    for package in ("core", "edges", "election", "harvest"):
+        assert not {"cli", "contrib", "management", "devstack"} & set(imports()[package]), package
