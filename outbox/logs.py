@@ -44,7 +44,7 @@ EVENTS: Mapping[str, str] = {
     "foreign_heartbeat": "a harvester of another database has the same `NAME` on this Kafka; this one goes on",
     "heartbeat_unknown": "the leader topic holds what is no heartbeat of this release; it is ignored",
     "leader_topic_unread": "the leader topic could not be searched for harvesters of another database",
-    "election_renewed": "Kafka refused the credentials; new clients stand in the election, with those of now",
+    "election_renewed": "Kafka refused the credentials; the election has new clients, which asked for them again",
     "election_trouble": "Kafka does not serve the election",
     "election_trouble_over": "and does again",
     "group_not_left": "a stop did not wait any longer for the brokers",

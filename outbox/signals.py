@@ -56,8 +56,8 @@ Arguments: ``record_id``, ``topic`` and ``key`` (both None for a record without 
 """
 
 lane_stopped = Signal()
-"""Neither sending nor deleting can be right in the lane until an operator has decided, which only exactly-once delivery
-finds, or until what keeps rows from being deleted is removed. Other lanes go on.
+"""The lane sends and deletes nothing until an operator has decided (exactly-once delivery alone), or until somebody has
+removed what keeps its rows from being deleted. Other lanes go on.
 
 Argument: ``reason``, with what was found on both sides and the command that settles it. Told once per reason.
 """
