@@ -28,6 +28,10 @@ class Sizes:
     def __bool__(self) -> bool:
         return bool(self._least)
 
+    def __contains__(self, topic: str) -> bool:
+        """Whether a record of the topic may exceed anything."""
+        return topic in self._least
+
     def limited(self, topic: str, limit: int) -> None:
         """The topic takes no more bytes at a time."""
         self._limits[topic] = limit

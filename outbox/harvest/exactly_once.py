@@ -542,13 +542,13 @@ class ExactlyOnce:
         them their transaction, and the lane its producer."""
         if not self._sizes:
             return
-        holds, rows, large = self._state.holds, [], {}
+        holds, sizes, rows = self._state.holds, self._sizes, []
+        large: dict[Name, tuple[Row, str]] = {}
         for row in batch.rows:
-            name = holds.name_of(row)
-            if name in large:
+            if large and holds.name_of(row) in large:
                 continue
-            if self._sizes.exceeds(row[1], parts_of(row)) and not holds.is_tried(row):
-                large[name] = row, _PROBABLY_TOO_LARGE
+            if row[1] in sizes and sizes.exceeds(row[1], parts_of(row)) and not holds.is_tried(row):
+                large[holds.name_of(row)] = row, _PROBABLY_TOO_LARGE
             else:
                 rows.append(row)
         if large:
