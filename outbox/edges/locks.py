@@ -73,6 +73,12 @@ def told(found: Sequence[Holder]) -> str:
 
 
 def remedy(found: Sequence[Holder]) -> str:
-    pids = " or ".join(str(holder.pid) for holder in found)
-    end = f"end it: SELECT pg_terminate_backend({pids})" if len(found) == 1 else f"end them: {pids}"
-    return f"If that is no process of yours that is about to end, {end}. Whoever may connect can take such a lock."
+    """Empty when nobody is left to be ended."""
+    if not found:
+        return ""
+    ends = ", ".join(f"pg_terminate_backend({holder.pid})" for holder in found)
+    them = "it" if len(found) == 1 else "them"
+    return (
+        f"If that is no process of yours that is about to end, end {them}: SELECT {ends}. Whoever may connect can take "
+        "such a lock."
+    )

@@ -376,7 +376,7 @@ class ClaimBlocked(OutboxError):
     """Somebody holds the lock under which owners of the lane take over from each other."""
 
     def __init__(self, found: Sequence[locks.Holder]) -> None:
-        super().__init__(f"The lock of the lane is held by {locks.told(found)}. {locks.remedy(found)}")
+        super().__init__(f"The lock of the lane is held by {locks.told(found)}. {locks.remedy(found)}".strip())
 
 
 def _space(table: int, lane: int) -> int:

@@ -1,0 +1,16 @@
+"""What people are told of whoever is in the way of an advisory lock. Who that is, tests/edges/test_marks.py asks."""
+
+from outbox.edges import locks
+from outbox.edges.locks import Holder
+from outbox.edges.marks import ClaimBlocked
+
+FIRST, SECOND = Holder(12, "web", "psql", 3.0, 0), Holder(13, "web", "", None, 0)
+
+
+def test_a_remedy_is_a_statement_that_ends_every_holder():
+    assert "end it: SELECT pg_terminate_backend(12). " in locks.remedy([FIRST])
+    assert "end them: SELECT pg_terminate_backend(12), pg_terminate_backend(13). " in locks.remedy([FIRST, SECOND])
+
+
+def test_where_the_holder_has_ended_nobody_is_to_be_ended():
+    assert str(ClaimBlocked([])) == "The lock of the lane is held by a session that has ended since."
