@@ -59,7 +59,7 @@ def large_of(rows: Sequence[Row]) -> dict[int, int]:
     """How many bytes each record has, about, of those that are not small."""
     found = {}
     for row in rows:
-        size = len(row.kafka_key) + len(row.value or b"")
+        size = len(row.kafka_key or "") + len(row.value or b"")
         if row.names is not None:
             size += sum(len(text or "") for text in (*row.names, *(row.values or ())))
         if size > SMALL_BYTES:

@@ -161,6 +161,17 @@ def test_a_header_that_is_no_text_holds_back_only_its_key(bench, name, value):
         assert len(bench.by_key()["good"]) == 10
 
 
+def test_a_key_that_is_null_is_no_key(bench):
+    """A table of others may have it."""
+    bench.db.execute("ALTER TABLE outbox ALTER kafka_key DROP NOT NULL")
+    bench.insert(["a", "b", "a"])
+    bench.db.execute("UPDATE outbox SET kafka_key = NULL WHERE id = 2")
+    with bench.working() as host:
+        bench.wait_empty(20)
+    assert bench.by_key() == {"a": [1, 3], None: [2]}
+    assert host.of(RecordHeld) == []
+
+
 def test_a_topic_that_is_missing_holds_back_its_own_records(bench):
     bench.insert(["k", "k"], topic="not-there")
     bench.insert([f"k{n}" for n in range(100)])
