@@ -96,13 +96,13 @@ def _rules(connection: Connection, name: str, *, marks: bool) -> Iterator[str]:
 def _judge_triggers(connection: Connection, name: str, found: Found, *, marks: bool) -> None:
     for trigger, on_delete, on_update, is_conditional, source in connection.execute(_TRIGGERS, [name]):
         commands = {"DELETE": {"null", "new"}} if on_delete else {}
-        commands |= {"UPDATE": {"null"}} if on_update and marks else {}
+        commands |= {"UPDATE": {"null", "old"}} if on_update and marks else {}
         for command, skipping in commands.items():
             returns = {text.lower() for text in _RETURNS.findall(_COMMENTS.sub(" ", source or ""))}
             remedy = f"let it return {'OLD' if command == 'DELETE' else 'NEW'}, or drop it"
             if returns and returns <= skipping and not is_conditional:
                 found.certain.append(f"the trigger {trigger!r} skips each {command}: {remedy}")
-            elif returns & skipping or (command == "DELETE" and returns != {"old"}):
+            elif "null" in returns or (command == "DELETE" and returns != {"old"}):
                 found.possible.append(f"the trigger {trigger!r} may skip a {command}: {remedy}")
 
 

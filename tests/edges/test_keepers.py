@@ -82,6 +82,8 @@ TRIGGERS = [
     ("INSERT", "ROW", "RETURN NULL;", ""),
     ("UPDATE", "ROW", "RETURN NEW;", ""),
     ("UPDATE", "ROW", "RETURN NULL;", f"{SKIPS} UPDATE"),
+    ("UPDATE", "ROW", "RETURN OLD;", f"{SKIPS} UPDATE: let it return NEW, or drop it"),
+    ("UPDATE", "ROW", "IF TG_OP = 'DELETE' THEN RETURN OLD; END IF; RETURN NEW;", ""),
     ("UPDATE OF leader_id", "ROW", "RETURN NULL;", f"{SKIPS} UPDATE"),
     ("UPDATE OF kafka_key", "ROW", "RETURN NULL;", ""),
 ]
