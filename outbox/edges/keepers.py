@@ -30,7 +30,8 @@ _RULES = (
 )
 _POLICIES = (
     "/* keepers */ SELECT polcmd::text, polpermissive, coalesce(pg_get_expr(polqual, polrelid), 'true'), "
-    "coalesce(pg_get_expr(polwithcheck, polrelid), 'true') FROM pg_policy WHERE polrelid = to_regclass(%s) "
+    "coalesce(pg_get_expr(polwithcheck, polrelid), pg_get_expr(polqual, polrelid), 'true') "
+    "FROM pg_policy WHERE polrelid = to_regclass(%s) "
     "AND (0 = ANY(polroles) OR EXISTS (SELECT FROM unnest(polroles) AS r(role) WHERE pg_has_role(role, 'USAGE')))"
 )
 _IS_SECURED = "/* keepers */ SELECT coalesce(row_security_active(to_regclass(%s)), false), quote_ident(current_user)"
@@ -114,16 +115,21 @@ def _judge_policies(connection: Connection, name: str, found: Found, *, marks: b
         return
     policies = connection.execute(_POLICIES, [name]).fetchall()
 
-    def of(command: str, *, permissive: bool) -> set[str]:
-        return {using for kind, is_open, using, _ in policies if kind in (command, "*") and is_open is permissive}
+    def of(command: str, *, permissive: bool, new: bool = False) -> set[str]:
+        found = [policy for policy in policies if policy[0] in (command, "*") and policy[1] is permissive]
+        return {policy[3 if new else 2] for policy in found}
 
     seen, narrowed = of("r", permissive=True), of("r", permissive=False)
+
+    def is_free(command: str, *, new: bool = False) -> bool:
+        """`new`: as the row is afterwards. One permissive policy that takes it is enough."""
+        allowed, refused = (of(command, permissive=permissive, new=new) for permissive in (True, False))
+        return bool(seen) and _covers(allowed, seen) and refused <= narrowed | {"true"}
+
     wanted = {"d": "DELETE", **({"w": "UPDATE"} if marks else {})}
     remedy = f"run, as a superuser: ALTER ROLE {role} BYPASSRLS"
     for command, shown in wanted.items():
-        allowed, refused = of(command, permissive=True), of(command, permissive=False)
-        is_checked = command == "w" and any(new != "true" for kind, _, _, new in policies if kind in ("w", "*"))
-        if is_checked or not seen or not _covers(allowed, seen) or not refused <= narrowed | {"true"}:
+        if not is_free(command) or (command == "w" and not is_free(command, new=True)):
             found.certain.append(
                 f"row-level security lets {role} see rows that it does not let it {shown}, or none: {remedy}"
             )

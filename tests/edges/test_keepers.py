@@ -11,7 +11,7 @@ from outbox.edges.keepers import RowsKept
 from outbox.edges.numbering import UnorderedIds
 from tests.harvest.exactly_once.bench import create_tables
 from tests.support.databases import fresh_database
-from tests.support.tables import create_table
+from tests.support.tables import create_table, insert
 
 FUNCTION = "CREATE FUNCTION keep() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN {}\nEND $$;"
 TRIGGER = "CREATE TRIGGER soft BEFORE {} ON outbox FOR EACH {} EXECUTE FUNCTION keep()"
@@ -45,7 +45,10 @@ POLICIES = [
     (["s USING (kafka_key = 'a')", "d FOR DELETE USING (kafka_key = 'c')"], "hides"),
     (["a USING (true)", "d AS RESTRICTIVE FOR DELETE USING (kafka_key = 'a')"], "DELETE"),
     (["s FOR SELECT USING (true)", "d FOR DELETE USING (true)"], "UPDATE"),
-    (["a USING (true)", "u FOR UPDATE USING (true) WITH CHECK (kafka_key = 'a')"], "UPDATE"),
+    (["a USING (true)", "u FOR UPDATE USING (true) WITH CHECK (kafka_key = 'a')"], ""),
+    (["a USING (true)", "u USING (kafka_key = 'a') WITH CHECK (kafka_key = 'a')"], ""),
+    (["a USING (true) WITH CHECK (kafka_key = 'a')"], "UPDATE"),
+    (["a USING (true)", "u AS RESTRICTIVE FOR UPDATE USING (true) WITH CHECK (kafka_key = 'a')"], "UPDATE"),
     (["a USING (true)"], ""),
     (["a TO pg_monitor USING (true)"], "DELETE"),
     ([], "DELETE"),
@@ -59,6 +62,7 @@ def test_row_level_security_is_judged_by_what_it_lets_the_role_do(db, policies, 
         name, _, rest = policy.partition(" ")
         db.execute(f"CREATE POLICY {name} ON outbox {rest}")
     assert judged(db, marks=True) == [], "a superuser passes it by"
+    insert(db, "t", ["a", "b"])
     db.execute(f"SET LOCAL ROLE {ROLE}")
     for marks in (False, True):
         found = judged(db, marks=marks)
@@ -68,6 +72,9 @@ def test_row_level_security_is_judged_by_what_it_lets_the_role_do(db, policies, 
             assert "hides rows" in found[0]
         else:
             assert found == []
+    if kept == "":
+        assert db.execute("UPDATE outbox SET leader_id = gen_random_uuid()").rowcount == 2
+        assert db.execute("DELETE FROM outbox").rowcount == 2
 
 
 SKIPS, MAY_SKIP = "the trigger 'soft' skips each", "the trigger 'soft' may skip a"
