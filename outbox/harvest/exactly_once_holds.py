@@ -235,15 +235,17 @@ class Holds:
     ) -> RecordHeld:
         """Not sure: it was not sent, or not alone, and no attempt is counted. When its time comes it is tried alone, as
         everything that is held."""
-        self._refused_at = now
-        if not is_sure:
-            self._rest_until, self._is_doubtful = now + _REST_S, True
         if row[0] in self._search.suspects:
             self._search = self._search.refused([row[0]])
         name: Name = row[1] if whole_topic else self.name_of(row)
         before = self._tried.pop(name, None)
+        # Not by each that comes while others are held: then none of those would be tried as long as more are refused.
+        if before is not None or not self._held:
+            self._refused_at = now
         if before is not None:
             self._tire(now)
+        elif not (is_sure or self._is_doubtful):
+            self._rest_until, self._is_doubtful = now + _REST_S, True
         before = before or self._held.get(name)
         attempts = (before.attempts if before else 0) + is_sure
         pause_s = min(_BACKOFF_MAX_S, _BACKOFF_MIN_S * 2 ** min(max(0, attempts - 1), 10))

@@ -309,6 +309,21 @@ def test_while_a_lane_is_behind_nothing_is_tried_soon_after_a_refusal():
     assert holds.release_due(34.0, is_behind=True) == [1], "what has refused it takes records again"
 
 
+@pytest.mark.parametrize("is_behind", [False, True])
+@pytest.mark.parametrize("is_sure", [False, True])
+def test_records_that_are_refused_unceasingly_keep_no_other_from_being_tried(is_behind, is_sure):
+    """Of those that are left out of their batches there may be more every second."""
+    holds = Holds()
+    holds.refused(row_of(1), "UNKNOWN_TOPIC_OR_PART: no such topic", 0.0, whole_topic=True)
+    for tenth in range(1, 400):
+        if 1 in holds.release_due(tenth / 10, is_behind=is_behind):
+            break
+        row = (1 + tenth, "other", *row_of(1 + tenth, f"k{tenth}")[2:])
+        holds.refused(row, "MSG_SIZE_TOO_LARGE: too large", tenth / 10, is_sure=is_sure)
+    else:
+        pytest.fail("the topic is there again, and nobody tries it")
+
+
 def test_what_an_operator_wants_is_tried_at_once():
     holds = Holds()
     refused(holds, 1, 2)
