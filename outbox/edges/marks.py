@@ -25,6 +25,7 @@ from outbox.edges.backends import BACKEND
 from outbox.edges.reader import SMALL_BYTES, lane_of_row
 from outbox.edges.table import identifier
 from outbox.edges.texts import ERRORS, has_encoding
+from outbox.edges.timestamps import CREATED
 from outbox.exceptions import OutboxError
 
 _MUTEX = -1  # no epoch is negative
@@ -234,7 +235,7 @@ class Marks:
             + (f"coalesce(kafka_value_binary, {value})" if binary else value)
             + ", CASE WHEN cardinality(kafka_header_keys) > 0 THEN kafka_header_keys END"
             ", CASE WHEN cardinality(kafka_header_values) > 0 THEN kafka_header_values END"
-            ", timestamptz_send(create_time)"
+            f", timestamptz_send({CREATED})"
         )
         if are_texts:  # then one byte more tells that the value is a text
             fields += " || CASE WHEN kafka_value IS NULL THEN ''::bytea ELSE 't'::bytea END"
