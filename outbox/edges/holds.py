@@ -261,7 +261,8 @@ class HoldTable:
                 "attempts": [b.attempts for b in burials],
                 "codes": [b.code for b in burials],
                 "errors": [_cut(b.error) for b in burials],
-                "histories": [json.dumps(b.history) for b in burials],
+                # As it is: a database without an encoding takes no escape of what is not ASCII.
+                "histories": [json.dumps(b.history, ensure_ascii=False) for b in burials],
                 **given,
             },
         ).fetchall()

@@ -12,6 +12,8 @@ from django.core.management import call_command
 from django.urls import reverse
 
 from outbox.conf import AT_LEAST_ONCE, EXACTLY_ONCE
+from outbox.edges import companions
+from outbox.edges.holds import Burial, Errands, HoldTable
 from outbox.models import DeadLetter, Hold, OutboxRecord
 from outbox.operations import actions
 from outbox.operations.actions import OperationRefused, Selector
@@ -99,6 +101,16 @@ def test_what_is_not_utf8_is_held_and_other_keys_go_on(bench, tmp_path, delivery
     assert (b"bytes", b"\xff") in found
     assert [value for key, value in found if key == "ключ".encode()] == [b"1"]
     assert len(found) == 4
+
+
+def test_a_record_whose_error_is_not_ascii_is_set_aside(url):
+    with companions.connect({"conninfo": url}, statement_timeout_s=20, application_name="test") as db:
+        create_tables(db)
+        [id_] = insert(db, "té", ["k"])
+        history = ({"code": "TOPIC_EXCEPTION", "error": "topic 'té'"},)
+        with db.transaction():
+            HoldTable("outbox").run(db, 0, Errands((Burial(id_, "skipped", 1, "", "", history),)))
+        assert db.execute("SELECT topic, history FROM outbox_dead").fetchall() == [("té", list(history))]
 
 
 def test_operators_see_edit_and_discard_what_is_not_utf8(url, client, django_db_blocker):
