@@ -7,6 +7,7 @@ are Django's own, by which name migrations know them.
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from django.contrib.postgres.fields import ArrayField
@@ -72,3 +73,21 @@ class TextsField(_AsItIs, ArrayField):  # type: ignore[type-arg]
     def _as_bytes(self, sql: str) -> str:
         each = f"unnest({sql}) WITH ORDINALITY AS each(t, n)"
         return f"(SELECT coalesce(array_agg(convert_to(t, 'SQL_ASCII') ORDER BY n), '{{}}') FROM {each})"
+
+
+class _Unescaped(json.JSONEncoder):
+    def __init__(self, **given: Any) -> None:
+        super().__init__(**{**given, "ensure_ascii": False})
+
+
+class JSONField(models.JSONField):
+    """Written without escapes: a database without an encoding takes none for what is not ASCII."""
+
+    def __init__(self, **given: Any) -> None:
+        super().__init__(**given)
+        self.encoder = _Unescaped
+
+    def deconstruct(self) -> Any:
+        name, _, args, kwargs = super().deconstruct()
+        del kwargs["encoder"]
+        return name, "django.db.models.JSONField", args, kwargs

@@ -187,7 +187,7 @@ class AuditRow(models.Model):
     who = models.TextField()
     what = models.TextField()
     why = _text()
-    details = models.JSONField(db_default=models.Value({}, models.JSONField()))
+    details = fields.JSONField(db_default=models.Value({}, models.JSONField()))
 
     class Meta:
         db_table = f"{table_name()}_audit"
