@@ -196,6 +196,8 @@ class AtLeastOnce:
     def _may_go_on(self, now: float) -> bool:
         if self._board.phase is Phase.FINISHING:
             return self._host.may_send(self._lane)
+        if not self._board.in_flight:  # begun again: nothing is left here whose DELETE would be repeated
+            self._stopped_for = ""
         may_start = self._way.is_trusted(now) and self._host.may_start(self._lane)
         return self._held.may_mark and not self._stopped_for and may_start
 

@@ -63,12 +63,12 @@ def test_a_trigger_that_may_keep_rows_is_a_warning(bench, caplog):
 
 
 @contextmanager
-def working(bench, way):
+def working(bench, way, **settings):
     if way == EXACTLY_ONCE:
         with bench.working() as host:
             yield host
     else:
-        conf = bench.conf(DELIVERY=way, SESSION_TIMEOUT=60, SWEEP_INTERVAL=0.2)
+        conf = bench.conf(DELIVERY=way, SESSION_TIMEOUT=60, SWEEP_INTERVAL=0.2, **settings)
         with hosts.working(conf, connect=hosts.connector(bench.url)) as host:
             yield host
 
@@ -91,6 +91,21 @@ def test_rows_that_survive_stop_the_lane_until_they_may_go(bench, way, body):
         assert len(bench.read()) == before == 4, "nothing more is sent"
         bench.db.execute("DROP TRIGGER soft ON outbox")
         bench.wait_empty()
+    bench.check()
+
+
+def test_rows_that_survive_are_deleted_also_when_the_lane_has_begun_again_meanwhile(bench):
+    """As it does for a pause, or after an outage: what was to be deleted is found anew."""
+    with working(bench, AT_LEAST_ONCE, DRAIN_TIMEOUT=0.5) as host:
+        bench.stash(["a"])
+        bench.wait_empty()
+        bench.db.execute(FUNCTION.format(SOME) + TRIGGER)
+        bench.stash(["a", "b", "c"])
+        stopped(host)
+        bench.db.execute("INSERT INTO outbox_hold (topic, reason) VALUES ('another', 'paused')")
+        wait_until(lambda: host.refreshes)
+        bench.db.execute("DROP TRIGGER soft ON outbox")
+        bench.wait_empty(20)
     bench.check()
 
 
