@@ -152,7 +152,8 @@ class JsonFormatter(logging.Formatter):
             line |= {"event": event, **{name: value for name, value in fields.items() if name not in line}}
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
-        return json.dumps(line, default=str, ensure_ascii=False)
+        text = json.dumps(line, default=str, ensure_ascii=False)
+        return text.encode(errors="backslashreplace").decode()  # what is not UTF-8 in a key, as an escape of JSON
 
 
 SENSITIVE = frozenset({"key", "error", "reason", "event", "trouble", "scopes"})

@@ -97,6 +97,12 @@ def test_json_has_the_fields_and_the_line():
     assert "event" not in json.loads(logs.JsonFormatter().format(record("anything else=1")))
 
 
+def test_json_of_a_key_that_is_not_utf8_can_be_written():
+    key = ("t", b"\xc3\xa9\xff".decode(errors="surrogateescape"))
+    text = logs.JsonFormatter().format(record("record_held lane=%d key=%r", 3, key))
+    assert json.loads(text.encode())["key"] == list(key)
+
+
 def redacted(message, *arguments, function=None, error=None):
     found = record(message, *arguments, error=error)
     assert logs.Redact(function).filter(found)
