@@ -36,7 +36,7 @@ _POLICIES = (
 )
 _IS_SECURED = "/* keepers */ SELECT coalesce(row_security_active(to_regclass(%s)), false), quote_ident(current_user)"
 _COMMENTS = re.compile(r"--[^\n]*|/\*.*?\*/|'(?:[^']|'')*'", re.DOTALL)
-_RETURNS = re.compile(r"\breturn\s+(\w+)", re.IGNORECASE)
+_RETURNS = re.compile(r"\breturn\b\s*(\w*)", re.IGNORECASE)
 
 
 class RowsKept(OutboxError):

@@ -85,6 +85,7 @@ TRIGGERS = [
     ("DELETE", "ROW", "UPDATE outbox SET kafka_key = ''; return new;", f"{SKIPS} DELETE"),
     ("DELETE", "ROW", "IF OLD.kafka_key = 'b' THEN RETURN NULL; END IF; RETURN OLD;", f"{MAY_SKIP} DELETE"),
     ("DELETE", "ROW", "RETURN coalesce(NEW, OLD);", f"{MAY_SKIP} DELETE"),
+    ("DELETE", "ROW", "IF OLD.kafka_key = 'b' THEN RETURN NULL; END IF; RETURN (OLD);", f"{MAY_SKIP} DELETE"),
     ("DELETE", "STATEMENT", "RETURN NULL;", ""),
     ("INSERT", "ROW", "RETURN NULL;", ""),
     ("UPDATE", "ROW", "RETURN NEW;", ""),
