@@ -321,7 +321,7 @@ class Harvester:
         with self._mutex:
             if self._state is State.STOPPING and not self._forced.is_set() and self._error is None:
                 self._error = StopOutOfTime(
-                    f"The stop ran out of time ({reason}). Nothing is lost, and the next harvester with "
+                    f"The stop has not settled everything ({reason}). Nothing is lost, and the next harvester with "
                     f"DELIVERY={self.conf.delivery!r} goes on; another way of delivery would send records again that "
                     "are in Kafka already. Before you switch, run: python manage.py harvest --once"
                 )

@@ -792,6 +792,8 @@ class ExactlyOnce:
                 self._left_untidily("whether the last batch was committed is not known", is_unpurged=True)
             elif not rounds.wait_purged(self._state, self._may_wait):
                 self._left_untidily("PostgreSQL did not confirm the last purge in time", is_unpurged=True)
+            elif self._stopped_for:
+                self._left_untidily("the lane is stopped, and what was sent may be in the table", is_unpurged=True)
             else:
                 table, lane, owner = rounds.database.holds, self._lane, rounds.owner
                 rounds.purges.ask(lambda connection: table.leave(connection, lane, owner), self._may_wait)

@@ -10,7 +10,7 @@ from outbox.conf import AT_LEAST_ONCE, EXACTLY_ONCE
 from outbox.edges.keepers import RowsKept
 from outbox.harvest import Harvester, exactly_once_database
 from outbox.harvest.exactly_once import ExactlyOnceFactory
-from outbox.harvest.lanes import LaneStopped
+from outbox.harvest.lanes import LaneStopped, LeftUntidily
 from tests.harvest import hosts
 from tests.harvest.exactly_once.bench import Bench, finish, stopped, wait_until
 from tests.support.databases import fresh_database
@@ -107,6 +107,19 @@ def test_rows_that_survive_are_deleted_also_when_the_lane_has_begun_again_meanwh
         bench.db.execute("DROP TRIGGER soft ON outbox")
         bench.wait_empty(20)
     bench.check()
+
+
+def test_a_lane_that_ends_while_its_rows_survive_has_not_ended_in_good_order(bench):
+    """Another way of delivery would send them again."""
+    with working(bench, EXACTLY_ONCE) as host:
+        bench.stash(["a"])
+        bench.wait_empty()
+        bench.db.execute(FUNCTION.format(SOME) + TRIGGER)
+        bench.stash(["b"])
+        stopped(host)
+        finish(host)
+        assert host.of(LeftUntidily)
+    assert bench.db.execute("SELECT isfinite(way_time) FROM outbox_state").fetchone() == (True,), "it was released"
 
 
 def test_without_the_count_rows_that_survive_are_sent_again(bench, monkeypatch):
