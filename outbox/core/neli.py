@@ -497,13 +497,14 @@ class Neli:
         return PublishHeartbeat(partition, beat)
 
     def _foreign_database(self, partition: int, beat: Heartbeat | ClassicHeartbeat) -> list[Effect]:
-        """Whoever leads nothing gives way to whoever leads. Of two that lead, which began at the same moment, the one
-        whose database has the higher number: both decide alike."""
+        """Whoever claims nothing gives way to whoever claims a lane. Of two that claim lanes, which began at the same
+        moment, the one whose database has the higher number: both decide alike, so what each has sent counts, and not
+        what has come back to it."""
         theirs, ours = beat.database if isinstance(beat, Heartbeat) else None, self._database
         if not isinstance(beat, Heartbeat) or theirs is None or ours is None or theirs == ours:
             return []
-        leads = any(lane.state is not State.CANDIDATE for lane in self._owned.values())
-        gives_way = beat.epoch is not None and (not leads or ours.int > theirs.int)
+        claims = any(not lane.was_fenced for lane in self._owned.values())
+        gives_way = beat.epoch is not None and (not claims or ours.int > theirs.int)
         return [ForeignHeartbeat(partition, beat.name, theirs, not gives_way)]
 
     def _own_beat(self, partition: int, lane: _Lane, offset: int, beat: Heartbeat, now: float) -> list[Effect]:

@@ -332,6 +332,15 @@ def test_of_two_leaders_with_two_databases_one_gives_way(theirs: int, is_rightfu
     assert neli.heartbeat_seen(1, 20, of(theirs, 20), 0.1) == [met]
 
 
+@pytest.mark.parametrize(("theirs", "is_rightful"), [(4, False), (6, True)])
+def test_of_two_that_begin_at_the_same_moment_one_gives_way(theirs: int, is_rightful: bool) -> None:
+    """Each has claimed a lane, and reads the other's claim before its own has come back."""
+    neli = make(lanes=2, database=UUID(int=5))
+    neli.assigned([0], 0.0)
+    met = ForeignHeartbeat(1, "there", UUID(int=theirs), is_rightful)
+    assert neli.heartbeat_seen(1, 20, of(theirs, -1), 0.0) == [met]
+
+
 def test_classic_payload_is_understood() -> None:
     assert parse_heartbeat(b"1614000000000000000%host_12_99") == ClassicHeartbeat("host_12_99")
 
