@@ -151,9 +151,13 @@ def properties_of(
         "retry.backoff.max.ms": 10,
         # A topic that is not there is found out before a transaction begins; this is for one that vanishes.
         "topic.metadata.propagation.max.ms": 3_000,
+        # The client's log and statistics are what tells of a lost EndTxn. It says nothing of connections that it has
+        # closed itself for being idle, also if an answer is awaited there.
+        "connections.max.idle.ms": 0,
         "log_level": 6,
         "log.connection.close": True,
-        "statistics.interval.ms": int(given.get("statistics.interval.ms") or _STATISTICS_S * 1000),
+        "log.thread.name": True,
+        "statistics.interval.ms": int(given.get("statistics.interval.ms") or 0) or int(_STATISTICS_S * 1000),
     }
 
 

@@ -241,3 +241,21 @@ def test_the_statistics_tell_of_a_repeated_end_that_the_log_hides(three, monkeyp
     assert producer.trouble == ""
     wait_until(lambda: producer.poll() or producer.repeated)
     assert producer.repeated == "2 EndTxn requests sent for 1 transactions"
+
+
+def test_the_client_closes_no_connection_where_an_answer_is_awaited(three):
+    """For being idle it would close it without a line in its log."""
+    three.given["connections.max.idle.ms"] = 500
+    producer = three.producer()
+    three.send(producer, "first")
+    end = three.proxy.on_request(END_TXN, HOLD, times=None)
+    with ThreadPoolExecutor(1) as pool:
+        committed = pool.submit(producer.commit, 15)
+        end.wait()
+        time.sleep(1.5)
+        seen = end.seen
+        end.release()
+        committed.result(20)
+    assert seen == 1
+    producer.poll()
+    assert producer.trouble == ""
