@@ -367,14 +367,17 @@ class LedgerTopic:
             self._forget_clients()
 
     def _result(self, future: Any) -> Any:
+        """A client that was refused for its secrets never has an answer: the next one has the secrets of then."""
         from confluent_kafka import KafkaException
 
         try:
             return future.result(timeout=2 * _REQUEST_S)
         except TimeoutError as error:
+            self._forget_clients()
             raise self._unreachable("no answer") from error
         except KafkaException as error:
             if error.args[0].retriable() or kind_of(error.args[0].name()) is Kind.OUTAGE:
+                self._forget_clients()
                 raise self._unreachable(error.args[0].str()) from error
             raise
 

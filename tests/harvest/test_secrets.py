@@ -9,8 +9,8 @@ from confluent_kafka.admin import AdminClient, ScramCredentialInfo, ScramMechani
 
 from outbox.conf import EXACTLY_ONCE
 from outbox.devstack import Kafka
-from outbox.edges import table
-from outbox.edges.ledger_topic import LedgerTopic
+from outbox.edges import ledger_topic, table
+from outbox.edges.ledger_topic import LedgerTopic, LedgerUnreachable
 from outbox.election.clients import Clients
 from outbox.election.errors import ElectionRefused
 from outbox.harvest import Harvester, at_least_once, daemon
@@ -68,6 +68,23 @@ def test_every_kafka_client_asks_when_it_is_made():
         asked = secret.asked
         make(), make()
         assert secret.asked == asked + 2
+    ledger.close()
+
+
+def test_the_ledger_asks_anew_after_every_question_without_an_answer(monkeypatch):
+    """A takeover's first question is about the topic. A client with an older secret would never have an answer."""
+    monkeypatch.setattr(ledger_topic, "_REQUEST_S", 0.2)
+    secret = Secret()
+    ledger = LedgerTopic(lambda: {"bootstrap.servers": "127.0.0.1:1", "sasl.password": secret()}, "n.ledger")
+
+    def ask():
+        with pytest.raises(LedgerUnreachable):
+            ledger.prepare(1, 60.0)
+
+    ask()
+    asked = secret.asked
+    ask()
+    assert secret.asked > asked + 1, "the error names the brokers, and asks as well"
     ledger.close()
 
 
