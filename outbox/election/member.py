@@ -51,7 +51,8 @@ READ_MAX = 500  # messages per turn of the reader
 # In exactly-once delivery the database says which lanes are in use, and may say something else at any moment: their
 # workers ask it. The owner of a partition above the count owns an idle lane.
 EVERY_PARTITION = 1 << 31
-METADATA_TIMEOUT_S = 5.0
+METADATA_TIMEOUT_S, LEADERS_TIMEOUT_S = 5.0, 1.0
+ANSWER_S = 0.05  # usually it takes a few milliseconds
 
 Decision = Callable[[float], list[core.Effect]]
 
@@ -366,13 +367,10 @@ class Member:
     def _learn_leaders(self) -> None:
         """Without knowing them the reader would wait half a second before it looks for the end of a partition, and the
         producer would not write to one that was added."""
-        from confluent_kafka import KafkaException
-
         for client in (self._reader, self._producer):
-            try:
-                client.list_topics(self._topic, timeout=1.0)
-            except KafkaException as error:
-                self._troubles.note("reader", error.args[0].str())
+            if reason := _asked(partial(client.list_topics, self._topic), LEADERS_TIMEOUT_S):
+                self._troubles.note("reader", reason)
+        time.sleep(ANSWER_S)
 
     def _read(self, message: Any) -> None:
         if message.error():
@@ -420,13 +418,9 @@ class Member:
 
     def _look_at_every_topic(self) -> None:
         """Only an answer about all topics makes the client compare them with its subscription, and rejoin."""
-        from confluent_kafka import KafkaException
-
         self._partitions_added.clear()
-        try:
-            self._consumer.list_topics(timeout=METADATA_TIMEOUT_S)
-        except KafkaException as error:
-            self._troubles.note("partitions", error.args[0].str())
+        if reason := _asked(self._consumer.list_topics, METADATA_TIMEOUT_S):
+            self._troubles.note("partitions", reason)
 
     def _on_assign(self, consumer: Any, partitions: list[Any]) -> None:
         from confluent_kafka import OFFSET_END, TopicPartition
@@ -508,3 +502,23 @@ class Member:
         """The group's thread ends early: what is in hand is finished all the same, then the group is left."""
         self.stop()
         self._leaving.wait(self._conf.revoke_timeout_s + 1.0)
+
+
+def _asked(list_topics: Callable[..., Any], timeout_s: float) -> str:
+    """Ask a broker as soon as one is connected; why that was not possible. The client's own threads take in the answer:
+    nobody waits for it."""
+    from confluent_kafka import KafkaError, KafkaException
+
+    give_up_at = time.monotonic() + timeout_s
+    while True:
+        try:
+            list_topics(timeout=0)
+        except KafkaException as error:
+            found = error.args[0]
+        else:
+            return ""
+        if found.code() == KafkaError._TIMED_OUT:
+            return ""  # for the answer, not for a broker
+        if time.monotonic() > give_up_at:
+            return str(found.str())
+        time.sleep(AWAITED_POLL_S)

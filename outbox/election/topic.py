@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from threading import Event
+from collections.abc import Callable
+from threading import Event, Thread
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -61,7 +62,9 @@ class LeaderTopic:
     def close(self) -> None:
         """The errors raised here hold this object by their tracebacks. A client that only the collector finds may be
         destroyed in its own thread, which aborts the process."""
+        held = [self._admin]
         del self._admin
+        _dispose(held.clear)
 
     def prepare(self) -> int:
         """Check limits, create the topic if it is absent; the number of its partitions."""
@@ -87,14 +90,9 @@ class LeaderTopic:
         last heartbeat may be that of a process which has ended: only one that follows it counts."""
         from confluent_kafka import KafkaException, TopicPartition
 
+        ends = self._ends(partitions)
         reader = self._clients.reader(self._trouble.note)
         try:
-            ends = {}
-            for number in range(partitions):
-                partition = TopicPartition(self._conf.leader_topic, number)
-                low, ends[number] = reader.get_watermark_offsets(partition, REQUEST_TIMEOUT_S)
-                if low == ends[number]:
-                    del ends[number]
             reader.assign([TopicPartition(self._conf.leader_topic, p, end - 1) for p, end in ends.items()])
             self._read_last(reader, ends, database)
         except KafkaException as error:
@@ -102,8 +100,30 @@ class LeaderTopic:
                 raise KafkaUnreachable(f"The leader topic cannot be read: {error.args[0].str()}.") from error
             logger.info("leader_topic_unread reason=%r", error.args[0].str())  # the group will say so too
         finally:
-            reader.close()
+            _dispose(reader.close)
         return True
+
+    def _ends(self, partitions: int) -> dict[int, int]:
+        """Of those partitions that hold something and have a leader. Asked by the admin client, whose answers are
+        awaited here and not in the client."""
+        from confluent_kafka import KafkaException, TopicPartition
+        from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
+
+        all_of_them = [TopicPartition(self._conf.leader_topic, number) for number in range(partitions)]
+        lows, highs = (
+            self._admin.list_offsets(dict.fromkeys(all_of_them, spec), request_timeout=REQUEST_TIMEOUT_S)
+            for spec in (OffsetSpec.earliest(), OffsetSpec.latest())  # type: ignore[no-untyped-call]
+        )
+        ends = {}
+        for partition in all_of_them:
+            try:
+                low, high = (int(self._result(found[partition], "read its ends").offset) for found in (lows, highs))
+            except (KafkaException, KafkaUnreachable) as error:
+                logger.info("leader_topic_unread reason=%r", f"partition {partition.partition}: {error}")
+                continue
+            if low < high:
+                ends[partition.partition] = high
+        return ends
 
     def _read_last(self, reader: Consumer, ends: dict[int, int], database: UUID) -> None:
         awaited, suspected = set(ends), False
@@ -211,6 +231,11 @@ class LeaderTopic:
                     raise KafkaUnreachable(f"Cannot {what}: {reason}. {_remedy(reason, servers)}") from error
                 raise
         raise KafkaUnreachable(f"Cannot {what}: no answer from {servers}.")
+
+
+def _dispose(end: Callable[[], None]) -> None:
+    """A client ends its threads first, and their waits last longer when the clock is set back."""
+    Thread(target=end, name="outbox-disposal", daemon=True).start()
 
 
 def _remedy(reason: str, servers: str) -> str:

@@ -118,3 +118,19 @@ def test_lanes_go_on_sending_when_the_clock_is_set_back(bootstrap_servers, table
                 time.sleep(0.02)
             clock.set(-hours * HOUR_S)
             wait_until(lambda: db.execute("SELECT count(*) FROM outbox").fetchone()[0] == 0, 8)
+
+
+@pytest.mark.torture
+def test_a_leader_leads_again_after_its_clock_was_set_back_while_the_brokers_were_away(
+    own_servers, pytestconfig, tables, harvest, clock
+):
+    """Then the member looks for brokers most of the time."""
+    with Kafka(pytestconfig.getoption("kafka_version")) as kafka:
+        one = harvest(tables(), NAME=f"c{uuid.uuid4().hex[:12]}", BOOTSTRAP_SERVERS=kafka.bootstrap_servers).leads()
+        kafka.kill()
+        one.says("kind=silence")
+        for hours in range(1, 13):
+            clock.set(-hours * HOUR_S)
+            time.sleep(0.25)
+        kafka.start()
+        leads_again(one, 2)
