@@ -168,6 +168,8 @@ class Purges:
         statements = self._database.statements
         known = [p for p in ticket.purges if may_purge_at_once(connection.opened_at, p.asked_at)]
         moved: list[Purge] = []
+        if len(known) == 1 and known[0].errands is None and self._is_deleted(statements, connection, known[0]):
+            moved, known = known, []
         while known:
             done: list[Purge] = []
             try:
@@ -184,6 +186,13 @@ class Purges:
         for purge in ticket.purges:
             if purge not in moved and purge.entry.lane not in ticket.stops:
                 self._settle(statements, connection, purge, ticket)
+
+    @staticmethod
+    def _is_deleted(statements: Companions, connection: Any, purge: Purge) -> bool:
+        entry = purge.entry
+        deleted = statements.purge_plain(connection, entry.lane, entry.batch, entry.ids, purge.filenode)
+        _warn_of_fewer(entry, deleted)
+        return bool(deleted)
 
     def _delete(
         self, statements: Companions, connection: Any, purges: Sequence[Purge], done: list[Purge]
@@ -203,11 +212,7 @@ class Purges:
             _refuse_kept(statements, connection, entry, entry.ids, purge.filenode, deleted)
             if is_moved:
                 moved.append(purge)
-                if deleted != entry.count:
-                    logger.warning(
-                        "purged_fewer lane=%d batch=%d sent=%d deleted=%d: something else deletes records",
-                        entry.lane, entry.batch, entry.count, deleted,
-                    )  # fmt: skip
+                _warn_of_fewer(entry, deleted)
         return moved
 
     def _run(self, connection: Any, purge: Purge) -> bool:
@@ -232,6 +237,14 @@ class Purges:
         found = settle_purge(statements, connection, purge)
         if isinstance(found, Stop):
             ticket.stops[purge.entry.lane] = found
+
+
+def _warn_of_fewer(entry: Entry, deleted: int) -> None:
+    if 0 < deleted < entry.count:
+        logger.warning(
+            "purged_fewer lane=%d batch=%d sent=%d deleted=%d: something else deletes records",
+            entry.lane, entry.batch, entry.count, deleted,
+        )  # fmt: skip
 
 
 def settle_purge(statements: Companions, connection: Any, purge: Purge) -> Stop | None:

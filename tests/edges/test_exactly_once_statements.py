@@ -2,7 +2,7 @@
 
 import json
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 
 import psycopg
@@ -71,6 +71,38 @@ def test_a_purge_deletes_and_moves_both_or_neither(db, statements):
     assert (count(db), statements.purged(db, 0)) == (5, 1)
     assert statements.purge(db, 0, 2, ids[5:], filenode(db)) == 5
     assert db.execute("SELECT lane, batch FROM outbox_purged").fetchall() == [(0, 2)]
+
+
+DOES_NOTHING = "EXECUTE FUNCTION suppress_redundant_updates_trigger()"
+
+
+@pytest.mark.parametrize(
+    "keeper",
+    [
+        "CREATE RULE keep AS ON DELETE TO outbox WHERE OLD.id = 0 DO INSTEAD NOTHING",
+        "ALTER TABLE outbox ENABLE ROW LEVEL SECURITY",
+        "CREATE TABLE child () INHERITS (outbox)",
+        f"CREATE TRIGGER keep BEFORE DELETE ON outbox FOR EACH ROW {DOES_NOTHING}",
+    ],
+)
+def test_a_plain_purge_does_nothing_where_a_row_might_survive_it(url, db, statements, keeper):
+    ids, purged = insert(db, "t", ["k"] * 10), statements.purged(db, 0)
+    db.execute(f"CREATE TRIGGER other AFTER DELETE ON outbox {DOES_NOTHING}")
+    db.execute("ALTER TABLE outbox DISABLE TRIGGER other")
+    assert statements.purge_plain(db, 0, purged + 1, ids[:5], filenode(db)) == 5
+    with db.transaction(force_rollback=True):
+        db.execute(keeper)
+        assert statements.purge_plain(db, 0, purged + 2, ids[5:], filenode(db)) == 0
+        assert (count(db), statements.purged(db, 0)) == (5, purged + 1)
+
+
+def test_the_locks_of_a_process_that_stands_still_in_a_transaction_are_given_up(url, db, statements):
+    ids = insert(db, "t", ["k"] * 5)
+    statements.purged(db, 0)
+    with suppress(psycopg.InternalError), connected(url, 0.5) as stopped:
+        stopped.execute("BEGIN")
+        assert statements.purge(stopped, 0, 1, ids, filenode(db)) == 5
+        assert statements.purge(db, 0, 1, ids, filenode(db)) == 5, "after as long as a statement may take"
 
 
 def test_a_purge_of_ids_above_the_sequence_needs_a_comparison(db, statements):

@@ -79,7 +79,9 @@ def _name(bench):
 
 def set_on_the_database(bench, statement_timeout_s):
     """What a pooler drops, as an administrator would try to make up for it."""
-    limits = {"statement_timeout": 1000 * statement_timeout_s, "lock_timeout": 500 * statement_timeout_s}
+    timeout_ms = 1000 * statement_timeout_s
+    limits = {"statement_timeout": timeout_ms, "lock_timeout": timeout_ms // 2}
+    limits["idle_in_transaction_session_timeout"] = timeout_ms
     for name, value in {**SETTINGS, **limits}.items():
         bench.db.execute(f"ALTER DATABASE {_name(bench)} SET {name} = '{value}'")
 
@@ -189,7 +191,7 @@ def test_a_read_from_another_server_is_dropped_and_begun_anew(bench, unseen, cap
 def unguarded(init):
     def without(companions, *given):
         init(companions, *given)
-        for name in ("_purge", "_purge_counted"):
+        for name in ("_purge", "_purge_counted", "_purge_plain"):
             text = getattr(companions, name).replace("= %(backend)s", "<> %(backend)s")
             setattr(companions, name, text)
 

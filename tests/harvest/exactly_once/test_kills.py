@@ -7,6 +7,7 @@ import time
 import pytest
 
 from outbox.core import ledger
+from outbox.edges.companions import Companions
 from outbox.edges.transactions import TransactionalProducer, properties_of
 from tests.harvest.exactly_once.bench import finish, wait_until
 
@@ -131,6 +132,15 @@ def test_stopped_while_a_successor_goes_on_and_resumed(bench, point):
         paused.kill()
         paused.wait()
     with bench.working():
+        bench.wait_empty()
+    bench.check()
+
+
+def test_a_process_that_stands_still_leaves_no_purge_of_one_batch_open(bench, monkeypatch):
+    """One statement is its own transaction, and the server ends it whatever becomes of the process."""
+    monkeypatch.delattr(Companions, "purge")
+    with bench.working():
+        bench.stash(["a"] * 5)
         bench.wait_empty()
     bench.check()
 
