@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from outbox.core import ledger
@@ -168,7 +168,7 @@ class LedgerTopic:
         from confluent_kafka import KafkaException
 
         try:
-            return str(self._config_of(self.name)["cleanup.policy"].value)
+            return str(self._result(self._configs_of([self.name])[self.name])["cleanup.policy"].value)
         except KafkaException as error:
             logger.info("ledger_policy_unknown topic=%s reason=%r", self.name, str(error))
             return None
@@ -178,19 +178,24 @@ class LedgerTopic:
         from confluent_kafka import KafkaException
 
         limits = {}
-        for topic in sorted(topics):
-            try:
-                with self._mutex:
-                    limits[topic] = int(self._config_of(topic)["max.message.bytes"].value or 0)
-            except (KafkaException, LedgerUnreachable, KeyError, ValueError) as error:
-                logger.info("size_limit_unknown topic=%s reason=%r", topic, str(error))
+        with self._mutex:
+            for topic, future in self._configs_of(sorted(topics)).items():
+                try:
+                    limits[topic] = int(self._result(future)["max.message.bytes"].value or 0)
+                except (KafkaException, KeyError, ValueError) as error:
+                    logger.info("size_limit_unknown topic=%s reason=%r", topic, str(error))
+                except LedgerUnreachable as error:  # nor is the next one
+                    logger.info("size_limit_unknown topic=%s reason=%r", topic, str(error))
+                    break
         return limits
 
-    def _config_of(self, topic: str) -> Any:
+    def _configs_of(self, topics: Sequence[str]) -> dict[str, Any]:
+        """A future for each, of one request."""
         from confluent_kafka.admin import ConfigResource, ResourceType  # type: ignore[attr-defined]
 
-        resource = ConfigResource(ResourceType.TOPIC, topic)
-        return self._result(self._admin().describe_configs([resource], request_timeout=_REQUEST_S)[resource])
+        resources = [ConfigResource(ResourceType.TOPIC, topic) for topic in topics]
+        futures = self._admin().describe_configs(resources, request_timeout=_REQUEST_S)
+        return {topic: futures[resource] for topic, resource in zip(topics, resources, strict=True)}
 
     def _refused(self, topic: str, error: Any, what: str, rights: str) -> LedgerRefused:
         kind = "ledger topic" if topic == self.name else "topic"

@@ -186,3 +186,17 @@ def test_a_topic_that_would_forget_is_refused_with_the_command(bootstrap_servers
     with pytest.raises(LedgerRefused, match=r"has 1 partitions for 3 lanes"):
         topic.prepare(3, 3600)
     topic.close()
+
+
+def test_the_limits_of_many_topics_are_one_question(topic, bootstrap_servers, monkeypatch):
+    """The lanes of a process wait for it. A topic without an answer takes nothing from the others."""
+    limits = {create_topic(bootstrap_servers, 1, **{"max.message.bytes": str(size)}): size for size in (5000, 6000)}
+    asked, describe = [], AdminClient.describe_configs
+
+    def describe_configs(self, resources, **options):
+        asked.append(len(resources))
+        return describe(self, resources, **options)
+
+    monkeypatch.setattr(AdminClient, "describe_configs", describe_configs)
+    assert topic.size_limits({"a-missing-topic", *limits}) == limits
+    assert asked == [3]
