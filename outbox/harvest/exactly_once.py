@@ -81,6 +81,9 @@ _PROBABLY_TOO_LARGE = (
 # With this one the brokers name every record that is at fault, and the client reports the others with another.
 _TOLD_APART = frozenset({"INVALID_RECORD"})
 _OVERDUE = frozenset({"_TIMED_OUT", "_MSG_TIMED_OUT", "_TIMED_OUT_QUEUE"})
+_LEDGER_REMEDIES = {
+    "INVALID_TIMESTAMP": "Set this host's clock, or raise message.timestamp.after.max.ms of the topic",
+}
 
 
 class NotDelivered(OutboxError):
@@ -676,7 +679,7 @@ class ExactlyOnce:
         """The transaction failed for the sake of a record or of a topic; the reports that came, if any, say more."""
         is_topic = faults.kind_of(name) is faults.Kind.TOPIC
         if is_topic and (self._all_acknowledged or not batch.ids):
-            return self._after_ledger_refusal(reason)
+            return self._after_ledger_refusal(name, reason)
         was_probing, self._probing = self._probing, True
         self._known_topics.clear()
         if is_topic and not was_probing:
@@ -722,9 +725,10 @@ class ExactlyOnce:
                 found.setdefault(self._state.holds.name_of(row), row)
         return list(found.values())
 
-    def _after_ledger_refusal(self, reason: str) -> float:
+    def _after_ledger_refusal(self, name: str, reason: str) -> float:
         """No record is to blame, and no attempt is spent."""
-        text = f"ledger topic {self._ledger_name!r}: {reason}. Allow the user WRITE and DESCRIBE there"
+        remedy = _LEDGER_REMEDIES.get(name, "Allow the user WRITE and DESCRIBE there")
+        text = f"ledger topic {self._ledger_name!r}: {reason}. {remedy}"
         self._troubles.seen("send", text)
         return self._backoff(text)
 

@@ -117,3 +117,24 @@ def test_a_clock_that_a_topic_does_not_take_holds_the_topic_and_blames_no_record
         of_key = [id_ for other, id_ in found if other == key]
         assert of_key == sorted(of_key)
     bench.check()
+
+
+def test_a_clock_that_the_ledger_alone_does_not_take_is_told_with_its_remedy(bench, monkeypatch, caplog):
+    ledger, limit = f"{bench.name}.ledger", "message.timestamp.after.max.ms"
+    bench.stash(["first"])
+    with bench.working():  # makes the ledger
+        bench.wait_empty()
+    set_config(bench.servers, bench.topic, limit, "9223372036854775807")
+    set_config(bench.servers, ledger, limit, "3600000")
+    client = TransactionalProducer.client.fget
+    monkeypatch.setattr(TransactionalProducer, "client", property(lambda self: Ahead(client(self))))
+    bench.stash(["a", "b"])
+    with bench.working() as host:
+        told = f"ledger topic '{ledger}': INVALID_TIMESTAMP"
+        line = wait_until(lambda: next((text for text in caplog.messages if told in text), None))
+        assert f"Set this host's clock, or raise {limit} of the topic" in line
+        assert "Allow the user" not in line
+        assert host.of(RecordHeld) == []
+        set_config(bench.servers, ledger, limit, "9223372036854775807")
+        bench.wait_empty(90)
+    bench.check()
