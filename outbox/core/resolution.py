@@ -26,6 +26,8 @@ class Listed:
     sent: int
     is_whole: bool = False
     """They were judged together, and not each by its time."""
+    filenode: int = 0
+    """The table's file when this was looked at. With another file, other rows may have drawn the ids."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -300,6 +300,14 @@ class Companions:
         where, given = _sent(ids, up_to)
         return connection.execute(self._build(f"/* delete sent */ DELETE FROM {{table}} WHERE {where}"), given).rowcount
 
+    def keep_file(self, connection: Connection, filenode: int) -> bool:
+        """Whether the table has this file, as it then does until the transaction ends."""
+        connection.execute(self._build("/* resolve */ LOCK TABLE {table} IN ROW EXCLUSIVE MODE"))
+        row = connection.execute(
+            self._build("/* resolve */ SELECT pg_relation_filenode({relation}) = %s"), [filenode]
+        ).fetchone()
+        return bool(row and row[0])
+
     def set_purged(self, connection: Connection, lane: int, before: int, after: int) -> bool:
         """Set m by hand, inside a transaction; False when it is not `before` any more."""
         rows = connection.execute(

@@ -167,8 +167,9 @@ class Resolver:
         found = self._ask(lambda statements, c: statements.look_up(c, entry.ids))
         whole = is_sent_as_a_whole(entry, found.count, found.digest, found.newest)
         if whole is not None or is_foreign:
-            return Listed(entry, found.count, found.count if whole else 0, is_whole=True)
-        return Listed(entry, found.count, self._ask(lambda statements, c: statements.sent(c, entry.ids, entry.up_to)))
+            return Listed(entry, found.count, found.count if whole else 0, is_whole=True, filenode=found.filenode)
+        sent = self._ask(lambda statements, c: statements.sent(c, entry.ids, entry.up_to))
+        return Listed(entry, found.count, sent, filenode=found.filenode)
 
     # ---- acting
 
@@ -232,6 +233,8 @@ class Resolver:
                 for listed in case.listed if decision.purge_sent else ():
                     connection.give_up_at = time.monotonic() + self._conf.statement_timeout_s
                     if listed.sent:
+                        if not statements.keep_file(connection, listed.filenode):
+                            raise _Changed
                         up_to = None if listed.is_whole else listed.entry.up_to
                         deleted += statements.delete_sent(connection, listed.entry.ids, up_to)
                         if left := statements.sent(connection, listed.entry.ids, up_to):

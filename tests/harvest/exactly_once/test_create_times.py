@@ -6,6 +6,7 @@ import pytest
 
 from outbox.core import ledger
 from outbox.harvest import exactly_once_rounds
+from outbox.harvest.resolve import Resolver
 from tests.faults.exactly_once import naive
 from tests.harvest.exactly_once.bench import finish, stopped, wait_until
 from tests.harvest.exactly_once.test_kills import wait_killed
@@ -139,3 +140,24 @@ def test_equal_records_that_drew_the_ids_of_a_whole_batch_are_kept(bench):
     restored(bench, *ids, batch=-1)
     bench.db.execute("UPDATE outbox SET create_time = create_time - interval '1 s'")
     assert resolve(bench, PURGE_SENT).deleted == 0
+
+
+def test_records_that_draw_the_ids_of_a_whole_batch_after_the_look_are_kept(bench, monkeypatch):
+    ids = delivered(bench, 30)
+    restored(bench, *ids, batch=-1)
+    settle, drawn_again = Resolver._settle_by_hand, []
+
+    def late(self, case, decision):
+        if not drawn_again:
+            assert case.sent == 30
+            bench.db.execute("TRUNCATE outbox RESTART IDENTITY")
+            drawn_again.extend(supply(bench, ["new"] * 30, "clock_timestamp() + interval '10 s'"))
+        return settle(self, case, decision)
+
+    monkeypatch.setattr(Resolver, "_settle_by_hand", late)
+    assert resolve(bench, PURGE_SENT).deleted == 0
+    assert drawn_again == ids
+    assert bench.count == 30
+    with bench.working():
+        bench.wait_empty()
+    bench.check()
