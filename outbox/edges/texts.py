@@ -1,4 +1,6 @@
-"""Texts of a database that has no encoding (SQL_ASCII): PostgreSQL keeps and hands over whatever bytes it was given.
+"""Texts that are not UTF-8.
+
+A database that has no encoding (SQL_ASCII) keeps and hands over whatever bytes it was given.
 
 A session that asks such a database for UTF-8 fails at the first record that is not, with an error that names none. So
 it asks for the bytes, and what is not UTF-8 reaches Python as lone surrogates, which no client of Kafka takes: such a
@@ -53,6 +55,18 @@ def take_bytes(connection: psycopg.Connection[Any]) -> None:
         adapters.register_loader(name, _Loader)
         adapters.register_loader(name, _BinaryLoader)
     adapters.register_loader(0, _Loader)
+
+
+def explained(error: BaseException) -> str:
+    """PostgreSQL's words, which say nothing of a record. Its encodings other than UTF-8 have bytes that stand for no
+    character, and a session that reads one of them fails."""
+    if not isinstance(error, psycopg.errors.UntranslatableCharacter):
+        return str(error)
+    return (
+        f"{error} (SQLSTATE {error.sqlstate}). This is no outage: a record has bytes that the database's encoding "
+        "takes and UTF-8 has no character for. Change or delete it, docs/table.md says how to find it; until then "
+        "nothing is read"
+    )
 
 
 def check_names(names: Iterable[str]) -> None:

@@ -30,6 +30,7 @@ from outbox.core.verdict import AskElection, Closed, Idle, Stop
 from outbox.edges.kafka import PRODUCER_DEFAULTS, let_go
 from outbox.edges.ledger_topic import LedgerMissing, LedgerTopic, LedgerUnreachable
 from outbox.edges.reader import Row, parts_of
+from outbox.edges.texts import explained
 from outbox.edges.transactions import NoProducer, RecordRefused, ReportsMissing, TransactionalProducer, kafka_error
 from outbox.exceptions import OutboxError
 from outbox.failpoints import failpoint
@@ -226,7 +227,7 @@ class ExactlyOnce:
             if self._producer is not None:
                 pause_s = self._harvest(rounds)
         except (psycopg.Error, LedgerUnreachable, LedgerMissing, NoProducer) as error:
-            self._troubles.seen("takeover", str(error))
+            self._troubles.seen("takeover", explained(error))
             pause_s = self._backoff(str(error))
         finally:
             rounds.failed(self._state)

@@ -39,6 +39,7 @@ from outbox.edges.marks import WrongTable
 from outbox.edges.reader import NOTHING, LeftOut, Page, Reader, Row, size_of
 from outbox.edges.session import BoundedConnection, StatementOverdue
 from outbox.edges.sweeper import Below, Found
+from outbox.edges.texts import explained
 from outbox.edges.ways import NoRights, OtherWay
 from outbox.harvest.exactly_once_database import Database, Purges
 from outbox.harvest.exactly_once_holds import Holds, Writes
@@ -570,7 +571,7 @@ class Rounds:
     def _after_failure(self, error: Exception) -> None:
         with self._changed:
             self._purge_round()
-        self._troubles.seen("read", str(error))
+        self._troubles.seen("read", explained(error))
         if self._passes_over and isinstance(error, psycopg.errors.QueryCanceled | StatementOverdue):
             # More than the server can pass over in one statement: fetched page by page it is only slow.
             self._fetch_held_until = time.monotonic() + _FETCH_HELD_S

@@ -17,6 +17,7 @@ from typing import Any
 from outbox.conf import Conf
 from outbox.edges.session import BoundedConnection, Session
 from outbox.edges.sweeper import Below, Found, Sweeper
+from outbox.edges.texts import explained
 from outbox.harvest.exactly_once_database import Database
 from outbox.harvest.readings import Troubles
 
@@ -88,7 +89,7 @@ class Sweep:
         _, result, error = outcome
         now = time.monotonic()
         if error is not None:
-            self._troubles.seen("read", str(error))
+            self._troubles.seen("read", explained(error))
             self._blocks = max(_BLOCKS_MIN, self._blocks // 4)
             self._next_at = now + self._conf.statement_timeout_s
         else:

@@ -19,6 +19,7 @@ from outbox.edges.backends import Pooled
 from outbox.edges.keepers import RowsKept
 from outbox.edges.marks import Marks, WrongTable
 from outbox.edges.session import Connect, Session
+from outbox.edges.texts import explained
 from outbox.edges.ways import NoRights, OtherWay
 from outbox.failpoints import failpoint
 from outbox.harvest.readings import Troubles
@@ -105,7 +106,7 @@ class Statements:
             if isinstance(error, RowsKept):
                 self._kept(str(error))
             else:
-                self._troubles.seen("database", f"{name}: {error}")
+                self._troubles.seen("database", f"{name}: {explained(error)}")
             if isinstance(error, WrongTable | OtherWay | NoRights | Pooled):
                 self._fatal(error)
             failed(now)
