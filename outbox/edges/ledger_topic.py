@@ -1,6 +1,8 @@
 """The ledger topic: one partition per lane, written only inside the lanes' transactions, read backwards at a takeover.
 
-What an entry says is in `core.ledger`, what follows from it in `core.verdict`.
+What an entry says is in `core.ledger`, what follows from it in `core.verdict`. Nobody waits inside a client: its waits
+end by the wall clock, and last as much longer when that is set back (`wall_clock`). A client whose own threads wait for
+so long is replaced at the next attempt.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from outbox.core import ledger
 from outbox.core.faults import Kind, kind_of
-from outbox.edges.kafka import require_bootstrap
+from outbox.edges.kafka import dispose, require_bootstrap
 from outbox.exceptions import OutboxError
 
 if TYPE_CHECKING:
@@ -29,6 +31,7 @@ _REQUEST_S = 5.0
 _STEP_FIRST, _STEP_GROWTH = 16, 16
 _STABLE_POLL_S = 0.01
 _VISIBLE_POLL_S = 0.05
+_READ_POLL_S = 0.002
 _QUICK_ATTEMPTS, _QUICK_S, _QUICK_PAUSE_S = 5, 0.3, 0.1
 
 
@@ -254,29 +257,31 @@ class LedgerTopic:
         return self._unreachable(found.str())
 
     def _high_watermark(self, lane: int) -> int:
+        return int(self._result(self._offset(lane, "latest", "READ_UNCOMMITTED")).offset)
+
+    def _offset(self, lane: int, which: str, isolation: str) -> Any:
+        """A future."""
         from confluent_kafka import IsolationLevel, TopicPartition
         from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
 
         partition = TopicPartition(self.name, lane)
-        futures = self._admin().list_offsets(
-            {partition: OffsetSpec.latest()},  # type: ignore[no-untyped-call]
-            isolation_level=IsolationLevel.READ_UNCOMMITTED,
+        return self._admin().list_offsets(
+            {partition: getattr(OffsetSpec, which)()},
+            isolation_level=IsolationLevel[isolation],
             request_timeout=_REQUEST_S,
-        )
-        return int(self._result(futures[partition]).offset)
+        )[partition]
 
     def _stable_from(self, lane: int, high: int) -> int:
         """The first offset; raises while something below `high` belongs to an open transaction."""
-        from confluent_kafka import TopicPartition
-
-        low, stable = self._consumer().get_watermark_offsets(TopicPartition(self.name, lane), _REQUEST_S)
+        asked = [self._offset(lane, which, "READ_COMMITTED") for which in ("earliest", "latest")]
+        low, stable = (int(self._result(future).offset) for future in asked)
         if stable < high:
             raise LedgerOpen(
                 f"Partition {lane} of the ledger topic {self.name!r} still holds an open transaction below offset "
                 f"{high} (stable up to {stable}). Does something else write there?",
                 high,
             )
-        return int(low)
+        return low
 
     def _search(self, lane: int, low: int, high: int, give_up_at: float) -> Any:
         """Backwards in growing steps: markers of transactions occupy offsets too, and compaction leaves gaps."""
@@ -302,8 +307,9 @@ class LedgerTopic:
         consumer.assign([TopicPartition(self.name, lane, start)])
         try:
             while time.monotonic() < give_up_at:
-                message = consumer.poll(0.1)
+                message = consumer.poll(0)
                 if message is None:
+                    time.sleep(_READ_POLL_S)
                     continue
                 error, offset = message.error(), message.offset() or 0
                 if error is None:
@@ -363,9 +369,11 @@ class LedgerTopic:
         return self._consumer_client
 
     def _forget_clients(self) -> None:
-        consumer, self._consumer_client, self._admin_client = self._consumer_client, None, None
+        consumer, held = self._consumer_client, [self._admin_client]
+        self._consumer_client = self._admin_client = None
         if consumer is not None:
-            threading.Thread(target=consumer.close, name="outbox-disposal", daemon=True).start()
+            dispose(consumer.close)
+        dispose(held.clear)
 
     def close(self) -> None:
         with self._mutex:

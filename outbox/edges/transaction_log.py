@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from outbox.core.faults import Kind, kind_of
-from outbox.edges.kafka import brokers_at_work, require_bootstrap
+from outbox.edges.kafka import brokers_at_work, dispose, require_bootstrap
 from outbox.edges.ledger_topic import LedgerUnreachable
 from outbox.edges.transactions import TransactionsRefused
 from outbox.exceptions import missing_extra
@@ -47,7 +47,9 @@ class TransactionLog:
         self._admin: AdminClient = AdminClient({**properties, "log.connection.close": False}, logger=_Quiet())
 
     def close(self) -> None:
+        held = [self._admin]
         del self._admin
+        dispose(held.clear)
 
     def check(self) -> None:
         """Raises `TransactionsRefused` where no transaction could ever be committed, `BrokersMissing` where none can

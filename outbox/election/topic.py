@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
-from threading import Event, Thread
+from threading import Event
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from outbox.conf import AT_LEAST_ONCE, Conf
 from outbox.core import neli
-from outbox.edges.kafka import brokers_at_work
+from outbox.edges.kafka import brokers_at_work, dispose
 from outbox.election.clients import Clients, heartbeat_of
 from outbox.election.errors import ElectionRefused, KafkaUnreachable, foreign_database, is_outage
 
@@ -64,7 +63,7 @@ class LeaderTopic:
         destroyed in its own thread, which aborts the process."""
         held = [self._admin]
         del self._admin
-        _dispose(held.clear)
+        dispose(held.clear)
 
     def prepare(self) -> int:
         """Check limits, create the topic if it is absent; the number of its partitions."""
@@ -100,7 +99,7 @@ class LeaderTopic:
                 raise KafkaUnreachable(f"The leader topic cannot be read: {error.args[0].str()}.") from error
             logger.info("leader_topic_unread reason=%r", error.args[0].str())  # the group will say so too
         finally:
-            _dispose(reader.close)
+            dispose(reader.close)
         return True
 
     def _ends(self, partitions: int) -> dict[int, int]:
@@ -231,11 +230,6 @@ class LeaderTopic:
                     raise KafkaUnreachable(f"Cannot {what}: {reason}. {_remedy(reason, servers)}") from error
                 raise
         raise KafkaUnreachable(f"Cannot {what}: no answer from {servers}.")
-
-
-def _dispose(end: Callable[[], None]) -> None:
-    """A client ends its threads first, and their waits last longer when the clock is set back."""
-    Thread(target=end, name="outbox-disposal", daemon=True).start()
 
 
 def _remedy(reason: str, servers: str) -> str:

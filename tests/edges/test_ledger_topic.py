@@ -1,5 +1,9 @@
 """The ledger topic on real brokers: the last entry below open, aborted and compacted neighbours."""
 
+import os
+import socket
+import subprocess
+import sys
 import threading
 import time
 import uuid
@@ -12,7 +16,9 @@ from confluent_kafka.admin import AdminClient
 from outbox.core import ledger
 from outbox.core.ledger import Entry
 from outbox.edges.ledger_topic import LedgerMissing, LedgerRefused, LedgerTopic, LedgerUnreachable
+from tests.support.databases import ROOT
 from tests.support.topics import create_topic
+from tests.support.wall_clock import WallClock
 
 
 @pytest.fixture
@@ -200,3 +206,46 @@ def test_the_limits_of_many_topics_are_one_question(topic, bootstrap_servers, mo
     monkeypatch.setattr(AdminClient, "describe_configs", describe_configs)
     assert topic.size_limits({"a-missing-topic", *limits}) == limits
     assert asked == [3]
+
+
+ASKING = """
+import os, sys, time
+from outbox.edges import ledger_topic
+
+ledger_topic._REQUEST_S = 1.0
+servers, name, question = sys.argv[1:]
+topic = ledger_topic.LedgerTopic({"bootstrap.servers": servers}, name)
+print("asking", flush=True)
+try:
+    if question == "where it ends":
+        topic._stable_from(0, 0)
+    else:
+        list(topic._between(0, 0, 1000, time.monotonic() + 3))
+except ledger_topic.LedgerUnreachable:
+    print("told", flush=True)
+os._exit(0)
+"""
+
+
+@pytest.mark.parametrize("question", ["where it ends", "what is in it"])
+def test_a_question_without_an_answer_ends_when_the_clock_is_set_back_meanwhile(
+    topic, bootstrap_servers, tmp_path, question
+):
+    clock = WallClock(tmp_path)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        servers = bootstrap_servers if question == "what is in it" else f"127.0.0.1:{silent.getsockname()[1]}"
+        asking = subprocess.Popen(
+            [sys.executable, "-c", ASKING, servers, topic.name, question],
+            env={**os.environ, **clock.environment},
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        try:
+            assert asking.stdout.readline() == "asking\n"
+            time.sleep(0.5)
+            clock.set(-3600)
+            assert asking.communicate(timeout=30)[0] == "told\n"
+        finally:
+            asking.kill()
+            asking.wait()
