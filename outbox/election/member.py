@@ -10,9 +10,10 @@ Three threads share the core under one lock, which is held for microseconds and 
 The listener is called under the lock and must not block. Workers never take the lock: `may_start` and `may_send` read a
 snapshot, everything else is a command for the ticker, so no worker can hold up the election or wait for it.
 
-No thread waits inside a client: the client's waits end by the wall clock, so one that is under way while the clock is
-set back lasts as much longer. The client's own threads wait like that too. An order wakes them, so each consumer is
-given one every second: its assignment, which asks no broker. Without it a member would drop out of the group unnoticed.
+No thread waits inside a client, unless that was denied: the client's waits end by the wall clock, so one that is under
+way while the clock is set back lasts as much longer. The client's own threads wait like that too. An order wakes them,
+so each consumer is given one every second: its assignment, which asks no broker. Without it a member would drop out of
+the group unnoticed.
 """
 
 from __future__ import annotations
@@ -458,7 +459,9 @@ class Member:
     # ---- errors
 
     def _try_denied(self, client: str, consumer: Consumer) -> None:
-        """The coordinator answers, and it has the same users as the other brokers."""
+        """The coordinator answers, and it has the same users as the other brokers. Only its answer tells, so this
+        thread waits inside the client. Where that takes long for the clock's sake, the denial lasts on and the election
+        is renewed."""
         from confluent_kafka import KafkaException, TopicPartition
 
         if self._denials.is_due(client):

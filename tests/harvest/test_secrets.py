@@ -2,6 +2,7 @@
 
 import os
 import uuid
+from threading import Event
 from types import SimpleNamespace
 
 import pytest
@@ -128,6 +129,25 @@ def test_a_refusal_that_passes_changes_nothing(monkeypatch):
         clients.on_error["member"](REFUSAL)
         assert not one.wait(1.5)
         assert clients.heartbeats_read is first
+
+
+def test_whoever_has_no_end_of_the_question_that_a_refused_client_is_asked_is_renewed(monkeypatch):
+    """When the clock is set back meanwhile, the client waits for as much longer."""
+    monkeypatch.setattr(daemon, "DENIED_S", 0.5)
+    monkeypatch.setattr(daemon, "LEAVE_TIMEOUT_S", 0.5)
+    clients, asked, later = Loopback(), Event(), Event()
+
+    def committed(partitions, timeout):
+        asked.set()
+        later.wait(60)
+
+    with harvester(clients):
+        wait_until(lambda: clients.standing and clients.standing.subscribed)
+        made, clients.standing.committed = clients.heartbeats_read, committed
+        clients.on_error["member"](REFUSAL)
+        assert asked.wait(10)
+        wait_until(lambda: clients.heartbeats_read is not made)
+        later.set()
 
 
 # ---- on a real broker
