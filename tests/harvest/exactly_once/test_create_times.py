@@ -10,7 +10,7 @@ from outbox.harvest.resolve import Resolver
 from tests.faults.exactly_once import naive
 from tests.harvest.exactly_once.bench import finish, stopped, wait_until
 from tests.harvest.exactly_once.test_kills import wait_killed
-from tests.harvest.exactly_once.test_resolve import PURGE_SENT, resolve
+from tests.harvest.exactly_once.test_resolve import PURGE_SENT, examine, resolve
 
 ODD = ("NULL", "'infinity'", "'-infinity'", "'20000-01-01'", "'0044-03-15 BC'")
 AHEAD = "clock_timestamp() + interval '5 s'"
@@ -94,6 +94,22 @@ def test_the_entry_of_an_older_release_is_settled(bench, monkeypatch):
 
 
 # ---- what an operator decides by it
+
+
+def test_of_an_older_release_s_entry_the_rows_ahead_of_its_reading_are_kept_and_sent_again(bench, monkeypatch):
+    bench.stash(["a"] * 4)
+    supply(bench, ["b"] * 2, "clock_timestamp() + interval '1 h'")
+    with naive.never_purging(monkeypatch) as patch, bench.working():
+        patch.setattr(ledger, "headers", lambda entry: [])
+        wait_until(lambda: len(bench.read()) == 6)
+    bench.db.execute("VACUUM FULL outbox")
+    with bench.working() as host:
+        assert "outbox_resolve" in stopped(host)
+        case = examine(bench)
+        assert (case.found, case.sent) == (6, 4)
+        assert resolve(bench, PURGE_SENT).deleted == 4
+        bench.wait_empty()
+    assert [record.key for record in bench.read()].count(b"b") == 4
 
 
 def restored(bench, *ids, batch=0):
