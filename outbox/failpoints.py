@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 
 # The one list: a name that is not here cannot be used, and each one is exercised by a test.
 FAILPOINTS = {
@@ -61,12 +62,16 @@ def _parse(text: str) -> dict[str, tuple[str, int]]:
 
 _armed = _parse(os.environ.get("OUTBOX_FAILPOINTS", ""))
 _passages: dict[str, int] = {}
+on_passage: Callable[[str], None] | None = None
+"""Called at each passage, with the name: for tests that run in this process."""
 
 
 def failpoint(name: str) -> None:
     """Mark a point of the protocol; acts only when the environment asked for it at start."""
     if _armed:
         _reach(name)
+    if on_passage is not None:
+        on_passage(name)
 
 
 def _reach(name: str) -> None:

@@ -46,5 +46,5 @@ def test_the_core_imports_only_the_standard_library():
 
 
 def test_nothing_below_the_commands_is_imported_from_above():
-    for package in ("core", "edges", "election", "harvest"):
+    for package in ("core", "runtime", "edges", "election", "harvest"):
         assert not {"cli", "contrib", "management", "devstack"} & set(imports()[package]), package

@@ -20,7 +20,7 @@ from psycopg import sql
 from outbox.core import times
 from outbox.core.ledger import digest
 from outbox.core.verdict import State
-from outbox.edges import backends, int8_arrays, timestamps
+from outbox.edges import backends, int8_arrays, keepers, timestamps
 from outbox.edges.int8_arrays import Ids
 from outbox.edges.marks import WrongTable
 from outbox.edges.plans import Example
@@ -330,6 +330,31 @@ class Companions:
         rows = connection.execute(self._look_up, [Ids(ids)], binary=True).fetchall()
         return Found(len(rows), digest(rows), times.newest(rows) if rows else None, filenode[0])
 
+    def why_kept(self, connection: Connection, count: int) -> str:
+        """What keeps so many rows that were deleted, and the remedy."""
+        return str(keepers.kept(connection, self.table, count, marks=False))
+
+    # ---- the connection
+
+    def flush(self, connection: Connection) -> None:
+        """Whatever this server's transactions have shown until now is on its disk afterwards."""
+        row = connection.execute(
+            f"/* flush */ SELECT {backends.BACKEND}, pg_logical_emit_message(true, 'outbox', '')", prepare=True
+        ).fetchone()
+        assert row is not None
+        backends.require(connection, row[0])
+
+    def allow(self, connection: Connection, timeout_s: float | None) -> None:
+        """A read may take so long, on the server; None: as long as any statement."""
+        if timeout_s is None:
+            connection.execute("/* read */ RESET statement_timeout")
+        else:
+            connection.execute(f"/* read */ SET statement_timeout = {int(timeout_s * 1000)}")
+
+    def require_backend(self, connection: Connection, found: str | None = None) -> None:
+        """Raises `OtherBackend` unless `found`, or who answers now, is the backend with which the connection began."""
+        backends.require(connection, found)
+
 
 def _given(connection: Connection, lane: int, batch: int, ids: Sequence[int], filenode: int) -> dict[str, Any]:
     """What a purge is told."""
@@ -374,12 +399,3 @@ def sequence_of(connection: Connection, table: str) -> str:
     if row[2] is None:
         raise WrongTable(f"No sequence belongs to the id of {name}. Run: python manage.py migrate outbox")
     return str(row[2])
-
-
-def flush(connection: Connection) -> None:
-    """Whatever this server's transactions have shown until now is on its disk afterwards."""
-    row = connection.execute(
-        f"/* flush */ SELECT {backends.BACKEND}, pg_logical_emit_message(true, 'outbox', '')", prepare=True
-    ).fetchone()
-    assert row is not None
-    backends.require(connection, row[0])

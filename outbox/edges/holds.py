@@ -252,6 +252,14 @@ class HoldTable:
             connection.execute(self._confirm, {"lane": lane, "ids": list(errands.confirmed)})
         return frozenset(id_ for (id_,) in gone)
 
+    def run_soon(self, connection: Connection, lane: int, errands: Errands, wait_ms: int) -> None:
+        """The same in a part of the transaction that can fail alone, and that waits so long at most for a lock."""
+        with connection.transaction():
+            before = connection.execute("/* errands */ SELECT current_setting('lock_timeout')").fetchone()
+            connection.execute(f"/* errands */ SET LOCAL lock_timeout = '{wait_ms}ms'")
+            self.run(connection, lane, errands)
+            connection.execute("/* errands */ SELECT set_config('lock_timeout', %s, true)", before)
+
     def _bury_all(self, connection: Connection, burials: Sequence[Burial], given: dict[str, Any]) -> list[tuple[int]]:
         return connection.execute(
             self._bury,

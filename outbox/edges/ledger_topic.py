@@ -8,8 +8,6 @@ so long is replaced at the next attempt.
 from __future__ import annotations
 
 import logging
-import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +15,8 @@ from outbox.core import ledger
 from outbox.core.faults import Kind, kind_of
 from outbox.edges.kafka import dispose, require_bootstrap
 from outbox.exceptions import OutboxError
+from outbox.runtime import Runtime
+from outbox.runtime.threads import THREADS
 
 if TYPE_CHECKING:
     from confluent_kafka import Consumer
@@ -63,12 +63,17 @@ class LedgerTopic:
     decode: Callable[[bytes, ledger.Headers], Any] = staticmethod(ledger.decode)
     topic_config: Mapping[str, str] = {}
 
-    def __init__(self, properties: Mapping[str, Any] | Callable[[], Mapping[str, Any]], name: str) -> None:
+    def __init__(
+        self,
+        properties: Mapping[str, Any] | Callable[[], Mapping[str, Any]],
+        name: str,
+        runtime: Runtime = THREADS,
+    ) -> None:
         """`properties`: a function is asked for each client, as secrets may have changed."""
-        self.name = name
+        self.name, self._runtime = name, runtime
         self._given = properties
         require_bootstrap(self._properties())
-        self._mutex = threading.Lock()
+        self._mutex = runtime.lock()
         self._admin_client: AdminClient | None = None
         self._consumer_client: Consumer | None = None
 
@@ -159,11 +164,11 @@ class LedgerTopic:
             logger.info("ledger_topic_created topic=%s partitions=%d", self.name, lanes)
 
     def _wait_visible(self, topic: str, partitions: int) -> int:
-        give_up_at = time.monotonic() + 2 * _REQUEST_S
-        while time.monotonic() < give_up_at:
+        give_up_at = self._runtime.monotonic() + 2 * _REQUEST_S
+        while self._runtime.monotonic() < give_up_at:
             if (found := self._count_partitions(topic)) >= partitions:
                 return found
-            time.sleep(_VISIBLE_POLL_S)
+            self._runtime.sleep(_VISIBLE_POLL_S)
         raise LedgerUnreachable(f"Partitions of the topic {topic!r} were made, but are not visible yet.")
 
     def _policy(self) -> str | None:
@@ -218,23 +223,23 @@ class LedgerTopic:
                 with self._mutex:  # not while it waits: perhaps for another lane of this process
                     return self._last_entry_soon(lane, give_up_at, end)
             except LedgerOpen as error:
-                if not waits or time.monotonic() > give_up_at:
+                if not waits or self._runtime.monotonic() > give_up_at:
                     raise
                 end = error.end
-            time.sleep(_STABLE_POLL_S)
+            self._runtime.sleep(_STABLE_POLL_S)
 
     def _last_entry_soon(self, lane: int, give_up_at: float, end: int | None) -> Any:
         for _ in range(_QUICK_ATTEMPTS):
-            begun = time.monotonic()
+            begun = self._runtime.monotonic()
             try:
                 return self._last_entry(lane, give_up_at, end)
             except LedgerOpen:
                 raise
             except LedgerUnreachable:
                 self._forget_clients()
-                if time.monotonic() - begun > _QUICK_S:
+                if self._runtime.monotonic() - begun > _QUICK_S:
                     raise
-                time.sleep(_QUICK_PAUSE_S)  # a partition just made, or one that changes its leader
+                self._runtime.sleep(_QUICK_PAUSE_S)  # a partition just made, or one that changes its leader
         return self._last_entry(lane, give_up_at, end)
 
     def _last_entry(self, lane: int, give_up_at: float, end: int | None) -> Any:
@@ -306,10 +311,10 @@ class LedgerTopic:
         consumer = self._consumer()
         consumer.assign([TopicPartition(self.name, lane, start)])
         try:
-            while time.monotonic() < give_up_at:
+            while self._runtime.monotonic() < give_up_at:
                 message = consumer.poll(0)
                 if message is None:
-                    time.sleep(_READ_POLL_S)
+                    self._runtime.sleep(_READ_POLL_S)
                     continue
                 error, offset = message.error(), message.offset() or 0
                 if error is None:

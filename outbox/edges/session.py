@@ -7,19 +7,18 @@ Which statements there are belongs elsewhere.
 
 from __future__ import annotations
 
-import os
-import random
 import select
-import threading
 import time
 from collections.abc import Callable
-from queue import SimpleQueue
-from typing import Any
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
 
 import psycopg
 from psycopg import waiting
 
 from outbox.exceptions import OutboxError
+from outbox.runtime import Interrupt, Queue, Runtime
+from outbox.runtime.threads import THREADS
 
 _RETRY_MIN_S = 0.1
 _RETRY_MAX_S = 2.0
@@ -30,13 +29,35 @@ class StatementOverdue(psycopg.OperationalError):
     """The server has not answered in time; whether the statement took effect is unknown."""
 
 
-class BoundedConnection(psycopg.Connection[Any]):
-    """A connection whose waits end at `give_up_at`, or as soon as `interrupt` becomes readable. While it waits,
-    `meanwhile` is called every `meanwhile_s`."""
+class Connection(Protocol):
+    """What the owner of a connection does with it, besides handing it to statements."""
 
-    give_up_at = float("inf")
+    opened_at: float
+    backend: str
+    give_up_at: float
+    interrupt: Interrupt | None
+    meanwhile: Callable[[], None] | None
+    meanwhile_s: float
+
+    @property
+    def closed(self) -> bool: ...
+
+    @property
+    def broken(self) -> bool: ...
+
+    def close(self) -> None: ...
+
+    def transaction(self) -> AbstractContextManager[Any]: ...
+
+
+class BoundedConnection(psycopg.Connection[Any]):
+    """A connection whose waits end at `give_up_at`, or as soon as `interrupt` is set. While it waits, `meanwhile` is
+    called every `meanwhile_s`."""
+
+    opened_at = float("-inf")  # on the monotonic clock, as whoever opens it has noted
     backend = ""  # with which it began, see `edges.backends`
-    interrupt: int | None = None
+    give_up_at = float("inf")
+    interrupt: Interrupt | None = None
     meanwhile: Callable[[], None] | None = None
     meanwhile_s = 3600.0
 
@@ -44,7 +65,7 @@ class BoundedConnection(psycopg.Connection[Any]):
         poll = select.poll()
         socket = self.pgconn.socket
         if self.interrupt is not None:
-            poll.register(self.interrupt, select.POLLIN)
+            poll.register(self.interrupt.fileno(), select.POLLIN)
         try:
             state = next(gen)
             while True:
@@ -61,7 +82,7 @@ class BoundedConnection(psycopg.Connection[Any]):
             found = dict(poll.poll(min(left_s, self.meanwhile_s) * 1000 + 1))
             if not found and self.meanwhile is not None:
                 self.meanwhile()
-            if self.interrupt in found:
+            if self.interrupt is not None and self.interrupt.fileno() in found:
                 raise StatementOverdue("The statement was given up: its lane has ended.")
             if events := found.get(socket):
                 trouble = events & ~(select.POLLIN | select.POLLOUT)
@@ -69,27 +90,29 @@ class BoundedConnection(psycopg.Connection[Any]):
                 return waiting.READY_RW if trouble else waiting.Ready(ready)
 
 
-Job = Callable[[psycopg.Connection[Any]], Any]
+Job = Callable[[Any], Any]  # of a connection
 Report = Any  # the owner's, handed back with the outcome
-Connect = Callable[[], BoundedConnection]
+Connect = Callable[[], Connection]
 
 
 class Session:
     """Runs jobs on one connection, in order. `post` takes (report, result, error) and must not block."""
 
     def __init__(
-        self, name: str, connect: Connect, post: Callable[[tuple[Report, Any, BaseException | None]], None]
+        self,
+        name: str,
+        connect: Connect,
+        post: Callable[[tuple[Report, Any, BaseException | None]], None],
+        runtime: Runtime = THREADS,
     ) -> None:
-        self._connect, self._post = connect, post
-        self._jobs: SimpleQueue[tuple[Job, Report, float, bool] | None] = SimpleQueue()
-        self._connection: BoundedConnection | None = None
+        self._connect, self._post, self._runtime = connect, post, runtime
+        self._jobs: Queue[tuple[Job, Report, float, bool] | None] = runtime.queue()
+        self._connection: Connection | None = None
         self._failures = 0
         self._retry_at = 0.0
         self._last_error: BaseException | None = None
-        self._ended = False
-        self._pipe = threading.Lock()
-        self._interrupt_r, self._interrupt_w = os.pipe()
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._interrupt = runtime.interrupt()
+        self._thread = runtime.thread(self._run, name)
         self._thread.start()
 
     def submit(self, job: Job, report: Report, timeout_s: float, *, renew: bool = False) -> None:
@@ -102,9 +125,7 @@ class Session:
 
     def interrupt(self) -> None:
         """Give up what is under way. Does not block."""
-        with self._pipe:
-            if not self._ended:
-                os.write(self._interrupt_w, b"x")
+        self._interrupt.set()
 
     def join(self, timeout_s: float) -> bool:
         self._thread.join(max(0.0, timeout_s))
@@ -123,10 +144,7 @@ class Session:
                     self._post((report, result, None))
         finally:
             self._drop()
-            with self._pipe:
-                self._ended = True
-                os.close(self._interrupt_r)
-                os.close(self._interrupt_w)
+            self._interrupt.close()
 
     def _settle(self, error: BaseException) -> None:
         """A refused statement leaves the connection usable; anything else ends it, also the loss of what the session
@@ -137,17 +155,17 @@ class Session:
         if connection is not None and (connection.broken or not refused):
             self._drop()
 
-    def _connected(self, timeout_s: float, *, renew: bool) -> BoundedConnection:
+    def _connected(self, timeout_s: float, *, renew: bool) -> Connection:
         if renew:
             self._drop()
         connection = self._connection
         if connection is None or connection.closed:
             connection = self._open()
-        connection.give_up_at = time.monotonic() + timeout_s
+        connection.give_up_at = self._runtime.monotonic() + timeout_s
         return connection
 
-    def _open(self) -> BoundedConnection:
-        now = time.monotonic()
+    def _open(self) -> Connection:
+        now = self._runtime.monotonic()
         if now < self._retry_at and self._last_error is not None:
             raise self._last_error
         try:
@@ -155,11 +173,11 @@ class Session:
         except BaseException as error:
             self._failures += 1
             pause_s = min(_RETRY_MAX_S, _RETRY_MIN_S * 2 ** min(self._failures, 10))
-            self._retry_at = time.monotonic() + pause_s * random.uniform(0.5, 1.0)
+            self._retry_at = self._runtime.monotonic() + pause_s * (0.5 + 0.5 * self._runtime.random())
             self._last_error = error
             raise
         self._failures, self._last_error = 0, None
-        connection.interrupt = self._interrupt_r
+        connection.interrupt = self._interrupt
         self._connection = connection
         return connection
 

@@ -19,8 +19,6 @@ from __future__ import annotations
 
 import logging
 import re
-import threading
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -30,6 +28,8 @@ from outbox.edges.kafka import PRODUCER_DEFAULTS, make, require_bootstrap
 from outbox.edges.texts import check_names, not_utf8
 from outbox.edges.wall_clock import nudged
 from outbox.exceptions import OutboxError, missing_extra
+from outbox.runtime import Runtime, Thread
+from outbox.runtime.threads import THREADS
 
 if TYPE_CHECKING:
     from confluent_kafka import KafkaError, Producer
@@ -162,18 +162,24 @@ def properties_of(
 
 
 class TransactionalProducer:
-    """One client in its only life: from init until the first trouble. Used by one thread."""
+    """One client in its only life: from init until the first trouble. Used by one thread. `kind` makes the client, in
+    place of confluent-kafka."""
 
-    def __init__(self, properties: Mapping[str, Any], *, id_header: str = "", keep_empty_key: bool = False) -> None:
-        try:
-            from confluent_kafka import Producer
-        except ImportError as error:
-            missing_extra("harvest", error)
+    def __init__(
+        self,
+        properties: Mapping[str, Any],
+        *,
+        id_header: str = "",
+        keep_empty_key: bool = False,
+        kind: Callable[..., Producer] | None = None,
+        runtime: Runtime = THREADS,
+    ) -> None:
+        self._runtime = runtime
         self._log = _ClientLog()
         self._ends = self._ends_sent = 0
         self._given_statistics = properties.get("stats_cb")
         given = {**properties, "stats_cb": self._statistics}
-        self._client: Producer | None = make(Producer, given, logger=self._log)
+        self._client: Producer | None = make(kind or _producer(), given, logger=self._log)
         self._id_header, self._keep_empty_key = id_header, keep_empty_key
         self._may_register = False  # partitions with an open transaction, in the background
         nudged(self)
@@ -235,7 +241,7 @@ class TransactionalProducer:
         without it none is told apart, and a failed delivery surfaces in `send_entry` or `commit`."""
         sent = 0
         while (sent := self._send_from(sent, rows, report_of)) < len(rows):
-            if time.monotonic() > give_up_at:
+            if self._runtime.monotonic() > give_up_at:
                 raise ReportsMissing("The client's queue stayed full: the brokers take no records.")
             self.client.poll(_ROOM_S)
 
@@ -288,9 +294,9 @@ class TransactionalProducer:
 
         self._may_register = False
         self._ends += 1
-        give_up_at = time.monotonic() + timeout_s
+        give_up_at = self._runtime.monotonic() + timeout_s
         while True:
-            left_s = give_up_at - time.monotonic()
+            left_s = give_up_at - self._runtime.monotonic()
             try:
                 self.client.commit_transaction(max(0.0, min(_SLICE_S, left_s)))
             except KafkaException as error:
@@ -334,7 +340,7 @@ class TransactionalProducer:
         if client is not None:
             held = [client]
             del client
-            _dispose(held, self._may_register)
+            _dispose(held, self._may_register, self._runtime)
 
     def drop_and_wait(self) -> None:
         """Throw the client away and wait until it can send nothing more: a few milliseconds."""
@@ -342,7 +348,15 @@ class TransactionalProducer:
         if client is not None:
             held = [client]
             del client
-            _dispose(held, self._may_register).join()
+            _dispose(held, self._may_register, self._runtime).join()
+
+
+def _producer() -> Callable[..., Producer]:
+    try:
+        from confluent_kafka import Producer
+    except ImportError as error:
+        missing_extra("harvest", error)
+    return Producer
 
 
 _OF_THE_RECORD = frozenset({Kind.RECORD, Kind.BATCH})
@@ -372,7 +386,7 @@ def _paired(names: Sequence[Any], texts: Sequence[Any] | None) -> list[tuple[str
     return pairs
 
 
-def _dispose(held: list[Producer], may_register: bool) -> threading.Thread:
+def _dispose(held: list[Producer], may_register: bool, runtime: Runtime) -> Thread:
     """Destroying a client joins its threads: elsewhere, and where no exception is being handled (see `edges.kafka`).
     The list is the only one to hold it."""
 
@@ -380,7 +394,7 @@ def _dispose(held: list[Producer], may_register: bool) -> threading.Thread:
         _silence(held[0], may_register)
         held.clear()
 
-    thread = threading.Thread(target=forget, name="outbox-disposal", daemon=True)
+    thread = runtime.thread(forget, "outbox-disposal")
     thread.start()
     return thread
 
@@ -426,7 +440,11 @@ def kafka_error(error: BaseException | None) -> KafkaError | None:
 
 
 def initialised(
-    make: Callable[[], TransactionalProducer], transactional_id: str, give_up_at: float, may_go_on: Callable[[], bool]
+    make: Callable[[], TransactionalProducer],
+    transactional_id: str,
+    give_up_at: float,
+    may_go_on: Callable[[], bool],
+    runtime: Runtime = THREADS,
 ) -> TransactionalProducer | None:
     """A producer that has fenced every older one; None when it may not go on.
 
@@ -438,11 +456,11 @@ def initialised(
 
     patience_s, last = _PATIENCE_FIRST_S, "no attempt was made in time"
     while may_go_on():
-        if time.monotonic() > give_up_at:
+        if runtime.monotonic() > give_up_at:
             raise NoProducer(f"The transactional id {transactional_id!r} could not be initialised: {last}")
         producer = make()
         try:
-            if _initialise(producer, min(give_up_at, time.monotonic() + patience_s), may_go_on):
+            if _initialise(producer, min(give_up_at, runtime.monotonic() + patience_s), may_go_on, runtime):
                 return producer
             last = (
                 "the broker is busy with the transaction of an older owner, does not answer, or cannot replicate its "
@@ -456,11 +474,13 @@ def initialised(
         if not producer.is_told_to_wait:
             patience_s = min(2 * patience_s, _PATIENCE_MAX_S)
         producer.drop_and_wait()  # a late init of its would fence the next one
-        time.sleep(_BUSY_PAUSE_S)
+        runtime.sleep(_BUSY_PAUSE_S)
     return None
 
 
-def _initialise(producer: TransactionalProducer, give_up_at: float, may_go_on: Callable[[], bool]) -> bool:
+def _initialise(
+    producer: TransactionalProducer, give_up_at: float, may_go_on: Callable[[], bool], runtime: Runtime
+) -> bool:
     from confluent_kafka import KafkaException
 
     while True:
@@ -472,7 +492,7 @@ def _initialise(producer: TransactionalProducer, give_up_at: float, may_go_on: C
         else:
             return True
         producer.poll()
-        if producer.is_told_to_wait or time.monotonic() > give_up_at or not may_go_on():
+        if producer.is_told_to_wait or runtime.monotonic() > give_up_at or not may_go_on():
             return False
 
 

@@ -8,12 +8,9 @@ over again: only the ledger tells what was committed.
 from __future__ import annotations
 
 import logging
-import random
-import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from queue import Empty, SimpleQueue
+from queue import Empty
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -28,7 +25,7 @@ from outbox.core.patience import Backoff, Circuit
 from outbox.core.sizes import Sizes
 from outbox.core.verdict import AskElection, Closed, Idle, Stop
 from outbox.edges.kafka import PRODUCER_DEFAULTS, let_go
-from outbox.edges.ledger_topic import LedgerMissing, LedgerTopic, LedgerUnreachable
+from outbox.edges.ledger_topic import LedgerMissing, LedgerUnreachable
 from outbox.edges.reader import Row, parts_of
 from outbox.edges.texts import explained
 from outbox.edges.transactions import NoProducer, RecordRefused, ReportsMissing, TransactionalProducer, kafka_error
@@ -37,6 +34,7 @@ from outbox.failpoints import failpoint
 from outbox.harvest import telling
 from outbox.harvest.exactly_once_database import Database, Source
 from outbox.harvest.exactly_once_holds import TOO_LARGE, Holds, Name
+from outbox.harvest.exactly_once_kafka import Kafka
 from outbox.harvest.exactly_once_rounds import LaneState, Rounds
 from outbox.harvest.exactly_once_takeover import Outcome, Owned, Takeover, Unreadable, unreadable_text
 from outbox.harvest.exactly_once_values import (
@@ -49,9 +47,12 @@ from outbox.harvest.exactly_once_values import (
     Retake,
 )
 from outbox.harvest.lanes import LaneHost, LeftUntidily, owner_name
+from outbox.harvest.ports import Servers
 from outbox.harvest.readings import Meter, Troubles
 from outbox.harvest.resize import LaneCount
 from outbox.harvest.telling import Stopwatch
+from outbox.runtime import Queue, Runtime
+from outbox.runtime.threads import THREADS
 
 if TYPE_CHECKING:
     from confluent_kafka import KafkaError
@@ -108,12 +109,19 @@ class ExactlyOnce:
     """A `LaneWorker`."""
 
     def __init__(
-        self, conf: Conf, lane: int, leader_id: UUID, host: LaneHost, rounds: Callable[[LaneState], Rounds]
+        self,
+        conf: Conf,
+        lane: int,
+        leader_id: UUID,
+        host: LaneHost,
+        rounds: Callable[[LaneState], Rounds],
+        runtime: Runtime,
     ) -> None:
         self._conf, self._lane, self._leader_id, self._host = conf, lane, leader_id, host
+        self._runtime = runtime
         self._find_rounds = rounds
         self._rounds: Rounds | None = None
-        self._mailbox: SimpleQueue[Any] = SimpleQueue()
+        self._mailbox: Queue[Any] = runtime.queue()
         holds = Holds(
             lane,
             lambda topic: conf.refusal_attempts if conf.skips(topic) else 0,
@@ -133,17 +141,17 @@ class ExactlyOnce:
         self._failures: list[tuple[int, str, str]] = []
         self._probing = False  # failed records are told apart, at some cost
         self._all_acknowledged = False  # each of the batch, as was told apart: what fails now is the ledger's entry
-        self._circuit = Circuit(Backoff(_BACKOFF_MIN_S, _BACKOFF_MAX_S, random.random))
-        self._stopwatch = Stopwatch()
+        self._circuit = Circuit(Backoff(_BACKOFF_MIN_S, _BACKOFF_MAX_S, runtime.random))
+        self._stopwatch = Stopwatch(runtime)
         self._stopped_for = ""
         self._phase = "new"
         self._finish_by: float | None = None
         self._abandoned = self._ended = False
         self._delivered = self._batches = self._takeovers = self._renewals = 0
-        self._troubles = Troubles(lane)
-        self._meter = Meter(lane, conf.metrics_interval_s, time.monotonic())
+        self._troubles = Troubles(lane, runtime)
+        self._meter = Meter(lane, conf.metrics_interval_s, runtime.monotonic())
         self._stages: dict[str, float] = dict.fromkeys(_STAGES, 0.0)
-        self._thread = threading.Thread(target=self._run, name=f"outbox-lane-{lane}", daemon=True)
+        self._thread = runtime.thread(self._run, f"outbox-lane-{lane}")
 
     # ---- what the host calls, from any thread
 
@@ -164,11 +172,11 @@ class ExactlyOnce:
         self._mailbox.put(End())
 
     def join(self, timeout_s: float) -> bool:
-        give_up_at = time.monotonic() + timeout_s
+        give_up_at = self._runtime.monotonic() + timeout_s
         if self._thread.ident is not None:
             self._thread.join(max(0.0, timeout_s))
         rounds = self._rounds
-        if rounds is not None and rounds.is_closing and not rounds.join(give_up_at - time.monotonic()):
+        if rounds is not None and rounds.is_closing and not rounds.join(give_up_at - self._runtime.monotonic()):
             return False
         return not self._thread.is_alive()
 
@@ -204,7 +212,7 @@ class ExactlyOnce:
     def _run(self) -> None:
         try:
             self._rounds = self._find_rounds(self._state)
-            parts = self._rounds.database, self._rounds.purges, self._rounds.ledger
+            parts = self._rounds.servers, self._rounds.purges
             self._takeover = Takeover(self._conf, self._lane, *parts)
             self._lane_count = LaneCount(self._conf, *parts)
             while not self._is_ending:
@@ -237,12 +245,12 @@ class ExactlyOnce:
     def _own(self, rounds: Rounds) -> float:
         """Take the lane over; the pause before another attempt when it cannot be had."""
         self._phase = "taking over"
-        begun = time.monotonic()
+        begun = self._runtime.monotonic()
         rounds.prepare()
         if not rounds.wait_purged(self._state, self._may_go_on):
             return 0.0
         outcome = self._lane_count_followed() or self._waits(rounds) or self._examined(rounds) or self._taken_over()
-        self._stages["takeover"] += time.monotonic() - begun
+        self._stages["takeover"] += self._runtime.monotonic() - begun
         if isinstance(outcome, Owned):
             self._producer, self._batch, self._identity = outcome.producer, outcome.batch, outcome.identity
             self._in_doubt = False
@@ -251,8 +259,9 @@ class ExactlyOnce:
             self._takeovers += 1
             self._stopped_for = ""
             self._troubles.over("takeover")
-            self._circuit.may_try(time.monotonic())  # both servers answer; whether they take records is not known
-            logger.info("lane_taken lane=%d batch=%d after_s=%.3f", self._lane, self._batch, time.monotonic() - begun)
+            now = self._runtime.monotonic()
+            self._circuit.may_try(now)  # both servers answer; whether they take records is not known
+            logger.info("lane_taken lane=%d batch=%d after_s=%.3f", self._lane, self._batch, now - begun)
             rounds.ready(self._state, self._batch, outcome.state)
             return 0.0
         if isinstance(outcome, AskElection):
@@ -329,12 +338,12 @@ class ExactlyOnce:
         return _PARKED_S
 
     def _backoff(self, reason: str) -> float:
-        return self._circuit.failed(time.monotonic(), reason)
+        return self._circuit.failed(self._runtime.monotonic(), reason)
 
     def _pause(self, seconds: float) -> None:
         """Ends at once when the lane ends; batches and orders of an earlier readiness are stale."""
-        give_up_at = time.monotonic() + seconds
-        while not self._is_ending and (left_s := give_up_at - time.monotonic()) > 0:
+        give_up_at = self._runtime.monotonic() + seconds
+        while not self._is_ending and (left_s := give_up_at - self._runtime.monotonic()) > 0:
             try:
                 order = self._mailbox.get(timeout=left_s)
             except Empty:
@@ -363,12 +372,12 @@ class ExactlyOnce:
         return 0.0
 
     def _next_order(self) -> Any:
-        begun = time.monotonic()
+        begun = self._runtime.monotonic()
         try:
             order = self._mailbox.get(timeout=_WAKE_S)
         except Empty:
             order = End()
-        now = time.monotonic()
+        now = self._runtime.monotonic()
         self._stages["idle"] += now - begun
         self._read_meter(now)
         self._raise_if_broken(order)
@@ -400,7 +409,8 @@ class ExactlyOnce:
             return self._after_failure(rounds, batch, failure)
         if entry is None:
             return self._renewal()
-        told = telling.delivered(batch, entry, self._stopwatch, tracing=self._conf.tracing and is_tracing())
+        tracing = self._conf.tracing and is_tracing()
+        told = telling.delivered(batch, entry, self._stopwatch, tracing=tracing, runtime=self._runtime)
         failpoint("after-commit")
         if self._sizes and len(batch.rows) == 1:  # as a record that was held
             self._sizes.taken(batch.rows[0][1], parts_of(batch.rows[0]))
@@ -466,7 +476,7 @@ class ExactlyOnce:
             raise BatchDropped(f"the producer must be renewed: {producer.trouble or producer.repeated}")
         failures = self._failures = []
         self._all_acknowledged = False
-        stages, began, self._stopwatch = self._stages, time.monotonic(), Stopwatch()
+        stages, began, self._stopwatch = self._stages, self._runtime.monotonic(), Stopwatch(self._runtime)
         failpoint("before-send")
         if not self._has_begun:
             producer.begin()
@@ -481,7 +491,7 @@ class ExactlyOnce:
         if batch.rows and not self._probing:  # else what the ledger is refused would be blamed on the records
             producer.announce(self._ledger_name, self._lane, ledger.BEGINNING_KEY, ledger.BEGINNING)
         failpoint("after-send")
-        sent = time.monotonic()
+        sent = self._runtime.monotonic()
         stages["turn"] += turned - began
         stages["send"] += sent - turned
         # Beside the brokers' work: nothing of it is needed before the reports are in.
@@ -491,17 +501,17 @@ class ExactlyOnce:
             raise NotDelivered(failures)
         self._all_acknowledged = self._probing
         failpoint("after-ack")
-        acknowledged = time.monotonic()
+        acknowledged = self._runtime.monotonic()
         stages["reports"] += acknowledged - sent
         self._await_guards(batch, give_up_at)
-        guarded = time.monotonic()
+        guarded = self._runtime.monotonic()
         stages["guards"] += guarded - acknowledged
         key, headers = ledger.entry_key(self._lane), ledger.headers(entry)
         producer.send_entry(self._ledger_name, self._lane, key, payload, headers)
         failpoint("before-commit")
         self._in_doubt, self._has_begun = True, False
         producer.commit(self._conf.commit_timeout_s, lambda: self._is_over(give_up_at))
-        self._stopwatch.commit_s = time.monotonic() - guarded
+        self._stopwatch.commit_s = self._runtime.monotonic() - guarded
         stages["commit"] += self._stopwatch.commit_s
         return entry
 
@@ -573,7 +583,7 @@ class ExactlyOnce:
         turn = self._rounds.sending_turn
         is_mine = turn.acquire(timeout=_TURN_S if batch.rows and not self._is_ending else 0)
         try:
-            yield time.monotonic()
+            yield self._runtime.monotonic()
         finally:
             if is_mine:
                 turn.release()
@@ -595,13 +605,13 @@ class ExactlyOnce:
 
     def _is_over(self, give_up_at: float) -> bool:
         """Whether to wait no longer for what this transaction needs."""
-        now = time.monotonic()
+        now = self._runtime.monotonic()
         return self._abandoned or now > give_up_at or (self._finish_by is not None and now > self._finish_by)
 
     @property
     def _ledger_name(self) -> str:
         assert self._rounds is not None
-        return self._rounds.ledger.name
+        return self._rounds.kafka.name
 
     def _await_guards(self, batch: Batch, give_up_at: float) -> None:
         """What was read must be on PostgreSQL's disk, and the batch before this one purged."""
@@ -638,7 +648,7 @@ class ExactlyOnce:
     # ---- when it failed
 
     def _hold(self, rounds: Rounds, row: Any, error: str, *, whole_topic: bool = False) -> None:
-        now = time.monotonic()
+        now = self._runtime.monotonic()
         held = rounds.guarded(lambda: self._state.holds.refused(row, error, now, whole_topic=whole_topic))
         self._host.emit(held)
 
@@ -718,7 +728,7 @@ class ExactlyOnce:
         a search for each would take the lane's time."""
         found: dict[Name, Row] = {}
         if name in TOO_LARGE:
-            for topic, limit in rounds.ledger.size_limits({row[1] for row in suspects}).items():
+            for topic, limit in rounds.kafka.size_limits({row[1] for row in suspects}).items():
                 self._sizes.limited(topic, limit)
             suspects = [row for row in suspects if self._sizes.exceeds(row[1], parts_of(row))]
         if name in TOO_LARGE or (name in _TOLD_APART and self._failures):
@@ -820,7 +830,7 @@ class ExactlyOnce:
             self._host.emit(LeftUntidily(self._lane, reason))
 
     def _may_wait(self) -> bool:
-        return not self._abandoned and self._finish_by is not None and time.monotonic() < self._finish_by
+        return not self._abandoned and self._finish_by is not None and self._runtime.monotonic() < self._finish_by
 
 
 def _reporter(failures: list[tuple[int, str, str]], begin: int) -> Callable[[int], Callable[[Any, Any], None]]:
@@ -835,21 +845,29 @@ def _reporter(failures: list[tuple[int, str, str]], begin: int) -> Callable[[int
 
 
 class ExactlyOnceFactory:
-    """A `WorkerFactory`: the workers that it makes share one reader. `source` replaces the alias' parameters."""
+    """A `WorkerFactory`: the workers that it makes share one reader. `source` replaces the alias' parameters,
+    `connect` the servers."""
 
-    def __init__(self, *, source: Source | None = None, owner: str = "") -> None:
-        self._source, self._owner = source, owner or owner_name()
-        self._mutex = threading.Lock()
+    def __init__(
+        self,
+        *,
+        source: Source | None = None,
+        owner: str = "",
+        runtime: Runtime = THREADS,
+        connect: Callable[[Conf], Servers] | None = None,
+    ) -> None:
+        self._runtime, self._owner = runtime, owner or owner_name()
+        self._connect = connect or (lambda conf: Servers(runtime, Database(conf, source), Kafka(conf)))
+        self._mutex = runtime.lock()
         self._rounds: Rounds | None = None
 
     def __call__(self, conf: Conf, lane: int, leader_id: UUID, epoch: int, host: LaneHost) -> ExactlyOnce:
-        return ExactlyOnce(conf, lane, leader_id, host, lambda state: self._register(conf, state))
+        return ExactlyOnce(conf, lane, leader_id, host, lambda state: self._register(conf, state), self._runtime)
 
     def _register(self, conf: Conf, state: LaneState) -> Rounds:
         with self._mutex:
             if self._rounds is None or not self._rounds.register(state):
-                topic = LedgerTopic(lambda: conf.client_properties, f"{conf.name}.ledger")
-                self._rounds = Rounds(conf, Database(conf, self._source), topic, self._owner)
+                self._rounds = Rounds(conf, self._connect(conf), self._owner)
                 registered = self._rounds.register(state)
                 assert registered
             return self._rounds

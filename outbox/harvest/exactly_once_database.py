@@ -16,18 +16,25 @@ from uuid import UUID
 
 import psycopg
 
+from outbox import wakeups
 from outbox.conf import Conf
 from outbox.core import verdict
 from outbox.core.flights import may_purge_at_once
 from outbox.core.ledger import Entry
 from outbox.core.verdict import LookUpRows, MoveOnly, PurgeEntry, State, Stop
-from outbox.edges import backends, companions, keepers, table
+from outbox.edges import companions, notifications, table
 from outbox.edges.companions import Companions, OtherDatabase
 from outbox.edges.holds import HoldTable
-from outbox.edges.session import BoundedConnection, Session
+from outbox.edges.reader import Reader
+from outbox.edges.session import BoundedConnection, Connection, Session
+from outbox.edges.sweeper import Sweeper
+from outbox.edges.ways import Claim
 from outbox.failpoints import failpoint
 from outbox.harvest.exactly_once_values import Awaited, Purge, Ticket
+from outbox.harvest.ports import Servers, Statements
 from outbox.harvest.readings import Troubles
+from outbox.harvest.way import claim_of
+from outbox.runtime import Interrupt
 
 logger = logging.getLogger("outbox.harvest")
 
@@ -40,7 +47,7 @@ Source = Callable[[], Any]
 
 
 class Database:
-    """Opens connections to the outbox of the settings. Thread-safe."""
+    """A `DatabasePort`: opens connections to the outbox of the settings. Thread-safe."""
 
     def __init__(self, conf: Conf, source: Source | None = None) -> None:
         self._conf = conf
@@ -67,7 +74,7 @@ class Database:
         except BaseException:
             connection.close()
             raise
-        connection.opened_at = time.monotonic()  # type: ignore[attr-defined]
+        connection.opened_at = time.monotonic()
         return connection
 
     def _check(self, connection: BoundedConnection) -> None:
@@ -88,26 +95,42 @@ class Database:
         assert self.companions is not None, "no connection has been opened yet"
         return self.companions
 
+    def reader(self, lanes: int) -> Reader:
+        return Reader(self._conf.table, self.sequence, lanes, keep_empty_key=self._conf.keep_empty_key)
+
+    def sweeper(self, lanes: int) -> Sweeper:
+        return Sweeper(self._conf.table, lanes, keep_empty_key=self._conf.keep_empty_key)
+
+    def claim(self, owner: str) -> Claim:
+        return claim_of(self._conf, owner)
+
+    def listen(self, connection: BoundedConnection) -> None:
+        notifications.listen(connection, wakeups.channel(self._conf.table))
+
+    def wait_notified(self, connection: BoundedConnection, interrupt: Interrupt) -> bool:
+        return notifications.wait_notified(connection, interrupt)
+
 
 class Purges:
     """Purges, and the few statements of takeovers, in order on one connection of their own."""
 
-    def __init__(self, database: Database, settled: Callable[[Ticket], None], statement_timeout_s: float) -> None:
-        self._database, self._settled, self._timeout_s = database, settled, statement_timeout_s
-        self._closing = threading.Event()
-        self._troubles = Troubles(-1)
-        self._session = Session("outbox-purge", partial(database.connect, "purge"), self._post)
+    def __init__(self, servers: Servers, settled: Callable[[Ticket], None], statement_timeout_s: float) -> None:
+        runtime = self._runtime = servers.runtime
+        self._database, self._settled, self._timeout_s = servers.database, settled, statement_timeout_s
+        self._closing = runtime.event()
+        self._troubles = Troubles(-1, runtime)
+        self._session = Session("outbox-purge", partial(self._database.connect, "purge"), self._post, runtime)
 
     def submit(self, purges: Sequence[Purge]) -> Ticket:
         """One transaction, tried until it succeeds."""
-        ticket = Ticket(purges)
+        ticket = Ticket(purges, self._runtime)
         self._send(ticket, 0)
         return ticket
 
-    def ask(self, job: Callable[[BoundedConnection], Any], may_go_on: Callable[[], bool] = lambda: True) -> Any:
+    def ask(self, job: Callable[[Connection], Any], may_go_on: Callable[[], bool] = lambda: True) -> Any:
         """The job's result, after what was submitted before; its error, or None when it may not go on."""
         answer: dict[str, Any] = {}
-        awaited = Awaited()
+        awaited = Awaited(self._runtime)
 
         def run(connection: Any) -> None:
             answer["result"] = job(connection)
@@ -124,7 +147,7 @@ class Purges:
 
     def tell(self, job: Callable[[Any], None]) -> Awaited:
         """Run the job some time; `error` of the answer tells what came of it."""
-        awaited = Awaited()
+        awaited = Awaited(self._runtime)
         self._session.submit(job, awaited, self._timeout_s)
         return awaited
 
@@ -188,14 +211,14 @@ class Purges:
                 self._settle(statements, connection, purge, ticket)
 
     @staticmethod
-    def _is_deleted(statements: Companions, connection: Any, purge: Purge) -> bool:
+    def _is_deleted(statements: Statements, connection: Any, purge: Purge) -> bool:
         entry = purge.entry
         deleted = statements.purge_plain(connection, entry.lane, entry.batch, entry.ids, purge.filenode)
         _warn_of_fewer(entry, deleted)
         return bool(deleted)
 
     def _delete(
-        self, statements: Companions, connection: Any, purges: Sequence[Purge], done: list[Purge]
+        self, statements: Statements, connection: Any, purges: Sequence[Purge], done: list[Purge]
     ) -> list[Purge]:
         """Those that were moved; those of them whose errands are done are added to `done`."""
         moved = []
@@ -220,11 +243,7 @@ class Purges:
         purged."""
         assert purge.errands is not None
         try:
-            with connection.transaction():
-                before = connection.execute("/* errands */ SELECT current_setting('lock_timeout')").fetchone()
-                connection.execute(f"/* errands */ SET LOCAL lock_timeout = '{_ERRANDS_WAIT_MS}ms'")
-                self._database.holds.run(connection, purge.entry.lane, purge.errands)
-                connection.execute("/* errands */ SELECT set_config('lock_timeout', %s, true)", before)
+            self._database.holds.run_soon(connection, purge.entry.lane, purge.errands, _ERRANDS_WAIT_MS)
         except psycopg.Error as error:
             if connection.broken:
                 raise
@@ -233,7 +252,7 @@ class Purges:
         return True
 
     @staticmethod
-    def _settle(statements: Companions, connection: Any, purge: Purge, ticket: Ticket) -> None:
+    def _settle(statements: Statements, connection: Any, purge: Purge, ticket: Ticket) -> None:
         found = settle_purge(statements, connection, purge)
         if isinstance(found, Stop):
             ticket.stops[purge.entry.lane] = found
@@ -247,11 +266,11 @@ def _warn_of_fewer(entry: Entry, deleted: int) -> None:
         )  # fmt: skip
 
 
-def settle_purge(statements: Companions, connection: Any, purge: Purge) -> Stop | None:
+def settle_purge(statements: Statements, connection: Any, purge: Purge) -> Stop | None:
     """A purge that moved nothing: already done, or the table's file has changed and the rows are compared first."""
     entry = purge.entry
     for _ in range(_SETTLE_ATTEMPTS_MAX):
-        backends.require(connection)  # which the purge asks for as well, and does nothing elsewhere
+        statements.require_backend(connection)  # which the purge asks for as well, and does nothing elsewhere
         purged = statements.purged(connection, entry.lane)
         judged = verdict.after_purge(entry, moved=False, purged=purged)
         if isinstance(judged, Stop):
@@ -283,9 +302,8 @@ class _RowsKept(Exception):
 
 
 def _refuse_kept(
-    statements: Companions, connection: Any, entry: Entry, ids: Sequence[int], filenode: int, deleted: int
+    statements: Statements, connection: Any, entry: Entry, ids: Sequence[int], filenode: int, deleted: int
 ) -> None:
     """Rows that were deleted by somebody else are gone. Those that are still there would be sent again."""
     if deleted < len(ids) and (count := statements.kept(connection, entry.lane, entry.batch, ids, filenode)):
-        reason = str(keepers.kept(connection, statements.table, count, marks=False))
-        raise _RowsKept(entry.lane, verdict.rows_kept(entry, reason))
+        raise _RowsKept(entry.lane, verdict.rows_kept(entry, statements.why_kept(connection, count)))

@@ -10,10 +10,6 @@ One thread reads and owns the frontier. Lanes call `ready`, `committed`, `failed
 from __future__ import annotations
 
 import logging
-import os
-import random
-import threading
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -23,7 +19,6 @@ from uuid import UUID, uuid4
 
 import psycopg
 
-from outbox import wakeups
 from outbox.conf import Conf
 from outbox.core import times
 from outbox.core.flights import Flights, Plan, Standing, may_flush
@@ -31,24 +26,22 @@ from outbox.core.frontier import Frontier
 from outbox.core.ledger import Entry
 from outbox.core.scoreboard_values import RecordHeld
 from outbox.core.verdict import GoOn, State, Stop
-from outbox.edges import backends
 from outbox.edges.backends import Pooled
-from outbox.edges.companions import OtherDatabase, flush
-from outbox.edges.ledger_topic import LedgerTopic
+from outbox.edges.companions import OtherDatabase
 from outbox.edges.marks import WrongTable
-from outbox.edges.reader import NOTHING, LeftOut, Page, Reader, Row, size_of
-from outbox.edges.session import BoundedConnection, StatementOverdue
+from outbox.edges.reader import NOTHING, LeftOut, Page, Row, size_of
+from outbox.edges.session import Connection, StatementOverdue
 from outbox.edges.sweeper import Below, Found
 from outbox.edges.texts import explained
 from outbox.edges.ways import NoRights, OtherWay
-from outbox.harvest.exactly_once_database import Database, Purges
+from outbox.harvest.exactly_once_database import Purges
 from outbox.harvest.exactly_once_holds import Holds, Writes
 from outbox.harvest.exactly_once_sweep import Sweep
 from outbox.harvest.exactly_once_values import Awaited, Batch, Broken, Doubt, Order, Purge, Retake, Ticket
 from outbox.harvest.exactly_once_wake import Ear
+from outbox.harvest.ports import Reader, Servers
 from outbox.harvest.readings import Troubles
 from outbox.harvest.resize import IdleLanes
-from outbox.harvest.way import claim_of
 
 logger = logging.getLogger("outbox.harvest")
 
@@ -90,11 +83,13 @@ class LaneState(Standing):
 class Rounds:
     """Lanes of one table in one process. Ends when its last lane has left; then it takes no more."""
 
-    def __init__(self, conf: Conf, database: Database, ledger: LedgerTopic, owner_name: str) -> None:
-        self._conf, self.database, self.ledger = conf, database, ledger
-        self._way = claim_of(conf, owner_name)
+    def __init__(self, conf: Conf, servers: Servers, owner_name: str) -> None:
+        self._conf, self.servers = conf, servers
+        runtime, database = self._runtime, self.database = servers.runtime, servers.database
+        self.kafka = servers.kafka
+        self._way = database.claim(owner_name)
         self._beat_s = min(_BEAT_S, conf.session_timeout_s / 3)
-        self._changed = threading.Condition()
+        self._changed = runtime.condition()
         self._lanes: dict[int, LaneState] = {}
         self._closing = False
         self._outstanding = 0  # lanes that have not ended the present round
@@ -106,17 +101,17 @@ class Rounds:
         self._count = self._reading_count = 0  # by which records are divided: of the lanes that are ready, of a read
         self._holds_are_fresh, self._holds_at = False, 0.0
         self.owner = database.owner = f"{owner_name} {uuid4()}"
-        self.careful_turn = threading.Lock()
+        self.careful_turn = runtime.lock()
         """Of lanes that look for a record that crashes the process: which lane it was must be certain."""
-        self.sending_turn = threading.Lock()
+        self.sending_turn = runtime.lock()
         """Of lanes that hand over records."""
         self._prepared = False
-        self._preparing = threading.Lock()
-        self.purges = Purges(database, self._purged, conf.statement_timeout_s)
-        self.idle_lanes = IdleLanes(database, self.purges, ledger)
+        self._preparing = runtime.lock()
+        self.purges = Purges(servers, self._purged, conf.statement_timeout_s)
+        self.idle_lanes = IdleLanes(servers, self.purges)
         self._frontier = Frontier()
         self._reader: Reader | None = None
-        self._connection: BoundedConnection | None = None
+        self._connection: Connection | None = None
         self._limit = min(_FIRST_PAGE_ROWS, conf.batch_max)
         self._rows_max, self._bytes_max = conf.batch_max, conf.batch_bytes_max  # less while the brokers are slow
         self._cut_at = float("-inf")
@@ -125,10 +120,10 @@ class Rounds:
         self._woken = False
         self._ear: Ear | None = None
         self._read_failures = 0
-        self._troubles = Troubles(-1)
+        self._troubles = Troubles(-1, runtime)
         self._stretch, self._keeps_connection = 1, False
         self._looked_from = 0
-        self._sweep = Sweep(conf, database, self._notify)
+        self._sweep = Sweep(conf, servers, self._notify)
         self._sample_at = 0.0
         self._passes_over, self._fetch_held_until = False, 0.0
         self._created: dict[int, int] = {}
@@ -137,11 +132,11 @@ class Rounds:
         self._beat_at = 0.0
         self._claimed_at = float("-inf")
         self._seen: tuple[float, State] | None = None  # the state row, and when it was asked for
-        self._looking = threading.Lock()
-        self._interrupt_r, self._interrupt_w = os.pipe()
+        self._looking = runtime.lock()
+        self._interrupt = runtime.interrupt()
         self.stages: dict[str, float] = dict.fromkeys(("read", "divide", "round", "flush"), 0.0)
         self.reads = 0
-        self._thread = threading.Thread(target=self._run, name="outbox-reader", daemon=True)
+        self._thread = runtime.thread(self._run, "outbox-reader")
         self._thread.start()
 
     # ---- what lanes call, each from its own thread
@@ -173,7 +168,7 @@ class Rounds:
             self._closing = True
             self.purges.close()
             self.purges.interrupt()
-            os.write(self._interrupt_w, b"x")
+            self._interrupt.set()
 
     def prepare(self) -> None:
         """Once: the tables, the way, the ledger topic. Raises what forbids harvesting, and outages."""
@@ -181,9 +176,9 @@ class Rounds:
             if self._prepared:
                 return
             self.purges.ask(self._claim)
-            self.ledger.prepare(self.database.state.lane_count, self._conf.audit_window_s)
+            self.kafka.prepare(self.database.state.lane_count, self._conf.audit_window_s)
             if self._conf.notify and self._ear is None and not self._closing:
-                self._ear = Ear(self.database, wakeups.channel(self._conf.table), self.wake)
+                self._ear = Ear(self.servers, self.wake)
             self._prepared = True
 
     def wake(self) -> None:
@@ -194,19 +189,19 @@ class Rounds:
             self._changed.notify_all()
 
     def _claim(self, connection: Any, owned: Mapping[int, UUID] = MappingProxyType({})) -> None:
-        begun = time.monotonic()
+        begun = self._runtime.monotonic()
         self._way.take(connection, lanes=self._conf.lanes, owned=owned)
         self._claimed_at = begun
 
     def is_claimed(self) -> bool:
         """A claim that could not be repeated in time may have gone to another way of delivery."""
-        return time.monotonic() < self._claimed_at + _TRUST * self._conf.session_timeout_s
+        return self._runtime.monotonic() < self._claimed_at + _TRUST * self._conf.session_timeout_s
 
     def seen_state(self, max_age_s: float, may_go_on: Callable[[], bool]) -> State | None:
         """The state row as it was so long ago at most, for lanes that only wait for a change of it: one question
         serves all of them. None when it may not go on."""
         with self._looking:
-            begun = time.monotonic()
+            begun = self._runtime.monotonic()
             if self._seen is None or begun - self._seen[0] > max_age_s:
                 ask = partial(self.database.statements.state, lanes=self._conf.lanes)
                 if (found := self.purges.ask(ask, may_go_on)) is None:
@@ -278,7 +273,7 @@ class Rounds:
             return self.held(lane, refused, is_sure=is_sure)
 
     def held(self, lane: LaneState, refused: Iterable[tuple[Row, str]], *, is_sure: bool) -> list[RecordHeld]:
-        now = time.monotonic()
+        now = self._runtime.monotonic()
         return [*self.guarded(lambda: [lane.holds.refused(row, error, now, is_sure=is_sure) for row, error in refused])]
 
     def not_sent(self, lane: LaneState, batch: Batch) -> None:
@@ -294,7 +289,7 @@ class Rounds:
             if batch.asked_at > self._cut_at:  # else its page was cut already, for the sake of another lane
                 self._rows_max = max(1, min(self._rows_max, self._limit) // _SMALLER)
                 self._bytes_max = max(min(_BYTES_MIN, self._bytes_max), self._bytes_max // _SMALLER)
-                self._limit, self._cut_at = self._rows_max, time.monotonic()
+                self._limit, self._cut_at = self._rows_max, self._runtime.monotonic()
 
     def _enlarge(self) -> None:
         conf = self._conf
@@ -359,9 +354,9 @@ class Rounds:
             return self._flights.count(lane)
 
     def join(self, timeout_s: float) -> bool:
-        give_up_at = time.monotonic() + timeout_s
+        give_up_at = self._runtime.monotonic() + timeout_s
         self._thread.join(max(0.0, timeout_s))
-        return not self._thread.is_alive() and self.purges.join(give_up_at - time.monotonic())
+        return not self._thread.is_alive() and self.purges.join(give_up_at - self._runtime.monotonic())
 
     @property
     def is_closing(self) -> bool:
@@ -418,10 +413,8 @@ class Rounds:
             self._sweep.close()
             if self._ear is not None:
                 self._ear.close()
-            self.ledger.close()
-            with self._changed:
-                os.close(self._interrupt_r)
-                os.close(self._interrupt_w)
+            self.kafka.close()
+            self._interrupt.close()
 
     def _break(self, error: BaseException) -> None:
         """What no repetition can mend ends every lane of the process."""
@@ -436,7 +429,7 @@ class Rounds:
             with self._changed:
                 if not self._await_ready():
                     return None
-                if self._holds_are_fresh and time.monotonic() < self._holds_at:
+                if self._holds_are_fresh and self._runtime.monotonic() < self._holds_at:
                     return self._plan()
             self._load_holds()
 
@@ -445,17 +438,17 @@ class Rounds:
         with self._changed:
             self._purge_round()
             self._holds_are_fresh = True
-        begun = time.monotonic()
+        begun = self._runtime.monotonic()
         try:
             connection = self._connected()
-            connection.give_up_at = time.monotonic() + self._conf.statement_timeout_s
+            connection.give_up_at = self._runtime.monotonic() + self._conf.statement_timeout_s
             rows = self.database.holds.load(connection, self._count)
         except psycopg.Error as error:
             self._holds_are_fresh = False
             self._after_failure(error)
             return
         with self._changed:
-            now = time.monotonic()
+            now = self._runtime.monotonic()
             # From the end, and longer where it takes long: however many holds there are, reading goes on.
             self._holds_at = now + max(_HOLDS_S, _HOLDS_SHARE * (now - begun))
             for lane in self._lanes.values():
@@ -480,7 +473,7 @@ class Rounds:
             self._frontier.reset()
         plan = self._flights.plan(self._lanes.values(), self._limit)
         self._reading_count = self._count
-        now = time.monotonic()
+        now = self._runtime.monotonic()
         for number in plan.lanes:
             if due := self._lanes[number].holds.release_due(now, is_behind=self._is_behind):
                 self._frontier.give_back(due)
@@ -511,7 +504,7 @@ class Rounds:
             self._keep_beating()
 
     def _keep_beating(self) -> None:
-        now = time.monotonic()
+        now = self._runtime.monotonic()
         if now < self._beat_at or not self._prepared or (self._beat is not None and not self._beat.is_settled):
             return
         if self._beat is not None and isinstance(self._beat.error, OtherWay | OtherDatabase | NoRights | Pooled):
@@ -527,7 +520,7 @@ class Rounds:
             identity = self.database.identity
             owned = dict.fromkeys(numbers, identity) if identity is not None else {}
             self._claim(connection, owned)
-            begun = time.monotonic()
+            begun = self._runtime.monotonic()
             state = self.database.statements.state(connection, self._conf.lanes)[1]
             self._seen = begun, state
             self._heed(state)
@@ -549,11 +542,11 @@ class Rounds:
 
     def _read(self, plan: Plan) -> Page | None:
         """A complete page, or None after a failure and a pause."""
-        begun = time.monotonic()
+        begun = self._runtime.monotonic()
         try:
-            self._asked_at = time.monotonic()
+            self._asked_at = self._runtime.monotonic()
             page = self._read_completely(plan)
-            self._returned_at = time.monotonic()
+            self._returned_at = self._runtime.monotonic()
             with self._changed:
                 self._purge_round()
             self._created = self._sample(page)
@@ -565,7 +558,7 @@ class Rounds:
         self._troubles.over("read")
         self._read_failures = 0
         self.reads += 1
-        self.stages["read"] += time.monotonic() - begun
+        self.stages["read"] += self._runtime.monotonic() - begun
         return page
 
     def _after_failure(self, error: Exception) -> None:
@@ -574,12 +567,14 @@ class Rounds:
         self._troubles.seen("read", explained(error))
         if self._passes_over and isinstance(error, psycopg.errors.QueryCanceled | StatementOverdue):
             # More than the server can pass over in one statement: fetched page by page it is only slow.
-            self._fetch_held_until = time.monotonic() + _FETCH_HELD_S
+            self._fetch_held_until = self._runtime.monotonic() + _FETCH_HELD_S
         if self._keeps_connection:
             self._keeps_connection = False
         else:
             self._drop_connection()
-        pause_s = min(_RETRY_MAX_S, _RETRY_MIN_S * 2 ** min(self._read_failures, 8)) * random.uniform(0.5, 1.0)
+        pause_s = min(_RETRY_MAX_S, _RETRY_MIN_S * 2 ** min(self._read_failures, 8)) * (
+            0.5 + 0.5 * self._runtime.random()
+        )
         self._read_failures += 1
         with self._changed:
             self._changed.wait_for(lambda: self._closing, pause_s)
@@ -606,13 +601,13 @@ class Rounds:
         self._frontier.accept(page.last_id, page.is_full, page.snapshot, page.sequence, passes_over=page.passes_over)
         return page
 
-    def _read_from(self, connection: BoundedConnection, plan: Plan) -> Page:
+    def _read_from(self, connection: Connection, plan: Plan) -> Page:
         reader, frontier = self._reader_for(self._reading_count), self._frontier
         timeout_s = self._stretched(connection)
         self._looked_from = frontier.start()
         look: int | None = self._looked_from
         while look is not None:
-            connection.give_up_at = time.monotonic() + timeout_s + _GRACE_S
+            connection.give_up_at = self._runtime.monotonic() + timeout_s + _GRACE_S
             left_out = self._left_out(plan, look)
             page = reader.read(
                 connection,
@@ -623,22 +618,22 @@ class Rounds:
                 self._bytes_max,
                 left_out,
             )
-            backends.require(connection, page.backend)
+            self.database.statements.require_backend(connection, page.backend)
             look = frontier.missed_from(look, page.snapshot, page.sequence)
         return page
 
-    def _stretched(self, connection: BoundedConnection) -> float:
+    def _stretched(self, connection: Connection) -> float:
         """How long a read may take. One that has to walk over more dead rows than there is time for would fail for
         ever: after each failure it is given more."""
         timeout_s = self._stretch * self._conf.statement_timeout_s
         if self._stretch > 1:
-            connection.give_up_at = time.monotonic() + self._conf.statement_timeout_s
-            connection.execute(f"/* read */ SET statement_timeout = {int(timeout_s * 1000)}")
+            connection.give_up_at = self._runtime.monotonic() + self._conf.statement_timeout_s
+            self.database.statements.allow(connection, timeout_s)
         return timeout_s
 
-    def _stretch_no_more(self, connection: BoundedConnection) -> None:
+    def _stretch_no_more(self, connection: Connection) -> None:
         if self._stretch > 1:
-            connection.execute("/* read */ RESET statement_timeout")
+            self.database.statements.allow(connection, None)
             self._stretch = 1
 
     def _left_out(self, plan: Plan, look: int) -> LeftOut:
@@ -646,7 +641,7 @@ class Rounds:
         again. Told to the holds before the read: one that ends meanwhile is read from there."""
         with self._changed:
             self._passes_over = False
-            if time.monotonic() < self._fetch_held_until:
+            if self._runtime.monotonic() < self._fetch_held_until:
                 return NOTHING
             left_out = self._held_as_a_whole(plan)
             if left_out:
@@ -665,14 +660,14 @@ class Rounds:
     def _sample(self, page: Page) -> dict[int, int]:
         """Once a second, when some of the page's records were stashed, as far as they have a time: to look at each
         would cost something."""
-        now = time.monotonic()
+        now = self._runtime.monotonic()
         if not page.rows or now < self._sample_at:
             return {}
         self._sample_at = now + _SAMPLE_S
         rows = page.rows[:: max(1, len(page.rows) // _SAMPLE)]
         return {row[0]: row[7] for row in rows if times.is_finite(row[7])}
 
-    def _connected(self) -> BoundedConnection:
+    def _connected(self) -> Connection:
         if self._connection is None:
             connection = self.database.connect("read")
             try:
@@ -682,7 +677,7 @@ class Rounds:
                 connection.close()
                 raise
             self._connection = connection
-            self._connection.interrupt = self._interrupt_r
+            self._connection.interrupt = self._interrupt
             self._connection.meanwhile, self._connection.meanwhile_s = self._meanwhile, self._beat_s / 2
             self._frontier = Frontier()  # perhaps another server, which draws its own transaction ids, and ids
         return self._connection
@@ -690,8 +685,7 @@ class Rounds:
     def _reader_for(self, count: int) -> Reader:
         reader, sequence = self._reader, self.database.sequence
         if reader is None or (reader.lanes, reader.sequence) != (count, sequence):
-            reader = Reader(self._conf.table, sequence, count, keep_empty_key=self._conf.keep_empty_key)
-            self._reader = reader
+            reader = self._reader = self.database.reader(count)
         return reader
 
     def _drop_connection(self) -> None:
@@ -705,10 +699,10 @@ class Rounds:
     # ---- dealing out a page
 
     def _deal(self, plan: Plan, page: Page) -> None:
-        begun, returned_at = time.monotonic(), self._returned_at
+        begun, returned_at = self._runtime.monotonic(), self._returned_at
         is_full = self._is_behind = page.is_full
         batches = self._divide(plan, page, returned_at)
-        self.stages["divide"] += time.monotonic() - begun
+        self.stages["divide"] += self._runtime.monotonic() - begun
         if batches:
             self._await_round_end()
             self._hand_over(batches, returned_at, reads_next=not is_full)
@@ -776,15 +770,15 @@ class Rounds:
         self._limit = target if target < self._limit else min(target, 4 * self._limit)
 
     def _await_round_end(self) -> None:
-        begun = time.monotonic()
+        begun = self._runtime.monotonic()
         with self._changed:
             while self._outstanding and not self._closing:
                 self._keep_beating()
                 self._changed.wait(self._beat_s / 2)
-        self.stages["round"] += time.monotonic() - begun
+        self.stages["round"] += self._runtime.monotonic() - begun
 
     def _hand_over(self, batches: list[Batch], returned_at: float, *, reads_next: bool) -> None:
-        flushed = Awaited()
+        flushed = Awaited(self._runtime)
         with self._changed:
             self._reads_next = reads_next
             ticket = self._last_ticket
@@ -814,16 +808,16 @@ class Rounds:
 
     def _flush(self, flushed: Awaited) -> None:
         """Beside the sending: on the connection that has read. Over another one it would prove nothing."""
-        begun = time.monotonic()
+        begun = self._runtime.monotonic()
         try:
             connection = self._connection
             if connection is None:
                 raise psycopg.OperationalError("the connection that has read is closed")
-            connection.give_up_at = time.monotonic() + self._conf.statement_timeout_s
-            flush(connection)
+            connection.give_up_at = self._runtime.monotonic() + self._conf.statement_timeout_s
+            self.database.statements.flush(connection)
         except psycopg.Error as error:
             flushed.settle(error)
             self._after_failure(error)
         else:
             flushed.settle()
-        self.stages["flush"] += time.monotonic() - begun
+        self.stages["flush"] += self._runtime.monotonic() - begun

@@ -9,16 +9,15 @@ read begins lower than it had to.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 from outbox.conf import Conf
-from outbox.edges.session import BoundedConnection, Session
-from outbox.edges.sweeper import Below, Found, Sweeper
+from outbox.edges.session import Connection, Session
+from outbox.edges.sweeper import Below, Found
 from outbox.edges.texts import explained
-from outbox.harvest.exactly_once_database import Database
+from outbox.harvest.ports import Servers, Sweeper
 from outbox.harvest.readings import Troubles
 
 _SHARE = 100  # a slice may take so small a part of the time
@@ -30,17 +29,18 @@ _ROWS_MAX = 20_000  # of a slice; more are those of held keys
 class Sweep:
     """Asked by the reading thread; `take` has what was found since."""
 
-    def __init__(self, conf: Conf, database: Database, tell: Callable[[], None]) -> None:
+    def __init__(self, conf: Conf, servers: Servers, tell: Callable[[], None]) -> None:
         """`tell`: called when something was found."""
-        self._conf, self._database, self._tell = conf, database, tell
+        self._conf, self._database, self._tell = conf, servers.database, tell
+        runtime = self._runtime = servers.runtime
         self._session: Session | None = None
         self._sweeper: Sweeper | None = None
         self._block, self._blocks = 0, _BLOCKS_FIRST
         self._is_under_way = False
-        self._begun_at = time.monotonic()
+        self._begun_at = runtime.monotonic()
         self._next_at = self._begun_at + conf.sweep_interval_s
         self._found: list[Found] = []
-        self._troubles = Troubles(-1)
+        self._troubles = Troubles(-1, runtime)
         self.passes = 0
 
     def is_due(self, now: float) -> bool:
@@ -49,13 +49,12 @@ class Sweep:
     def look(self, below: Below, lanes: int) -> None:
         """At the next slice, in the background."""
         if self._session is None:
-            self._session = Session("outbox-sweep", self._connect, self._post)
+            self._session = Session("outbox-sweep", self._connect, self._post, self._runtime)
         sweeper = self._sweeper
         if sweeper is None or sweeper.lanes != lanes:
-            sweeper = Sweeper(self._conf.table, lanes, keep_empty_key=self._conf.keep_empty_key)
-            self._sweeper = sweeper
+            sweeper = self._sweeper = self._database.sweeper(lanes)
         if not self._block:
-            self._begun_at = time.monotonic()
+            self._begun_at = self._runtime.monotonic()
         self._is_under_way = True
         self._session.submit(partial(self._slice, sweeper, below), None, self._conf.statement_timeout_s + 1)
 
@@ -71,23 +70,24 @@ class Sweep:
 
     # ---- in the session's thread
 
-    def _connect(self) -> BoundedConnection:
+    def _connect(self) -> Connection:
+        assert self._sweeper is not None
         connection = self._database.connect("sweep")
         try:
-            Sweeper.prepare(connection)
+            self._sweeper.prepare(connection)
         except BaseException:
             connection.close()
             raise
         return connection
 
     def _slice(self, sweeper: Sweeper, below: Below, connection: Any) -> tuple[list[Found], int, float]:
-        begun = time.monotonic()
+        begun = self._runtime.monotonic()
         found, size = sweeper.look(connection, self._block, self._blocks, below)
-        return found, size, time.monotonic() - begun
+        return found, size, self._runtime.monotonic() - begun
 
     def _post(self, outcome: tuple[Any, Any, BaseException | None]) -> None:
         _, result, error = outcome
-        now = time.monotonic()
+        now = self._runtime.monotonic()
         if error is not None:
             self._troubles.seen("read", explained(error))
             self._blocks = max(_BLOCKS_MIN, self._blocks // 4)

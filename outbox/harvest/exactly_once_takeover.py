@@ -5,7 +5,6 @@ The order of the questions is what makes the answer right; see `core.verdict`, w
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,11 +14,12 @@ from outbox.conf import Conf
 from outbox.core import verdict
 from outbox.core.ledger import Entry, LedgerEntryError
 from outbox.core.verdict import AskElection, Closed, Facts, Idle, MoveOnly, NothingToDo, PurgeEntry, State, Stop
-from outbox.edges.ledger_topic import LedgerMissing, LedgerTopic
-from outbox.edges.transactions import TransactionalProducer, initialised, properties_of
+from outbox.edges.ledger_topic import LedgerMissing
+from outbox.edges.transactions import TransactionalProducer, initialised
 from outbox.failpoints import failpoint
-from outbox.harvest.exactly_once_database import Database, Purges, settle_purge
+from outbox.harvest.exactly_once_database import Purges, settle_purge
 from outbox.harvest.exactly_once_values import Purge
+from outbox.harvest.ports import KafkaPort, Servers
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class UnreadableMark(Exception):
         super().__init__(str(reason))
 
 
-def newest_change(ledger: LedgerTopic, identity: UUID, give_up_at: float, *, waits: bool = True) -> int:
+def newest_change(ledger: KafkaPort, identity: UUID, give_up_at: float, *, waits: bool = True) -> int:
     """The latest change of the lane count that the ledger knows of: each is marked in the partition of lane 0 before
     the lanes are opened. Raises `LedgerMissing`: a ledger that is not there knows nothing, also not of none."""
     try:
@@ -65,7 +65,7 @@ def newest_change(ledger: LedgerTopic, identity: UUID, give_up_at: float, *, wai
 
 
 def newest_change_of_any(
-    ledger: LedgerTopic, identity: UUID, give_up_at: float, conf: Conf, state: State, *, waits: bool = True
+    ledger: KafkaPort, identity: UUID, give_up_at: float, conf: Conf, state: State, *, waits: bool = True
 ) -> int:
     """The same; a ledger that the brokers say is not there is made anew. Empty, it knows of no change."""
     try:
@@ -86,16 +86,15 @@ class Takeover:
         self,
         conf: Conf,
         lane: int,
-        database: Database,
+        servers: Servers,
         purges: Purges,
-        ledger: LedgerTopic,
         *,
         settling: State | None = None,
     ) -> None:
         """`settling`: the change of the lane count, as the row told it, for which the lane is settled while closed."""
         self._conf, self._lane, self._settling = conf, lane, settling
-        self._database, self._purges, self._ledger = database, purges, ledger
-        self.transactional_id = f"{conf.name}-{lane}"
+        self._runtime, self._database, self._kafka = servers.runtime, servers.database, servers.kafka
+        self._purges = purges
         self._request_bytes: int | None = None
 
     def send_less(self, at_a_time: int) -> bool:
@@ -107,8 +106,9 @@ class Takeover:
 
     def run(self, timeout_s: float, may_go_on: Callable[[], bool]) -> Outcome:
         """To be called when the lane's own purges are done and its producer is dropped."""
-        give_up_at = time.monotonic() + timeout_s
-        producer = initialised(self._make, self.transactional_id, give_up_at, may_go_on)
+        give_up_at = self._runtime.monotonic() + timeout_s
+        transactional_id = self._kafka.transactional_id(self._lane)
+        producer = initialised(self._make, transactional_id, give_up_at, may_go_on, self._runtime)
         if producer is None:
             return None
         try:
@@ -129,15 +129,7 @@ class Takeover:
         return (*statements.state(connection, self._conf.lanes), statements.purged(connection, self._lane))
 
     def _make(self) -> TransactionalProducer:
-        conf = self._conf
-        properties = properties_of(  # with the secrets of this moment
-            conf.producer_properties, self.transactional_id, transaction_timeout_s=conf.transaction_timeout_s
-        )
-        if self._request_bytes is not None:
-            properties["batch.size"] = min(
-                int(properties.get("batch.size") or self._request_bytes), self._request_bytes
-            )
-        return TransactionalProducer(properties, id_header=conf.id_header, keep_empty_key=conf.keep_empty_key)
+        return self._kafka.producer(self._lane, self._request_bytes)
 
     def _examine(self, producer: TransactionalProducer, give_up_at: float, may_go_on: Callable[[], bool]) -> Outcome:
         failpoint("after-init")
@@ -173,11 +165,11 @@ class Takeover:
             return Facts(lane, identity, state, purged, None, purged)
         # Each time: brokers may have made a deleted one anew, with a policy that forgets. Made anew it is empty, and
         # the verdict says so when the table knows better.
-        self._ledger.prepare(state.lane_count, self._conf.audit_window_s)
-        entry = self._ledger.last_entry(lane, give_up_at)
+        self._kafka.prepare(state.lane_count, self._conf.audit_window_s)
+        entry = self._kafka.last_entry(lane, give_up_at)
         newest = verdict.change_of(entry, identity)
         if lane and not settling:
-            newest = max(newest, newest_change_of_any(self._ledger, identity, give_up_at, self._conf, state))
+            newest = max(newest, newest_change_of_any(self._kafka, identity, give_up_at, self._conf, state))
         again = self._purges.ask(lambda connection: database.statements.purged(connection, lane), may_go_on)
         if again is None:
             return None

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -16,13 +14,14 @@ from outbox.core.verdict import Stop
 from outbox.edges.holds import Errands
 from outbox.edges.reader import Row
 from outbox.harvest.lanes import LaneStopped as LaneStopped
+from outbox.runtime import Runtime
 
 
 class Awaited:
     """Something that another thread settles once, well or with an error."""
 
-    def __init__(self) -> None:
-        self._settled = threading.Event()
+    def __init__(self, runtime: Runtime) -> None:
+        self._settled = runtime.event()
         self.error: BaseException | None = None
 
     def settle(self, error: BaseException | None = None) -> None:
@@ -52,10 +51,10 @@ class Purge:
 class Ticket(Awaited):
     """The purge of one round: it is settled when every batch of it is purged or stopped."""
 
-    def __init__(self, purges: Sequence[Purge]) -> None:
-        super().__init__()
+    def __init__(self, purges: Sequence[Purge], runtime: Runtime) -> None:
+        super().__init__(runtime)
         self.purges = tuple(purges)
-        self.submitted_at = time.monotonic()
+        self.submitted_at = runtime.monotonic()
         self.stops: dict[int, Stop] = {}
         self.done: list[Purge] = []
         """Those whose errands are done."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from uuid import UUID
@@ -12,6 +11,8 @@ from outbox.core import scoreboard_values as values
 from outbox.core.patience import CircuitView, State
 from outbox.core.scoreboard import Scoreboard
 from outbox.harvest.lanes import MeterRead
+from outbox.runtime import Runtime
+from outbox.runtime.threads import THREADS
 
 logger = logging.getLogger("outbox.harvest")
 
@@ -57,8 +58,8 @@ class Meter:
 class Troubles:
     """Logs the beginning and the end of an outage, once each."""
 
-    def __init__(self, lane: int) -> None:
-        self._lane = lane
+    def __init__(self, lane: int, runtime: Runtime = THREADS) -> None:
+        self._lane, self._runtime = lane, runtime
         self._since: Mapping[str, float] = {}
         self._last: dict[str, float] = {}
 
@@ -69,15 +70,15 @@ class Troubles:
         return CircuitView(State.OPEN, ", ".join(since), min(since.values())) if since else CircuitView(State.CLOSED)
 
     def seen(self, what: str, error: str) -> None:
-        self._last[what] = time.monotonic()
+        self._last[what] = self._runtime.monotonic()
         if what not in self._since:
-            self._since = {**self._since, what: time.monotonic()}
+            self._since = {**self._since, what: self._runtime.monotonic()}
             logger.warning("%s_failed lane=%d error=%r", what, self._lane, error)
 
     def over(self, what: str, *, quiet_s: float = 0.0) -> None:
         """It worked, and did not fail for `quiet_s`: where a part works, a part that does not is no end and no news."""
-        if self._since and what in self._since and time.monotonic() >= self._last[what] + quiet_s:
-            lasted_s = time.monotonic() - self._since[what]
+        if self._since and what in self._since and self._runtime.monotonic() >= self._last[what] + quiet_s:
+            lasted_s = self._runtime.monotonic() - self._since[what]
             self._since = {key: value for key, value in self._since.items() if key != what}
             logger.info("%s_works_again lane=%d after_s=%.3f", what, self._lane, lasted_s)
 

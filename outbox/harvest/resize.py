@@ -13,7 +13,6 @@ ever was is settled like that before anybody may go on. Such a change leads to t
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -24,9 +23,9 @@ from outbox.conf import Conf
 from outbox.core import ledger as entries
 from outbox.core.ledger import Entry
 from outbox.core.verdict import AskElection, Closed, State, Stop, change_of, forgets_change, idle_lane
-from outbox.edges.ledger_topic import LedgerMissing, LedgerOpen, LedgerRefused, LedgerTopic
+from outbox.edges.ledger_topic import LedgerMissing, LedgerOpen, LedgerRefused
 from outbox.failpoints import failpoint
-from outbox.harvest.exactly_once_database import Database, Purges
+from outbox.harvest.exactly_once_database import Purges
 from outbox.harvest.exactly_once_takeover import (
     Owned,
     Takeover,
@@ -36,6 +35,7 @@ from outbox.harvest.exactly_once_takeover import (
     newest_change_of_any,
     unreadable_text,
 )
+from outbox.harvest.ports import Servers
 
 logger = logging.getLogger("outbox.harvest")
 
@@ -49,8 +49,9 @@ NotFollowed = AskElection | Stop | Unreadable
 class LaneCount:
     """The count of one table's lanes, as the owner of lane 0 sees and changes it."""
 
-    def __init__(self, conf: Conf, database: Database, purges: Purges, ledger: LedgerTopic) -> None:
-        self._conf, self._database, self._purges, self._ledger = conf, database, purges, ledger
+    def __init__(self, conf: Conf, servers: Servers, purges: Purges) -> None:
+        self._conf, self._servers, self._purges = conf, servers, purges
+        self._runtime, self._database, self._kafka = servers.runtime, servers.database, servers.kafka
         self._grown_to = 0
 
     def follow(self, may_go_on: Callable[[], bool], partitions_added: Callable[[], None]) -> NotFollowed | None:
@@ -79,8 +80,8 @@ class LaneCount:
             return None
         identity, state = found
         try:
-            give_up_at = time.monotonic() + _SETTLE_S
-            newest = newest_change_of_any(self._ledger, identity, give_up_at, self._conf, state, waits=False)
+            give_up_at = self._runtime.monotonic() + _SETTLE_S
+            newest = newest_change_of_any(self._kafka, identity, give_up_at, self._conf, state, waits=False)
         except LedgerOpen:
             # Of an owner that died in the middle of a transaction, which only the taking over of this lane ends. That
             # looks at the mark too; what is wished waits for the next time.
@@ -98,7 +99,7 @@ class LaneCount:
 
     def _grow_leader_topic(self, partitions: int, partitions_added: Callable[[], None]) -> None:
         """A lane without a partition there would have no owner."""
-        if self._ledger.grow(self._conf.leader_topic, partitions):
+        if self._kafka.grow(self._conf.leader_topic, partitions):
             partitions_added()
         self._grown_to = partitions
 
@@ -123,7 +124,7 @@ class LaneCount:
             self._ask(lambda statements, c: statements.refuse_wish(c, wanted, ""), may_go_on)
             return True
         try:
-            self._ledger.grow(self._ledger.name, wanted)
+            self._kafka.grow(self._kafka.name, wanted)
             self._grow_leader_topic(wanted, partitions_added)
         except LedgerRefused as error:
             note = str(error)
@@ -137,7 +138,7 @@ class LaneCount:
         return bool(closed)
 
     def _settle_and_open(self, state: State, may_go_on: Callable[[], bool]) -> NotFollowed | None:
-        begun, note, lanes = time.monotonic(), "", state.resize_to
+        begun, note, lanes = self._runtime.monotonic(), "", state.resize_to
         assert lanes is not None
         settled: dict[int, int] = {}
         for lane in self._lanes_to_settle(state):
@@ -158,7 +159,10 @@ class LaneCount:
         failpoint("lanes-opened")
         if opened:
             logger.info(
-                "lanes_opened lanes=%d before=%d closed_s=%.3f", lanes, state.lane_count, time.monotonic() - begun
+                "lanes_opened lanes=%d before=%d closed_s=%.3f",
+                lanes,
+                state.lane_count,
+                self._runtime.monotonic() - begun,
             )
         if note:
             logger.error("lanes_not_changed lanes=%d wanted=%s reason=%r", lanes, state.resize_to, note)
@@ -167,7 +171,7 @@ class LaneCount:
     def _lanes_to_settle(self, state: State) -> Iterable[int]:
         """Lane 0 last: its mark is the sign that the lanes may have been opened."""
         count = state.lane_count
-        return reversed(range(max(count, self._ledger.partitions()) if _is_repair(state) else count))
+        return reversed(range(max(count, self._kafka.partitions()) if _is_repair(state) else count))
 
     def _may_have_been_open(self, state: State) -> bool:
         """Lanes may have worked with the new count, or, in a repair, with any: then there is no way back."""
@@ -176,14 +180,14 @@ class LaneCount:
         identity = self._database.identity
         assert identity is not None
         try:
-            return newest_change(self._ledger, identity, time.monotonic() + _SETTLE_S) >= state.resize_no
+            return newest_change(self._kafka, identity, self._runtime.monotonic() + _SETTLE_S) >= state.resize_no
         except (UnreadableMark, LedgerMissing):
             return True
 
     def _settle(self, lane: int, state: State, may_go_on: Callable[[], bool]) -> int | Stop | Unreadable | None:
         """Fence the lane's owners and purge what they have committed: up to which batch that is done, or why an
         operator must decide first; None when it may not go on or somebody else has ended the change."""
-        takeover = Takeover(self._conf, lane, self._database, self._purges, self._ledger, settling=state)
+        takeover = Takeover(self._conf, lane, self._servers, self._purges, settling=state)
         while may_go_on():
             outcome = takeover.run(_SETTLE_S, may_go_on)
             if isinstance(outcome, Owned):
@@ -198,7 +202,7 @@ class LaneCount:
                 state.resize_no,
             ):
                 return None
-            time.sleep(_AGAIN_S)  # a purge was under way
+            self._runtime.sleep(_AGAIN_S)  # a purge was under way
         return None
 
     def _mark(self, owned: Owned, state: State) -> bool:
@@ -211,7 +215,7 @@ class LaneCount:
         payload, producer = entries.encode(replace(last, change=state.resize_no)), owned.producer
         try:
             producer.begin()
-            producer.send_entry(self._ledger.name, 0, entries.entry_key(0), payload, entries.headers(last))
+            producer.send_entry(self._kafka.name, 0, entries.entry_key(0), payload, entries.headers(last))
             producer.commit(self._conf.commit_timeout_s)
         except (KafkaException, SystemError) as error:
             logger.warning("change_not_marked change=%d reason=%r", state.resize_no, str(error))
@@ -229,8 +233,9 @@ class IdleLanes:
     """The ledger's partitions at or above the count, compared with the table by the first takeover after each connect:
     a restore from before a change of the count shows there only."""
 
-    def __init__(self, database: Database, purges: Purges, ledger: LedgerTopic) -> None:
-        self._database, self._purges, self._ledger = database, purges, ledger
+    def __init__(self, servers: Servers, purges: Purges) -> None:
+        self._runtime, self._database, self._kafka = servers.runtime, servers.database, servers.kafka
+        self._purges = purges
         self._found_good: tuple[float, int] | None = None
         self._good: set[int] = set()
         self._good_of: tuple[float, UUID, int, int] | None = None  # of which connection, database, count and change
@@ -254,12 +259,12 @@ class IdleLanes:
             return None
         if self._good_of != (of := (opened_at, identity, count, state.resize_no)):
             self._good_of, self._good = of, set()
-        for lane in range(count, self._ledger.partitions()):
+        for lane in range(count, self._kafka.partitions()):
             if lane in self._good:
                 continue
             if not may_go_on():
                 return Closed(count)  # not None, which would mean that all of them are good
-            entry = self._ledger.last_entry(lane, time.monotonic() + patience_s)
+            entry = self._kafka.last_entry(lane, self._runtime.monotonic() + patience_s)
             stop = idle_lane(lane, count, identity, purged.get(lane, 0), entry)
             if stop is not None:
                 return Closed(count) if forgets_change(state, change_of(entry, identity)) else stop

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from itertools import islice
@@ -13,6 +12,7 @@ from outbox.core.ledger import Entry
 from outbox.core.times import time_of
 from outbox.harvest.exactly_once_values import Batch
 from outbox.harvest.lanes import BatchDelivered, Traced
+from outbox.runtime import Runtime
 
 TRACED_MAX = 100
 
@@ -20,13 +20,13 @@ TRACED_MAX = 100
 class Stopwatch:
     """Of one transaction: when it began by the wall clock, and how long its commit took."""
 
-    def __init__(self) -> None:
-        self.began_ns, self.commit_s = time.time_ns(), 0.0
+    def __init__(self, runtime: Runtime) -> None:
+        self.began_ns, self.commit_s = runtime.time_ns(), 0.0
 
 
-def delivered(batch: Batch, entry: Entry, stopwatch: Stopwatch, *, tracing: bool) -> BatchDelivered:
+def delivered(batch: Batch, entry: Entry, stopwatch: Stopwatch, *, tracing: bool, runtime: Runtime) -> BatchDelivered:
     """`tracing`: look for records that carry a trace context."""
-    now = time_of(batch.read_at + timedelta(seconds=time.monotonic() - batch.returned_at))  # by the database's clock
+    now = time_of(batch.read_at + timedelta(seconds=runtime.monotonic() - batch.returned_at))  # by the database's clock
     return BatchDelivered(
         lane=entry.lane,
         leader_id=entry.owner,
@@ -34,7 +34,7 @@ def delivered(batch: Batch, entry: Entry, stopwatch: Stopwatch, *, tracing: bool
         count=entry.count,
         commit_s=stopwatch.commit_s,
         began_ns=stopwatch.began_ns,
-        committed_ns=time.time_ns(),
+        committed_ns=runtime.time_ns(),
         delays_s=_delays(batch.created, batch.ids, now),
         traced=tuple(islice(_traced(batch.rows), TRACED_MAX)) if tracing else (),
     )

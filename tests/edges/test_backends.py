@@ -122,7 +122,7 @@ def test_a_read_by_another_backend_is_recognised(pooler, unseen):
 
 def test_what_another_backend_flushes_proves_nothing(pooler, unseen):
     with connected(pooler.url, companions.connect) as connection, busy(pooler.url), pytest.raises(OtherBackend):
-        companions.flush(connection)
+        Companions("outbox", "outbox_id_seq").flush(connection)
 
 
 @pytest.mark.parametrize("compared", [False, True])

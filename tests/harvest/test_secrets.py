@@ -14,10 +14,9 @@ from outbox.edges import ledger_topic, table
 from outbox.edges.ledger_topic import LedgerTopic, LedgerUnreachable
 from outbox.election.clients import Clients
 from outbox.election.errors import ElectionRefused
-from outbox.harvest import Harvester, at_least_once, daemon
+from outbox.harvest import Harvester, at_least_once, daemon, exactly_once_kafka
 from outbox.harvest.at_least_once import AtLeastOnceFactory
 from outbox.harvest.exactly_once import ExactlyOnceFactory
-from outbox.harvest.exactly_once_takeover import Takeover
 from tests.harvest import hosts
 from tests.harvest.exactly_once.bench import Bench
 from tests.harvest.hosts import wait_until
@@ -54,14 +53,14 @@ def test_every_kafka_client_asks_when_it_is_made():
         },
     )
     clients, ledger = Clients(conf), LedgerTopic(lambda: conf.client_properties, "n.ledger")
-    lane = Takeover(conf, 0, None, None, None)
+    kafka = exactly_once_kafka.Kafka(conf)
 
     def forgotten():
         ledger._forget_clients()
         ledger._admin()
 
     for make in (
-        lambda: lane._make().drop_and_wait(),
+        lambda: kafka.producer(0).drop_and_wait(),
         forgotten,
         lambda: clients.reader(print).close(),
         lambda: clients.producer(print),

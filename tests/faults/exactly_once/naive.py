@@ -14,7 +14,7 @@ from outbox.edges import companions, transactions
 from outbox.edges.companions import Companions
 from outbox.edges.ledger_topic import LedgerTopic
 from outbox.edges.reader import Reader
-from outbox.harvest import exactly_once_rounds, exactly_once_takeover
+from outbox.harvest import exactly_once_kafka, exactly_once_rounds
 from outbox.harvest.exactly_once_database import Purges
 
 
@@ -93,7 +93,7 @@ def compare_nothing(monkeypatch):
 
 def never_flush(monkeypatch):
     """What other sessions have committed without waiting for the disk is sent all the same."""
-    monkeypatch.setattr(exactly_once_rounds, "flush", lambda connection: None)
+    monkeypatch.setattr(Companions, "flush", lambda self, connection: None)
 
 
 def purge_without_waiting_for_the_disk(monkeypatch):
@@ -118,12 +118,12 @@ def trust_the_state_of_connections(monkeypatch):
 
 def fence_nobody(monkeypatch):
     """Every owner has a transactional id of its own."""
-    of_lane = exactly_once_takeover.properties_of
+    of_lane = exactly_once_kafka.properties_of
 
     def of_owner(given, transactional_id, **times):
         return of_lane(given, f"{transactional_id}-{uuid4()}", **times)
 
-    monkeypatch.setattr(exactly_once_takeover, "properties_of", of_owner)
+    monkeypatch.setattr(exactly_once_kafka, "properties_of", of_owner)
 
 
 def take_every_failure_for_trouble(monkeypatch):

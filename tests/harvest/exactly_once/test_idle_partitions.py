@@ -8,7 +8,9 @@ import pytest
 
 from outbox.core.verdict import Closed, State
 from outbox.edges.ledger_topic import LedgerUnreachable
+from outbox.harvest.ports import Servers
 from outbox.harvest.resize import IdleLanes
+from outbox.runtime.threads import THREADS
 
 HERE = uuid.uuid4()
 
@@ -36,7 +38,7 @@ def idle_lanes(ledger):
     statements = SimpleNamespace(state=lambda c, lanes: (HERE, State(2)), purged_of_all=lambda c: {})
     database = SimpleNamespace(statements=statements, state=State(2))
     purges = SimpleNamespace(ask=lambda job, may_go_on: job(connection))
-    return IdleLanes(database, purges, ledger), connection
+    return IdleLanes(Servers(THREADS, database, ledger), purges), connection
 
 
 def test_what_was_found_good_is_remembered_and_each_partition_has_its_time():

@@ -12,6 +12,8 @@ from outbox.edges.transactions import ReportsMissing, TransactionalProducer
 from outbox.harvest.exactly_once_database import Database
 from outbox.harvest.exactly_once_rounds import LaneState, Rounds
 from outbox.harvest.exactly_once_values import Batch
+from outbox.harvest.ports import Servers
+from outbox.runtime.threads import THREADS
 from tests.harvest.exactly_once.bench import wait_until
 from tests.support.topics import create_topic
 
@@ -40,7 +42,7 @@ class Meanwhile(threading.Condition):
 
 def rounds_of(bench, **settings):
     conf = bench.conf(**settings)
-    return Rounds(conf, Database(conf, lambda: {"conninfo": bench.url}), NoLedger(), "me")
+    return Rounds(conf, Servers(THREADS, Database(conf, lambda: {"conninfo": bench.url}), NoLedger()), "me")
 
 
 def test_a_lane_that_comes_while_the_last_one_goes_keeps_its_claim(bench):

@@ -9,10 +9,9 @@ import psycopg
 import pytest
 
 from outbox.core.scoreboard_values import RecordHeld
-from outbox.edges import companions
 from outbox.edges.companions import Companions
 from outbox.edges.marks import WrongTable
-from outbox.harvest import exactly_once, exactly_once_rounds
+from outbox.harvest import exactly_once
 from outbox.harvest.exactly_once import ExactlyOnceFactory
 from outbox.harvest.lanes import MeterRead
 from tests.harvest.exactly_once.bench import Host, finish, wait_until
@@ -90,9 +89,8 @@ def test_writers_with_late_commits_and_rollbacks(bench):
 def test_a_purge_flushes_what_the_next_read_has_shown(bench, monkeypatch):
     """Also where pages are not full: one commit in PostgreSQL for every batch instead of two."""
     flushes = []
-    monkeypatch.setattr(
-        exactly_once_rounds, "flush", lambda connection: flushes.append(1) or companions.flush(connection)
-    )
+    flush = Companions.flush
+    monkeypatch.setattr(Companions, "flush", lambda self, connection: flushes.append(1) or flush(self, connection))
     with bench.working(BATCH_MAX=5000) as host:
         wait_until(lambda: host.worker.statistics().takeovers)
         with bench.writing(writers=2, pause_s=0.01):
