@@ -77,6 +77,11 @@ def of(connection: Connection) -> str:
     return str(connection.backend)  # type: ignore[attr-defined]
 
 
+def server_of(backend: str) -> str:
+    """Which server it belongs to, by its start: a copy that takes over has another."""
+    return backend.rpartition(" ")[2]
+
+
 def require(connection: Connection, found: str | None = None) -> None:
     """Raises `OtherBackend` unless `found`, or who answers now, is the backend with which the connection began."""
     expected = of(connection)

@@ -262,7 +262,7 @@ class ExactlyOnce:
             now = self._runtime.monotonic()
             self._circuit.may_try(now)  # both servers answer; whether they take records is not known
             logger.info("lane_taken lane=%d batch=%d after_s=%.3f", self._lane, self._batch, now - begun)
-            rounds.ready(self._state, self._batch, outcome.state)
+            rounds.ready(self._state, self._batch, outcome.state, outcome.server)
             return 0.0
         if isinstance(outcome, AskElection):
             self._host.doubt(self._lane)

@@ -151,6 +151,10 @@ class Purges:
         self._session.submit(job, awaited, self._timeout_s)
         return awaited
 
+    def reconnect(self) -> None:
+        """What is submitted from now on runs on a new connection."""
+        self._session.submit(lambda connection: None, Awaited(self._runtime), self._timeout_s, renew=True)
+
     def close(self) -> None:
         """What was submitted is still tried once, unless `interrupt` follows: then nothing of it is waited for. Does
         not block."""

@@ -26,6 +26,7 @@ from outbox.core.frontier import Frontier
 from outbox.core.ledger import Entry
 from outbox.core.scoreboard_values import RecordHeld
 from outbox.core.verdict import GoOn, State, Stop
+from outbox.edges import backends
 from outbox.edges.backends import Pooled
 from outbox.edges.companions import OtherDatabase
 from outbox.edges.marks import WrongTable
@@ -72,6 +73,8 @@ class LaneState(Standing):
     """The lane count with which it was taken over."""
     change: int = 0
     """The number of the change that led to it."""
+    server: str = ""
+    """Which has shown both, see `backends.server_of`."""
     busy: Batch | None = None
     is_leaving: bool = False
     """It ends in good order, and all that it has committed is purged."""
@@ -123,6 +126,7 @@ class Rounds:
         self._troubles = Troubles(-1, runtime)
         self._stretch, self._keeps_connection = 1, False
         self._looked_from = 0
+        self._is_elsewhere = False  # a page came from another server than that on which a lane was taken over
         self._sweep = Sweep(conf, servers, self._notify)
         self._sample_at = 0.0
         self._passes_over, self._fetch_held_until = False, 0.0
@@ -224,15 +228,16 @@ class Rounds:
         if released.error is not None:
             raise released.error
 
-    def ready(self, lane: LaneState, batch: int, state: State) -> None:
+    def ready(self, lane: LaneState, batch: int, state: State, server: str) -> None:
         """The lane owns its transactional id and has purged everything up to `batch`: it is read for from the
-        beginning. Of so many lanes: those that were taken over with another count are fenced, or soon will be."""
+        beginning, on that server. Of so many lanes: those that were taken over with another count are fenced, or soon
+        will be."""
         with self._changed:
             if self._lanes.get(lane.number) is not lane:
                 return  # replaced while it took over: what is in flight is its successor's
             lane.begin(batch)
             lane.count = self._count = count = state.lane_count
-            lane.change = state.resize_no
+            lane.change, lane.server = state.resize_no, server
             lane.holds.none_done()
             self._holds_are_fresh = False  # what holds before the first read, lasts: see `edges.holds.Errands`
             self._retake([other for other in self._lanes.values() if other.ready and other.count != count])
@@ -426,6 +431,10 @@ class Rounds:
 
     def _await_work(self) -> Plan | None:
         while True:
+            if self._is_elsewhere:  # that server, or the purges', is perhaps one from which another has taken over
+                self._is_elsewhere = False
+                self._drop_connection()
+                self.purges.reconnect()
             with self._changed:
                 if not self._await_ready():
                     return None
@@ -752,7 +761,12 @@ class Rounds:
         return taken
 
     def _may_follow(self, lane: LaneState, plan: Plan, page: Page) -> bool:
-        """Whether m, as the page has seen it, fits what this process has purged."""
+        """Whether m, as the page has seen it, fits what this process has purged. Another server may know another count
+        of lanes, as one that has taken over from before a change of it: there the lane is taken over first."""
+        if lane.server != backends.server_of(page.backend):
+            self._retake([lane])
+            self._is_elsewhere = True
+            return False
         judged = lane.judge(plan, page.purged.get(lane.number, 0))
         if judged is None or isinstance(judged, GoOn):
             return judged is not None

@@ -14,6 +14,7 @@ from outbox.conf import Conf
 from outbox.core import verdict
 from outbox.core.ledger import Entry, LedgerEntryError
 from outbox.core.verdict import AskElection, Closed, Facts, Idle, MoveOnly, NothingToDo, PurgeEntry, State, Stop
+from outbox.edges import backends
 from outbox.edges.ledger_topic import LedgerMissing
 from outbox.edges.transactions import TransactionalProducer, initialised
 from outbox.failpoints import failpoint
@@ -31,6 +32,8 @@ class Owned:
     identity: UUID
     state: State
     entry: Entry | None = None
+    server: str = ""
+    """Which has shown the state, see `backends.server_of`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +98,7 @@ class Takeover:
         self._conf, self._lane, self._settling = conf, lane, settling
         self._runtime, self._database, self._kafka = servers.runtime, servers.database, servers.kafka
         self._purges = purges
+        self._server = ""
         self._request_bytes: int | None = None
 
     def send_less(self, at_a_time: int) -> bool:
@@ -126,6 +130,7 @@ class Takeover:
 
     def _look(self, connection: Any) -> Any:
         statements = self._database.statements
+        self._server = backends.server_of(backends.of(connection))
         return (*statements.state(connection, self._conf.lanes), statements.purged(connection, self._lane))
 
     def _make(self) -> TransactionalProducer:
@@ -146,9 +151,9 @@ class Takeover:
             stop = self._settle(judged, may_go_on)
             if stop is not None or not may_go_on():
                 return stop
-            return Owned(producer, judged.entry.batch, facts.database, facts.state, facts.entry)
+            return Owned(producer, judged.entry.batch, facts.database, facts.state, facts.entry, self._server)
         if isinstance(judged, NothingToDo):
-            return Owned(producer, judged.batch, facts.database, facts.state, facts.entry)
+            return Owned(producer, judged.batch, facts.database, facts.state, facts.entry, self._server)
         assert not isinstance(judged, verdict.LookUpRows)
         return judged
 
