@@ -624,7 +624,7 @@ class ExactlyOnce:
         previous = batch.previous
         if previous is not None and self._lane in previous.stops:
             raise BatchDropped("the batch before this one could not be purged")
-        since = previous.flushed_since if previous is not None else None
+        since = previous.flushed_since if previous is not None and previous.flushed_on == batch.server else None
         if batch.flush is None and not has_flushed(since, batch.asked_at):
             raise BatchDropped("the purge of the batch before this one did not flush what was read")
         if self._rounds is not None and not self._rounds.is_claimed():

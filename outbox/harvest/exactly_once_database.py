@@ -22,7 +22,7 @@ from outbox.core import verdict
 from outbox.core.flights import may_purge_at_once
 from outbox.core.ledger import Entry
 from outbox.core.verdict import LookUpRows, MoveOnly, PurgeEntry, State, Stop
-from outbox.edges import companions, notifications, table
+from outbox.edges import backends, companions, notifications, table
 from outbox.edges.companions import Companions, OtherDatabase
 from outbox.edges.holds import HoldTable
 from outbox.edges.reader import Reader
@@ -193,7 +193,9 @@ class Purges:
     def _purge(self, ticket: Ticket, attempt: int, connection: Any) -> None:
         failpoint("before-purge")
         statements = self._database.statements
-        known = [p for p in ticket.purges if may_purge_at_once(connection.opened_at, p.asked_at)]
+        server, opened_at = backends.server_of(backends.of(connection)), connection.opened_at
+        # The reader may still be connected to a server from which this one has taken over.
+        known = [p for p in ticket.purges if p.server == server and may_purge_at_once(opened_at, p.asked_at)]
         moved: list[Purge] = []
         if len(known) == 1 and known[0].errands is None and self._is_deleted(statements, connection, known[0]):
             moved, known = known, []
@@ -209,7 +211,7 @@ class Purges:
                 ticket.done += done
                 break
         if moved and not attempt:
-            ticket.flushed_since = connection.opened_at
+            ticket.flushed_since, ticket.flushed_on = opened_at, server
         for purge in ticket.purges:
             if purge not in moved and purge.entry.lane not in ticket.stops:
                 self._settle(statements, connection, purge, ticket)

@@ -263,7 +263,7 @@ class Rounds:
             lane.submitted = entry.batch
             self._flights.committed(batch, entry.batch)
             lane.holds.delivered(rows)
-            self._round_purges.append(Purge(entry, batch.filenode, batch.asked_at, batch.errands))
+            self._round_purges.append(Purge(entry, batch.filenode, batch.asked_at, batch.errands, batch.server))
             self._enlarge()
             self._end_share(lane)
             self._write_holds()
@@ -729,6 +729,7 @@ class Rounds:
         shares = self._shares(plan, page)
         self._adapt_limit(page.rows)
         topics = {row[1] for row in page.rows}  # here, while they are at hand
+        server = backends.server_of(page.backend)
         read = page.read_at, page.filenode, self._asked_at, returned_at, topics
         batches = []
         with self._changed:
@@ -740,7 +741,7 @@ class Rounds:
                 if rows or errands:
                     ids = [row[0] for row in rows]
                     batch = Batch(number, session, rows, ids, *read)
-                    batch.created, batch.errands = self._created, errands
+                    batch.created, batch.errands, batch.server = self._created, errands, server
                     self._flights.add(batch)
                     batches.append(batch)
         return batches

@@ -46,6 +46,8 @@ class Purge:
     """When the read of its rows was sent, on the monotonic clock."""
     errands: Errands | None = None
     """Done in the same transaction, if the purge moves m itself."""
+    server: str = ""
+    """From which the rows were read, see `backends.server_of`."""
 
 
 class Ticket(Awaited):
@@ -61,6 +63,8 @@ class Ticket(Awaited):
         self.flushed_since: float | None = None
         """Everything that the server showed since then, and before the purge was sent, is on its disk: the purge
         deleted rows at its first attempt, over a connection as old as this."""
+        self.flushed_on = ""
+        """Which server that is."""
 
 
 @dataclass(eq=False, slots=True)
@@ -87,6 +91,8 @@ class Batch:
     created: Mapping[int, int] = field(default_factory=dict)
     """When some of the page's records were stashed, by id; see `core.times`."""
     errands: Errands | None = None
+    server: str = ""
+    """From which it was read, see `backends.server_of`."""
 
 
 @dataclass(frozen=True, slots=True)
