@@ -126,6 +126,7 @@ class Rounds:
         self._troubles = Troubles(-1, runtime)
         self._stretch, self._keeps_connection = 1, False
         self._looked_from = 0
+        self._filenode: int | None = None  # of the last page
         self._is_elsewhere = False  # a page came from another server than that on which a lane was taken over
         self._sweep = Sweep(conf, servers, self._notify)
         self._sample_at = 0.0
@@ -405,7 +406,7 @@ class Rounds:
                 page = self._read(plan)
                 if page is None:
                     continue
-                if plan.fits(page.filenode):
+                if self._is_file_known(page) and plan.fits(page.filenode):
                     self._deal(plan, page)
                 else:
                     self._read_again()
@@ -587,6 +588,12 @@ class Rounds:
         self._read_failures += 1
         with self._changed:
             self._changed.wait_for(lambda: self._closing, pause_s)
+
+    def _is_file_known(self, page: Page) -> bool:
+        """After a TRUNCATE ids are drawn again from the first one, perhaps beyond where the last read ended: then only
+        the file tells that there are others below."""
+        before, self._filenode = self._filenode, page.filenode
+        return before in (None, page.filenode)
 
     def _read_again(self) -> None:
         """When something has changed, or soon."""
