@@ -5,6 +5,7 @@ The order of the questions is what makes the answer right; see `core.verdict`, w
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -21,6 +22,8 @@ from outbox.failpoints import failpoint
 from outbox.harvest.exactly_once_database import Purges, settle_purge
 from outbox.harvest.exactly_once_values import Purge
 from outbox.harvest.ports import KafkaPort, Servers
+
+logger = logging.getLogger("outbox.harvest")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +81,16 @@ def newest_change_of_any(
         return newest_change(ledger, identity, give_up_at, waits=waits)
 
 
+def close_forgotten(servers: Servers, purges: Purges, state: State, newest: int, may_go_on: Callable[[], bool]) -> None:
+    """The row, as it was read, knows nothing of change `newest`: the lanes are closed until the owner of lane 0 has
+    settled all of them."""
+    logger.warning(
+        "lanes_closed lanes=%d change=%d newest_change=%d: the database went back to before a change of the count",
+        state.lane_count, state.resize_no, newest,
+    )  # fmt: skip
+    purges.ask(lambda c: servers.database.statements.close_all_lanes(c, state.resize_no, newest), may_go_on)
+
+
 Outcome = Owned | AskElection | Closed | Idle | Stop | Unreadable | None
 """None: it may not go on."""
 
@@ -97,7 +110,7 @@ class Takeover:
         """`settling`: the change of the lane count, as the row told it, for which the lane is settled while closed."""
         self._conf, self._lane, self._settling = conf, lane, settling
         self._runtime, self._database, self._kafka = servers.runtime, servers.database, servers.kafka
-        self._purges = purges
+        self._servers, self._purges = servers, purges
         self._server = ""
         self._request_bytes: int | None = None
 
@@ -174,7 +187,11 @@ class Takeover:
         entry = self._kafka.last_entry(lane, give_up_at)
         newest = verdict.change_of(entry, identity)
         if lane and not settling:
-            newest = max(newest, newest_change_of_any(self._kafka, identity, give_up_at, self._conf, state))
+            marked = newest_change_of_any(self._kafka, identity, give_up_at, self._conf, state)
+            if newest > marked and verdict.forgets_change(state, newest):
+                # One that was given up before it was marked: the owner of lane 0 cannot know.
+                close_forgotten(self._servers, self._purges, state, newest, may_go_on)
+            newest = max(newest, marked)
         again = self._purges.ask(lambda connection: database.statements.purged(connection, lane), may_go_on)
         if again is None:
             return None

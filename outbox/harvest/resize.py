@@ -31,6 +31,7 @@ from outbox.harvest.exactly_once_takeover import (
     Takeover,
     Unreadable,
     UnreadableMark,
+    close_forgotten,
     newest_change,
     newest_change_of_any,
     unreadable_text,
@@ -90,11 +91,7 @@ class LaneCount:
             return replace(state, wanted=None)
         if not forgets_change(state, newest):
             return state
-        logger.warning(
-            "lanes_closed lanes=%d change=%d newest_change=%d: the database went back to before a change of the count",
-            state.lane_count, state.resize_no, newest,
-        )  # fmt: skip
-        self._ask(lambda statements, c: statements.close_all_lanes(c, state.resize_no, newest), may_go_on)
+        close_forgotten(self._servers, self._purges, state, newest, may_go_on)
         return self._state(may_go_on)
 
     def _grow_leader_topic(self, partitions: int, partitions_added: Callable[[], None]) -> None:
