@@ -783,8 +783,10 @@ class ExactlyOnce:
         rounds = self._rounds
         if rounds is not None:
             if self._finish_by is not None:
-                self._leave_tidily(rounds)
-            rounds.leave(self._state)
+                is_settled = self._leave_tidily(rounds)
+            else:
+                is_settled = not (self._in_doubt or self._state.unpurged)
+            rounds.leave(self._state, is_settled=is_settled)
         self._phase = "ended"
         self._ended = True
         self._log_end()
@@ -799,22 +801,23 @@ class ExactlyOnce:
             self._lane, self._delivered, self._batches, self._takeovers, self._renewals, spent,
         )  # fmt: skip
 
-    def _leave_tidily(self, rounds: Rounds) -> None:
-        """Nothing is lost when this cannot be done in time: the successor settles it. Another way could not."""
+    def _leave_tidily(self, rounds: Rounds) -> bool:
+        """Whether everything is settled. Nothing is lost when this cannot be done in time: the successor settles it.
+        Another way could not."""
         rounds.failed(self._state)
         try:
             if self._in_doubt and not self._was_settled(rounds):
-                self._left_untidily("whether the last batch was committed is not known", is_unpurged=True)
-            elif not rounds.wait_purged(self._state, self._may_wait):
-                self._left_untidily("PostgreSQL did not confirm the last purge in time", is_unpurged=True)
-            elif self._stopped_for:
-                self._left_untidily("the lane is stopped, and what was sent may be in the table", is_unpurged=True)
-            else:
-                table, lane, owner = rounds.database.holds, self._lane, rounds.owner
-                rounds.purges.ask(lambda connection: table.leave(connection, lane, owner), self._may_wait)
-                rounds.release_way(self._state, self._may_wait)
+                return self._left_untidily("whether the last batch was committed is not known", is_unpurged=True)
+            if not rounds.wait_purged(self._state, self._may_wait):
+                return self._left_untidily("PostgreSQL did not confirm the last purge in time", is_unpurged=True)
+            if self._stopped_for:
+                return self._left_untidily("the lane is stopped, and what was sent may be in the table", is_unpurged=True)
+            table, lane, owner = rounds.database.holds, self._lane, rounds.owner
+            rounds.purges.ask(lambda connection: table.leave(connection, lane, owner), self._may_wait)
+            rounds.release_way(self._state, self._may_wait)
         except (psycopg.Error, OutboxError) as error:
-            self._left_untidily(str(error), is_unpurged=self._state.unpurged)
+            return self._left_untidily(str(error), is_unpurged=self._state.unpurged)
+        return True
 
     def _was_settled(self, rounds: Rounds) -> bool:
         """A change of the lane count that left this lane without a share has fenced and settled it before: what became
@@ -824,10 +827,11 @@ class ExactlyOnce:
             return False
         return isinstance(verdict.waits_for(self._lane, state), Idle)
 
-    def _left_untidily(self, reason: str, *, is_unpurged: bool) -> None:
+    def _left_untidily(self, reason: str, *, is_unpurged: bool) -> bool:
         logger.info("left_untidily lane=%d reason=%r", self._lane, reason)
         if is_unpurged:
             self._host.emit(LeftUntidily(self._lane, reason))
+        return not is_unpurged
 
     def _may_wait(self) -> bool:
         return not self._abandoned and self._finish_by is not None and self._runtime.monotonic() < self._finish_by

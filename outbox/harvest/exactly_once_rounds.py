@@ -126,6 +126,7 @@ class Rounds:
         self._troubles = Troubles(-1, runtime)
         self._stretch, self._keeps_connection = 1, False
         self._looked_from = 0
+        self._unsettled: set[int] = set()  # lanes that have left so
         self._filenode: int | None = None  # of the last page
         self._is_elsewhere = False  # a page came from another server than that on which a lane was taken over
         self._sweep = Sweep(conf, servers, self._notify)
@@ -156,8 +157,11 @@ class Rounds:
             self._lanes[lane.number] = lane
             return True
 
-    def leave(self, lane: LaneState) -> None:
+    def leave(self, lane: LaneState, *, is_settled: bool) -> None:
+        """Not settled: what became of its last batch is not known, or it is not purged."""
         with self._changed:
+            if not is_settled:
+                self._unsettled.add(lane.number)
             self._unready(lane)
             if self._lanes.get(lane.number) is lane:
                 del self._lanes[lane.number]
@@ -220,6 +224,8 @@ class Rounds:
             lane.is_leaving = True
             if not self._prepared or self._closing or not all(other.is_leaving for other in self._lanes.values()):
                 return
+            if self._unsettled:
+                return  # another way would send what may be in Kafka, or come to be: it waits until the claim is old
             self._prepared = False  # no heartbeat may claim again
             # Submitted here: a lane that is acquired from now on claims behind it.
             released = self.purges.tell(self._way.release)
@@ -243,6 +249,7 @@ class Rounds:
             self._holds_are_fresh = False  # what holds before the first read, lasts: see `edges.holds.Errands`
             self._retake([other for other in self._lanes.values() if other.ready and other.count != count])
             self._flights.forget(lane.number)
+            self._unsettled.discard(lane.number)
             if self._last_ticket is not None:
                 self._last_ticket.stops.pop(lane.number, None)  # what could not be purged is settled now
             self._wants_reset = True

@@ -61,8 +61,8 @@ def test_a_lane_that_comes_while_the_last_one_goes_keeps_its_claim(bench):
     rounds.release_way(first, lambda: True)
     assert bench.db.execute(FRESH).fetchone() == (True,)
     assert rounds._ear is ear, "one is enough"
-    rounds.leave(first)
-    rounds.leave(second)
+    rounds.leave(first, is_settled=True)
+    rounds.leave(second, is_settled=True)
     assert rounds.join(20)
 
 
@@ -256,7 +256,7 @@ def test_pages_shrink_while_the_brokers_are_too_slow_for_them_and_grow_again(ben
         rounds._adapt_limit(page)
         grown += 1
     assert 50 < grown < 150
-    rounds.leave(lane)
+    rounds.leave(lane, is_settled=True)
     assert rounds.join(20)
 
 
