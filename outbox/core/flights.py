@@ -164,12 +164,6 @@ class Flights:
         return sum(len(share.ids) for share in self._batches if share.lane == lane)
 
 
-def may_purge_at_once(opened_at: float, asked_at: float) -> bool:
-    """Whether a purge may go by ids without a look at the rows: its connection stood when their read was sent. A
-    younger one may lead to a copy that has taken over, lags, and draws those ids a second time."""
-    return opened_at <= asked_at
-
-
 def may_flush(submitted_at: float, returned_at: float) -> bool:
     """Whether a purge can take the place of the flush: it was sent after the read had returned. Whether it did, only
     its outcome tells."""

@@ -271,7 +271,7 @@ class Rounds:
             lane.submitted = entry.batch
             self._flights.committed(batch, entry.batch)
             lane.holds.delivered(rows)
-            self._round_purges.append(Purge(entry, batch.filenode, batch.asked_at, batch.errands, batch.server))
+            self._round_purges.append(Purge(entry, batch.filenode, batch.errands, batch.server))
             self._enlarge()
             self._end_share(lane)
             self._write_holds()

@@ -42,8 +42,6 @@ class Purge:
 
     entry: Entry
     filenode: int
-    asked_at: float = float("-inf")
-    """When the read of its rows was sent, on the monotonic clock."""
     errands: Errands | None = None
     """Done in the same transaction, if the purge moves m itself."""
     server: str = ""

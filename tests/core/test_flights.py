@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from outbox.core.flights import Flights, Standing, has_flushed, may_flush, may_purge_at_once
+from outbox.core.flights import Flights, Standing, has_flushed, may_flush
 from outbox.core.verdict import AskElection, GoOn, Stop
 
 
@@ -116,11 +116,6 @@ def test_only_over_a_connection_that_stood_before_the_read_has_a_purge_flushed_i
     assert has_flushed(1.0, 2.0)
     assert not has_flushed(2.1, 2.0)
     assert not has_flushed(None, 2.0)
-
-
-def test_only_a_connection_that_stood_when_the_rows_were_read_may_purge_them_unseen():
-    assert may_purge_at_once(2.0, 2.0)
-    assert not may_purge_at_once(2.1, 2.0)
 
 
 def test_a_new_connection_reads_when_nothing_that_it_would_leave_out_is_in_flight():

@@ -141,9 +141,9 @@ def test_several_lanes_that_leave_at_once_release_the_claim(bench, monkeypatch):
     """Each sees the others still there: the last one that has purged what it sent releases for all."""
     released, leave = threading.Barrier(2), Rounds.leave
 
-    def leave_together(rounds, lane):
+    def leave_together(rounds, lane, **given):
         released.wait(30)
-        leave(rounds, lane)
+        leave(rounds, lane, **given)
 
     monkeypatch.setattr(Rounds, "leave", leave_together)
     factory = ExactlyOnceFactory(source=lambda: {"conninfo": bench.url})

@@ -1,0 +1,325 @@
+"""The brokers as one simulated process reaches them: a `KafkaPort`, and below the product's own producer a client that
+repeats by itself what got no answer, and tells of it only in its log.
+
+Frames of one connection arrive in order. When it is cut, each frame under way is lost or arrives much later, and the
+client sends it again over another connection: EndTxn too, which may then end a transaction that it was not sent for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+from confluent_kafka import KafkaError, KafkaException
+
+from outbox.core import ledger
+from outbox.core.ledger import Entry
+from outbox.edges.ledger_topic import LedgerOpen, LedgerUnreachable
+from outbox.edges.transactions import TransactionalProducer
+from tests.simulation.exactly_once import broker as b
+from tests.simulation.exactly_once.postgres import TOPIC
+from tests.simulation.runtime import Answer
+
+LEDGER = "outbox.ledger"
+ID_HEADER = ""
+_RETRY_S, _INIT_RETRY_S, _LINGER_S = 0.01, 0.5, 0.002
+_FRAME_ROWS = 3
+_LATE_S = (0.003, 0.01, 0.03, 0.1, 0.5, 2.0)
+_STABLE_POLL_S = 0.01
+_CUT = "[thrd:TxnCoordinator]: broker/1: Disconnected (after 1000ms in state UP)"
+
+
+def _error(name: str, text: str, **given: bool) -> KafkaException:
+    return KafkaException(KafkaError(getattr(KafkaError, name), text, **given))
+
+
+class Frame:
+    """A request, from when it is made until it is answered."""
+
+    __slots__ = ("action", "answer", "is_end")
+
+    def __init__(self, action: Callable[[], Any], answer: Answer, *, is_end: bool = False) -> None:
+        self.action, self.answer, self.is_end = action, answer, is_end
+
+
+class Client:
+    """What `TransactionalProducer` takes for a Producer of confluent-kafka, as far as it uses one."""
+
+    def __init__(self, properties: dict[str, Any], *, logger: Any) -> None:
+        self._process, self._lane, self._logger = properties["process"], properties["lane"], logger
+        self._world, self._runtime = self._process.world, self._process.runtime
+        self._broker = self._world.kafka
+        self._id = self._broker.id_of(self._lane)
+        self._epoch = -1
+        self._lines: list[tuple[str, str]] = []
+        self._error: KafkaError | None = None
+        self._in_transaction = self._is_dropped = False
+        self._connection = 0
+        self._busy_until = 0.0
+        self._sequences: dict[b.Log, int] = {}
+        self._pending: list[tuple[Any, Any]] = []  # records of the data log, with their reports, not sent yet
+        self._open: dict[Answer, None] = {}  # produced and not acknowledged
+        self._reports: list[Callable[[], None]] = []
+        self._initialising: Answer | None = None
+        self._ending: Answer | None = None
+        self._process.clients[self] = None
+
+    # ---- frames
+
+    def _request(self, action: Callable[[], Any], *, is_end: bool = False) -> Answer:
+        answer = Answer(self._runtime)
+        if is_end and self._world.chance(self._world.faults.cut_end):
+            self._world.after(self._world.random.uniform(0.0003, 0.004), self.cut)
+        self._send(Frame(action, answer))
+        return answer
+
+    def _send(self, frame: Frame) -> None:
+        self._runtime.when_running(partial(self._send_now, frame))
+
+    def _send_now(self, frame: Frame) -> None:
+        world, faults = self._world, self._world.faults
+        if self._is_dropped or frame.answer.done:
+            return
+        if not self._process.kafka_ok:
+            world.after(0.1, partial(self._send, frame))
+            return
+        held_s = world.random.uniform(*faults.held_s) if world.chance(faults.hold) else 0.0
+        self._busy_until = max(self._busy_until, world.now) + world.random.uniform(0.0005, 0.004) + held_s
+        delay_s = self._busy_until - world.now
+        if world.chance(faults.cut):
+            world.after(delay_s * world.random.uniform(0.0, 2.0), self.cut)
+        world.after(delay_s, partial(self._arrive, frame, self._connection))
+
+    def _arrive(self, frame: Frame, connection: int) -> None:
+        world = self._world
+        if connection != self._connection:  # it was cut while the frame was under way
+            if world.chance(0.6):
+                world.after(world.random.choice(_LATE_S) * world.random.random(), frame.action)
+            self._send(frame)
+            return
+        reply = frame.action()
+        world.after(world.random.uniform(0.0005, 0.003), partial(self._reply, frame, connection, reply))
+
+    def _reply(self, frame: Frame, connection: int, reply: Any) -> None:
+        if connection != self._connection:
+            self._send(frame)
+            return
+        code = reply[0] if isinstance(reply, tuple) else reply
+        if code not in (b.BUSY, b.GAP):
+            self._runtime.when_running(partial(frame.answer.settle, reply))
+            return
+        is_init = frame.answer is self._initialising
+        if is_init:
+            self._lines.append(("GETPID", "busy, will be asked again"))
+        self._world.after(_INIT_RETRY_S if is_init else _RETRY_S, partial(self._send, frame))
+
+    def cut(self) -> None:
+        """An established connection is lost. Only the log tells."""
+        self._connection += 1
+        self._busy_until = 0.0
+        self._lines.append(("FAIL", _CUT))
+
+    def end(self) -> None:
+        """What is under way arrives or not."""
+        self._is_dropped = True
+        self._process.clients.pop(self, None)
+        if self._world.chance(0.3):
+            self.cut()
+
+    # ---- what a producer asks for
+
+    def poll(self, timeout: float = 0.0) -> int:
+        if timeout:
+            self._runtime.sleep(timeout)
+        lines, self._lines = self._lines, []
+        for facility, text in lines:
+            self._logger.log(10, "%s %s %s", facility, "simulated", text)
+        reports, self._reports = self._reports, []
+        for report in reports:
+            report()
+        return len(reports)
+
+    def init_transactions(self, timeout: float) -> None:
+        if self._initialising is None:
+            self._initialising = self._request(self._id.initialise)
+        if not self._wait(self._initialising, timeout):
+            raise _error("_TIMED_OUT", "not initialised yet", retriable=True)
+        self._epoch = self._initialising.value[1]
+
+    def begin_transaction(self) -> None:
+        if self._error is not None:
+            raise KafkaException(self._error)
+        if self._in_transaction:
+            raise _error("_STATE", "a transaction is open")
+        self._in_transaction = True
+
+    def produce(
+        self,
+        topic: str,
+        value: Any = None,
+        key: Any = None,
+        partition: int = -1,
+        callback: Any = None,
+        on_delivery: Any = None,
+        timestamp: int = 0,
+        headers: Any = None,
+    ) -> None:
+        if self._error is not None or not self._in_transaction:
+            raise _error("_STATE", "no transaction to produce to")
+        if topic != TOPIC:
+            self._flush_pending()
+            self._produce(self._broker.ledger(partition), [(value, headers)], [None])
+            return
+        faults = self._world.faults
+        if key and key in faults.refuse_here and int(value) % 2:
+            raise ValueError("refused before it was sent")
+        if self._world.chance(faults.produce_slow):
+            self._runtime.sleep(self._world.random.uniform(0.0, 0.01))
+        self._pending.append(((key, int(value)), callback))
+        if len(self._pending) == _FRAME_ROWS:
+            self._flush_pending()
+        elif len(self._pending) == 1:
+            self._world.after(_LINGER_S, partial(self._runtime.when_running, self._flush_pending))
+
+    def _flush_pending(self) -> None:
+        pending, self._pending = self._pending, []
+        if pending and not self._is_dropped:
+            self._produce(self._broker.data, [record for record, _ in pending], [report for _, report in pending])
+
+    def _produce(self, log: b.Log, records: list[Any], reports: list[Any]) -> None:
+        sequence = self._sequences.get(log, 0)
+        self._sequences[log] = sequence + 1
+        faults, epoch, process, is_data = self._world.faults, self._epoch, self._process, log is self._broker.data
+
+        def arrive() -> str:
+            if is_data and any(key and key in faults.refuse for key, _ in records):
+                return b.REFUSED
+            payloads = [uid for _, uid in records] if is_data else records
+            return self._id.produce(epoch, log, sequence, payloads, process)
+
+        answer = self._request(arrive)
+        self._open[answer] = None
+        answer.then = partial(self._acknowledged, answer, reports)
+
+    def _acknowledged(self, answer: Answer, reports: list[Any]) -> None:
+        del self._open[answer]
+        if answer.value != b.OK:
+            self._fail(answer.value)
+            assert self._error is not None
+            told = [partial(report, self._error, None) for report in reports if report is not None]
+            self._reports += told
+
+    def _fail(self, code: str) -> None:
+        if self._error is not None:
+            return
+        if code == b.REFUSED:
+            self._error = KafkaError(KafkaError.POLICY_VIOLATION, "refused", txn_requires_abort=True)
+        elif code == b.FENCED:
+            self._error = KafkaError(KafkaError._FENCED, "fenced", fatal=True)
+        else:
+            self._error = KafkaError(KafkaError.INVALID_TXN_STATE, code, fatal=True)
+
+    def flush(self, timeout: float = 0.0) -> int:
+        """How many requests are not acknowledged yet."""
+        self._flush_pending()
+        give_up_at = self._world.now + timeout
+        while self._open and (left_s := give_up_at - self._world.now) > 0:
+            self._wait(next(iter(self._open)), left_s)
+        self.poll()
+        return len(self._open)
+
+    def commit_transaction(self, timeout: float) -> None:
+        give_up_at = self._world.now + timeout
+        if self._ending is None:
+            if self.flush(timeout):
+                raise _error("_TIMED_OUT", "not acknowledged yet", retriable=True)
+            if self._error is not None:
+                raise KafkaException(self._error)
+            epoch = self._epoch
+            self._ending = self._request(lambda: self._id.end(epoch, commits=True), is_end=True)
+        if not self._wait(self._ending, give_up_at - self._world.now):
+            raise _error("_TIMED_OUT", "not committed yet", retriable=True)
+        answer, self._ending = self._ending, None
+        self.poll()
+        if answer.value != b.OK:
+            self._fail(answer.value)
+            assert self._error is not None
+            raise KafkaException(self._error)
+        self._in_transaction = False
+
+    def abort_transaction(self, timeout: float) -> None:
+        epoch = self._epoch
+        self._pending.clear()
+        answer = self._request(lambda: self._id.end(epoch, commits=False), is_end=True)
+        if not self._wait(answer, timeout):
+            raise _error("_TIMED_OUT", "not aborted yet", retriable=True)
+        if answer.value != b.OK:
+            raise _error("_STATE", str(answer.value))
+        self._in_transaction, self._error, self._ending = False, None, None
+
+    def list_topics(self, topic: str | None = None, timeout: float = 0.0) -> Any:
+        return SimpleNamespace(topics={topic: SimpleNamespace(error=None)})
+
+    def purge(self, blocking: bool = True) -> None:
+        """The last that a producer does with its client."""
+        self.end()
+
+    def _wait(self, answer: Answer, timeout: float) -> bool:
+        return answer.wait(max(0.0, timeout))
+
+
+class Kafka:
+    """A `KafkaPort`."""
+
+    name = LEDGER
+
+    def __init__(self, process: Any) -> None:
+        self._process, self._world = process, process.world
+
+    def prepare(self, lanes: int, audit_window_s: float) -> None:
+        self._ask()
+
+    def partitions(self) -> int:
+        return int(self._world.lanes)
+
+    def grow(self, topic: str, partitions: int) -> bool:
+        return False
+
+    def size_limits(self, topics: Iterable[str]) -> dict[str, int]:
+        return {}
+
+    def close(self) -> None:
+        pass
+
+    def transactional_id(self, lane: int) -> str:
+        return f"outbox-{lane}"
+
+    def producer(self, lane: int, request_bytes: int | None) -> TransactionalProducer:
+        properties = {"process": self._process, "lane": lane}
+        return TransactionalProducer(
+            properties,
+            kind=Client,  # type: ignore[arg-type]
+            runtime=self._process.runtime,
+        )
+
+    def _ask(self) -> None:
+        self._process.point("kafka")
+        self._process.runtime.sleep(self._world.latency())
+        if not self._process.kafka_ok:
+            self._process.runtime.sleep(0.1)
+            raise LedgerUnreachable("no broker answers")
+
+    def last_entry(self, lane: int, give_up_at: float, *, waits: bool = True) -> Entry | None:
+        """Below the end that it has when it is asked, once nothing there is open."""
+        runtime, log = self._process.runtime, self._world.kafka.ledger(lane)
+        self._ask()
+        high = log.end
+        while self._world.kafka.waits_for_stable and log.stable < high:
+            if not waits or runtime.monotonic() > give_up_at:
+                raise LedgerOpen("a transaction is open", high)
+            runtime.sleep(_STABLE_POLL_S)
+        self._ask()
+        record = log.last_committed(high)
+        return None if record is None else ledger.decode(*record)

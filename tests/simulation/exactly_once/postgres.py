@@ -1,0 +1,310 @@
+"""Simulated PostgreSQL servers: transactions and snapshots, commits that a crash may lose, the guarded purge, copies
+that lag. They obey; what a connection makes of it is in `database`, what befalls them is chosen by the scenario.
+
+The statements are those of `outbox.edges`, with what they guard. `tests/edges/test_exactly_once_statements.py` shows
+the same of the real ones.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from random import Random
+from typing import Any
+from uuid import UUID
+
+from outbox.core import ledger
+from outbox.core.frontier import Snapshot
+from outbox.core.times import time_of
+from outbox.core.verdict import State
+from outbox.edges.companions import Found
+from tests.simulation.exactly_once.checkers import Checkers, Written
+
+TOPIC = "orders"
+IDENTITY = UUID(int=7)
+_EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+class Locked(Exception):
+    """Another transaction has the row: the statement waits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    row: ledger.Row
+    create_time: int
+    lane_hash: int
+
+    @property
+    def uid(self) -> int:
+        return int(self.row[3] or "")
+
+
+@dataclass
+class Kept:
+    """What a copy of the server has."""
+
+    rows: dict[int, Stored] = field(default_factory=dict)
+    sequence: int = 0
+    purged: dict[int, int] = field(default_factory=dict)
+    filenode: int = 1
+    state: State = field(default_factory=lambda: State(1))
+
+
+class Transaction:
+    """Of a harvester: nothing of it is seen before it is committed."""
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+        self.moved: dict[int, int] = {}
+        self.deleted: dict[int, None] = {}
+        self.is_over = False
+
+    def commit(self) -> None:
+        if not self.is_over:
+            self.end()
+            self.server.carry_out(self.moved, self.deleted)
+
+    def end(self) -> None:
+        self.is_over = True
+        for lane in [lane for lane, holder in self.server.held.items() if holder is self]:
+            del self.server.held[lane]
+
+
+class Server:
+    """One server in one life of its data. `started` tells it from every other, as the start of its postmaster does."""
+
+    def __init__(self, postgres: Postgres, now: Kept, started: int) -> None:
+        self._postgres, self.world, self._checkers = postgres, postgres.world, postgres.checkers
+        self.now, self.started = now, started
+        self.is_gone = False
+        self.crashes = self.readers = 0
+        self.held: dict[int, Transaction] = {}
+        self._next_xid = self._xmax = 100
+        self._running: set[int] = set()
+        self.writers: set[int] = set()
+        self._unflushed: list[int] = []
+        self._flushed_sequence = now.sequence
+
+    # ---- applications
+
+    def begin(self, *, writes: bool = True) -> int:
+        xid = self._next_xid
+        self._next_xid += 1
+        self._running.add(xid)
+        if writes:
+            self.writers.add(xid)
+        return xid
+
+    def draw_id(self) -> int:
+        self.now.sequence += 1
+        return self.now.sequence
+
+    def is_running(self, xid: int) -> bool:
+        """A transaction ends with its server."""
+        return xid in self._running and not self.is_gone
+
+    def end(self, xid: int, records: Sequence[Written] = (), *, is_flushed: bool = True) -> None:
+        self._running.discard(xid)
+        self.writers.discard(xid)
+        self._xmax = max(self._xmax, xid + 1)
+        for record in records:
+            row = (record.id, TOPIC, record.key, str(record.uid), None, None, None)
+            hashed = self.world.lane_of(record.key) if record.key else record.id
+            self.now.rows[record.id] = Stored(row, self.create_time(), hashed)
+        self._checkers.inserted(records)
+        if records and is_flushed:
+            self.flush()
+        else:
+            self._unflushed += [record.id for record in records]
+
+    def flush(self) -> None:
+        self._unflushed.clear()
+        self._flushed_sequence = self.now.sequence
+
+    def clock(self) -> datetime:
+        return _EPOCH + timedelta(seconds=self.world.now)
+
+    def create_time(self) -> int:
+        """By the server's clock, or as the writer supplies it: within some seconds of that, ahead or behind."""
+        supplied = self._postgres.supplied
+        return time_of(self.clock() + timedelta(seconds=supplied.uniform(-5.0, 5.0) if supplied is not None else 0.0))
+
+    # ---- what befalls it
+
+    def crash(self, *, restarts: bool) -> None:
+        """What was not on the disk is gone, ids are drawn a second time. A backend that dies takes every session with
+        it, and the server goes on under the same start."""
+        self.crashes += 1
+        if restarts:
+            self.started = self._postgres.new_start()
+        lost = [self.now.rows.pop(id_) for id_ in self._unflushed if id_ in self.now.rows]
+        self._checkers.crashed(stored.uid for stored in lost)
+        self._unflushed.clear()
+        self.end_all()
+        self.now.sequence = self._flushed_sequence
+
+    def copied(self) -> Kept:
+        """What a copy that follows has at this moment: only what is on the disk is sent to it."""
+        kept = copy.copy(self.now)
+        kept.rows = {id_: stored for id_, stored in self.now.rows.items() if id_ not in self._unflushed}
+        kept.purged, kept.sequence = dict(self.now.purged), self._flushed_sequence
+        return kept
+
+    def truncate(self) -> bool:
+        """With RESTART IDENTITY. It waits for whoever uses the table."""
+        if self.writers or self.readers or self.held:
+            return False
+        self._checkers.withdrawn.update(stored.uid for stored in self.now.rows.values())
+        self.now.rows.clear()
+        self.now.filenode += 1
+        self.now.sequence = 0
+        self.flush()
+        return True
+
+    def end_all(self) -> None:
+        self._running.clear()
+        self.writers.clear()
+        for holder in list(self.held.values()):
+            holder.end()
+        self._next_xid += 5
+        self._xmax = self._next_xid
+
+    # ---- what a page shows
+
+    def snapshot(self) -> Snapshot:
+        return Snapshot(tuple(sorted(x for x in self._running if x < self._xmax)), self._xmax, 0)
+
+    def next_xid(self) -> int:
+        return self._next_xid
+
+    def select(
+        self, look: int, lanes: Sequence[int], count: int, excluded: Collection[int], limit: int
+    ) -> list[Stored]:
+        out = set(excluded)
+        found = [
+            stored
+            for id_, stored in sorted(self.now.rows.items())
+            if id_ > look and id_ not in out and stored.lane_hash % count in lanes
+        ]
+        return sorted(found[:limit], key=lambda stored: stored.lane_hash % count)
+
+    # ---- m, and the rows of a batch
+
+    def purged(self, lane: int) -> int:
+        return self.now.purged.setdefault(lane, 0)
+
+    def purge(
+        self, transaction: Transaction, lane: int, batch: int, ids: Sequence[int], filenode: int, *, compared: bool
+    ) -> tuple[bool, int]:
+        """Whether m is moved, and how many rows are deleted."""
+        if self.held.get(lane, transaction) is not transaction:
+            raise Locked
+        now, highest = self.now, ids[-1] if ids and not compared else 0
+        last = transaction.moved.get(lane, now.purged.get(lane))
+        guards = last == batch - 1 and now.filenode == filenode and now.sequence >= highest
+        if self._postgres.guarded and not guards:
+            return False, 0
+        self.held[lane] = transaction
+        transaction.moved[lane] = batch
+        found = [id_ for id_ in ids if id_ in now.rows and id_ not in transaction.deleted]
+        transaction.deleted.update(dict.fromkeys(found))
+        return True, len(found)
+
+    def carry_out(self, moved: Mapping[int, int], deleted: Collection[int]) -> None:
+        self.now.purged.update(moved)
+        for stored in [self.now.rows.pop(id_) for id_ in deleted if id_ in self.now.rows]:
+            self._checkers.purged(stored.uid)
+        if moved:
+            self.flush()
+
+    def kept(self, transaction: Transaction, ids: Sequence[int], filenode: int) -> int:
+        left = [id_ for id_ in ids if id_ in self.now.rows and id_ not in transaction.deleted]
+        return len(left) if transaction.moved and self.now.filenode == filenode else 0
+
+    def look_up(self, ids: Sequence[int]) -> Found:
+        found = [self.now.rows[id_] for id_ in ids if id_ in self.now.rows]
+        newest = max((stored.create_time for stored in found), default=None)
+        return Found(len(found), ledger.digest(stored.row for stored in found), newest, self.now.filenode)
+
+    # ---- the lane count
+
+    def wish(self, lanes: int) -> None:
+        self._set(wanted=lanes)
+
+    def refuse_wish(self, lanes: int) -> None:
+        if self.now.state.wanted == lanes:
+            self._set(wanted=None)
+
+    def close_lanes(self, lanes: int) -> bool:
+        state = self.now.state
+        if state.resize_to is not None or state.wanted != lanes:
+            return False
+        self._set(resize_to=lanes, wanted=None, resize_no=self._new_number(0))
+        return True
+
+    def close_all_lanes(self, before: int, newest: int) -> bool:
+        state = self.now.state
+        if state.resize_no != before:
+            return False
+        wanted = state.wanted or (state.resize_to if state.resize_to != state.lane_count else None)
+        self._set(wanted=wanted, resize_to=state.lane_count, resize_no=self._new_number(newest))
+        return True
+
+    def open_lanes(self, change: int, lanes: int, settled: Mapping[int, int]) -> bool:
+        state, purged = self.now.state, self.now.purged
+        if state.resize_to is None or state.resize_no != change:
+            return False
+        if any(purged.get(lane, 0) < batch for lane, batch in settled.items()):
+            return False
+        self._set(lane_count=lanes, resize_to=None)
+        return True
+
+    def _new_number(self, newest: int) -> int:
+        return max(self.now.state.resize_no + 1, newest + 1, int(self.world.now * 1_000_000))
+
+    def _set(self, **changes: Any) -> None:
+        self.now.state = replace(self.now.state, **changes)
+        self.flush()
+
+
+class Postgres:
+    """The address of the database: whoever connects reaches the server that has taken over last."""
+
+    def __init__(self, world: Any, checkers: Checkers, lanes: int) -> None:
+        self.world, self.checkers = world, checkers
+        self.guarded = True
+        self.supplied: Random | None = None
+        self._starts = 0
+        self.primary = Server(self, Kept(state=State(lanes)), self.new_start())
+        self.old: list[Server] = []
+
+    def new_start(self) -> int:
+        self._starts += 1
+        return self._starts
+
+    def fail_over(self, kept: Kept, *, lingers: bool) -> None:
+        """A lagging copy takes over: whatever was not copied never was. The old server may stay for those who are
+        connected to it."""
+        before = self.primary
+        after = self.primary = Server(self, kept, self.new_start())
+        after._next_xid = after._xmax = before.next_xid() + 5
+        still = {stored.uid for stored in kept.rows.values()}
+        self.checkers.withdrawn.update(s.uid for s in before.now.rows.values() if s.uid not in still)
+        before.end_all()  # applications come to the new one
+        if lingers:
+            self.old.append(before)
+        else:
+            self._remove(before)
+
+    def remove_old(self) -> None:
+        old, self.old = self.old, []
+        for server in old:
+            self._remove(server)
+
+    def _remove(self, server: Server) -> None:
+        server.is_gone = True
+        server.crashes += 1
+        server.end_all()
