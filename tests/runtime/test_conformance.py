@@ -1,14 +1,51 @@
 """What every runtime promises to whoever is given it."""
 
+import heapq
 import select
+from itertools import count
 from queue import Empty
+from random import Random
 
 import pytest
 
 from outbox.runtime.threads import THREADS
+from tests.simulation.runtime import Simulated, in_thread
 
 SOON_S, LONG_S = 0.05, 20.0
-RUNNERS = {"threads": lambda job: job(THREADS)}
+_COUNT = count()
+
+
+class World:
+    """Time that goes on when nothing else is to be done."""
+
+    def __init__(self):
+        self.now, self.random, self.tasks, self.events = 0.0, Random(1), [], []
+
+    def after(self, delay, action):
+        heapq.heappush(self.events, (self.now + delay, next(_COUNT), action))
+
+    def run(self):
+        while self.events:
+            self.now, *_, action = heapq.heappop(self.events)
+            action()
+
+
+def simulated(job, switching=0.0):
+    def run():
+        world, found = World(), []
+        runtime = Simulated(world, switching=switching)
+        runtime.spawn(lambda: found.append(job(runtime)))
+        world.run()
+        return found[0]
+
+    return in_thread(run)
+
+
+RUNNERS = {
+    "threads": lambda job: job(THREADS),
+    "simulated": simulated,
+    "simulated, switching": lambda job: simulated(job, switching=0.5),
+}
 
 
 @pytest.fixture(params=RUNNERS)
@@ -171,3 +208,63 @@ def test_an_interrupt_is_readable_when_it_is_set():
     interrupt.set()
     assert select.select([interrupt], [], [], LONG_S) == ([interrupt], [], [])
     interrupt.close()
+
+
+def a_process():
+    world, said = World(), []
+    runtime = Simulated(world)
+
+    def run():
+        try:
+            while True:
+                runtime.sleep(1.0)
+                said.append(world.now)
+        finally:
+            said.append("ended")
+
+    runtime.spawn(run)
+    return world, runtime, said
+
+
+def test_a_simulated_process_that_crashes_runs_nothing_more():
+    said = in_thread(lambda: crashed())
+    assert said == [1.0, 2.0]
+
+
+def crashed():
+    world, runtime, said = a_process()
+    world.after(2.5, runtime.kill)
+    world.run()
+    return said
+
+
+def test_a_simulated_process_that_is_paused_goes_on_later():
+    assert in_thread(lambda: paused())[:2] == [1.0, pytest.approx(7.5, abs=0.1)]
+
+
+def paused():
+    world, runtime, said = a_process()
+    world.after(1.5, runtime.pause)
+    world.after(7.5, runtime.resume)
+    world.after(9.0, runtime.kill)
+    world.run()
+    return said
+
+
+def test_a_switching_lock_lets_others_run():
+    orders = {tuple(simulated(two_in_turn, switching=0.5)) for _ in range(1)}
+    assert orders != {(0, 0, 0, 1, 1, 1)}
+
+
+def two_in_turn(runtime):
+    lock, said = runtime.lock(), []
+
+    def take(number):
+        for _ in range(3):
+            with lock:
+                said.append(number)
+
+    threads = [started(runtime, lambda number=number: take(number)) for number in range(2)]
+    for thread in threads:
+        thread.join()
+    return said

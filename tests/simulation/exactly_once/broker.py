@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from outbox.core.ledger import BEGINNING
+from tests.simulation.checkers import Violation
 from tests.simulation.exactly_once.checkers import Checkers
 from tests.simulation.world import World
 
@@ -21,10 +22,10 @@ OK, BUSY, FENCED, WRONG_STATE, GAP, REFUSED = "ok", "busy", "fenced", "wrong sta
 
 
 class Transaction:
-    __slots__ = ("commits", "epoch", "is_prepared", "logs", "marked", "opened_at")
+    __slots__ = ("commits", "epoch", "is_prepared", "logs", "marked", "process")
 
-    def __init__(self, epoch: int, opened_at: float) -> None:
-        self.epoch, self.opened_at = epoch, opened_at
+    def __init__(self, epoch: int, process: Any) -> None:
+        self.epoch, self.process = epoch, process
         self.logs: dict[Log, None] = {}
         self.marked: set[Log] = set()
         self.is_prepared = self.commits = False
@@ -54,7 +55,7 @@ class Log:
     def last_committed(self, below: int) -> Any:
         """What a read_committed reader finds last below an offset, of all that is stable and says something."""
         for transaction, payload in reversed(self.records[: min(below, self.stable)]):
-            if transaction.commits and payload != BEGINNING:
+            if transaction.commits and payload[0] != BEGINNING:
                 return payload
         return None
 
@@ -82,7 +83,7 @@ class TransactionalId:
         self._sequences.clear()
         return OK, self.epoch
 
-    def produce(self, epoch: int, log: Log, sequence: int, payloads: list[Any]) -> str:
+    def produce(self, epoch: int, log: Log, sequence: int, payloads: list[Any], process: Any) -> str:
         if epoch != self.epoch:
             return FENCED
         expected = self._sequences.get(log, 0)
@@ -90,7 +91,7 @@ class TransactionalId:
             return OK if sequence < expected else GAP
         transaction = self.transaction
         if transaction is None:
-            transaction = self.transaction = Transaction(epoch, self._world.now)
+            transaction = self.transaction = Transaction(epoch, process)
             self._watch(transaction)
         elif transaction.is_prepared:
             return BUSY
@@ -143,8 +144,9 @@ class Broker:
         self.world = world
         self._checkers = checkers
         self.hasty = False
+        self.waits_for_stable = True
         self.markers_slow = 0.0
-        self.data = Log(lambda row: checkers.visible(int(row[3])))
+        self.data = Log(lambda uid: checkers.visible(uid))
         self._ids: dict[int, TransactionalId] = {}
         self._ledgers: dict[int, Log] = {}
 
@@ -155,6 +157,8 @@ class Broker:
         return self._ledgers.setdefault(lane, Log())
 
     def decided(self, transaction: Transaction) -> None:
+        if self.data in transaction.logs and not transaction.process.is_claimed:
+            raise Violation(f"{transaction.process.name} has committed after it gave back its claim on the table")
         self._checkers.committed.update(
-            int(row[3]) for found, row in self.data.records[self.data.stable :] if found is transaction
+            uid for found, uid in self.data.records[self.data.stable :] if found is transaction
         )

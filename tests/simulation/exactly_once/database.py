@@ -1,271 +1,406 @@
-"""The simulated PostgreSQL: transactions and snapshots, commits that a crash may lose, the guarded purge, and
-connections whose statements are slow, executed without an answer, or executed long after their sender gave up."""
+"""The database as one simulated process reaches it: a `DatabasePort` over simulated servers. Statements are slow, are
+refused, are executed without an answer, or long after whoever sent them has given up; answers arrive late."""
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
-from random import Random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 from uuid import UUID
 
-from outbox.core import ledger
+import psycopg
+
 from outbox.core.frontier import Snapshot
-from outbox.core.times import time_of
 from outbox.core.verdict import State
-from tests.simulation.exactly_once.checkers import Checkers, Written
-from tests.simulation.exactly_once.tasks import Future, Steps
-from tests.simulation.world import World
+from outbox.edges import backends
+from outbox.edges.companions import Found
+from outbox.edges.reader import LeftOut, Page
+from outbox.edges.session import StatementOverdue
+from tests.simulation.checkers import Violation
+from tests.simulation.exactly_once.postgres import IDENTITY, Locked, Server, Stored, Transaction
+from tests.simulation.runtime import Answer
 
 STATEMENT_TIMEOUT_S = 0.8
-TOPIC = "orders"
-_EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
+_LOCK_TIMEOUT_S, _LOCK_POLL_S = 0.4, 0.005
+_LATENCY_S = (0.0005, 0.004)
 
 
-class DatabaseError(Exception):
-    """The statement failed, or nobody knows whether it did."""
-
-
-@dataclass(frozen=True, slots=True)
-class Stored:
-    row: ledger.Row
-    create_time: int
-    lane_hash: int
-
-    @property
-    def uid(self) -> int:
-        return int(self.row[3] or "")
-
-
-@dataclass(frozen=True, slots=True)
-class Page:
-    snapshot: Snapshot
-    sequence: int
-    purged: dict[int, int]
-    read_at: datetime
-    filenode: int
-    rows: list[Stored]
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    count: int
-    digest: int
-    newest: int | None
-    filenode: int
-
-
-@dataclass
-class Kept:
-    """What a crash, and a copy of the server, keep."""
-
-    rows: dict[int, Stored] = field(default_factory=dict)
-    sequence: int = 0
-    purged: dict[int, int] = field(default_factory=dict)
-    filenode: int = 1
-    state: State = field(default_factory=lambda: State(1))
-
-
-class Database:
-    def __init__(self, world: World, checkers: Checkers, lanes: int) -> None:
-        self.world, self._checkers = world, checkers
-        self.identity = UUID(int=7)
-        self.now = Kept(state=State(lanes))
-        self.incarnation = 0
-        self.readers = 0
-        self.guarded = True
-        self.supplied: Random | None = None
-        self._next_xid = 100
-        self._xmax = 100
-        self._running: set[int] = set()
-        self.writers: set[int] = set()
-        self._unflushed: list[int] = []
-        self._flushed_sequence = 0
-
-    # ---- applications
-
-    def begin(self, *, writes: bool = True) -> int:
-        xid = self._next_xid
-        self._next_xid += 1
-        self._running.add(xid)
-        if writes:
-            self.writers.add(xid)
-        return xid
-
-    def draw_id(self) -> int:
-        self.now.sequence += 1
-        return self.now.sequence
-
-    def is_running(self, xid: int) -> bool:
-        """A transaction ends with its server."""
-        return xid in self._running
-
-    def end(self, xid: int, records: Sequence[Written] = (), *, is_flushed: bool = True) -> None:
-        self._running.discard(xid)
-        self.writers.discard(xid)
-        self._xmax = max(self._xmax, xid + 1)
-        for record in records:
-            row = (record.id, TOPIC, record.key, str(record.uid), None, None, None)
-            hashed = self.world.lane_of(record.key) if record.key else record.id
-            self.now.rows[record.id] = Stored(row, self.create_time(), hashed)
-        self._checkers.inserted(records)
-        if records and is_flushed:
-            self.flush()
-        else:
-            self._unflushed += [record.id for record in records]
-
-    def flush(self) -> None:
-        self._unflushed.clear()
-        self._flushed_sequence = self.now.sequence
-
-    def clock(self) -> datetime:
-        return _EPOCH + timedelta(seconds=self.world.now)
-
-    def create_time(self) -> int:
-        """By the server's clock, or as the writer supplies it: within some seconds of that, ahead or behind."""
-        supplied_s = self.supplied.uniform(-5.0, 5.0) if self.supplied is not None else 0.0
-        return time_of(self.clock() + timedelta(seconds=supplied_s))
-
-    # ---- what befalls it
-
-    def crash(self) -> None:
-        """Restarted at once: what was not on the disk is gone, ids are drawn a second time."""
-        self.incarnation += 1
-        lost = [self.now.rows.pop(id_) for id_ in self._unflushed if id_ in self.now.rows]
-        self._checkers.crashed(stored.uid for stored in lost)
-        self._unflushed.clear()
-        self._end_all()
-        self.now.sequence = self._flushed_sequence
-
-    def truncate(self) -> bool:
-        """With RESTART IDENTITY. It waits for whoever uses the table."""
-        if self.writers or self.readers:
-            return False
-        self._checkers.withdrawn.update(stored.uid for stored in self.now.rows.values())
-        self.now.rows.clear()
-        self.now.filenode += 1
-        self.now.sequence = 0
-        self.flush()
-        return True
-
-    def copy(self) -> Kept:
-        return copy.copy(self.now), dict(self.now.rows), dict(self.now.purged)  # type: ignore[return-value]
-
-    def fail_over(self, kept: Any) -> None:
-        """A lagging copy takes over: whatever was not copied never was."""
-        self.incarnation += 1
-        before = self.now
-        self.now, self.now.rows, self.now.purged = kept
-        still = {stored.uid for stored in self.now.rows.values()}
-        self._checkers.withdrawn.update(s.uid for s in before.rows.values() if s.uid not in still)
-        self._end_all()
-        self.flush()
-
-    def _end_all(self) -> None:
-        self._running.clear()
-        self.writers.clear()
-        self._next_xid += 5
-        self._xmax = self._next_xid
-
-    # ---- statements
-
-    def snapshot(self) -> Snapshot:
-        return Snapshot(tuple(sorted(x for x in self._running if x < self._xmax)), self._xmax, 0)
-
-    def select(
-        self, look: int, lanes: Sequence[int], count: int, excluded: Collection[int], limit: int
-    ) -> list[Stored]:
-        out = set(excluded)
-        found = [
-            stored
-            for id_, stored in sorted(self.now.rows.items())
-            if id_ > look and id_ not in out and stored.lane_hash % count in lanes
-        ]
-        return sorted(found[:limit], key=lambda stored: stored.lane_hash % count)
-
-    def next_xid(self) -> int:
-        return self._next_xid
-
-    def purged(self, lane: int) -> int:
-        return self.now.purged.setdefault(lane, 0)
-
-    def purge(self, lane: int, batch: int, ids: Sequence[int], filenode: int, *, compared: bool = False) -> int:
-        highest = ids[-1] if ids and not compared else 0
-        now = self.now
-        guards = now.purged.get(lane) == batch - 1 and now.filenode == filenode and now.sequence >= highest
-        if self.guarded and not guards:
-            return 0
-        now.purged[lane] = batch
-        deleted = [now.rows.pop(id_) for id_ in ids if id_ in now.rows]
-        for stored in deleted:
-            self._checkers.purged(stored.uid)
-        self.flush()
-        return len(deleted)
-
-    def look_up(self, ids: Sequence[int]) -> Found:
-        found = [self.now.rows[id_] for id_ in ids if id_ in self.now.rows]
-        newest = max((stored.create_time for stored in found), default=None)
-        return Found(len(found), ledger.digest(stored.row for stored in found), newest, self.now.filenode)
+def _lost(text: str) -> psycopg.OperationalError:
+    return psycopg.OperationalError(text)
 
 
 class Connection:
-    """One statement at a time."""
+    """One session, one statement at a time."""
+
+    def __init__(self, process: Any, server: Server, name: str) -> None:
+        self.name = name
+        self._process, self._world, self._runtime = process, process.world, process.runtime
+        self.server, self._crashes = server, server.crashes
+        self.backend = f"{process.world.new_pid()} {server.started}"
+        self.opened_at, self.give_up_at = float("-inf"), float("inf")
+        self.interrupt: Any = None
+        self.meanwhile: Callable[[], None] | None = None
+        self.meanwhile_s = 3600.0
+        self.sent: Callable[[], None] | None = None  # called when a statement is on its way
+        self.closed = self.broken = False
+        self._transaction: Transaction | None = None
+        process.connections[self] = None
+
+    def close(self) -> None:
+        self.closed = True
+        self._process.connections.pop(self, None)
+        self._end_transaction()
+
+    def _end_transaction(self) -> None:
+        transaction, self._transaction = self._transaction, None
+        if transaction is not None:
+            transaction.end()
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        transaction = self._transaction = Transaction(self.server)
+        try:
+            yield
+        except BaseException:
+            self._end_transaction()
+            raise
+        try:
+            self.ask(lambda server: transaction.commit())
+        finally:
+            self._transaction = None  # when the answer is lost, nobody knows whether it is committed
+
+    # ---- one statement
+
+    def ask(self, statement: Callable[[Server], Any], late: Answer | None = None) -> Any:
+        """Its result. A failure breaks the connection, and the statement may be executed all the same, or later.
+        `late`: what the statement itself settles, in the end."""
+        world, faults, answer = self._world, self._world.faults, late or Answer(self._runtime)
+        self._process.point("statement")
+        if self.closed or self.broken:
+            raise _lost("the connection is closed")
+        delay_s = world.random.uniform(*_LATENCY_S)
+        if world.chance(faults.statement_slow):
+            delay_s = world.random.uniform(0.05, 3.0)
+        if not self._process.table_ok or world.chance(faults.statement_error):
+            world.after(delay_s, partial(self._abort, answer, _lost("not executed"), self._transaction))
+        elif delay_s > STATEMENT_TIMEOUT_S and world.chance(0.5):
+            cancelled = psycopg.errors.QueryCanceled("canceling statement due to statement timeout")
+            world.after(STATEMENT_TIMEOUT_S * 0.99, partial(self._abort, answer, cancelled, self._transaction))
+        else:
+            give_up_at = world.now + delay_s + _LOCK_TIMEOUT_S
+            world.after(delay_s, partial(self._arrive, statement, answer, give_up_at, late is None))
+        if self.sent is not None:
+            self.sent()
+        self._wait(answer)
+        return answer.value
+
+    def _wait(self, answer: Answer) -> None:
+        runtime, interrupt = self._runtime, self.interrupt
+        while not answer.done:
+            left_s = self.give_up_at - runtime.monotonic()
+            if left_s <= 0 or (interrupt is not None and interrupt.is_set()):
+                self.broken = True
+                raise StatementOverdue("given up")
+            others = () if interrupt is None else (interrupt.waiters,)
+            is_done = answer.wait(min(left_s, self.meanwhile_s), *others)
+            if not is_done and self.meanwhile is not None:
+                self.meanwhile()
+        if answer.error is not None:
+            self.broken = getattr(answer.error, "sqlstate", None) is None
+            raise answer.error
+
+    @staticmethod
+    def _abort(answer: Answer, error: psycopg.Error, transaction: Transaction | None) -> None:
+        answer.settle(error=error)
+        if transaction is not None:
+            transaction.end()
+
+    def lose(self) -> None:
+        self._crashes = -1
+
+    def is_lost(self) -> bool:
+        return self._crashes != self.server.crashes
+
+    def _arrive(self, statement: Callable[[Server], Any], answer: Answer, give_up_at: float, is_reply: bool) -> None:
+        world = self._world
+        if self.is_lost():
+            answer.settle(error=_lost("the server was restarted"))
+            return
+        try:
+            value = statement(self.server)
+        except Locked:
+            if self.closed:
+                return
+            if world.now > give_up_at:
+                answer.settle(error=psycopg.errors.LockNotAvailable("canceling statement due to lock timeout"))
+            else:
+                world.after(_LOCK_POLL_S, partial(self._arrive, statement, answer, give_up_at, is_reply))
+            return
+        if is_reply:
+            self.reply(answer, value)
+
+    def reply(self, answer: Answer, value: Any, *, is_page: bool = False) -> None:
+        world = self._world
+        faults = world.faults
+        if world.chance(faults.answer_lost) or not self._process.table_ok:
+            world.after(0.05, lambda: answer.settle(error=_lost("executed, and the answer was lost")))
+            return
+        delay_s = world.random.uniform(*_LATENCY_S)
+        if world.chance(faults.page_late if is_page else faults.answer_late):
+            delay_s = world.random.uniform(*faults.late_s)
+            if is_page:
+                world.late(delay_s)
+        world.after(delay_s, lambda: answer.settle(value))
+
+    def nothing(self) -> None:
+        """A statement of which nothing is simulated but that it takes its time and may fail."""
+        self.ask(lambda server: None)
+
+    # ---- in a transaction
+
+    def purge(self, lane: int, batch: int, ids: Sequence[int], filenode: int, *, compared: bool) -> tuple[bool, int]:
+        transaction = self._transaction
+        assert transaction is not None, "every purge has a transaction of its own, or shares one"
+        backend = backends.of(self)  # type: ignore[arg-type]
+
+        def run(server: Server) -> tuple[bool, int]:
+            assert backend == self.backend
+            if transaction.is_over:
+                return False, 0
+            return server.purge(transaction, lane, batch, ids, filenode, compared=compared)
+
+        moved, deleted = self.ask(run)
+        return moved, deleted
+
+    def kept(self, ids: Sequence[int], filenode: int) -> int:
+        transaction = self._transaction
+        assert transaction is not None
+        return int(self.ask(lambda server: server.kept(transaction, ids, filenode)))
+
+
+class Statements:
+    def state(self, connection: Connection, lanes: int) -> tuple[UUID, State]:
+        return IDENTITY, connection.ask(lambda server: server.now.state)
+
+    def refuse_wish(self, connection: Connection, lanes: int, note: str) -> None:
+        connection.ask(lambda server: server.refuse_wish(lanes))
+
+    def close_lanes(self, connection: Connection, lanes: int) -> bool:
+        return bool(connection.ask(lambda server: server.close_lanes(lanes)))
+
+    def close_all_lanes(self, connection: Connection, before: int, newest: int) -> bool:
+        return bool(connection.ask(lambda server: server.close_all_lanes(before, newest)))
+
+    def open_lanes(
+        self,
+        connection: Connection,
+        change: int,
+        lanes: int,
+        note: str = "",
+        settled: Mapping[int, int] | None = None,
+    ) -> bool:
+        return bool(connection.ask(lambda server: server.open_lanes(change, lanes, settled or {})))
+
+    def purged(self, connection: Connection, lane: int) -> int:
+        return int(connection.ask(lambda server: server.purged(lane)))
+
+    def purged_of_all(self, connection: Connection) -> dict[int, int]:
+        return dict(connection.ask(lambda server: dict(server.now.purged)))
+
+    def purge(
+        self,
+        connection: Connection,
+        lane: int,
+        batch: int,
+        ids: Sequence[int],
+        filenode: int,
+        *,
+        compared: bool = False,
+    ) -> int:
+        return connection.purge(lane, batch, ids, filenode, compared=compared)[1]
+
+    def purge_counted(
+        self, connection: Connection, lane: int, batch: int, ids: Sequence[int], filenode: int
+    ) -> tuple[bool, int]:
+        return connection.purge(lane, batch, ids, filenode, compared=False)
+
+    def kept(self, connection: Connection, lane: int, batch: int, ids: Sequence[int], filenode: int) -> int:
+        return connection.kept(ids, filenode)
+
+    def why_kept(self, connection: Connection, count: int) -> str:
+        return f"{count} rows were kept."
+
+    def look_up(self, connection: Connection, ids: Sequence[int]) -> Found:
+        found: Found = connection.ask(lambda server: server.look_up(ids))
+        return found
+
+    def flush(self, connection: Connection) -> None:
+        connection.ask(lambda server: server.flush())
+
+    def allow(self, connection: Connection, timeout_s: float | None) -> None:
+        connection.nothing()
+
+    def require_backend(self, connection: Connection, found: str | None = None) -> None:
+        if found is None:
+            connection.nothing()
+        backends.require(connection, found or connection.backend)  # type: ignore[arg-type]
+
+
+class Holds:
+    """Of the tables of holds and crashes nothing is simulated yet: a lane that is taken over begins without."""
+
+    def load(self, connection: Connection, lanes: int) -> list[Any]:
+        connection.nothing()
+        return []
+
+    def write(self, connection: Connection, parks: Sequence[Any], lifted: Sequence[int]) -> None:
+        connection.nothing()
+
+    def run_soon(self, connection: Connection, lane: int, errands: Any, wait_ms: int) -> None:
+        raise NotImplementedError
+
+    def watch(self, connection: Connection, lane: int) -> None:
+        connection.nothing()
+
+    def own(self, connection: Connection, lane: int, owner: str, care: Any) -> None:
+        connection.nothing()
+
+    def start(self, connection: Connection, lane: int, owner: str, ids: Sequence[int]) -> None:
+        connection.nothing()
+
+    def calm(self, connection: Connection, lane: int, owner: str) -> None:
+        connection.nothing()
+
+    def leave(self, connection: Connection, lane: int, owner: str) -> None:
+        connection.nothing()
+
+
+class Claim:
+    """There is no other way of delivery: what counts is that nothing is read or sent after the claim was given back.
+    The rows of lanes are not simulated, which keep a release that comes late from having an effect."""
 
     def __init__(self, process: Any) -> None:
         self._process = process
-        self._world, self.database = process.world, process.world.database
-        self._incarnation = self.database.incarnation
-        self.opened_at = process.world.now
-        self._is_broken = False
 
-    def execute(self, statement: Callable[[], Any]) -> Steps:
-        """Its result; a failure breaks the connection, and the statement may be executed all the same, or later."""
-        world, faults, answer = self._world, self._world.faults, Future()
-        delay = world.random.uniform(0.0005, 0.004)
-        if world.chance(faults.statement_slow):
-            delay = world.random.uniform(0.05, 3.0)
-        if not self._process.table_ok or world.chance(faults.statement_error):
-            world.after(delay, lambda: answer.settle(error=DatabaseError("not executed")))
-        else:
-            world.after(delay, lambda: self._arrive(statement, answer))
-        done = yield answer, STATEMENT_TIMEOUT_S
-        if not done or answer.error is not None:
-            self._is_broken = True
-            raise DatabaseError(str(answer.error or "timed out"))
-        return answer.value
+    def take(self, connection: Connection, *, lanes: int, owned: Mapping[int, UUID]) -> bool:
+        def claim(server: Server) -> None:
+            self._process.is_claimed = True
+            server.flush()
 
-    def _arrive(self, statement: Callable[[], Any], answer: Future) -> None:
-        world = self._world
-        if self._incarnation != self.database.incarnation:
-            answer.settle(error=DatabaseError("the server was restarted"))
-            return
-        value = statement()
-        if world.chance(world.faults.answer_lost) or not self._process.table_ok:
-            world.after(0.05, lambda: answer.settle(error=DatabaseError("executed, and the answer was lost")))
-        else:
-            world.after(world.random.uniform(0.0005, 0.004), lambda: answer.settle(value))
+        connection.ask(claim)
+        return True
 
-    def read(self, look: int, lanes: Sequence[int], count: int, excluded: Collection[int], limit: int) -> Steps:
+    def release(self, connection: Connection) -> None:
+        def release(server: Server) -> None:
+            if not connection.broken:
+                self._process.is_claimed = False
+                server.flush()
+
+        connection.ask(release)
+
+
+class Reader:
+    sequence = "outbox_id_seq"
+
+    def __init__(self, lanes: int) -> None:
+        self.lanes = lanes
+
+    def read(
+        self,
+        connection: Connection,
+        look: int,
+        lanes: Sequence[int],
+        excluded: Sequence[int],
+        limit: int,
+        bytes_max: int,
+        left_out: LeftOut,
+    ) -> Page:
         """One statement in two moments: its snapshot, and later the sequence, the next xid and the clock."""
-        database, world, answer = self.database, self._world, Future()
+        if not connection._process.is_claimed:
+            raise Violation(f"{connection._process.name} reads after it gave back its claim on the table")
+        page = Answer(connection._runtime)
+        server, world = connection.server, connection._world
 
-        def begin() -> None:
-            database.readers += 1
-            snapshot, rows = database.snapshot(), database.select(look, lanes, count, excluded, limit)
-            purged = {lane: database.purged(lane) for lane in lanes}
-            world.after(world.random.choice((0.0, 0.003)) * world.random.random(), lambda: end(snapshot, rows, purged))
+        def begin(server: Server) -> None:
+            server.readers += 1
+            seen = server.snapshot(), server.select(look, lanes, self.lanes, excluded, limit)
+            purged = {lane: server.purged(lane) for lane in lanes}
+            world.after(world.random.choice((0.0, 0.003)) * world.random.random(), lambda: end(*seen, purged))
 
-        def end(snapshot: Snapshot, rows: list[Stored], purged: dict[int, int]) -> None:
-            database.readers -= 1
-            now = database.now
-            seen = Snapshot(snapshot.running, snapshot.xmax, database.next_xid())
-            answer.settle(Page(seen, now.sequence, purged, database.clock(), now.filenode, rows))
+        def end(snapshot: Snapshot, found: list[Stored], purged: dict[int, int]) -> None:
+            server.readers -= 1
+            if connection.is_lost():
+                page.settle(error=_lost("the server was restarted"))
+                return
+            seen = Snapshot(snapshot.running, snapshot.xmax, server.next_xid())
+            shown = self._page(server, seen, found, purged, connection.backend, limit)
+            connection.reply(page, shown, is_page=True)
 
-        yield from self.execute(begin)
-        if not answer.done:
-            yield answer
-        if self._incarnation != database.incarnation:
-            raise DatabaseError("the server was restarted")
-        return answer.value
+        found: Page = connection.ask(begin, page)
+        return found
+
+    def _page(
+        self, server: Server, snapshot: Snapshot, found: list[Stored], purged: dict[int, int], backend: str, limit: int
+    ) -> Page:
+        several = self.lanes > 1
+        rows: list[Any] = [
+            (*stored.row, stored.create_time, *([stored.lane_hash % self.lanes] if several else [])) for stored in found
+        ]
+        return Page(
+            snapshot=snapshot,
+            sequence=server.now.sequence,
+            purged=purged,
+            read_at=server.clock(),
+            filenode=server.now.filenode,
+            backend=backend,
+            is_full=len(rows) >= limit,
+            passes_over=len(purged) < self.lanes,
+            rows=rows,
+            last_id=max((row[0] for row in rows), default=None),
+        )
+
+
+class Database:
+    """A `DatabasePort`."""
+
+    sequence = Reader.sequence
+
+    def __init__(self, process: Any) -> None:
+        self._process, self._world = process, process.world
+        self.identity: UUID | None = None
+        self.state = process.world.postgres.primary.now.state
+        self.owner = ""
+        self.statements, self.holds = Statements(), Holds()
+
+    def connect(self, name: str) -> Connection:
+        """It is looked at, as every connection, before it is used: what it shows then, `state` says."""
+        world, runtime = self._world, self._process.runtime
+        runtime.sleep(world.random.uniform(0.001, 0.006))
+        if not self._process.table_ok or world.chance(world.faults.statement_error):
+            raise _lost("the server cannot be reached")
+        connection = Connection(self._process, world.postgres.primary, name)
+        connection.give_up_at = runtime.monotonic() + STATEMENT_TIMEOUT_S
+        try:
+            self.state = connection.ask(lambda server: server.now.state)
+        except BaseException:
+            connection.close()
+            raise
+        self.identity = IDENTITY
+        connection.opened_at = runtime.monotonic()
+        return connection
+
+    def reader(self, lanes: int) -> Reader:
+        return Reader(lanes)
+
+    def sweeper(self, lanes: int) -> Any:
+        raise NotImplementedError("writers of this simulation keep the rules of ids")
+
+    def claim(self, owner: str) -> Claim:
+        return Claim(self._process)
+
+    def listen(self, connection: Connection) -> None:
+        raise NotImplementedError
+
+    def wait_notified(self, connection: Connection, interrupt: Any) -> bool:
+        raise NotImplementedError

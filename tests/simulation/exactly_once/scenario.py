@@ -1,51 +1,50 @@
-"""Scenarios of exactly-once delivery: from one seed, who writes what and which faults strike when."""
+"""Scenarios of exactly-once delivery: from one seed, who writes what and which faults strike when.
+
+What harvests is the product: its lanes, readers, purges, takeovers, changes of the lane count and its producer.
+Threads, clock, servers and the client of Kafka are simulated below it.
+"""
 
 from __future__ import annotations
 
+import logging
+import re
 import zlib
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import cache, partial
 from random import Random
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
-from outbox.core import ledger, verdict
+from greenlet import getcurrent
+
+from outbox import failpoints
+from outbox.conf import Conf, parse
+from outbox.core import ledger
 from outbox.core.frontier import Frontier
 from outbox.core.neli import Neli
 from outbox.core.resolution import is_sent_as_a_whole
+from outbox.harvest import exactly_once, exactly_once_rounds
 from tests.simulation import world as surroundings
 from tests.simulation.checkers import Violation
-from tests.simulation.exactly_once.broker import Broker
+from tests.simulation.exactly_once.broker import TRANSACTION_TIMEOUT_S, Broker
 from tests.simulation.exactly_once.checkers import Checkers, Written
-from tests.simulation.exactly_once.database import Database
+from tests.simulation.exactly_once.database import STATEMENT_TIMEOUT_S
+from tests.simulation.exactly_once.postgres import Postgres
 from tests.simulation.exactly_once.process import Process
-from tests.simulation.exactly_once.rounds import Rounds
+from tests.simulation.runtime import LONG_S, SWITCHED_S, in_thread
 
 FAULTS_S = 7.0
 DRAIN_S = 60.0
 MEMBERS_MAX = 4
-
-
-@dataclass(frozen=True)
-class Cores:
-    """The classes under test, and the rules that the edges keep; mutations replace them one by one."""
-
-    neli: type[Neli] = Neli
-    frontier: type[Frontier] = Frontier
-    rounds: type[Rounds] = Rounds
-    verdicts: Any = verdict
-    guarded: bool = True
-    entry_first: bool = False
-    renews: bool = True
-    waits_for_stable: bool = True
-    flushes: bool = True
-    resets: bool = True
-    awaits_purge: bool = True
-    reuses_producers: bool = False
-    swallows_refusals: bool = False
-    looks_again: bool = True
-    """At a page dealt out before a record of it, or of its key, was held."""
-    settles: bool = True
-    compares_after_connect: bool = True
-    heeds_changes: bool = True
+_LANE_TO_RESOLVE = re.compile(r"outbox_resolve --lane (\d+)")
+LOSSY, REFUSING, LAGGING, RESTLESS = 1, 2, 3, 4
+"""Themes, by seed % 5: TRUNCATE and failover, after which a lane may have to stop; records that are refused; pages that
+are late while copies take over beside the old server, or, of the even seeds, while the server crashes; threads that are
+often switched while lanes come and go."""
+CRASHING = LAGGING + 5
 
 
 @dataclass
@@ -55,29 +54,107 @@ class Faults:
     cut: float = 0.0
     cut_end: float = 0.0
     hold: float = 0.0
+    held_s: tuple[float, float] = (0.3, 4.0)
     statement_error: float = 0.0
     statement_slow: float = 0.0
     answer_lost: float = 0.0
+    answer_late: float = 0.0
+    page_late: float = 0.0
+    late_s: tuple[float, float] = (0.05, 1.0)
+    produce_slow: float = 0.0
     point: float = 0.0
     refuse: dict[str, None] = field(default_factory=dict)
     refuse_here: dict[str, None] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Rules:
+    """What the simulated servers guard in the place of PostgreSQL and of the client that reads the ledger."""
+
+    guarded: bool = True
+    waits_for_stable: bool = True
+
+
+PLAIN = Rules()
+
+
+@cache
+def settings() -> Conf:
+    """Few records in a page, and time-outs that pass within a scenario."""
+    conf = parse({"BOOTSTRAP_SERVERS": "simulated:1", "NAME": "outbox"})
+    return replace(
+        conf,
+        batch_max=8,
+        statement_timeout_s=STATEMENT_TIMEOUT_S,
+        transaction_timeout_s=TRANSACTION_TIMEOUT_S,
+        commit_timeout_s=0.8,
+        session_timeout_s=surroundings.SESSION_TIMEOUT_S,
+        sweep_interval_s=86_400.0,
+        mark_backoff_s=0.1,
+    )
+
+
+class NearFrontier(Frontier):
+    """Looks back over so few ids that transactions lie further back than that."""
+
+    def __init__(self) -> None:
+        super().__init__(look_back_ids=20)
+
+
+@contextmanager
+def sized() -> Iterator[None]:
+    """Constants of the product that belong to tables and waits of another size."""
+    with (
+        patch.object(exactly_once_rounds, "Frontier", NearFrontier),
+        patch.object(exactly_once, "_PATIENCE_S", 0.05),
+        patch.object(exactly_once, "_PARKED_S", 0.5),
+        patch.object(failpoints, "on_passage", _passed),
+    ):
+        yield
+
+
+def _passed(name: str) -> None:
+    runtime = getattr(getcurrent(), "runtime", None)
+    if runtime is not None:
+        runtime.passed(name)
+
+
 class World(surroundings.World):
     faults: Faults  # type: ignore[assignment]
 
-    def __init__(self, seed: int, checkers: Checkers, cores: Cores) -> None:
-        super().__init__(seed, lanes=1 + seed % 3, cooperative=seed % 4 != 0, checkers=None)  # type: ignore[arg-type]
-        self.faults = Faults()
+    def __init__(self, seed: int, checkers: Checkers) -> None:
+        lanes = 3 if seed % 5 in (LAGGING, RESTLESS) else 1 + seed % 3
+        super().__init__(seed, lanes=lanes, cooperative=seed % 4 != 0, checkers=None)  # type: ignore[arg-type]
+        self.seed, self.faults = seed, Faults()
+        self.conf = settings()
+        if seed % 5 in (REFUSING, LAGGING):
+            self.conf = replace(self.conf, batch_max=50 if seed % 10 == CRASHING else 4)
+        self.switching = self.random.choice((0.0, 0.0, 0.002, 0.02))
+        self.switched_s = SWITCHED_S
+        if seed % 5 == LAGGING:
+            self.switching, self.switched_s = self.random.choice((0.0, 0.1 if seed % 10 == CRASHING else 0.05)), LONG_S
+        elif seed % 5 == RESTLESS:
+            self.switching, self.switched_s = self.random.choice((0.05, 0.2)), LONG_S
         self.kafka = Broker(self, checkers)
-        count = self.random.randint(1, self.lanes)
-        self.database = Database(self, checkers, count)
-        self.database.guarded = cores.guarded
-        self.wanted: int | None = None
-        self.stopped: dict[int, verdict.Stop] = {}
+        self.postgres = Postgres(self, checkers, self.random.randint(1 + self.lanes // 2, self.lanes))
+        self.tasks: list[Any] = []
+        self.late: Callable[[float], None] = lambda delay_s: None
+        self._pids = 0
+
+    def new_pid(self) -> int:
+        self._pids += 1
+        return self._pids
 
     def lane_of(self, key: str) -> int:
         return zlib.crc32(key.encode())
+
+    def fail(self, error: BaseException) -> None:
+        """Something that no thread may survive: raised where it ends the scenario."""
+
+        def end() -> None:
+            raise Violation(f"a lane has ended: {error!r}") from error
+
+        self.after(0.0, end)
 
     def struck(self, process: Process, name: str) -> None:
         """A fault at a chosen point of a process."""
@@ -88,29 +165,8 @@ class World(surroundings.World):
         elif kind == "crash":
             process.crash()
         elif kind == "cut":
-            for client in process.clients:
+            for client in list(process.clients):
                 client.cut()
-
-    def close_lanes(self) -> None:
-        state = self.database.now.state
-        if state.resize_to is None and self.wanted is not None:
-            self._close(state, self.wanted, 0)
-
-    def close_all_lanes(self, before: verdict.State, newest: int) -> None:
-        """For the count that the row has: the database forgot a change of that number."""
-        if self.database.now.state == before:
-            self._close(before, before.lane_count, newest)
-
-    def _close(self, state: verdict.State, lanes: int, newest: int) -> None:
-        number = max(state.resize_no + 1, newest + 1, int(self.now * 1_000_000))
-        self.database.now.state = replace(state, resize_to=lanes, resize_no=number)
-
-    def open_lanes(self, change: verdict.State, settled: dict[int, int]) -> None:
-        now = self.database.now
-        is_settled = all(now.purged.get(lane, 0) >= batch for lane, batch in settled.items())
-        if now.state == change and change.resize_to is not None and is_settled:
-            now.state = replace(change, lane_count=change.resize_to, resize_to=None)
-            self.wanted = None
 
 
 @dataclass(frozen=True)
@@ -122,17 +178,22 @@ class Outcome:
 
 
 class Scenario:
-    def __init__(self, seed: int, cores: Cores | None = None) -> None:
-        self.cores = cores or Cores()
+    def __init__(self, seed: int, rules: Rules = PLAIN) -> None:
         self.checkers = Checkers()
-        self.world = World(seed, self.checkers, self.cores)
+        self.world = World(seed, self.checkers)
         self.random = self.world.random
-        self.is_lossy = seed % 5 == 1  # TRUNCATE and failover: a lane may have to stop
+        self.is_lagging = seed % 5 == LAGGING
+        self.is_lossy = seed % 5 == LOSSY or self.is_lagging
+        self.is_restless, self.is_refusing = seed % 5 == RESTLESS, seed % 5 == REFUSING
+        self.is_crashing = seed % 10 == CRASHING
+        if self.is_lagging:
+            self.world.late = self.strike_late
         if not self.is_lossy and seed % 4 == 2:  # after a loss times tell single rows apart, if they are the server's
-            self.world.database.supplied = Random(seed)
+            self.world.postgres.supplied = Random(seed)
         self.world.kafka.hasty = seed % 3 == 1
+        self.world.kafka.waits_for_stable, self.world.postgres.guarded = rules.waits_for_stable, rules.guarded
         self.world.kafka.markers_slow = self.random.choice((0.0, 0.3))
-        self.flushed = self.random.choice((0.0, 0.5, 1.0))
+        self.flushed = self.random.choice((0.0, 0.5) if self.is_lagging else (0.0, 0.5, 1.0))
         self.keys = [f"k{i}" for i in range(self.random.choice((1, 3, 8)))]
         self.sequences = dict.fromkeys(self.keys, 0)
         self.locked: dict[str, None] = {}
@@ -142,7 +203,7 @@ class Scenario:
 
     def run(self) -> Outcome:
         world = self.world
-        for _ in range(self.random.choice((1, 2, 3))):
+        for _ in range(self.random.choice((1, 1, 2) if self.is_lagging else (1, 2, 3))):
             self.spawn()
         self.write()
         self.expire()
@@ -152,21 +213,22 @@ class Scenario:
         self.settle()
         begun = world.now
         world.run_until(world.now + DRAIN_S, self.drained)
-        self.checkers.finished(list(world.database.now.rows))
-        sent = (payload for lane in range(world.lanes) for _, payload in world.kafka.ledger(lane).records)
-        batches = sum(payload != ledger.BEGINNING for payload in sent)
+        self.checkers.finished(list(world.postgres.primary.now.rows))
+        sent = (record for lane in range(world.lanes) for _, record in world.kafka.ledger(lane).records)
+        batches = sum(record[0] != ledger.BEGINNING for record in sent)
         return Outcome(world.trace, len(self.checkers.delivered), batches, world.now - begun)
 
     def drained(self) -> bool:
         data = self.world.kafka.data
-        return not self.world.database.now.rows and not self.locked and data.stable == data.end
+        return not self.world.postgres.primary.now.rows and not self.locked and data.stable == data.end
 
     def living(self) -> list[Process]:
         return [p for p in self.world.processes if p.alive and not p.leaving]
 
     def spawn(self) -> None:
         self.born += 1
-        Process(self.world, f"p{self.born}", self.cores)
+        neli = partial(_hurried, revoke_timeout_s=0.3) if self.is_restless else Neli
+        Process(self.world, f"p{self.born}", SimpleNamespace(neli=neli))
 
     # ---- applications
 
@@ -177,10 +239,10 @@ class Scenario:
         key = self.random.choice([*self.keys, self.keys[0], ""])
         if key not in self.locked:
             self.begin(key)
-        self.world.after(self.random.expovariate(10.0), self.write)
+        self.world.after(self.random.expovariate(40.0 if self.is_crashing else 10.0), self.write)
 
     def begin(self, key: str) -> None:
-        database, rolled_back = self.world.database, self.random.random() < 0.1
+        database, rolled_back = self.world.postgres.primary, self.random.random() < 0.1
         xid = database.begin()
         first = self.sequences.get(key, 0)
         records = []
@@ -210,28 +272,70 @@ class Scenario:
             return
         self.weather()
         faults = ["crash", "pause", "cut", "cut_table", "stop", "join", "ignorant", "restart", "stranger", "resize"]
-        if self.is_lossy:
-            faults += ["truncate", "truncate", "fail_over", "fail_over", "forget_a_change", "forget_a_change"]
+        if self.is_restless:
+            faults += ["join", "stop"] * 5
+        if self.is_crashing:
+            faults = ["stranger", "cut", "join"]
+        elif self.is_lagging:
+            faults += ["restart"] * 2 + ["fail_over"] * 4 + ["forget_a_change"] * 6
+        elif self.is_lossy:
+            faults += ["truncate"] * 4 + ["fail_over"] * 4 + ["forget_a_change"] * 4
         getattr(self, self.random.choice(faults))()
         if not self.living():
             self.spawn()
         self.world.after(self.random.uniform(0.1, 1.2), self.strike)
 
+    def strike_late(self, delay_s: float) -> None:
+        """A page is under way, or a thread stands still, for so long: meanwhile the server crashes, or a copy takes
+        over that lags a little."""
+        if self.writing and delay_s > 0.1 and self.random.random() < (0.9 if self.is_crashing else 0.5):
+            soon_s = min(delay_s, 0.1) * self.random.random()
+            self.world.after(soon_s, self.reinitialise if self.is_crashing else self.hand_over)
+
+    def reinitialise(self) -> None:
+        """And a lane of a process that has others is taken over, which asks on a connection of its own."""
+        self.kept = None
+        self.world.postgres.primary.crash(restarts=False)
+        self.cut_one()
+
+    def cut_one(self) -> None:
+        for process in self.world.processes:
+            if len(process.clients) > 1:
+                self.random.choice(list(process.clients)).cut()
+
+    def hand_over(self) -> None:
+        if not self.writing:
+            return
+        kept, self.kept = self.world.postgres.primary.copied(), None
+
+        def take_over() -> None:
+            self.kept = kept
+            self.fail_over()
+
+        self.world.after(self.random.uniform(0.0, 0.15), take_over)
+
     def weather(self) -> None:
+        share = 0.1 if self.is_lagging or self.is_refusing else 0.4
+
         def some(probability: float) -> float:
-            return probability if self.random.random() < 0.4 else 0.0
+            return probability if self.random.random() < share else 0.0
 
         refused = {self.random.choice(self.keys): None}
         self.world.faults = Faults(
-            cut=some(0.08),
-            cut_end=some(0.3),
-            hold=some(0.04),
+            cut=0.05 if self.is_lagging else some(0.08),
+            cut_end=0.3 if self.is_restless else some(0.3),
+            hold=0.06 if self.is_lagging else some(0.04),
+            held_s=(0.1, 1.0) if self.is_lagging else (0.3, 4.0),
             statement_error=some(0.06),
             statement_slow=some(0.06),
             answer_lost=some(0.06),
-            point=some(0.06),
+            page_late=0.3 if self.is_lagging else some(0.02),
+            late_s=(0.5, 0.98) if self.is_crashing else (0.05, 1.0),
+            answer_late=some(0.02),
+            produce_slow=0.3 if self.is_refusing else some(0.02),
+            point=some(0.01),
             refuse=refused if self.random.random() < 0.1 else {},
-            refuse_here=refused if self.random.random() < 0.1 else {},
+            refuse_here=refused if self.random.random() < (0.7 if self.is_refusing else 0.1) else {},
         )
 
     def anyone(self) -> Process | None:
@@ -275,22 +379,25 @@ class Scenario:
             self.world.group.leave(process.name)
 
     def restart(self) -> None:
-        self.world.database.crash()
+        self.world.postgres.primary.crash(restarts=self.random.random() < 0.5)
         self.kept = None
 
     def stranger(self) -> None:
         """A transaction that never touches the table."""
-        xid = self.world.database.begin(writes=False)
-        self.world.after(self.random.uniform(0.5, 3.0), lambda: self.world.database.end(xid))
+        server = self.world.postgres.primary
+        xid = server.begin(writes=False)
+        self.world.after(self.random.uniform(0.5, 3.0), lambda: server.end(xid))
 
     def resize(self) -> None:
-        state = self.world.database.now.state
-        if self.world.wanted is None and state.resize_to is None:
+        server = self.world.postgres.primary
+        state = server.now.state
+        if state.wanted is None and state.resize_to is None:
             wanted = self.random.randint(1, self.world.lanes)
-            self.world.wanted = wanted if wanted != state.lane_count else None
+            if wanted != state.lane_count:
+                server.wish(wanted)
 
     def truncate(self) -> None:
-        if self.world.database.truncate():
+        if self.world.postgres.primary.truncate():
             self.kept = None
         else:
             self.world.after(0.02, self.truncate)
@@ -298,16 +405,28 @@ class Scenario:
     def fail_over(self) -> None:
         """To a copy that lags by the time until now."""
         if self.kept is None:
-            self.kept = self.world.database.copy()
+            self.kept = self.world.postgres.primary.copied()
             self.world.after(self.random.uniform(0.05, 0.6), self.fail_over)
         else:
             kept, self.kept = self.kept, None
-            self.world.database.fail_over(kept)
+            lingers = self.is_lagging and self.random.random() < 0.7
+            self.world.postgres.fail_over(kept, lingers=lingers)
+            if lingers:
+                self.part()
+
+    def part(self) -> None:
+        """Some connections to the old server last, for a while: mostly those that read."""
+        for process in self.world.processes:
+            for connection in process.connections:
+                if self.random.random() < (0.2 if connection.name == "read" else 0.8):
+                    connection.lose()
+        self.cut_one()
+        self.world.after(self.random.uniform(0.1, 3.0), self.world.postgres.remove_old)
 
     def forget_a_change(self) -> None:
         """To a copy from before a change of the lane count."""
         if self.kept is None:
-            self.kept = self.world.database.copy()
+            self.kept = self.world.postgres.primary.copied()
             self.resize()
             self.world.after(self.random.uniform(0.2, 2.0), self.fail_over_to_it)
 
@@ -319,6 +438,7 @@ class Scenario:
         """The faults stop: everybody who lives is connected and runs."""
         self.writing = False
         self.world.faults = Faults()
+        self.world.postgres.remove_old()
         for process in self.world.processes:
             if process.alive and process.paused:
                 process.resume()
@@ -330,22 +450,24 @@ class Scenario:
 
     def operate(self) -> None:
         """What `outbox_resolve --purge-sent` does, for lanes that have stopped; nothing else may stop one."""
-        for lane in list(self.world.stopped):
-            found = self.world.stopped.pop(lane)
-            if not self.is_lossy:
-                raise Violation(f"stopped without a cause: {found.text}")
-            self.resolve(lane)
+        for process in self.living():
+            for reason in [host.stopped_for for host in process.lanes.values() if host.stopped_for]:
+                lanes = _LANE_TO_RESOLVE.findall(reason)
+                if not (self.is_lossy and lanes):
+                    raise Violation(f"stopped without a cause: {reason}")
+                self.resolve(int(lanes[0]))
         self.world.after(0.7, self.operate)
 
     def resolve(self, lane: int) -> None:
-        log, now = self.world.kafka.ledger(lane), self.world.database.now
-        if log.stable < log.end:
+        server, log = self.world.postgres.primary, self.world.kafka.ledger(lane)
+        if log.stable < log.end or server.held:
             return
+        now = server.now
         committed = (record for transaction, record in log.records if transaction.commits)
-        entries = [ledger.decode(*record) for record in committed if record != ledger.BEGINNING]
+        entries = [ledger.decode(*record) for record in committed if record[0] != ledger.BEGINNING]
         for entry in entries:
             if entry.batch > now.purged.get(lane, 0):
-                found = self.world.database.look_up(entry.ids)
+                found = server.look_up(entry.ids)
                 whole = is_sent_as_a_whole(entry, found.count, found.digest, found.newest)
                 for id_ in entry.ids if whole is not False else ():
                     if id_ in now.rows and (whole or now.rows[id_].create_time <= entry.up_to):
@@ -357,13 +479,29 @@ class Scenario:
         self.world.after(0.5, self.expire)
 
 
-def run(seed: int, cores: Any = None) -> Outcome:
-    """Run one seed; a broken promise names the command that replays it."""
-    scenario = Scenario(seed, cores)
+def _hurried(*given: Any, revoke_timeout_s: float, **named: Any) -> Neli:
+    """Whoever has to give lanes back has little time."""
+    return Neli(*given, **{**named, "revoke_timeout_s": revoke_timeout_s})
+
+
+def run(seed: int, rules: Rules = PLAIN, changed: Callable[[], AbstractContextManager[None]] = nullcontext) -> Outcome:
+    """Run one seed; a broken promise names the command that replays it. `changed`: what is planted in the product."""
+    outcome: Outcome = in_thread(lambda: _run(seed, rules, changed))
+    return outcome
+
+
+def _run(seed: int, rules: Rules, changed: Callable[[], AbstractContextManager[None]]) -> Outcome:
+    scenario = Scenario(seed, rules)
+    logger = logging.getLogger("outbox")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
     try:
-        return scenario.run()
+        with sized(), changed():
+            return scenario.run()
     except (Violation, AssertionError, KeyError) as error:
         raise Violation(
             f"{type(error).__name__}: {error}\n  at {scenario.world.now - 100:.3f} s of seed {seed}; "
             f"replay: pytest tests/simulation/exactly_once --seed {seed}"
         ) from error
+    finally:
+        logger.setLevel(level)
