@@ -190,6 +190,21 @@ def _post_first(rounds: Rounds, batches: list[Batch], returned_at: float, *, rea
     rounds._flush(flushed)
 
 
+def _release_outside(rounds: Rounds, lane: Any, may_go_on: Callable[[], bool]) -> None:
+    with rounds._changed:
+        lane.is_leaving = True
+        if not rounds._prepared or rounds._closing or not all(o.is_leaving for o in rounds._lanes.values()):
+            return
+        if rounds._unsettled:
+            return
+        rounds._prepared = False
+    runtime: Any = rounds._runtime
+    runtime.stand_still(runtime.world.random.choice((0.0, 1.5, 3.0)))
+    released = rounds.purges.tell(rounds._way.release)
+    while not released.wait(0.05) and may_go_on():
+        pass
+
+
 def _leave_settled(leave: Any, rounds: Rounds, lane: Any, *, is_settled: bool) -> None:
     leave(rounds, lane, is_settled=True)
 
@@ -338,6 +353,9 @@ MUTATIONS: dict[str, Planted] = {
     ),
     "a read is stamped after it was sent": Planted((_around(Rounds, "_read_from", _stamp_late),), theme=_CRASHES),
     "a batch is posted outside of the round's lock": Planted(((Rounds, "_hand_over", _post_first),), theme=_RESTLESS),
+    "the lease is released outside of the round's lock": Planted(
+        ((Rounds, "release_way", _release_outside),), theme=_RESTLESS
+    ),
     "a lane is read for on another server than the one it was taken over on": Planted(
         (_around(Rounds, "_may_follow", _follow_anywhere),), theme=_COPIES
     ),
@@ -384,6 +402,7 @@ FOUND_BY: dict[str, int] = {
     "a read is counted from its return instead of its start": 668,
     "a read is stamped after it was sent": 668,
     "a batch is posted outside of the round's lock": 1634,
+    "the lease is released outside of the round's lock": 329,
     "a lane is read for on another server than the one it was taken over on": 653,
     "purge over a connection to another server without a look": 233,
     "the claim is given back although a lane has left something in doubt": 2734,
