@@ -811,12 +811,14 @@ class ExactlyOnce:
             if not rounds.wait_purged(self._state, self._may_wait):
                 return self._left_untidily("PostgreSQL did not confirm the last purge in time", is_unpurged=True)
             if self._stopped_for:
-                return self._left_untidily("the lane is stopped, and what was sent may be in the table", is_unpurged=True)
+                return self._left_untidily(
+                    "the lane is stopped, and what was sent may be in the table", is_unpurged=True
+                )
             table, lane, owner = rounds.database.holds, self._lane, rounds.owner
             rounds.purges.ask(lambda connection: table.leave(connection, lane, owner), self._may_wait)
             rounds.release_way(self._state, self._may_wait)
         except (psycopg.Error, OutboxError) as error:
-            return self._left_untidily(str(error), is_unpurged=self._state.unpurged)
+            return self._left_untidily(str(error), is_unpurged=self._in_doubt or self._state.unpurged)
         return True
 
     def _was_settled(self, rounds: Rounds) -> bool:
@@ -864,6 +866,7 @@ class ExactlyOnceFactory:
         self._connect = connect or (lambda conf: Servers(runtime, Database(conf, source), Kafka(conf)))
         self._mutex = runtime.lock()
         self._rounds: Rounds | None = None
+        self._unsettled: set[int] = set()
 
     def __call__(self, conf: Conf, lane: int, leader_id: UUID, epoch: int, host: LaneHost) -> ExactlyOnce:
         return ExactlyOnce(conf, lane, leader_id, host, lambda state: self._register(conf, state), self._runtime)
@@ -871,7 +874,7 @@ class ExactlyOnceFactory:
     def _register(self, conf: Conf, state: LaneState) -> Rounds:
         with self._mutex:
             if self._rounds is None or not self._rounds.register(state):
-                self._rounds = Rounds(conf, self._connect(conf), self._owner)
+                self._rounds = Rounds(conf, self._connect(conf), self._owner, self._unsettled)
                 registered = self._rounds.register(state)
                 assert registered
             return self._rounds

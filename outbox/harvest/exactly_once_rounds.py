@@ -86,7 +86,8 @@ class LaneState(Standing):
 class Rounds:
     """Lanes of one table in one process. Ends when its last lane has left; then it takes no more."""
 
-    def __init__(self, conf: Conf, servers: Servers, owner_name: str) -> None:
+    def __init__(self, conf: Conf, servers: Servers, owner_name: str, unsettled: set[int] | None = None) -> None:
+        """`unsettled`: lanes that this process has left so, and not taken over since. All its rounds know them."""
         self._conf, self.servers = conf, servers
         runtime, database = self._runtime, self.database = servers.runtime, servers.database
         self.kafka = servers.kafka
@@ -126,7 +127,7 @@ class Rounds:
         self._troubles = Troubles(-1, runtime)
         self._stretch, self._keeps_connection = 1, False
         self._looked_from = 0
-        self._unsettled: set[int] = set()  # lanes that have left so
+        self._unsettled = set() if unsettled is None else unsettled
         self._filenode: int | None = None  # of the last page
         self._is_elsewhere = False  # a page came from another server than that on which a lane was taken over
         self._sweep = Sweep(conf, servers, self._notify)
@@ -154,16 +155,17 @@ class Rounds:
                 return False
             if (earlier := self._lanes.get(lane.number)) is not None:
                 self._unready(earlier)  # its worker is abandoned and has not noticed yet
+                self._unsettled.add(lane.number)
             self._lanes[lane.number] = lane
             return True
 
     def leave(self, lane: LaneState, *, is_settled: bool) -> None:
         """Not settled: what became of its last batch is not known, or it is not purged."""
         with self._changed:
-            if not is_settled:
-                self._unsettled.add(lane.number)
             self._unready(lane)
             if self._lanes.get(lane.number) is lane:
+                if not is_settled:
+                    self._unsettled.add(lane.number)
                 del self._lanes[lane.number]
                 self._flights.forget(lane.number)  # else they are those of a worker that follows in this process
             if not self._lanes:

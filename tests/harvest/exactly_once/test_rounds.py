@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 import psycopg
 import pytest
 
+from outbox.core.verdict import State
 from outbox.edges.reader import Reader
 from outbox.edges.transactions import ReportsMissing, TransactionalProducer
 from outbox.harvest.exactly_once_database import Database
@@ -40,9 +41,10 @@ class Meanwhile(threading.Condition):
             then()
 
 
-def rounds_of(bench, **settings):
+def rounds_of(bench, unsettled=None, **settings):
     conf = bench.conf(**settings)
-    return Rounds(conf, Servers(THREADS, Database(conf, lambda: {"conninfo": bench.url}), NoLedger()), "me")
+    servers = Servers(THREADS, Database(conf, lambda: {"conninfo": bench.url}), NoLedger())
+    return Rounds(conf, servers, "me", unsettled)
 
 
 def test_a_lane_that_comes_while_the_last_one_goes_keeps_its_claim(bench):
@@ -63,6 +65,34 @@ def test_a_lane_that_comes_while_the_last_one_goes_keeps_its_claim(bench):
     assert rounds._ear is ear, "one is enough"
     rounds.leave(first, is_settled=True)
     rounds.leave(second, is_settled=True)
+    assert rounds.join(20)
+
+
+@pytest.mark.parametrize("is_settled", [True, False])
+def test_a_claim_is_kept_while_a_lane_that_left_before_is_not_settled(bench, is_settled):
+    """Also by the rounds that follow in this process."""
+    unsettled = set()
+    for number, settled in ((0, is_settled), (1, True)):
+        rounds, lane = rounds_of(bench, unsettled), LaneState(number, post=lambda order: None)
+        assert rounds.register(lane)
+        rounds.prepare()
+        if number:
+            rounds.release_way(lane, lambda: True)
+        rounds.leave(lane, is_settled=settled)
+        assert rounds.join(20)
+    assert bench.db.execute(FRESH).fetchone() == (not is_settled,)
+
+
+def test_a_lane_that_is_taken_over_again_is_settled(bench):
+    rounds = rounds_of(bench)
+    earlier, lane = (LaneState(0, post=lambda order: None) for _ in range(2))
+    assert rounds.register(earlier)
+    assert rounds.register(lane)
+    assert rounds._unsettled == {0}, "the worker before may still be committing"
+    rounds.ready(lane, 0, State(1), "")
+    rounds.leave(earlier, is_settled=False)
+    assert rounds._unsettled == set()
+    rounds.leave(lane, is_settled=True)
     assert rounds.join(20)
 
 

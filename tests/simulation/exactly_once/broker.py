@@ -68,6 +68,7 @@ class TransactionalId:
         self.epoch = 0
         self.transaction: Transaction | None = None
         self._ended_with: bool | None = None
+        self._asked: Transaction | None = None
         self._sequences: dict[Log, int] = {}
 
     def initialise(self) -> tuple[str, int]:
@@ -99,6 +100,15 @@ class TransactionalId:
         transaction.logs[log] = None
         log.records += [(transaction, payload) for payload in payloads]
         return OK
+
+    def asked(self, epoch: int) -> None:
+        """Its owner wants it committed: the request may arrive at any time from now on."""
+        self._asked = self.transaction if epoch == self.epoch else None
+
+    def may_commit(self, process: Any, log: Log) -> bool:
+        asked = self._asked
+        is_open = asked is not None and asked is self.transaction and not asked.is_prepared
+        return is_open and asked.process is process and log in asked.logs
 
     def end(self, epoch: int, *, commits: bool) -> str:
         """Whatever is open under this epoch: the frame does not say which transaction it means."""
@@ -152,6 +162,10 @@ class Broker:
 
     def id_of(self, lane: int) -> TransactionalId:
         return self._ids.setdefault(lane, TransactionalId(self))
+
+    def may_commit(self, process: Any) -> bool:
+        """Whether a transaction of this process may be committed although it has stopped waiting for that."""
+        return any(found.may_commit(process, self.data) for found in self._ids.values())
 
     def ledger(self, lane: int) -> Log:
         return self._ledgers.setdefault(lane, Log())

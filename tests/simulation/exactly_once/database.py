@@ -157,11 +157,20 @@ class Connection:
         """A statement of which nothing is simulated but that it takes its time and may fail."""
         self.ask(lambda server: None)
 
-    # ---- in a transaction
+    # ---- purges
+
+    def purge_plain(self, lane: int, batch: int, ids: Sequence[int], filenode: int) -> int:
+        backend = backends.of(self)  # type: ignore[arg-type]
+
+        def run(server: Server) -> int:
+            assert backend == self.backend
+            return server.purge_plain(lane, batch, ids, filenode)
+
+        return int(self.ask(run))
 
     def purge(self, lane: int, batch: int, ids: Sequence[int], filenode: int, *, compared: bool) -> tuple[bool, int]:
         transaction = self._transaction
-        assert transaction is not None, "every purge has a transaction of its own, or shares one"
+        assert transaction is not None, "what counts rows, or shares a flush with others, has one"
         backend = backends.of(self)  # type: ignore[arg-type]
 
         def run(server: Server) -> tuple[bool, int]:
@@ -219,6 +228,9 @@ class Statements:
         compared: bool = False,
     ) -> int:
         return connection.purge(lane, batch, ids, filenode, compared=compared)[1]
+
+    def purge_plain(self, connection: Connection, lane: int, batch: int, ids: Sequence[int], filenode: int) -> int:
+        return connection.purge_plain(lane, batch, ids, filenode)
 
     def purge_counted(
         self, connection: Connection, lane: int, batch: int, ids: Sequence[int], filenode: int
@@ -294,6 +306,8 @@ class Claim:
     def release(self, connection: Connection) -> None:
         def release(server: Server) -> None:
             if not connection.broken:
+                if self._process.world.kafka.may_commit(self._process):
+                    raise Violation(f"{self._process.name} gives back its claim while it may commit")
                 self._process.is_claimed = False
                 server.flush()
 

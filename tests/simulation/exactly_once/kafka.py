@@ -238,6 +238,7 @@ class Client:
             if self._error is not None:
                 raise KafkaException(self._error)
             epoch = self._epoch
+            self._id.asked(epoch)
             self._ending = self._request(lambda: self._id.end(epoch, commits=True), is_end=True)
         if not self._wait(self._ending, give_up_at - self._world.now):
             raise _error("_TIMED_OUT", "not committed yet", retriable=True)

@@ -213,6 +213,14 @@ class Server:
         transaction.deleted.update(dict.fromkeys(found))
         return True, len(found)
 
+    def purge_plain(self, lane: int, batch: int, ids: Sequence[int], filenode: int) -> int:
+        if not self._postgres.is_plain:
+            return 0
+        by_itself = Transaction(self)
+        _, deleted = self.purge(by_itself, lane, batch, ids, filenode, compared=False)
+        by_itself.commit()
+        return deleted
+
     def carry_out(self, moved: Mapping[int, int], deleted: Collection[int]) -> None:
         self.now.purged.update(moved)
         for stored in [self.now.rows.pop(id_) for id_ in deleted if id_ in self.now.rows]:
@@ -276,6 +284,8 @@ class Postgres:
     def __init__(self, world: Any, checkers: Checkers, lanes: int) -> None:
         self.world, self.checkers = world, checkers
         self.guarded = True
+        self.is_plain = True
+        """Nothing on the table can keep a row from being deleted."""
         self.supplied: Random | None = None
         self._starts = 0
         self.primary = Server(self, Kept(state=State(lanes)), self.new_start())

@@ -137,6 +137,7 @@ class World(surroundings.World):
             self.switching, self.switched_s = self.random.choice((0.05, 0.2)), LONG_S
         self.kafka = Broker(self, checkers)
         self.postgres = Postgres(self, checkers, self.random.randint(1 + self.lanes // 2, self.lanes))
+        self.postgres.is_plain = seed // 10 % 3 > 0
         self.tasks: list[Any] = []
         self.late: Callable[[float], None] = lambda delay_s: None
         self._pids = 0
@@ -273,13 +274,13 @@ class Scenario:
         self.weather()
         faults = ["crash", "pause", "cut", "cut_table", "stop", "join", "ignorant", "restart", "stranger", "resize"]
         if self.is_restless:
-            faults += ["join", "stop"] * 5
+            faults += ["join", "stop", "stop"] * 6
         if self.is_crashing:
             faults = ["stranger", "cut", "join"]
         elif self.is_lagging:
             faults += ["restart"] * 2 + ["fail_over"] * 4 + ["forget_a_change"] * 6
         elif self.is_lossy:
-            faults += ["truncate"] * 4 + ["fail_over"] * 4 + ["forget_a_change"] * 4
+            faults += ["truncate"] * 4 + ["fail_over"] * 4 + ["forget_a_change"] * 8
         getattr(self, self.random.choice(faults))()
         if not self.living():
             self.spawn()
@@ -324,7 +325,7 @@ class Scenario:
         self.world.faults = Faults(
             cut=0.05 if self.is_lagging else some(0.08),
             cut_end=0.3 if self.is_restless else some(0.3),
-            hold=0.06 if self.is_lagging else some(0.04),
+            hold=0.06 if self.is_lagging or self.is_restless else some(0.04),
             held_s=(0.1, 1.0) if self.is_lagging else (0.3, 4.0),
             statement_error=some(0.06),
             statement_slow=some(0.06),
