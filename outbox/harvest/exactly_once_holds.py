@@ -28,6 +28,7 @@ Name = tuple[str, str] | int | str
 _BACKOFF_MIN_S, _BACKOFF_MAX_S = 0.5, 60.0
 _REST_S = 2.0  # between attempts that are likely to be refused: each costs the lane its producer
 _BEHIND_S = 30.0  # after a refusal, while the lane has more to send than it can: then each costs throughput
+_UNKNOWN_S = 30.0  # for which an attempt is waited for whose record the table of holds does not know
 _ERRANDS_MAX = 1_000  # of one batch: they share the transaction that purges it
 _LONG_KEY = LONG_KEY // 4  # characters; shorter ones are called by themselves
 TOO_LARGE = frozenset({"MSG_SIZE_TOO_LARGE", "RECORD_LIST_TOO_LARGE"})
@@ -384,6 +385,9 @@ class Holds:
         mine = [row for row in rows if row.of_lane in (None, self._lane)]
         self._load_pauses([row for row in mine if row.reason in ("paused", "editing")])
         refused = [row for row in mine if row.reason in ("parked", "quarantined")]
+        # Its record may have been gone when its hold was to be written: then the attempt never ends.
+        for name in [n for n, hold in self._tried.items() if not hold.is_known and hold.retry_at + _UNKNOWN_S < now]:
+            self._forget(name)
         self._lifted &= {row.record_id for row in refused if row.record_id is not None}
         for row in refused:
             if row.record_id not in self._lifted:

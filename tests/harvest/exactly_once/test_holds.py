@@ -324,6 +324,20 @@ def test_records_that_are_refused_unceasingly_keep_no_other_from_being_tried(is_
         pytest.fail("the topic is there again, and nobody tries it")
 
 
+def test_a_record_that_is_gone_keeps_no_other_from_being_tried():
+    """Deleted before its hold was written, so that the table of holds does not know it."""
+    holds = Holds()
+    refused(holds, 1, 2, 3)
+    assert holds.release_due(10.0) == [1, 2, 3]
+    refused(holds, 2, 3, now=10.0)
+    assert holds.release_due(12.0) == [1]
+    for now in (13.0, 40.0):
+        holds.load([], now)
+        assert holds.release_due(now) == []
+    holds.load([], 40.1)
+    assert 3 in holds.release_due(40.1)
+
+
 def test_what_an_operator_wants_is_tried_at_once():
     holds = Holds()
     refused(holds, 1, 2)
