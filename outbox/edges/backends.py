@@ -16,8 +16,11 @@ import psycopg
 
 from outbox.exceptions import OutboxError
 
-BACKEND = "(pg_backend_pid() || ' ' || (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint)"
-"""Process and start of the server: no other backend has both, on this server or another."""
+BACKEND = (
+    "(pg_backend_pid() || ' ' || (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint || '/' || "
+    "(SELECT oid FROM pg_database WHERE datname = current_database()))"
+)
+"""Process, start of the server and database: no other backend has these, on this server or another."""
 _LOCK = (0x6F757462, 0x6F78)  # shared, and nobody asks for it otherwise
 _BESIDE_S = 3.0
 _REFUSALS = ("unsupported startup parameter", "unsupported options startup parameter", "statement pooling mode")
@@ -78,7 +81,8 @@ def of(connection: Connection) -> str:
 
 
 def server_of(backend: str) -> str:
-    """Which server it belongs to, by its start: a copy that takes over has another."""
+    """Which server and database it belongs to. A copy that takes over has another start; one on the same server, which
+    may have the files of the tables as well, another database."""
     return backend.rpartition(" ")[2]
 
 
