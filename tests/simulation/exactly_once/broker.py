@@ -159,6 +159,8 @@ class Broker:
         self.data = Log(lambda uid: checkers.visible(uid))
         self._ids: dict[int, TransactionalId] = {}
         self._ledgers: dict[int, Log] = {}
+        self.partitions = 0
+        """Of the ledger; 0: it is not there."""
 
     def id_of(self, lane: int) -> TransactionalId:
         return self._ids.setdefault(lane, TransactionalId(self))

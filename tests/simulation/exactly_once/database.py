@@ -43,7 +43,7 @@ class Connection:
         self.meanwhile: Callable[[], None] | None = None
         self.meanwhile_s = 3600.0
         self.sent: Callable[[], None] | None = None  # called when a statement is on its way
-        self.closed = self.broken = False
+        self.closed = self.broken = self.is_given_up = False
         self._transaction: Transaction | None = None
         process.connections[self] = None
 
@@ -77,7 +77,7 @@ class Connection:
         `late`: what the statement itself settles, in the end."""
         world, faults, answer = self._world, self._world.faults, late or Answer(self._runtime)
         self._process.point("statement")
-        if self.closed or self.broken:
+        if self.closed or self.broken or self.is_given_up:
             raise _lost("the connection is closed")
         delay_s = world.random.uniform(*_LATENCY_S)
         if world.chance(faults.statement_slow):
@@ -100,7 +100,7 @@ class Connection:
         while not answer.done:
             left_s = self.give_up_at - runtime.monotonic()
             if left_s <= 0 or (interrupt is not None and interrupt.is_set()):
-                self.broken = True
+                self.is_given_up = True
                 raise StatementOverdue("given up")
             others = () if interrupt is None else (interrupt.waiters,)
             is_done = answer.wait(min(left_s, self.meanwhile_s), *others)
@@ -182,10 +182,10 @@ class Connection:
         moved, deleted = self.ask(run)
         return moved, deleted
 
-    def kept(self, ids: Sequence[int], filenode: int) -> int:
+    def kept(self, lane: int, batch: int, ids: Sequence[int], filenode: int) -> int:
         transaction = self._transaction
         assert transaction is not None
-        return int(self.ask(lambda server: server.kept(transaction, ids, filenode)))
+        return int(self.ask(lambda server: server.kept(transaction, lane, batch, ids, filenode)))
 
 
 class Statements:
@@ -238,7 +238,7 @@ class Statements:
         return connection.purge(lane, batch, ids, filenode, compared=False)
 
     def kept(self, connection: Connection, lane: int, batch: int, ids: Sequence[int], filenode: int) -> int:
-        return connection.kept(ids, filenode)
+        return connection.kept(lane, batch, ids, filenode)
 
     def why_kept(self, connection: Connection, count: int) -> str:
         return f"{count} rows were kept."
@@ -305,7 +305,7 @@ class Claim:
 
     def release(self, connection: Connection) -> None:
         def release(server: Server) -> None:
-            if not connection.broken:
+            if not (connection.broken or connection.is_given_up):
                 if self._process.world.kafka.may_commit(self._process):
                     raise Violation(f"{self._process.name} gives back its claim while it may commit")
                 self._process.is_claimed = False
@@ -339,7 +339,7 @@ class Reader:
         def begin(server: Server) -> None:
             server.readers += 1
             seen = server.snapshot(), server.select(look, lanes, self.lanes, excluded, limit)
-            purged = {lane: server.purged(lane) for lane in lanes}
+            purged = {lane: server.now.purged.get(lane, 0) for lane in lanes}
             world.after(world.random.choice((0.0, 0.003)) * world.random.random(), lambda: end(*seen, purged))
 
         def end(snapshot: Snapshot, found: list[Stored], purged: dict[int, int]) -> None:

@@ -16,7 +16,7 @@ from confluent_kafka import KafkaError, KafkaException
 
 from outbox.core import ledger
 from outbox.core.ledger import Entry
-from outbox.edges.ledger_topic import LedgerOpen, LedgerUnreachable
+from outbox.edges.ledger_topic import LedgerMissing, LedgerOpen, LedgerRefused, LedgerUnreachable
 from outbox.edges.transactions import TransactionalProducer
 from tests.simulation.exactly_once import broker as b
 from tests.simulation.exactly_once.postgres import TOPIC
@@ -55,7 +55,8 @@ class Client:
         self._epoch = -1
         self._lines: list[tuple[str, str]] = []
         self._error: KafkaError | None = None
-        self._in_transaction = self._is_dropped = False
+        self._untold: KafkaError | None = None  # a fatal one
+        self._in_transaction = self._is_registered = self._is_dropped = False
         self._connection = 0
         self._busy_until = 0.0
         self._sequences: dict[b.Log, int] = {}
@@ -139,6 +140,9 @@ class Client:
         reports, self._reports = self._reports, []
         for report in reports:
             report()
+        untold, self._untold = self._untold, None
+        if untold is not None:
+            raise KafkaException(untold)
         return len(reports)
 
     def init_transactions(self, timeout: float) -> None:
@@ -153,7 +157,7 @@ class Client:
             raise KafkaException(self._error)
         if self._in_transaction:
             raise _error("_STATE", "a transaction is open")
-        self._in_transaction = True
+        self._in_transaction, self._is_registered = True, False
 
     def produce(
         self,
@@ -189,15 +193,17 @@ class Client:
             self._produce(self._broker.data, [record for record, _ in pending], [report for _, report in pending])
 
     def _produce(self, log: b.Log, records: list[Any], reports: list[Any]) -> None:
+        self._is_registered = True
         sequence = self._sequences.get(log, 0)
         self._sequences[log] = sequence + 1
         faults, epoch, process, is_data = self._world.faults, self._epoch, self._process, log is self._broker.data
 
         def arrive() -> str:
-            if is_data and any(key and key in faults.refuse for key, _ in records):
-                return b.REFUSED
+            is_refused = is_data and any((key or "") in faults.refuse for key, _ in records)
             payloads = [uid for _, uid in records] if is_data else records
-            return self._id.produce(epoch, log, sequence, payloads, process)
+            # The log is in the transaction before anything is written to it.
+            found = self._id.produce(epoch, log, sequence, [] if is_refused else payloads, process)
+            return b.REFUSED if is_refused and found == b.OK else found
 
         answer = self._request(arrive)
         self._open[answer] = None
@@ -207,8 +213,8 @@ class Client:
         del self._open[answer]
         if answer.value != b.OK:
             self._fail(answer.value)
-            assert self._error is not None
-            told = [partial(report, self._error, None) for report in reports if report is not None]
+            error = KafkaError(KafkaError.POLICY_VIOLATION, "refused") if answer.value == b.REFUSED else self._error
+            told = [partial(report, error, None) for report in reports if report is not None]
             self._reports += told
 
     def _fail(self, code: str) -> None:
@@ -220,6 +226,8 @@ class Client:
             self._error = KafkaError(KafkaError._FENCED, "fenced", fatal=True)
         else:
             self._error = KafkaError(KafkaError.INVALID_TXN_STATE, code, fatal=True)
+        if self._error.fatal():
+            self._untold = self._error
 
     def flush(self, timeout: float = 0.0) -> int:
         """How many requests are not acknowledged yet."""
@@ -233,10 +241,15 @@ class Client:
     def commit_transaction(self, timeout: float) -> None:
         give_up_at = self._world.now + timeout
         if self._ending is None:
+            if not self._in_transaction:
+                raise _error("_STATE", "no transaction to commit")
             if self.flush(timeout):
                 raise _error("_TIMED_OUT", "not acknowledged yet", retriable=True)
             if self._error is not None:
                 raise KafkaException(self._error)
+            if not self._is_registered:
+                self._in_transaction = False
+                return
             epoch = self._epoch
             self._id.asked(epoch)
             self._ending = self._request(lambda: self._id.end(epoch, commits=True), is_end=True)
@@ -251,8 +264,13 @@ class Client:
         self._in_transaction = False
 
     def abort_transaction(self, timeout: float) -> None:
-        epoch = self._epoch
+        if not self._in_transaction:
+            raise _error("_STATE", "no transaction to abort")
         self._pending.clear()
+        if not self._is_registered:
+            self._in_transaction = False
+            return
+        epoch = self._epoch
         answer = self._request(lambda: self._id.end(epoch, commits=False), is_end=True)
         if not self._wait(answer, timeout):
             raise _error("_TIMED_OUT", "not aborted yet", retriable=True)
@@ -281,12 +299,21 @@ class Kafka:
 
     def prepare(self, lanes: int, audit_window_s: float) -> None:
         self._ask()
+        broker = self._world.kafka
+        broker.partitions = broker.partitions or lanes
+        if broker.partitions < lanes:
+            raise LedgerRefused(f"{broker.partitions} partitions for {lanes} lanes")
 
     def partitions(self) -> int:
-        return int(self._world.lanes)
+        return int(self._world.kafka.partitions)
 
     def grow(self, topic: str, partitions: int) -> bool:
-        return False
+        """Of other topics nothing is simulated: they have enough."""
+        broker = self._world.kafka
+        if topic != self.name or not 0 < broker.partitions < partitions:
+            return False
+        broker.partitions = partitions
+        return True
 
     def size_limits(self, topics: Iterable[str]) -> dict[str, int]:
         return {}
@@ -316,6 +343,8 @@ class Kafka:
         """Below the end that it has when it is asked, once nothing there is open."""
         runtime, log = self._process.runtime, self._world.kafka.ledger(lane)
         self._ask()
+        if lane >= self._world.kafka.partitions:
+            raise LedgerMissing(f"there is no partition {lane}")
         high = log.end
         while self._world.kafka.waits_for_stable and log.stable < high:
             if not waits or runtime.monotonic() > give_up_at:

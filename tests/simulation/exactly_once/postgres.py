@@ -1,8 +1,8 @@
 """Simulated PostgreSQL servers: transactions and snapshots, commits that a crash may lose, the guarded purge, copies
 that lag. They obey; what a connection makes of it is in `database`, what befalls them is chosen by the scenario.
 
-The statements are those of `outbox.edges`, with what they guard. `tests/edges/test_exactly_once_statements.py` shows
-the same of the real ones.
+The statements are those of `outbox.edges`, with what they guard. `tests/simulation/conformance` asks both the same, and
+compares the answers.
 """
 
 from __future__ import annotations
@@ -200,13 +200,13 @@ class Server:
         self, transaction: Transaction, lane: int, batch: int, ids: Sequence[int], filenode: int, *, compared: bool
     ) -> tuple[bool, int]:
         """Whether m is moved, and how many rows are deleted."""
-        if self.held.get(lane, transaction) is not transaction:
-            raise Locked
         now, highest = self.now, ids[-1] if ids and not compared else 0
         last = transaction.moved.get(lane, now.purged.get(lane))
         guards = last == batch - 1 and now.filenode == filenode and now.sequence >= highest
         if self._postgres.guarded and not guards:
             return False, 0
+        if self.held.get(lane, transaction) is not transaction:
+            raise Locked
         self.held[lane] = transaction
         transaction.moved[lane] = batch
         found = [id_ for id_ in ids if id_ in now.rows and id_ not in transaction.deleted]
@@ -228,9 +228,10 @@ class Server:
         if moved:
             self.flush()
 
-    def kept(self, transaction: Transaction, ids: Sequence[int], filenode: int) -> int:
+    def kept(self, transaction: Transaction, lane: int, batch: int, ids: Sequence[int], filenode: int) -> int:
         left = [id_ for id_ in ids if id_ in self.now.rows and id_ not in transaction.deleted]
-        return len(left) if transaction.moved and self.now.filenode == filenode else 0
+        is_purged = transaction.moved.get(lane, self.now.purged.get(lane)) == batch
+        return len(left) if is_purged and self.now.filenode == filenode else 0
 
     def look_up(self, ids: Sequence[int]) -> Found:
         found = [self.now.rows[id_] for id_ in ids if id_ in self.now.rows]

@@ -1,0 +1,471 @@
+"""The two sides of the comparison: the simulated servers below the ports, and PostgreSQL and Kafka below the product's.
+
+A script calls the ports of one side. What it has asked, what was answered and what the table then holds is written
+down, in words that do not depend on the side: transaction ids, files, times and names are told by their order.
+"""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import psycopg
+from confluent_kafka import KafkaError, KafkaException
+
+from outbox.adoption import guarded_default
+from outbox.conf import parse
+from outbox.core.faults import Kind, kind_of
+from outbox.core.frontier import Snapshot
+from outbox.core.ledger import Entry
+from outbox.core.verdict import State
+from outbox.edges.companions import Companions, Found
+from outbox.edges.reader import Page
+from outbox.edges.transactions import TransactionalProducer, kafka_error
+from outbox.exceptions import OutboxError
+from outbox.harvest.exactly_once_database import Database
+from outbox.harvest.exactly_once_kafka import Kafka
+from outbox.runtime.threads import THREADS
+from tests.simulation.exactly_once import database as simulated_database
+from tests.simulation.exactly_once import kafka as simulated_kafka
+from tests.simulation.exactly_once.checkers import Checkers, Written
+from tests.simulation.exactly_once.postgres import TOPIC
+from tests.simulation.exactly_once.scenario import World
+from tests.simulation.runtime import Simulated, in_thread
+from tests.support.tables import create_companions, create_table
+from tests.support.topics import create_topic, read_topic
+
+LANES = 3
+_ENOUGH_S = 30.0
+_BACKEND = re.compile(r"\d+ \d+")
+_UNTOLD = {("client", "poll")}
+"""How much was told meanwhile is nobody's concern."""
+_OWN_MAX = 1000
+"""Of the numbers that a case chooses: greater ones are the server's."""
+_ERRORS = (psycopg.Error, KafkaException, SystemError, OutboxError, ValueError, TypeError)
+
+Table = tuple[list[int], dict[int, int], State]
+"""The ids of the rows, m of each lane that has one, and the row of the lane count: as far as it is committed."""
+
+
+class Delivered(Checkers):
+    """What is deleted need not be delivered."""
+
+    def purged(self, uid: int) -> None:
+        pass
+
+
+class SimulatedSide:
+    topic = TOPIC
+
+    def __init__(self) -> None:
+        self.checkers = Delivered()
+        self.world = world = World(0, self.checkers)
+        world.lanes, world.postgres.is_plain = LANES, True
+        self.server.now.state, self.server.now.filenode = State(LANES), 100 * _OWN_MAX
+        self.runtime = Simulated(world, origin=50.0)
+        self.caller = SimpleNamespace(
+            name="caller", world=world, runtime=self.runtime, point=lambda name: None,
+            clients={}, connections={}, kafka_ok=True, table_ok=True, is_claimed=False,
+        )  # fmt: skip
+
+    @property
+    def server(self) -> Any:
+        return self.world.postgres.primary
+
+    def database(self) -> Any:
+        return simulated_database.Database(self.caller)
+
+    def kafka(self) -> Any:
+        return simulated_kafka.Kafka(self.caller)
+
+    def writer(self, *, writes: bool = True) -> Any:
+        server, records = self.server, []
+        xid = server.begin(writes=writes)
+
+        def insert(key: str, uid: int) -> int:
+            records.append(Written(uid, key, uid, server.draw_id()))
+            return records[-1].id
+
+        def commit() -> None:
+            server.end(xid, records)
+            self.runtime.sleep(0.01)
+
+        return SimpleNamespace(xid=xid, insert=insert, commit=commit, roll_back=lambda: server.end(xid))
+
+    def table(self) -> Table:
+        now = self.server.now
+        return sorted(now.rows), dict(now.purged), now.state
+
+    def truncate(self) -> None:
+        assert self.server.truncate()
+
+    def set_sequence(self, last: int) -> None:
+        self.server.now.sequence = last
+
+    def keep_rows(self) -> None:
+        self.world.postgres.is_plain = False
+
+    def wish(self, lanes: int) -> None:
+        self.server.wish(lanes)
+
+    def is_claimed(self) -> bool:
+        return bool(self.caller.is_claimed)
+
+    def make_topic(self, partitions: int = 1) -> None:
+        pass
+
+    def refuse_keyless(self) -> None:
+        self.world.faults.refuse = {"": None}
+
+    def refuse_here(self, key: str) -> None:
+        self.world.faults.refuse_here = {key: None}
+
+    def delivered(self) -> list[int]:
+        self.runtime.sleep(0.5)
+        return list(self.checkers.delivered)
+
+    def play(self, case: Callable[[Any], None], script: Any) -> None:
+        ended: list[bool] = []
+
+        def run() -> None:
+            case(script)
+            ended.append(True)
+
+        self.runtime.thread(run, "script").start()
+        self.world.run_until(self.world.now + 600, lambda: bool(ended))
+        assert ended, "the script waits for something that never comes"
+
+
+class RealSide:
+    """An empty table in a database that is there, and topics of its own."""
+
+    def __init__(self, url: str, bootstrap_servers: str) -> None:
+        self.runtime = THREADS
+        self._url, self._servers = url, bootstrap_servers
+        self._admin = psycopg.connect(url, autocommit=True)
+        self._admin.execute("DROP SCHEMA public CASCADE; CREATE SCHEMA public")
+        create_table(self._admin)
+        self._admin.execute(f"ALTER TABLE outbox ALTER id SET DEFAULT {guarded_default('outbox_id_seq')}")
+        create_companions(self._admin)
+        self.name = f"conformance-{uuid.uuid4().hex[:8]}"
+        self.topic = f"{self.name}-orders"
+        self._topic_config: dict[str, str] = {}
+        given = parse({"BOOTSTRAP_SERVERS": bootstrap_servers, "NAME": self.name})
+        self.conf = replace(given, lanes=LANES, statement_timeout_s=2.4, id_header="")
+        self._opened: list[Any] = []
+
+    def close(self) -> None:
+        for connection in self._opened:
+            connection.close()
+        self._admin.close()
+
+    def database(self) -> Any:
+        return Database(self.conf, lambda: {"conninfo": self._url})
+
+    def kafka(self) -> Any:
+        return Kafka(self.conf)
+
+    def writer(self, *, writes: bool = True) -> Any:
+        connection = psycopg.connect(self._url)
+        self._opened.append(connection)
+        xid = connection.execute("SELECT pg_current_xact_id()::text::bigint").fetchone()[0]  # type: ignore[index]
+
+        def insert(key: str, uid: int) -> int:
+            row = connection.execute(
+                "INSERT INTO outbox (kafka_topic, kafka_key, kafka_value) VALUES (%s, %s, %s) RETURNING id",
+                [TOPIC, key, str(uid)],
+            ).fetchone()
+            assert row is not None
+            return int(row[0])
+
+        return SimpleNamespace(xid=xid, insert=insert, commit=connection.commit, roll_back=connection.rollback)
+
+    def table(self) -> Table:
+        ids = [row[0] for row in self._admin.execute("SELECT id FROM outbox ORDER BY id")]
+        purged = dict(self._admin.execute("SELECT lane, max(batch) FROM outbox_purged GROUP BY lane").fetchall())
+        state = self._admin.execute("SELECT lanes, resize_to, lanes_wanted, resize_no FROM outbox_state").fetchone()
+        return ids, purged, State(LANES) if state is None else State(*state)
+
+    def truncate(self) -> None:
+        self._admin.execute("TRUNCATE outbox RESTART IDENTITY")
+
+    def set_sequence(self, last: int) -> None:
+        self._admin.execute("SELECT setval('outbox_id_seq', %s)", [last])
+
+    def keep_rows(self) -> None:
+        self._admin.execute(
+            "CREATE TRIGGER look BEFORE DELETE ON outbox FOR EACH ROW WHEN (OLD.id = 0) "
+            "EXECUTE FUNCTION suppress_redundant_updates_trigger()"
+        )
+
+    def wish(self, lanes: int) -> None:
+        Companions("outbox", "outbox_id_seq").wish(self._admin, lanes)
+
+    def is_claimed(self) -> bool:
+        row = self._admin.execute("SELECT way <> '' AND way_time > '-infinity' FROM outbox_state").fetchone()
+        return bool(row and row[0])
+
+    def make_topic(self, partitions: int = 1) -> None:
+        create_topic(self._servers, partitions, self.topic, **self._topic_config)
+
+    def refuse_keyless(self) -> None:
+        self._topic_config = {"cleanup.policy": "compact"}
+
+    def refuse_here(self, key: str) -> None:
+        assert len(key) > 1_000_000, "what the client takes for too large"
+
+    def delivered(self) -> list[int]:
+        return [int(record.value or b"") for record in read_topic(self._servers, self.topic)]
+
+    def play(self, case: Callable[[Any], None], script: Any) -> None:
+        case(script)
+
+
+class Recorded:
+    """A port: every call is written down."""
+
+    def __init__(self, script: Script, port: str, found: Any) -> None:
+        self._script, self._port, self._found = script, port, found
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._found, name)
+        if callable(found):
+            return lambda *given, **named: self._script.call(self._port, name, found, *given, **named)
+        self._script.called.add((self._port, name))
+        return self._script.wrapped(name, found)
+
+
+class _RollBack(Exception):
+    pass
+
+
+class Script:
+    """What a case works with, on one side."""
+
+    _WRAPPED = {"statements": "Statements", "reader": "Reader", "claim": "Claim"}
+
+    def __init__(self, side: Any, shared: Script | None = None) -> None:
+        self.side, self.runtime = side, side.runtime
+        self.lines: list[Any] = []
+        self._is_beside = shared is not None
+        self.called: set[tuple[str, str]] = set() if shared is None else shared.called
+        self._order: dict[str, list[Any]] = {} if shared is None else shared._order
+        self._writers: list[Any] = [] if shared is None else shared._writers
+        self.connections: list[Any] = []
+        self.producers: list[TransactionalProducer] = []
+        self._uids = 0
+        self._read_at: Any = None
+        if shared is None:
+            self.database: Any = Recorded(self, "DatabasePort", side.database())
+            self.kafka: Any = Recorded(self, "KafkaPort", side.kafka())
+        else:
+            self.database = Recorded(self, "DatabasePort", shared.database._found)
+            self.kafka = Recorded(self, "KafkaPort", shared.kafka._found)
+
+    # ---- what a case does
+
+    @property
+    def statements(self) -> Any:
+        return self.database.statements
+
+    @property
+    def topic(self) -> str:
+        return str(self.side.topic)
+
+    def connect(self) -> Any:
+        connection = self.database.connect("test")
+        self.connections.append(connection)
+        return connection
+
+    def reader(self, lanes: int = 1) -> Any:
+        return self.database.reader(lanes)
+
+    def client(self, producer: TransactionalProducer) -> Any:
+        """What the producer works with."""
+        self.producers.append(producer)
+        return Recorded(self, "client", producer.client)
+
+    def begin(self, *keys: str, writes: bool = True) -> Any:
+        """A transaction of an application that has written a record for each key."""
+        writer = self.side.writer(writes=writes)
+        self._writers.append(writer)
+        writer.ids = [writer.insert(key, self.new_uid()) for key in keys]
+        return writer
+
+    def new_uid(self) -> int:
+        self._uids += 1
+        return self._uids
+
+    def write(self, *keys: str) -> list[int]:
+        writer = self.begin(*keys)
+        writer.commit()
+        return list(writer.ids)
+
+    def read(self, connection: Any, look: int = 0, excluded: tuple[int, ...] = (), limit: int = 100) -> Any:
+        """Of the one lane that there is."""
+        reader = Recorded(self, "Reader", self.side_reader())
+        return reader.read(connection, look, (0,), excluded, limit, 1_000_000, simulated_database.LeftOut())
+
+    def side_reader(self) -> Any:
+        return self.database._found.reader(1)
+
+    @contextmanager
+    def transaction(self, connection: Any) -> Iterator[None]:
+        connection.give_up_at = self.runtime.monotonic() + _ENOUGH_S
+        with connection.transaction():
+            yield
+        self.note("committed")
+
+    @contextmanager
+    def rolled_back(self, connection: Any) -> Iterator[None]:
+        with suppress(_RollBack), connection.transaction():
+            yield
+            raise _RollBack
+
+    def beside(self, job: Callable[[Script], Any]) -> Callable[[], Any]:
+        """Runs it in another thread, some time to get stuck included. Returns how to wait for its result."""
+        other, found = Script(self.side, self), []
+
+        def run() -> None:
+            try:
+                found.append(job(other))
+            except _ERRORS as error:
+                found.append(type(error))
+
+        thread = self.runtime.thread(run, "beside")
+        thread.start()
+        self.runtime.sleep(0.2)
+
+        def join() -> Any:
+            thread.join(_ENOUGH_S)
+            self.lines += other.lines
+            self.note("joined")
+            return found[0]
+
+        return join
+
+    def note(self, *what: Any) -> None:
+        self.lines.append((*what, self._table()))
+
+    # ---- what is written down
+
+    def call(self, port: str, name: str, found: Callable[..., Any], *given: Any, **named: Any) -> Any:
+        self.called.add((port, name))
+        for value in given:
+            if hasattr(value, "give_up_at") and value.give_up_at < float("inf"):
+                value.give_up_at = max(value.give_up_at, self.runtime.monotonic() + _ENOUGH_S)
+        asked = port, name, self._plain(given), self._plain(named)
+        try:
+            answer = found(*given, **named)
+        except _ERRORS as error:
+            self.lines.append((*asked, "raised", self._error(error), self._table()))
+            raise
+        told = None if (port, name) in _UNTOLD else self._plain(answer)
+        self.lines.append((*asked, told, self._table()))
+        return self.wrapped(name, answer)
+
+    def wrapped(self, name: str, found: Any) -> Any:
+        return Recorded(self, self._WRAPPED[name], found) if name in self._WRAPPED else found
+
+    def _table(self) -> Any:
+        """While something else is under way, nobody can say what it holds."""
+        return None if self._is_beside else self._plain(self.side.table())
+
+    def _nth(self, what: str, value: Any) -> str:
+        known = self._order.setdefault(what, [])
+        if value not in known:
+            known.append(value)
+        return f"{what} {known.index(value)}"
+
+    @staticmethod
+    def _error(error: BaseException) -> Any:
+        found = kafka_error(error)
+        if found is None:
+            return type(error).__name__
+        return _told(found)
+
+    def _plain(self, value: Any) -> Any:
+        if isinstance(value, State):
+            change = self._nth("change", value.resize_no)
+            return "State", value.lane_count, value.resize_to, value.wanted, change
+        if isinstance(value, Found):
+            newest = None if value.newest is None else self._nth("time", value.newest)
+            return "Found", value.count, value.digest, newest, self._nth("file", value.filenode)
+        if isinstance(value, Page):
+            return self._page(value)
+        if isinstance(value, Entry):
+            return "Entry", value.lane, value.batch, value.ids
+        if isinstance(value, KafkaError):
+            return _told(value)
+        if isinstance(value, dict):
+            return {key: self._plain(each) for key, each in value.items()}
+        if isinstance(value, tuple | list):
+            return [self._plain(each) for each in value]
+        if isinstance(value, uuid.UUID):
+            return self._nth("uuid", value)
+        if isinstance(value, str):
+            if _BACKEND.fullmatch(value):
+                return self._nth("backend", value)
+            return value.replace(self.side.topic, TOPIC).replace(getattr(self.side, "name", "outbox"), "outbox")
+        if value is None or isinstance(value, bool | float | bytes):
+            return value
+        if isinstance(value, int):
+            if value <= _OWN_MAX:
+                return value
+            known = [what for what in ("file", "change") if value in self._order.get(what, ())]
+            return self._nth(known[0], value) if known else "unknown"
+        return ""
+
+    def _page(self, page: Page) -> Any:
+        before, self._read_at = self._read_at, page.read_at
+        assert before is None or before < page.read_at
+        rows = [(*map(self._plain, row[:7]), self._nth("time", row[7]), *row[8:]) for row in page.rows]
+        shown = [self._seen(writer.xid, page.snapshot) for writer in self._writers]
+        what = page.sequence, page.purged, page.is_full, page.passes_over, page.last_id
+        return "Page", *what, rows, shown, self._nth("file", page.filenode), self._nth("backend", page.backend)
+
+    @staticmethod
+    def _seen(xid: int, snapshot: Snapshot) -> str:
+        if xid >= snapshot.next_xid:
+            return "not begun"
+        return "ended" if xid < snapshot.xmax and xid not in snapshot.running else "running"
+
+
+def _told(error: KafkaError) -> Any:
+    """A broker may refuse a record for many reasons."""
+    name = "refused" if kind_of(error.name()) in (Kind.RECORD, Kind.BATCH) else error.name()
+    return name, error.retriable(), error.fatal(), error.txn_requires_abort()
+
+
+def simulated(case: Callable[[Script], None]) -> Script:
+    return in_thread(lambda: _played(SimulatedSide(), case))  # type: ignore[no-any-return]
+
+
+def real(case: Callable[[Script], None], url: str, bootstrap_servers: str) -> Script:
+    side = RealSide(url, bootstrap_servers)
+    try:
+        return _played(side, case)
+    finally:
+        side.close()
+
+
+def _played(side: Any, case: Callable[[Script], None]) -> Script:
+    script = Script(side)
+
+    def play(script: Script) -> None:
+        try:
+            case(script)
+        finally:
+            for connection in script.connections:
+                connection.close()
+            for producer in script.producers:
+                producer.drop()
+            script.kafka.close()
+
+    side.play(play, script)
+    return script

@@ -1,0 +1,149 @@
+"""The simulated servers answer as the real ones do, call by call: one script for both.
+
+What befalls servers and connections (crashes, copies that take over, statements that are slow or lost, frames that
+arrive late) is the scenarios' and is not compared here; nor is a transaction that the brokers end for its age.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import os
+import textwrap
+from collections.abc import Callable, Iterator
+from functools import cache
+from typing import Any
+
+import pytest
+
+from outbox.edges import transactions
+from outbox.harvest import ports
+from tests.simulation.conformance.cases import CASES
+from tests.simulation.conformance.sides import Script, real, simulated
+from tests.simulation.exactly_once import database, kafka
+from tests.support.databases import fresh_database
+
+Case = Callable[[Script], None]
+
+PORTS = (
+    ports.Statements,
+    ports.HoldStatements,
+    ports.Reader,
+    ports.Sweeper,
+    ports.Claim,
+    ports.DatabasePort,
+    ports.KafkaPort,
+)
+_NO_HOLDS = "no record is held, blamed or looked at with care yet"
+_NO_SWEEP = "writers keep the rules of ids: no sweep finds anything"
+_NO_NOTIFY = "a lane looks at the table by the clock alone"
+NOT_SIMULATED = {
+    ("HoldStatements", "load"): _NO_HOLDS,
+    ("HoldStatements", "write"): _NO_HOLDS,
+    ("HoldStatements", "run_soon"): _NO_HOLDS,
+    ("HoldStatements", "watch"): _NO_HOLDS,
+    ("HoldStatements", "own"): _NO_HOLDS,
+    ("HoldStatements", "start"): _NO_HOLDS,
+    ("HoldStatements", "calm"): _NO_HOLDS,
+    ("HoldStatements", "leave"): _NO_HOLDS,
+    ("Sweeper", "prepare"): _NO_SWEEP,
+    ("Sweeper", "look"): _NO_SWEEP,
+    ("DatabasePort", "sweeper"): _NO_SWEEP,
+    ("DatabasePort", "holds"): _NO_HOLDS,
+    ("DatabasePort", "listen"): _NO_NOTIFY,
+    ("DatabasePort", "wait_notified"): _NO_NOTIFY,
+    ("Statements", "allow"): "a read may take as long as any statement",
+    ("Statements", "why_kept"): "no row survives its purge",
+    ("KafkaPort", "size_limits"): "no record is too large for its topic",
+}
+"""The simulated servers do nothing there, or say so. An entry goes when a case calls it; none may be added."""
+NOT_SIMULATED_MAX = 17
+
+IGNORED = {
+    ("Statements", "state"): {"lanes"},  # the row is there
+    ("Statements", "refuse_wish"): {"note"},  # nobody reads it
+    ("Statements", "open_lanes"): {"note"},
+    ("Reader", "read"): {"bytes_max", "left_out"},  # all records are small, and none is held
+    ("Claim", "take"): {"lanes", "owned"},  # there is no other way of delivery, and no other process's lane
+    ("DatabasePort", "claim"): {"owner"},
+    ("KafkaPort", "prepare"): {"audit_window_s"},  # nothing is compacted
+    ("KafkaPort", "producer"): {"request_bytes"},
+    ("client", "produce"): {"on_delivery", "timestamp"},
+    ("client", "list_topics"): {"timeout"},  # every topic is there
+    ("client", "purge"): {"blocking"},
+}
+"""Arguments that a simulated call does not look at. None may be added."""
+
+
+@pytest.fixture(scope="module")
+def url(postgres: object) -> Iterator[str]:
+    with fresh_database(os.environ["DATABASE_URL"]) as url:
+        yield url
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
+def test_the_simulated_servers_do_what_a_case_says(case: Case) -> None:
+    simulated(case)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
+def test_both_sides_answer_the_same(case: Case, url: str, bootstrap_servers: str) -> None:
+    found = real(case, url, bootstrap_servers).lines
+    assert simulated(case).lines == found
+
+
+def test_every_method_of_a_port_is_called() -> None:
+    wanted = {(port.__name__, name) for port in PORTS for name in _methods(port)}
+    wanted |= {("client", name) for name in called_on_a_client(inspect.getsource(transactions))}
+    assert wanted - NOT_SIMULATED.keys() == called() & wanted
+    assert wanted >= NOT_SIMULATED.keys()
+    assert len(NOT_SIMULATED) <= NOT_SIMULATED_MAX
+
+
+def test_what_a_producer_calls_on_its_client_is_found() -> None:
+    text = "self.client.produce(1)\nself._client = None\nheld.client.flush()\nclient.poll(0)\nrun = self.client.purge\n"
+    assert called_on_a_client(text) == {"produce", "flush", "poll", "purge"}
+
+
+def test_every_argument_counts() -> None:
+    """A simulated call looks at what it is told, but for what is not simulated."""
+    of = {
+        "Statements": database.Statements,
+        "Reader": database.Reader,
+        "Claim": database.Claim,
+        "DatabasePort": database.Database,
+        "KafkaPort": kafka.Kafka,
+        "client": kafka.Client,
+    }
+    found = {(port, name): _ignored(getattr(of[port], name, None)) for port, name in called() if port in of}
+    assert {call: names for call, names in found.items() if names} == IGNORED
+
+
+@cache
+def called() -> frozenset[tuple[str, str]]:
+    return frozenset(call for case in CASES for call in simulated(case).called)
+
+
+def _methods(port: type) -> set[str]:
+    return {name for name, found in vars(port).items() if not name.startswith("_") and callable(found)} | {
+        name for name, found in vars(port).items() if isinstance(found, property)
+    }
+
+
+def called_on_a_client(text: str) -> set[str]:
+    """Attributes of whatever is called `client`."""
+    found = (node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Attribute))
+    return {node.attr for node in found if _is_client(node.value)}
+
+
+def _is_client(node: ast.expr) -> bool:
+    name = getattr(node, "attr", None) or getattr(node, "id", None)
+    return name in ("client", "_client")
+
+
+def _ignored(function: Any) -> set[str]:
+    if not inspect.isfunction(function):
+        return set()
+    (tree,) = ast.parse(textwrap.dedent(inspect.getsource(function))).body
+    used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    return set(inspect.signature(function).parameters) - used - {"self", "connection"}
