@@ -6,6 +6,12 @@ steps. An owner may stall before each step (others simply go on), crash and star
 leads, lose the reply of a commit, or leave a second copy of its EndTxn on the way. The search visits each reachable
 world once. Rules that the loop depends on can be left out by name: then the search must find the harm, else it
 proves nothing.
+
+This is the one abstract model that stays beside the simulator. The verdicts are the product's own; the order of the
+steps is written here a second time, for a search must copy a world and compare it with those it has seen. The product's
+takeover and purge stop in the middle of a function, which cannot be copied: each of a hundred thousand worlds would be
+played again from the beginning. `tests/simulation/exactly_once` runs the product itself, with planted bugs for most of
+the rules that are left out here; there a seed draws the order of steps, here every order is tried.
 """
 
 from collections.abc import Iterator
