@@ -175,12 +175,14 @@ def _forget_left_out(left_out: Any, rounds: Rounds, lane: Any, *given: Any, **na
 
 def _post_first(rounds: Rounds, batches: list[Batch], returned_at: float, *, reads_next: bool) -> None:
     """Outside of the lock; that the lane is at work is noted afterwards."""
-    flushed, lanes = Awaited(rounds._runtime), []
+    runtime: Any = rounds._runtime
+    flushed, lanes = Awaited(runtime), []
     for batch in batches:
         batch.previous, batch.flush = rounds._last_ticket, flushed
         if (lane := rounds._lanes.get(batch.lane)) is not None:
             lane.post(batch)
             lanes.append((lane, batch))
+    runtime.stand_still(runtime.world.random.choice((0.0, 0.05)))
     with rounds._changed:
         rounds._reads_next = reads_next
         for lane, batch in lanes:
