@@ -18,6 +18,7 @@ from outbox.edges.companions import Found
 from outbox.edges.reader import LeftOut, Page
 from outbox.edges.session import StatementOverdue
 from tests.simulation.checkers import Violation
+from tests.simulation.exactly_once.holds import Holds
 from tests.simulation.exactly_once.postgres import IDENTITY, Locked, Server, Stored, Transaction
 from tests.simulation.runtime import Answer
 
@@ -153,6 +154,11 @@ class Connection:
                 world.late(delay_s)
         world.after(delay_s, lambda: answer.settle(value))
 
+    def perhaps_lost(self, fault: str) -> None:
+        if self._world.chance(getattr(self._world.faults, fault)):
+            self.broken = True
+            raise _lost("not executed")
+
     def nothing(self) -> None:
         """A statement of which nothing is simulated but that it takes its time and may fail."""
         self.ask(lambda server: None)
@@ -257,35 +263,6 @@ class Statements:
         if found is None:
             connection.nothing()
         backends.require(connection, found or connection.backend)  # type: ignore[arg-type]
-
-
-class Holds:
-    """Of the tables of holds and crashes nothing is simulated yet: a lane that is taken over begins without."""
-
-    def load(self, connection: Connection, lanes: int) -> list[Any]:
-        connection.nothing()
-        return []
-
-    def write(self, connection: Connection, parks: Sequence[Any], lifted: Sequence[int]) -> None:
-        connection.nothing()
-
-    def run_soon(self, connection: Connection, lane: int, errands: Any, wait_ms: int) -> None:
-        raise NotImplementedError
-
-    def watch(self, connection: Connection, lane: int) -> None:
-        connection.nothing()
-
-    def own(self, connection: Connection, lane: int, owner: str, care: Any) -> None:
-        connection.nothing()
-
-    def start(self, connection: Connection, lane: int, owner: str, ids: Sequence[int]) -> None:
-        connection.nothing()
-
-    def calm(self, connection: Connection, lane: int, owner: str) -> None:
-        connection.nothing()
-
-    def leave(self, connection: Connection, lane: int, owner: str) -> None:
-        connection.nothing()
 
 
 class Claim:

@@ -22,9 +22,10 @@ from outbox.core.verdict import Facts, NothingToDo, Rows, Verdict
 from outbox.edges import backends, transactions
 from outbox.edges.reader import Page
 from outbox.edges.transactions import TransactionalProducer
-from outbox.harvest import exactly_once, exactly_once_rounds, exactly_once_takeover, resize
+from outbox.harvest import exactly_once, exactly_once_holds, exactly_once_rounds, exactly_once_takeover, resize
 from outbox.harvest.exactly_once import ExactlyOnce
 from outbox.harvest.exactly_once_database import Purges
+from outbox.harvest.exactly_once_holds import Holds
 from outbox.harvest.exactly_once_rounds import Rounds
 from outbox.harvest.exactly_once_values import Awaited, Batch, Ticket
 from outbox.harvest.resize import LaneCount
@@ -35,6 +36,7 @@ from tests.simulation.exactly_once.scenario import (
     PLAIN,
     REFUSING,
     RESTLESS,
+    STUBBORN,
     NearFrontier,
     Outcome,
     Rules,
@@ -296,8 +298,16 @@ def _nothing(*given: Any, **named: Any) -> None:
     pass
 
 
+# ---- holds
+
+
+def _release_from_nowhere(release_due: Any, holds: Holds, *given: Any, **named: Any) -> list[int]:
+    release_due(holds, *given, **named)
+    return []
+
+
 _LOSSY, _REFUSING, _RESTLESS = ((theme, 5) for theme in (LOSSY, REFUSING, RESTLESS))
-_COPIES, _CRASHES = (LAGGING, 10), (CRASHING, 10)
+_COPIES, _CRASHES, _STUBBORN = (LAGGING, 10), (CRASHING, 10), (STUBBORN, 10)
 _NO_TROUBLE = transactions, "is_trouble", lambda facility, text, was_connected: False
 
 MUTATIONS: dict[str, Planted] = {
@@ -377,25 +387,31 @@ MUTATIONS: dict[str, Planted] = {
     "only the owner of lane 0 notices a forgotten change": Planted(
         ((exactly_once_takeover, "close_forgotten", _nothing),), theme=_LOSSY
     ),
+    "a hold that ends is not read for from its first record": Planted(
+        (_around(Holds, "release_due", _release_from_nowhere),), theme=_REFUSING
+    ),
+    "an attempt whose record is gone never ends": Planted(
+        ((exactly_once_holds, "_UNKNOWN_S", float("inf")),), theme=_STUBBORN
+    ),
 }
 
 FOUND_BY: dict[str, int] = {
-    "ledger entry first": 120,
+    "ledger entry first": 96,
     "no renewal after trouble": 39,
     "purge by id without guard m": 16,
     "takeover without waiting for the stable offset": 7,
     "cursor instead of frontier": 0,
     "ended transactions are not looked back for": 3,
-    "exclusions copied after the select": 2,
+    "exclusions copied after the select": 10,
     "no flush": 8,
     "the frontier is not reset for a lane that joins": 5,
-    "commit before the purge of the batch before": 219,
+    "commit before the purge of the batch before": 92,
     "in flight only until the commit": 0,
-    "a settled stop is kept": 286,
+    "a settled stop is kept": 66,
     "what other lanes have in flight is left out": 5,
     "producer reused after an error": 758,
     "refused record swallowed": 2,
-    "a page dealt out before a refusal is sent as it is": 147,
+    "a page dealt out before a refusal is sent as it is": 182,
     "takeover sends the last batch again": 10,
     "rows compared by ids alone": 3,
     "times of records compared with the clock": 10,
@@ -403,12 +419,14 @@ FOUND_BY: dict[str, int] = {
     "a forgotten change of the count is not noticed": 793,
     "a read is counted from its return instead of its start": 268,
     "a read is stamped after it was sent": 268,
-    "a batch is posted outside of the round's lock": 7699,
-    "the lease is released outside of the round's lock": 564,
+    "a batch is posted outside of the round's lock": 5724,
+    "the lease is released outside of the round's lock": 124,
     "a lane is read for on another server than the one it was taken over on": 133,
     "purge over a connection to another server without a look": 3,
     "the claim is given back although a lane has left something in doubt": 2704,
     "a new file of the table is not noticed": 186,
-    "only the owner of lane 0 notices a forgotten change": 2321,
+    "only the owner of lane 0 notices a forgotten change": 1031,
+    "a hold that ends is not read for from its first record": 17,
+    "an attempt whose record is gone never ends": 1786,
 }
 """Seeds that catch them; `make check` plays these alone."""

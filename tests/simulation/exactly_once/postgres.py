@@ -21,6 +21,7 @@ from outbox.core.times import time_of
 from outbox.core.verdict import State
 from outbox.edges.companions import Found
 from tests.simulation.exactly_once.checkers import Checkers, Written
+from tests.simulation.exactly_once.holds import Hold, HoldTable
 
 TOPIC = "orders"
 IDENTITY = UUID(int=7)
@@ -51,6 +52,8 @@ class Kept:
     purged: dict[int, int] = field(default_factory=dict)
     filenode: int = 1
     state: State = field(default_factory=lambda: State(1))
+    holds: dict[int, Hold] = field(default_factory=dict)
+    hold_id: int = 0
 
 
 class Transaction:
@@ -82,6 +85,7 @@ class Server:
         self.is_gone = False
         self.crashes = self.readers = 0
         self.held: dict[int, Transaction] = {}
+        self.holds = HoldTable(self)
         self._next_xid = self._xmax = 100
         self._running: set[int] = set()
         self.writers: set[int] = set()
@@ -151,6 +155,7 @@ class Server:
         kept = copy.copy(self.now)
         kept.rows = {id_: stored for id_, stored in self.now.rows.items() if id_ not in self._unflushed}
         kept.purged, kept.sequence = dict(self.now.purged), self._flushed_sequence
+        kept.holds = dict(self.now.holds)
         return kept
 
     def truncate(self) -> bool:

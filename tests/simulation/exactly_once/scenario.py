@@ -26,7 +26,7 @@ from outbox.core import ledger
 from outbox.core.frontier import Frontier
 from outbox.core.neli import Neli
 from outbox.core.resolution import is_sent_as_a_whole
-from outbox.harvest import exactly_once, exactly_once_rounds
+from outbox.harvest import exactly_once, exactly_once_holds, exactly_once_rounds
 from tests.simulation import world as surroundings
 from tests.simulation.checkers import Violation
 from tests.simulation.exactly_once.broker import TRANSACTION_TIMEOUT_S, Broker
@@ -45,6 +45,8 @@ LOSSY, REFUSING, LAGGING, RESTLESS = 1, 2, 3, 4
 are late while copies take over beside the old server, or, of the even seeds, while the server crashes; threads that are
 often switched while lanes come and go."""
 CRASHING = LAGGING + 5
+STUBBORN = LOSSY + 5
+"""By seed % 10: of the lossy ones those in which records of every key are refused again and again."""
 
 
 @dataclass
@@ -65,6 +67,7 @@ class Faults:
     point: float = 0.0
     refuse: dict[str, None] = field(default_factory=dict)
     refuse_here: dict[str, None] = field(default_factory=dict)
+    parks_lost: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -108,6 +111,7 @@ def sized() -> Iterator[None]:
         patch.object(exactly_once_rounds, "Frontier", NearFrontier),
         patch.object(exactly_once, "_PATIENCE_S", 0.05),
         patch.object(exactly_once, "_PARKED_S", 0.5),
+        patch.object(exactly_once_holds, "_UNKNOWN_S", 3.0),
         patch.object(failpoints, "on_passage", _passed),
     ):
         yield
@@ -186,7 +190,7 @@ class Scenario:
         self.is_lagging = seed % 5 == LAGGING
         self.is_lossy = seed % 5 == LOSSY or self.is_lagging
         self.is_restless, self.is_refusing = seed % 5 == RESTLESS, seed % 5 == REFUSING
-        self.is_crashing = seed % 10 == CRASHING
+        self.is_crashing, self.is_stubborn = seed % 10 == CRASHING, seed % 10 == STUBBORN
         if self.is_lagging:
             self.world.late = self.strike_late
         if not self.is_lossy and seed % 4 == 2:  # after a loss times tell single rows apart, if they are the server's
@@ -199,7 +203,8 @@ class Scenario:
         self.sequences = dict.fromkeys(self.keys, 0)
         self.locked: dict[str, None] = {}
         self.born = self.uid = 0
-        self.writing = True
+        self.humours = Random(seed)  # of its own: what else the seed means is not changed by them
+        self.writing, self.refuses_all = True, False
         self.kept: Any = None
 
     def run(self) -> Outcome:
@@ -322,6 +327,8 @@ class Scenario:
             return probability if self.random.random() < share else 0.0
 
         refused = {self.random.choice(self.keys): None}
+        if self.is_stubborn:
+            self.refuses_all = self.humours.random() < (0.7 if self.refuses_all else 0.3)
         self.world.faults = Faults(
             cut=0.05 if self.is_lagging else some(0.08),
             cut_end=0.3 if self.is_restless else some(0.3),
@@ -338,6 +345,8 @@ class Scenario:
             refuse=refused if self.random.random() < 0.1 else {},
             refuse_here=refused if self.random.random() < (0.7 if self.is_refusing else 0.1) else {},
         )
+        if self.refuses_all:
+            self.world.faults.refuse_here, self.world.faults.parks_lost = dict.fromkeys(self.keys), 0.2
 
     def anyone(self) -> Process | None:
         living = self.living()

@@ -1,0 +1,162 @@
+"""The simulated table of holds, and the statements on it as one process reaches them: a `HoldStatements`.
+
+The statements are those of `outbox.edges.holds`, with what they guard. A hold is never changed in place: copies of a
+server share them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from outbox.edges.holds import HISTORY_MAX, HoldRow, Park
+from tests.simulation.checkers import Violation
+
+PARKED, QUARANTINED = "parked", "quarantined"
+REFUSED = (PARKED, QUARANTINED)
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """A row of the table."""
+
+    id: int
+    topic: str
+    key: str | None
+    lane: int | None
+    record_id: int | None
+    stashed_at: int | None
+    reason: str
+    attempts: int = 0
+    code: str = ""
+    error: str = ""
+    wanted: str = ""
+    next_try: float | None = None
+    confirmed_by: tuple[int, ...] = ()
+    history: tuple[dict[str, Any], ...] = ()
+
+    @property
+    def unit(self) -> tuple[Any, ...]:
+        return self.reason, self.topic, self.key, self.lane, self.record_id if self.key == "" else None
+
+
+class HoldTable:
+    """Of one server. What is written lasts."""
+
+    def __init__(self, server: Any) -> None:
+        self._server, self._world = server, server.world
+
+    @property
+    def _all(self) -> dict[int, Hold]:
+        return self._server.now.holds  # type: ignore[no-any-return]
+
+    def insert(self, hold: Hold) -> None:
+        """Over another one of the same unit, which keeps its number."""
+        now = self._server.now
+        before = next((other for other in self._all.values() if other.unit == hold.unit), None)
+        if before is None:
+            now.hold_id += 1
+        self._all[now.hold_id if before is None else before.id] = replace(
+            hold, id=now.hold_id if before is None else before.id
+        )
+        self._server.flush()
+
+    def delete(self, ids: Collection[int]) -> None:
+        for id_ in ids:
+            del self._all[id_]
+        if ids:
+            self._server.flush()
+
+    def of_record(self, ids: Collection[int], reasons: Collection[str] = REFUSED) -> list[Hold]:
+        return [hold for hold in self._all.values() if hold.record_id in ids and hold.reason in reasons]
+
+    def is_there(self, hold: Hold) -> bool:
+        """Its record; there is none, or it is the one that was stashed then."""
+        if hold.record_id is None:
+            return True
+        stored = self._server.now.rows.get(hold.record_id)
+        return stored is not None and stored.create_time == hold.stashed_at
+
+    def load(self, lanes: int) -> list[HoldRow]:
+        return [self._shown(hold, lanes) for _, hold in sorted(self._all.items())]
+
+    def _shown(self, hold: Hold, lanes: int) -> HoldRow:
+        of_lane = head_lane = None
+        if hold.lane is not None:
+            of_lane = hold.lane
+        elif hold.key is not None:
+            of_lane = (self._world.lane_of(hold.key) if hold.key else int(hold.record_id or 0)) % lanes
+        elif (stored := self._server.now.rows.get(hold.record_id)) is not None:
+            head_lane = stored.lane_hash % lanes
+        due_s = None if hold.next_try is None else hold.next_try - self._world.now
+        return HoldRow(
+            hold.id, hold.topic, hold.key, hold.lane, of_lane, hold.record_id, hold.reason, hold.attempts, hold.code,
+            hold.error, hold.wanted, due_s, hold.confirmed_by, hold.history, self.is_there(hold), head_lane,
+        )  # fmt: skip
+
+    def park(self, parks: Sequence[Park]) -> None:
+        """Of records that are there."""
+        units = set()
+        for park in sorted(parks, key=lambda park: park.record_id):
+            stored = self._server.now.rows.get(park.record_id)
+            if stored is None:
+                continue
+            hold = Hold(
+                0, park.topic, None if park.key is None else stored.row[2], None, park.record_id, stored.create_time,
+                PARKED, park.attempts, park.code, park.error, "",
+                None if park.next_try_s is None else self._world.now + park.next_try_s, (),
+                ({"at": self._world.now, "code": park.code, "error": park.error},),
+            )  # fmt: skip
+            if hold.unit in units:
+                raise Violation(f"one statement parks {hold.unit} twice, which PostgreSQL refuses")
+            units.add(hold.unit)
+            self.insert(self._continued(hold))
+
+    def _continued(self, hold: Hold) -> Hold:
+        """What the hold before it has that is about the same record."""
+        before = next((other for other in self._all.values() if other.unit == hold.unit), None)
+        if before is None or (before.record_id, before.stashed_at) != (hold.record_id, hold.stashed_at):
+            return hold
+        wanted = "" if before.wanted == "retry" else before.wanted
+        return replace(hold, wanted=wanted, history=(before.history + hold.history)[-HISTORY_MAX:])
+
+    def end_retried(self, record_ids: Collection[int]) -> None:
+        self.delete([hold.id for hold in self.of_record(record_ids, [QUARANTINED]) if hold.wanted == "retry"])
+
+    def lift(self, record_ids: Collection[int]) -> None:
+        self.delete([hold.id for hold in self.of_record(record_ids)])
+
+
+class Holds:
+    """Of crashes nothing is simulated yet."""
+
+    def load(self, connection: Any, lanes: int) -> list[HoldRow]:
+        found: list[HoldRow] = connection.ask(lambda server: server.holds.load(lanes))
+        return found
+
+    def write(self, connection: Any, parks: Sequence[Park], lifted: Sequence[int]) -> None:
+        if parks:
+            connection.perhaps_lost("parks_lost")
+            connection.ask(lambda server: server.holds.park(parks))
+            connection.ask(lambda server: server.holds.end_retried([park.record_id for park in parks]))
+        if lifted:
+            connection.ask(lambda server: server.holds.lift(lifted))
+
+    def run_soon(self, connection: Any, lane: int, errands: Any, wait_ms: int) -> None:
+        raise NotImplementedError
+
+    def watch(self, connection: Any, lane: int) -> None:
+        connection.nothing()
+
+    def own(self, connection: Any, lane: int, owner: str, care: Any) -> None:
+        connection.nothing()
+
+    def start(self, connection: Any, lane: int, owner: str, ids: Sequence[int]) -> None:
+        connection.nothing()
+
+    def calm(self, connection: Any, lane: int, owner: str) -> None:
+        connection.nothing()
+
+    def leave(self, connection: Any, lane: int, owner: str) -> None:
+        connection.nothing()
