@@ -41,7 +41,7 @@ from tests.support.topics import create_topic, read_topic
 
 LANES = 3
 _ENOUGH_S = 30.0
-_BACKEND = re.compile(r"\d+ \d+")
+_BACKEND = re.compile(r"\d+ \d+(/\d+)?")
 _UNTOLD = {("client", "poll")}
 """How much was told meanwhile is nobody's concern."""
 _OWN_MAX = 1000
