@@ -92,8 +92,8 @@ def require(connection: Connection, found: str | None = None) -> None:
     found = found or _asked(connection, _ASK)[0]
     if found != expected:
         raise OtherBackend(
-            f"The backend of this connection (pid and start of the server) was {expected} and is {found}: a pooler "
-            f"hands the connection on. {_REMEDY}"
+            f"The backend of this connection (pid, start of the server and database) was {expected} and is {found}: a "
+            f"pooler hands the connection on. {_REMEDY}"
         )
 
 
