@@ -73,7 +73,7 @@ class LedgerTopic:
         self.name, self._runtime = name, runtime
         self._given = properties
         require_bootstrap(self._properties())
-        self._mutex = runtime.lock()
+        self._mutex = runtime.lock("ledger client")
         self._admin_client: AdminClient | None = None
         self._consumer_client: Consumer | None = None
 

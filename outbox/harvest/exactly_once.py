@@ -863,8 +863,8 @@ class ExactlyOnceFactory:
         connect: Callable[[Conf], Servers] | None = None,
     ) -> None:
         self._runtime, self._owner = runtime, owner or owner_name()
-        self._connect = connect or (lambda conf: Servers(runtime, Database(conf, source), Kafka(conf)))
-        self._mutex = runtime.lock()
+        self._connect = connect or (lambda conf: Servers(runtime, Database(conf, source, runtime), Kafka(conf)))
+        self._mutex = runtime.lock("lanes of the process")
         self._rounds: Rounds | None = None
         self._unsettled: set[int] = set()
 

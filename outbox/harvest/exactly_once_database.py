@@ -7,7 +7,6 @@ Kafka is in the table until then, and the next batch waits.
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -33,7 +32,8 @@ from outbox.harvest.exactly_once_values import Awaited, Purge, Ticket
 from outbox.harvest.ports import Servers, Statements
 from outbox.harvest.readings import Troubles
 from outbox.harvest.way import claim_of
-from outbox.runtime import Interrupt
+from outbox.runtime import Interrupt, Runtime
+from outbox.runtime.threads import THREADS
 
 logger = logging.getLogger("outbox.harvest")
 
@@ -48,10 +48,10 @@ Source = Callable[[], Any]
 class Database:
     """A `DatabasePort`: opens connections to the outbox of the settings. Thread-safe."""
 
-    def __init__(self, conf: Conf, source: Source | None = None) -> None:
+    def __init__(self, conf: Conf, source: Source | None = None, runtime: Runtime = THREADS) -> None:
         self._conf = conf
         self._source = source or partial(table.parameters, conf.database)
-        self._mutex = threading.Lock()
+        self._mutex = runtime.lock("database identity")
         self.identity: UUID | None = None
         self.state = State(conf.lanes)
         self.sequence = ""

@@ -93,7 +93,7 @@ class Rounds:
         self.kafka = servers.kafka
         self._way = database.claim(owner_name)
         self._beat_s = min(_BEAT_S, conf.session_timeout_s / 3)
-        self._changed = runtime.condition()
+        self._changed = runtime.condition("round")
         self._lanes: dict[int, LaneState] = {}
         self._closing = False
         self._outstanding = 0  # lanes that have not ended the present round
@@ -105,12 +105,12 @@ class Rounds:
         self._count = self._reading_count = 0  # by which records are divided: of the lanes that are ready, of a read
         self._holds_are_fresh, self._holds_at = False, 0.0
         self.owner = database.owner = f"{owner_name} {uuid4()}"
-        self.careful_turn = runtime.lock()
+        self.careful_turn = runtime.lock("careful turn")
         """Of lanes that look for a record that crashes the process: which lane it was must be certain."""
-        self.sending_turn = runtime.lock()
+        self.sending_turn = runtime.lock("sending turn")
         """Of lanes that hand over records."""
         self._prepared = False
-        self._preparing = runtime.lock()
+        self._preparing = runtime.lock("preparing")
         self.purges = Purges(servers, self._purged, conf.statement_timeout_s)
         self.idle_lanes = IdleLanes(servers, self.purges)
         self._frontier = Frontier()
@@ -139,7 +139,7 @@ class Rounds:
         self._beat_at = 0.0
         self._claimed_at = float("-inf")
         self._seen: tuple[float, State] | None = None  # the state row, and when it was asked for
-        self._looking = runtime.lock()
+        self._looking = runtime.lock("state row")
         self._interrupt = runtime.interrupt()
         self.stages: dict[str, float] = dict.fromkeys(("read", "divide", "round", "flush"), 0.0)
         self.reads = 0

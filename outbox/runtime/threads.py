@@ -54,10 +54,10 @@ class Threads:
     def random(self) -> float:
         return random.random()
 
-    def lock(self) -> Lock:
+    def lock(self, name: str) -> Lock:
         return threading.Lock()
 
-    def condition(self) -> Condition:
+    def condition(self, name: str) -> Condition:
         return threading.Condition()
 
     def event(self) -> Event:

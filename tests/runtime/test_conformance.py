@@ -10,6 +10,7 @@ import pytest
 
 from outbox.runtime.threads import THREADS
 from tests.simulation.runtime import Simulated, in_thread
+from tests.support.watched import Watched
 
 SOON_S, LONG_S = 0.05, 20.0
 _COUNT = count()
@@ -30,11 +31,11 @@ class World:
             action()
 
 
-def simulated(job, switching=0.0):
+def simulated(job, switching=0.0, watch=lambda runtime: runtime):
     def run():
         world, found = World(), []
         runtime = Simulated(world, switching=switching)
-        runtime.spawn(lambda: found.append(job(runtime)))
+        runtime.spawn(lambda: found.append(job(watch(runtime))))
         world.run()
         return found[0]
 
@@ -45,6 +46,8 @@ RUNNERS = {
     "threads": lambda job: job(THREADS),
     "simulated": simulated,
     "simulated, switching": lambda job: simulated(job, switching=0.5),
+    "threads, watched": lambda job: job(Watched(THREADS)),
+    "simulated, watched": lambda job: simulated(job, switching=0.5, watch=Watched),
 }
 
 
@@ -79,7 +82,7 @@ def test_random_numbers_differ_and_are_below_one(run):
 
 def test_a_lock_has_one_holder(run):
     def job(runtime):
-        lock, found = runtime.lock(), []
+        lock, found = runtime.lock("state row"), []
 
         def other():
             found.append((lock.acquire(blocking=False), lock.acquire(timeout=SOON_S)))
@@ -97,7 +100,7 @@ def test_a_lock_has_one_holder(run):
 
 def test_the_lock_of_a_condition_may_be_taken_again_and_is_given_up_as_a_whole_while_waiting(run):
     def job(runtime):
-        condition, said = runtime.condition(), []
+        condition, said = runtime.condition("round"), []
 
         def other():
             with condition:
@@ -116,7 +119,7 @@ def test_the_lock_of_a_condition_may_be_taken_again_and_is_given_up_as_a_whole_w
 
 def test_a_wait_for_a_condition_ends_with_its_time(run):
     def job(runtime):
-        condition = runtime.condition()
+        condition = runtime.condition("round")
         with condition:
             return condition.wait(SOON_S), condition.wait_for(lambda: False, SOON_S), condition.wait_for(lambda: True)
 
@@ -125,7 +128,7 @@ def test_a_wait_for_a_condition_ends_with_its_time(run):
 
 def test_a_condition_wakes_everybody_who_waits(run):
     def job(runtime):
-        condition, seen, told = runtime.condition(), [], []
+        condition, seen, told = runtime.condition("round"), [], []
 
         def wait(number):
             with condition:
@@ -257,7 +260,7 @@ def test_a_switching_lock_lets_others_run():
 
 
 def two_in_turn(runtime):
-    lock, said = runtime.lock(), []
+    lock, said = runtime.lock("round"), []
 
     def take(number):
         for _ in range(3):

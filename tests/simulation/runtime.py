@@ -76,6 +76,8 @@ class Simulated:
         """Called at failpoints."""
         self.switched: Callable[[float], None] = lambda seconds: None
         """Called when a thread is stopped at a lock."""
+        self.waiting: Callable[[str], None] = lambda what: None
+        """Called before a thread waits for a server."""
 
     # ---- what the product calls
 
@@ -92,10 +94,10 @@ class Simulated:
     def random(self) -> float:
         return float(self.world.random.random())
 
-    def lock(self) -> Lock:
+    def lock(self, name: str) -> Lock:
         return Lock(self)
 
-    def condition(self) -> Condition:
+    def condition(self, name: str) -> Condition:
         return Condition(self)
 
     def event(self) -> Event:
@@ -337,10 +339,10 @@ class Thread:
 class Answer:
     """Of a server, or of a client, to one thread. The world settles it, once."""
 
-    __slots__ = ("_runtime", "done", "error", "then", "value", "waiters")
+    __slots__ = ("_of", "_runtime", "done", "error", "then", "value", "waiters")
 
-    def __init__(self, runtime: Simulated) -> None:
-        self._runtime = runtime
+    def __init__(self, runtime: Simulated, of: str) -> None:
+        self._runtime, self._of = runtime, of
         self.done, self.value, self.error = False, None, None
         self.waiters = Waiters()
         self.then: Callable[[], None] | None = None
@@ -354,6 +356,7 @@ class Answer:
 
     def wait(self, timeout: float | None, *others: Waiters) -> bool:
         """Whether it is settled."""
+        self._runtime.waiting(self._of)
         if not self.done:
             self._runtime.wait(timeout, self.waiters, *others)
         return self.done

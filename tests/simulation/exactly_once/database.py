@@ -76,7 +76,7 @@ class Connection:
     def ask(self, statement: Callable[[Server], Any], late: Answer | None = None) -> Any:
         """Its result. A failure breaks the connection, and the statement may be executed all the same, or later.
         `late`: what the statement itself settles, in the end."""
-        world, faults, answer = self._world, self._world.faults, late or Answer(self._runtime)
+        world, faults, answer = self._world, self._world.faults, late or Answer(self._runtime, "PostgreSQL")
         self._process.point("statement")
         if self.closed or self.broken or self.is_given_up:
             raise _lost("the connection is closed")
@@ -310,7 +310,7 @@ class Reader:
         """One statement in two moments: its snapshot, and later the sequence, the next xid and the clock."""
         if not connection._process.is_claimed:
             raise Violation(f"{connection._process.name} reads after it gave back its claim on the table")
-        page = Answer(connection._runtime)
+        page = Answer(connection._runtime, "PostgreSQL")
         server, world = connection.server, connection._world
 
         def begin(server: Server) -> None:

@@ -70,7 +70,7 @@ class Client:
     # ---- frames
 
     def _request(self, action: Callable[[], Any], *, is_end: bool = False) -> Answer:
-        answer = Answer(self._runtime)
+        answer = Answer(self._runtime, "Kafka")
         if is_end and self._world.chance(self._world.faults.cut_end):
             self._world.after(self._world.random.uniform(0.0003, 0.004), self.cut)
         self._send(Frame(action, answer))
