@@ -205,7 +205,7 @@ def _newest(headers: Headers) -> int | None:
 
 
 def _is_sound(batch: int, count: int, change: int) -> bool:
-    """A batch without rows shows that its owner may act, see `edges.holds.Errands`. Batch 0 is the entry that a change
+    """A batch without rows shows that its owner may act, see `holds.values.Errands`. Batch 0 is the entry that a change
     writes into a lane without any."""
     return batch > 0 or (not count and change > 0)
 

@@ -52,6 +52,7 @@ from types import MappingProxyType
 from uuid import UUID
 from zlib import crc32
 
+from .holds.values import pause_s
 from .names import held_key
 from .scoreboard_values import (
     Claim,
@@ -362,7 +363,7 @@ class Scoreboard:
             key = self._where[id_]
             self._totals["undelivered"] += 1
             key.outages += 1
-            self._set_back(key, id_, now + _backoff(low, high, key.outages))
+            self._set_back(key, id_, now + pause_s(key.outages, low, high))
 
     def refused(self, generation: int, refusals: Iterable[tuple[int, str]], now: float) -> None:
         """These records can not be sent as they are: (id, error). Each holds back its own key."""
@@ -375,7 +376,7 @@ class Scoreboard:
             key = self._where[id_]
             hold = self._holds.get(key.name)
             attempts = hold.attempts + 1 if hold and hold.id == id_ else 1
-            until = now + _backoff(low, high, attempts)
+            until = now + pause_s(attempts, low, high)
             self._holds[key.name] = _Hold(id_, attempts, until)
             self._totals["refused"] += 1
             self._events.append(RecordHeld(id_, key.name, attempts, until, error, entry[0].kafka_topic))
@@ -877,7 +878,3 @@ class Scoreboard:
 
 def _by_id(row: Record) -> int:
     return row.id
-
-
-def _backoff(low: float, high: float, attempts: int) -> float:
-    return float(min(high, low * 2 ** min(attempts - 1, 30)))

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 from uuid import UUID
 
+from .holds.values import BACKOFF_MAX_S, BACKOFF_MIN_S
+
 
 class Record(Protocol):
     """What the scoreboard needs to know of a row; the rest travels with it untouched."""
@@ -42,8 +44,8 @@ class Limits:
     io_backoff_s: float = 0.5
     outage_backoff_min_s: float = 0.1
     outage_backoff_max_s: float = 2.0
-    refusal_backoff_min_s: float = 0.5
-    refusal_backoff_max_s: float = 60.0
+    refusal_backoff_min_s: float = BACKOFF_MIN_S
+    refusal_backoff_max_s: float = BACKOFF_MAX_S
     queue_timeout_s: float = 30.0
     delivery_timeout_s: float = 30.0  # longer than the client's own: passed only when a report never comes
     drain_timeout_s: float = 2.0

@@ -1,102 +1,22 @@
-"""The statements on `<TABLE>_hold`, `<TABLE>_dead` and `<TABLE>_watch`, as harvesters use them. No decisions here.
-
-What is written while a record is only refused is news for people and may be late or lost. What deletes a record, or
-promises that it is left alone, belongs into the transaction that purges a batch: see `Errands`.
-"""
+"""The statements on `<TABLE>_hold`, `<TABLE>_dead` and `<TABLE>_watch`, as harvesters use them. No decisions here."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import psycopg
 from psycopg import sql
 
+from outbox.core.holds.values import HISTORY_MAX, OF_RECORDS, TEXT_MAX, Burial, Errands, HoldRow, Park
 from outbox.core.names import LONG_KEY
 from outbox.core.quarantine import Care, Watch
 from outbox.edges.reader import lane_of_row
 from outbox.edges.table import identifier
 
 Connection = psycopg.Connection[Any]
-HISTORY_MAX = 20
-TEXT_MAX = 2000
-
-
-@dataclass(frozen=True, slots=True)
-class HoldRow:
-    """One row as a lane sees it."""
-
-    id: int
-    topic: str
-    key: str | None
-    lane: int | None
-    of_lane: int | None
-    """The only lane that the hold concerns; None: all of them."""
-    record_id: int | None
-    reason: str
-    attempts: int
-    code: str
-    error: str
-    wanted: str
-    due_s: float | None
-    """From now; None: not by itself."""
-    confirmed_by: tuple[int, ...]
-    history: tuple[dict[str, Any], ...]
-    is_there: bool
-    """The record at the head is still in the outbox, or there is none."""
-    head_lane: int | None = None
-    """Of the record at the head of a whole topic, which every lane leaves alone."""
-
-
-@dataclass(frozen=True, slots=True)
-class Park:
-    """A record, or its whole topic, was refused."""
-
-    record_id: int
-    topic: str
-    key: str | None
-    """None: the whole topic. Else the record's key is held, which the table knows better: this may be a digest."""
-    attempts: int
-    code: str
-    error: str
-    next_try_s: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class Burial:
-    """A record that becomes a dead letter."""
-
-    record_id: int
-    reason: str
-    attempts: int
-    code: str
-    error: str
-    history: tuple[dict[str, Any], ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Errands:
-    """What is done with the purge of a batch, in its transaction: only then the lane is known to own the records.
-
-    The batch was committed in Kafka by a producer that nobody had fenced, none of these records was part of it or of
-    a later one, and whoever takes over afterwards reads the table as the purge has left it.
-    """
-
-    burials: tuple[Burial, ...] = ()
-    discarded: tuple[int, ...] = ()
-    confirmed: tuple[int, ...] = ()
-    """Ids of holds that the lane respects."""
-
-    def __len__(self) -> int:
-        return len(self.burials) + len(self.discarded) + len(self.confirmed)
-
-    @property
-    def heads(self) -> tuple[int, ...]:
-        """The records that leave."""
-        return (*(burial.record_id for burial in self.burials), *self.discarded)
-
+_REASONS = ", ".join(map(repr, OF_RECORDS))
 
 # A record is known by its id and by when it was stashed: after TRUNCATE … RESTART IDENTITY ids are drawn a second time.
 # Holds that an older release has placed do not know it.
@@ -133,12 +53,12 @@ _PARK = (
     f"jsonb_path_query_array(h.history || EXCLUDED.history, '$[last - {HISTORY_MAX - 1} to last]') "
     "ELSE EXCLUDED.history END"
 )
-_LIFT = "/* hold */ DELETE FROM {hold} WHERE record_id = ANY(%s::bigint[]) AND reason IN ('parked', 'quarantined')"
+_LIFT = f"/* hold */ DELETE FROM {{hold}} WHERE record_id = ANY(%s::bigint[]) AND reason IN ({_REASONS})"
 _BURY = (
     "/* bury */ WITH gone AS (DELETE FROM {table} WHERE id = ANY(%(ids)s::bigint[])<guard> AND NOT EXISTS ("
-    "SELECT FROM {hold} AS h WHERE h.record_id = {table}.id AND h.reason IN ('parked', 'quarantined') "
+    f"SELECT FROM {{hold}} AS h WHERE h.record_id = {{table}}.id AND h.reason IN ({_REASONS}) "
     "AND h.stashed_at <> {table}.create_time) RETURNING *), "
-    "lifted AS (DELETE FROM {hold} WHERE record_id IN (SELECT id FROM gone) AND reason IN ('parked', 'quarantined') "
+    f"lifted AS (DELETE FROM {{hold}} WHERE record_id IN (SELECT id FROM gone) AND reason IN ({_REASONS}) "
     "RETURNING record_id, history) "
     "INSERT INTO {dead} (record_id, topic, key, value, value_binary, header_keys, header_values, stashed_at, "
     "reason, attempts, error_code, last_error, history) SELECT id, kafka_topic, kafka_key, kafka_value, "
@@ -153,7 +73,7 @@ _DISCARD = (
     "/* discard */ WITH gone AS (DELETE FROM {table} WHERE id = ANY(%(ids)s::bigint[])<guard> AND EXISTS (SELECT "
     "FROM {hold} AS h WHERE h.record_id = {table}.id AND h.wanted = 'discard' "
     "AND coalesce(h.stashed_at = {table}.create_time, true)) RETURNING id), "
-    "lifted AS (DELETE FROM {hold} WHERE record_id IN (SELECT id FROM gone) AND reason IN ('parked', 'quarantined')) "
+    f"lifted AS (DELETE FROM {{hold}} WHERE record_id IN (SELECT id FROM gone) AND reason IN ({_REASONS})) "
     "SELECT id FROM gone"
 )
 _CONFIRM = (

@@ -16,11 +16,27 @@ from uuid import UUID
 
 from outbox.conf import Conf
 from outbox.core import faults
+from outbox.core.holds.values import (
+    BY_OPERATORS,
+    CRASHED,
+    DISCARD,
+    OF_RECORDS,
+    POISON,
+    REFUSED,
+    REJECTED,
+    RETRY,
+    SKIPPED,
+    Burial,
+    Errands,
+    HoldRow,
+    Park,
+    code_in,
+    is_given_up,
+)
 from outbox.core.scoreboard import Phase, Scoreboard
 from outbox.core.scoreboard_values import RecordHeld
-from outbox.edges.holds import Burial, Errands, HoldRow, HoldTable, Park
+from outbox.edges.holds import HoldTable
 from outbox.edges.marks import Scopes
-from outbox.harvest.exactly_once_holds import CRASHED, REFUSED, SKIPPED, code_in
 from outbox.harvest.statements import Statements
 
 logger = logging.getLogger("outbox.harvest")
@@ -30,7 +46,7 @@ _NEVER = float("inf")
 _CLASSIC_S = 30.0  # between two looks for the tables, where there are none
 _BURIALS_MAX = 1_000
 _AGAIN_S = 5.0  # after a deletion that failed
-_OPERATORS = ("paused", "editing", "quarantined")
+_NOT_MARKED = (*BY_OPERATORS, POISON)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +104,7 @@ class HeldMarks:
         code = code_in(event.error)
         attempts_max = self._conf.refusal_attempts if self._conf.skips(topic) else 0
         is_own = code not in faults.KINDS or faults.KINDS[code] is not faults.Kind.TOPIC
-        if is_own and 0 < attempts_max <= event.attempts:
+        if is_own and is_given_up(event.attempts, attempts_max):
             history = ({"code": code, "error": event.error},)
             burial = Burial(event.id, REFUSED, event.attempts, code, event.error, history)
             self._await_deletion([event.id])
@@ -133,8 +149,8 @@ class HeldMarks:
     def _loaded(self, rows: Sequence[HoldRow] | None, now: float) -> None:
         self._is_looking, self._look_at = False, now + (self._pause_s if self._exists else _CLASSIC_S)
         mine = [row for row in rows or () if row.of_lane in (None, self._lane)]
-        self._heed_operators([row for row in mine if row.reason in _OPERATORS and row.wanted != "retry"], now)
-        refused = [row for row in mine if row.reason in ("parked", "quarantined") and row.record_id is not None]
+        self._heed_operators([row for row in mine if row.reason in _NOT_MARKED and row.wanted != RETRY], now)
+        refused = [row for row in mine if row.reason in OF_RECORDS and row.record_id is not None]
         self._heed_refused(refused, now)
         self._is_first = False
 
@@ -149,7 +165,7 @@ class HeldMarks:
             board.remark("holds", now)
         self._scopes = scopes
         self._statements.marks.held = _as_marks_see(scopes)
-        wanted = tuple(row.id for row in rows if row.reason != "quarantined" and self._lane not in row.confirmed_by)
+        wanted = tuple(row.id for row in rows if row.reason != POISON and self._lane not in row.confirmed_by)
         if wanted and self._is_over and not self._confirming:
             self._confirming = True
             job = partial(self._table.run, lane=self._lane, errands=Errands(confirmed=wanted))
@@ -172,22 +188,22 @@ class HeldMarks:
                 self._heed(row, row.record_id, now)
 
     def _heed(self, row: HoldRow, id_: int, now: float) -> None:
-        board, is_parked = self._board, row.reason == "parked"
-        if self._is_first and is_parked and row.key is not None:
+        board, is_rejected = self._board, row.reason == REJECTED
+        if self._is_first and is_rejected and row.key is not None:
             name = (row.topic, row.key) if row.key or self._conf.keep_empty_key else id_
             board.expect(id_, name, row.attempts, now + (row.due_s if row.due_s is not None else _AGAIN_S))
-        wanted = row.wanted or ("crashed" if not is_parked and self._conf.skips(row.topic) else "")
+        wanted = row.wanted or (CRASHED if not is_rejected and self._conf.skips(row.topic) else "")
         if id_ in self._leaving:
             return  # also when another attempt is wanted meanwhile: it must not be sent beside its deletion
-        if wanted == "retry":
+        if wanted == RETRY:
             board.retry(id_, now)
         elif wanted:
-            reason = CRASHED if wanted == "crashed" else SKIPPED
+            reason = CRASHED if wanted == CRASHED else SKIPPED
             burial = Burial(id_, reason, row.attempts, row.code, row.error, row.history)
-            errands = Errands(discarded=(id_,)) if wanted == "discard" else Errands((burial,))
+            errands = Errands(discarded=(id_,)) if wanted == DISCARD else Errands((burial,))
             if board.is_asleep(id_):
                 self._delete(errands)
-            elif not is_parked and self._is_over and not board.knows(id_):
+            elif not is_rejected and self._is_over and not board.knows(id_):
                 self._delete_unmarked(errands)
 
     # ---- deleting

@@ -3,29 +3,46 @@
 Pure, without a clock. What is decided here lasts in `<TABLE>_hold`: `writes` is what the table is to be told, `load`
 takes in what it says, which is also how operators are heard. A record that was refused travels alone whenever it is
 tried again. What deletes a record, or promises operators that it is left alone, is an errand of the lane's next batch
-(see `edges.holds.Errands`); until it is done the key is held.
+(see `core.holds.values.Errands`); until it is done the key is held.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from outbox.core import faults
 from outbox.core.bisection import Bisection
+from outbox.core.holds.values import (
+    BY_OPERATORS,
+    CRASHED,
+    DISCARD,
+    HISTORY_MAX,
+    OF_RECORDS,
+    POISON,
+    REFUSED,
+    REJECTED,
+    RETRY,
+    SKIP,
+    SKIPPED,
+    Burial,
+    Errands,
+    HoldRow,
+    Park,
+    Writes,
+    code_in,
+    is_given_up,
+    pause_s,
+)
 from outbox.core.names import LONG_KEY, held_key
 from outbox.core.quarantine import CAREFUL_MAX
 from outbox.core.scoreboard_values import RecordHeld
-from outbox.edges.holds import HISTORY_MAX, Burial, Errands, HoldRow, Park
 from outbox.edges.reader import Row, size_of
 
 Name = tuple[str, str] | int | str
 """(topic, key); the id of a record without key; a topic. With KEEP_EMPTY_KEY the empty key is one like any other."""
 
-_BACKOFF_MIN_S, _BACKOFF_MAX_S = 0.5, 60.0
 _REST_S = 2.0  # between attempts that are likely to be refused: each costs the lane its producer
 _BEHIND_S = 30.0  # after a refusal, while the lane has more to send than it can: then each costs throughput
 _UNKNOWN_S = 30.0  # for which an attempt is waited for whose record the table of holds does not know
@@ -33,8 +50,6 @@ _ERRANDS_MAX = 1_000  # of one batch: they share the transaction that purges it
 _LONG_KEY = LONG_KEY // 4  # characters; shorter ones are called by themselves
 TOO_LARGE = frozenset({"MSG_SIZE_TOO_LARGE", "RECORD_LIST_TOO_LARGE"})
 _NEVER = float("inf")
-REFUSED, CRASHED, SKIPPED, DISCARD = "refused", "crashed", "skipped", "discard"
-_CODE = re.compile(r"\b_?[A-Z][A-Z0-9_]+\b")
 
 
 @dataclass(slots=True)
@@ -44,7 +59,7 @@ class _Hold:
     """Of the rows that were read and dropped: from here the reading goes on when the hold ends."""
     attempts: int = 0
     retry_at: float = _NEVER
-    reason: str = "parked"
+    reason: str = REJECTED
     code: str = ""
     error: str = ""
     history: tuple[dict[str, Any], ...] = ()
@@ -61,22 +76,6 @@ class _Hold:
 
     def burial(self) -> Burial:
         return Burial(self.head, self.fate, self.attempts, self.code, self.error, self.history)
-
-
-@dataclass(slots=True)
-class Writes:
-    """News for the table, to be written as soon as possible."""
-
-    parks: list[Park] = field(default_factory=list)
-    lifted: list[int] = field(default_factory=list)
-
-    def __bool__(self) -> bool:
-        return bool(self.parks or self.lifted)
-
-
-def code_in(error: str) -> str:
-    """The client's name of the error, found in its text; empty when it has none."""
-    return next((word for word in _CODE.findall(error) if word in faults.KINDS), "")
 
 
 def _likely(rows: Iterable[Row], ids: Collection[int], code: str) -> int | None:
@@ -219,7 +218,7 @@ class Holds:
     @property
     def is_risky(self) -> bool:
         """Whether a record may be sent that has crashed a harvester before."""
-        return any(hold.reason == "quarantined" for hold in list(self._tried.values()))
+        return any(hold.reason == POISON for hold in list(self._tried.values()))
 
     def suspect(self, ids: Collection[int]) -> None:
         """An owner before this one died while it sent these records."""
@@ -249,23 +248,23 @@ class Holds:
             self._rest_until, self._is_doubtful = now + _REST_S, True
         before = before or self._held.get(name)
         attempts = (before.attempts if before else 0) + is_sure
-        pause_s = min(_BACKOFF_MAX_S, _BACKOFF_MIN_S * 2 ** min(max(0, attempts - 1), 10))
+        wait_s = pause_s(attempts)
         error = error.replace("\0", "")
         code = code_in(error)
-        hold = _Hold(row[0], row[0], attempts, now + pause_s, code=code, error=error)
+        hold = _Hold(row[0], row[0], attempts, now + wait_s, code=code, error=error)
         if before is not None and before.head == row[0]:
             hold.history, hold.is_known, hold.fate = before.history, before.is_known, before.fate
         hold.history = (*hold.history, {"code": code, "error": error})[-HISTORY_MAX:]
         self._held[name] = hold
         self._lifted.discard(row[0])
         # A topic is at fault for all of its records: nobody wants a whole backlog among the dead letters.
-        if not whole_topic and 0 < self._attempts_max(row[1]) <= attempts:
+        if not whole_topic and is_given_up(attempts, self._attempts_max(row[1])):
             hold.fate = hold.fate or REFUSED
         self._part_if_fated(name, hold)
-        self.writes.parks.append(Park(row[0], row[1], None if whole_topic else row[2], attempts, code, error, pause_s))
+        self.writes.parks.append(Park(row[0], row[1], None if whole_topic else row[2], attempts, code, error, wait_s))
         shown = (row[1], "*") if whole_topic else name
         assert not isinstance(shown, str)
-        return RecordHeld(row[0], shown, attempts, now + pause_s, error)
+        return RecordHeld(row[0], shown, attempts, now + wait_s, error)
 
     def _tire(self, now: float) -> None:
         """However many records are held, trying them must not take the lane's time: those that were released beside
@@ -383,8 +382,8 @@ class Holds:
         if not rows and not (self._held or self._tried or self._paused or self._all or self._lifted):
             return
         mine = [row for row in rows if row.of_lane in (None, self._lane)]
-        self._load_pauses([row for row in mine if row.reason in ("paused", "editing")])
-        refused = [row for row in mine if row.reason in ("parked", "quarantined")]
+        self._load_pauses([row for row in mine if row.reason in BY_OPERATORS])
+        refused = [row for row in mine if row.reason in OF_RECORDS]
         # Its record may have been gone when its hold was to be written: then the attempt never ends.
         for name in [n for n, hold in self._tried.items() if not hold.is_known and hold.retry_at + _UNKNOWN_S < now]:
             self._forget(name)
@@ -430,14 +429,14 @@ class Holds:
             hold.code, hold.error = row.code, row.error
         hold.is_known, hold.history = True, row.history
         hold.is_elsewhere = row.head_lane not in (None, self._lane)
-        if row.wanted == "retry" and hold.fate in (SKIPPED, DISCARD, CRASHED):
+        if row.wanted == RETRY and hold.fate in (SKIPPED, DISCARD, CRASHED):
             hold.fate = ""  # decided otherwise before it was carried out
             self._leaving.pop(name, None)
-        if row.wanted == "retry" and name in self._held and not hold.fate:
+        if row.wanted == RETRY and name in self._held and not hold.fate:
             hold.retry_at, hold.is_wanted = now, True
-        elif row.wanted in ("skip", "discard"):
-            hold.fate = SKIPPED if row.wanted == "skip" else DISCARD
-        elif row.reason == "quarantined" and self._attempts_max(row.topic):
+        elif row.wanted in (SKIP, DISCARD):
+            hold.fate = SKIPPED if row.wanted == SKIP else DISCARD
+        elif row.reason == POISON and self._attempts_max(row.topic):
             hold.fate = CRASHED
         if hold.fate:
             self._held[name] = self._tried.pop(name, hold)

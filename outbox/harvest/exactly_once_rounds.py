@@ -23,6 +23,7 @@ from outbox.conf import Conf
 from outbox.core import times
 from outbox.core.flights import Flights, Plan, Standing, may_flush
 from outbox.core.frontier import Frontier
+from outbox.core.holds.values import Writes
 from outbox.core.ledger import Entry
 from outbox.core.scoreboard_values import RecordHeld
 from outbox.core.verdict import GoOn, State, Stop
@@ -36,7 +37,7 @@ from outbox.edges.sweeper import Below, Found
 from outbox.edges.texts import explained
 from outbox.edges.ways import NoRights, OtherWay
 from outbox.harvest.exactly_once_database import Purges
-from outbox.harvest.exactly_once_holds import Holds, Writes
+from outbox.harvest.exactly_once_holds import Holds
 from outbox.harvest.exactly_once_sweep import Sweep
 from outbox.harvest.exactly_once_values import Awaited, Batch, Broken, Doubt, Order, Purge, Retake, Ticket
 from outbox.harvest.exactly_once_wake import Ear
@@ -248,7 +249,7 @@ class Rounds:
             lane.count = self._count = count = state.lane_count
             lane.change, lane.server = state.resize_no, server
             lane.holds.none_done()
-            self._holds_are_fresh = False  # what holds before the first read, lasts: see `edges.holds.Errands`
+            self._holds_are_fresh = False  # what holds before the first read, lasts: see `core.holds.values.Errands`
             self._retake([other for other in self._lanes.values() if other.ready and other.count != count])
             self._flights.forget(lane.number)
             self._unsettled.discard(lane.number)

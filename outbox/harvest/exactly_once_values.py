@@ -8,10 +8,10 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
+from outbox.core.holds.values import Errands
 from outbox.core.ledger import Entry
 from outbox.core.patience import CircuitView, State
 from outbox.core.verdict import Stop
-from outbox.edges.holds import Errands
 from outbox.edges.reader import Row
 from outbox.harvest.lanes import LaneStopped as LaneStopped
 from outbox.runtime import Runtime

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 from uuid import UUID
 
+from outbox.core.holds.values import Errands, HoldRow, Park
 from outbox.core.ledger import Entry
 from outbox.core.quarantine import Care, Watch
 from outbox.core.verdict import State
 from outbox.edges.companions import Found
-from outbox.edges.holds import Errands, HoldRow, Park
 from outbox.edges.reader import LeftOut, Page
 from outbox.edges.session import Connection
 from outbox.edges.sweeper import Below

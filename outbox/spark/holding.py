@@ -14,17 +14,19 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
+from outbox.core.holds.values import BY_OPERATORS, OF_RECORDS
 from outbox.edges.table import identifier
 
 Connection = psycopg.Connection[Any]
 
 _SHOWN_MAX = 5
+_OPERATORS, _REASONS = (", ".join(map(repr, reasons)) for reasons in (BY_OPERATORS, OF_RECORDS))
 # A record at the head that is gone holds nothing back any more; another one may have been given its id.
 _IS_THERE = (
     "EXISTS (SELECT FROM {table} AS head WHERE head.id = h.record_id "
     "AND coalesce(head.create_time = h.stashed_at, true))"
 )
-_IN_FORCE = "(h.reason IN ('paused', 'editing') OR h.wanted <> 'retry' AND (h.record_id IS NULL OR " + _IS_THERE + "))"
+_IN_FORCE = f"(h.reason IN ({_OPERATORS}) OR h.wanted <> 'retry' AND (h.record_id IS NULL OR " + _IS_THERE + "))"
 _KEEPS_EMPTY_KEY = "(SELECT coalesce(keep_empty_key, false) FROM {state})"
 _LANE = (
     "((CASE WHEN o.kafka_key = '' AND NOT " + _KEEPS_EMPTY_KEY + " THEN o.id "
@@ -47,13 +49,12 @@ FREE = (
 )  # fmt: skip
 """For a statement on the table under the name `o`."""
 _LIFT = (
-    "/* hold */ DELETE FROM {hold} AS h WHERE reason IN ('parked', 'quarantined') AND record_id IS NOT NULL "
-    "AND NOT " + _IS_THERE
+    f"/* hold */ DELETE FROM {{hold}} AS h WHERE reason IN ({_REASONS}) AND record_id IS NOT NULL AND NOT " + _IS_THERE
 )
 # Confirmed is what no marked record belongs to: neither of the last batch nor of the one before it.
 _CONFIRM = (
     "/* confirm */ UPDATE {hold} AS h SET confirmed_by = array(SELECT generate_series(0, s.lanes - 1)) "
-    "FROM {state} AS s, {spark} AS k WHERE k.owner = %(owner)s AND h.reason IN ('paused', 'editing') "
+    f"FROM {{state}} AS s, {{spark}} AS k WHERE k.owner = %(owner)s AND h.reason IN ({_OPERATORS}) "
     "AND NOT h.confirmed_by @> array(SELECT generate_series(0, s.lanes - 1)) "
     "AND (k.purged OR NOT EXISTS (SELECT FROM {table} AS o WHERE o.id BETWEEN k.lowest AND k.highest "
     "AND o.leader_id = k.leader_id AND " + _CONCERNS + ")) "
@@ -106,7 +107,7 @@ _SUFFIXES = {"table": "", "hold": "_hold", "state": "_state", "spark": "_spark"}
 
 def parked(scopes: Sequence[str]) -> int:
     """How many of them no operator has paused or edits."""
-    return sum(scope.startswith(("parked: ", "quarantined: ")) for scope in scopes)
+    return sum(scope.startswith(tuple(f"{reason}: " for reason in OF_RECORDS)) for scope in scopes)
 
 
 def shown(scopes: Sequence[str]) -> str:

@@ -2,10 +2,11 @@
 
 import pytest
 
+from outbox.core.holds.values import Burial, Errands, Park
 from outbox.core.names import held_key
 from outbox.core.quarantine import Care
 from outbox.edges import companions
-from outbox.edges.holds import Burial, Errands, HoldTable, Park
+from outbox.edges.holds import HoldTable
 from outbox.harvest.exactly_once_holds import Holds
 from tests.support.tables import create_companions, insert
 

@@ -12,8 +12,9 @@ from django.core.management import call_command
 from django.urls import reverse
 
 from outbox.conf import AT_LEAST_ONCE, EXACTLY_ONCE
+from outbox.core.holds.values import Burial, Errands
 from outbox.edges import companions
-from outbox.edges.holds import Burial, Errands, HoldTable
+from outbox.edges.holds import HoldTable
 from outbox.models import DeadLetter, Hold, OutboxRecord
 from outbox.operations import actions
 from outbox.operations.actions import OperationRefused, Selector

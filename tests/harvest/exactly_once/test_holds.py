@@ -5,8 +5,9 @@ from dataclasses import replace
 
 import pytest
 
+from outbox.core.holds.values import HoldRow
 from outbox.core.scoreboard_values import RecordHeld
-from outbox.edges.holds import HoldRow, HoldTable
+from outbox.edges.holds import HoldTable
 from outbox.edges.transactions import TransactionalProducer
 from outbox.harvest.exactly_once_holds import Holds
 from outbox.operations import actions

@@ -7,8 +7,9 @@ from functools import partial
 import psycopg
 import pytest
 
+from outbox.core.holds.values import Park
 from outbox.core.quarantine import Care
-from outbox.edges.holds import HoldTable, Park
+from outbox.edges.holds import HoldTable
 from outbox.harvest.exactly_once import ExactlyOnce
 from outbox.harvest.exactly_once_rounds import Rounds
 from outbox.operations import actions

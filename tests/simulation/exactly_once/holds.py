@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from outbox.edges.holds import HISTORY_MAX, HoldRow, Park
+from outbox.core.holds.values import HISTORY_MAX, HoldRow, Park
 from tests.simulation.checkers import Violation
 
 PARKED, QUARANTINED = "parked", "quarantined"

@@ -1,0 +1,1 @@
+"""What is held back, in every delivery mode: the values that pass between the table of holds and whoever decides."""
