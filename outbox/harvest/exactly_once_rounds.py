@@ -21,6 +21,7 @@ import psycopg
 
 from outbox.conf import Conf
 from outbox.core import times
+from outbox.core.exactly_once.pages import IdlePause, PageSizes
 from outbox.core.flights import Flights, Plan, Standing, may_flush
 from outbox.core.frontier import Frontier
 from outbox.core.holds.values import Writes
@@ -47,12 +48,8 @@ from outbox.harvest.resize import IdleLanes
 
 logger = logging.getLogger("outbox.harvest")
 
-_IDLE_MIN_S = 0.001
-_IDLE_GROWTH = 1.3
 _IDLE_AGAIN_S = 0.05
-_IDLE_SHARE = 1.12  # of MARK_BACKOFF: room for claim, state and holds beside the reads, within 20 questions a second
 _RETRY_MIN_S, _RETRY_MAX_S = 0.1, 2.0
-_FIRST_PAGE_ROWS = 500
 _SAMPLE, _SAMPLE_S = 16, 1.0
 _BEAT_S = 2.0
 _HOLDS_S = 1.0  # until an operator's hold is noticed
@@ -60,8 +57,6 @@ _HOLDS_SHARE = 10  # of the time that looking for holds takes: so much is left f
 _FETCH_HELD_S = 600.0
 _STRETCH_MAX = 64  # times STATEMENT_TIMEOUT: what a read may take that has failed for want of time again and again
 _GRACE_S = 1.0  # the server gives up first, and then the connection can be kept
-_SMALLER, _LARGER = 4, 8  # pages are cut to a quarter, and grow by an eighth
-_BYTES_MIN = 1000
 _TRUST = 0.75  # of the time after which others may claim; the rest is for what runs late
 
 
@@ -117,11 +112,8 @@ class Rounds:
         self._frontier = Frontier()
         self._reader: Reader | None = None
         self._connection: Connection | None = None
-        self._limit = min(_FIRST_PAGE_ROWS, conf.batch_max)
-        self._rows_max, self._bytes_max = conf.batch_max, conf.batch_bytes_max  # less while the brokers are slow
-        self._cut_at = float("-inf")
+        self._sizes, self._idle = PageSizes(conf.batch_max, conf.batch_bytes_max), IdlePause(conf.mark_backoff_s)
         self._is_behind = False  # the last page was full: more waits than is sent
-        self._idle_s = _IDLE_MIN_S
         self._woken = False
         self._ear: Ear | None = None
         self._read_failures = 0
@@ -197,7 +189,7 @@ class Rounds:
         """There is something new to read."""
         with self._changed:
             self._woken = True
-            self._idle_s = _IDLE_MIN_S
+            self._idle.ended()
             self._changed.notify_all()
 
     def _claim(self, connection: Any, owned: Mapping[int, UUID] = MappingProxyType({})) -> None:
@@ -256,7 +248,7 @@ class Rounds:
             if self._last_ticket is not None:
                 self._last_ticket.stops.pop(lane.number, None)  # what could not be purged is settled now
             self._wants_reset = True
-            self._idle_s = _IDLE_MIN_S
+            self._idle.ended()
             self._changed.notify_all()
 
     @staticmethod
@@ -275,7 +267,7 @@ class Rounds:
             self._flights.committed(batch, entry.batch)
             lane.holds.delivered(rows)
             self._round_purges.append(Purge(entry, batch.filenode, batch.errands, batch.server))
-            self._enlarge()
+            self._sizes.enlarge()
             self._end_share(lane)
             self._write_holds()
 
@@ -302,17 +294,7 @@ class Rounds:
     def too_slow(self, batch: Batch) -> None:
         """It was not acknowledged within its time: pages become so small that one is, at last of one record."""
         with self._changed:
-            if batch.asked_at > self._cut_at:  # else its page was cut already, for the sake of another lane
-                self._rows_max = max(1, min(self._rows_max, self._limit) // _SMALLER)
-                self._bytes_max = max(min(_BYTES_MIN, self._bytes_max), self._bytes_max // _SMALLER)
-                self._limit, self._cut_at = self._rows_max, self._runtime.monotonic()
-
-    def _enlarge(self) -> None:
-        conf = self._conf
-        if self._rows_max < conf.batch_max:
-            self._rows_max = min(conf.batch_max, self._rows_max + max(1, self._rows_max // _LARGER))
-        if self._bytes_max < conf.batch_bytes_max:
-            self._bytes_max = min(conf.batch_bytes_max, self._bytes_max + max(1, self._bytes_max // _LARGER))
+            self._sizes.too_slow(batch.asked_at, self._runtime.monotonic())
 
     def failed(self, lane: LaneState) -> None:
         """Nothing more is read for the lane until it is ready again; what it had in hand is read anew then."""
@@ -491,7 +473,7 @@ class Rounds:
         if self._wants_reset:
             self._wants_reset = False
             self._frontier.reset()
-        plan = self._flights.plan(self._lanes.values(), self._limit)
+        plan = self._flights.plan(self._lanes.values(), self._sizes.limit)
         self._reading_count = self._count
         now = self._runtime.monotonic()
         for number in plan.lanes:
@@ -641,7 +623,7 @@ class Rounds:
                 plan.lanes,
                 plan.excluded_above(look),
                 plan.limit,
-                self._bytes_max,
+                self._sizes.bytes_max,
                 left_out,
             )
             self.database.statements.require_backend(connection, page.backend)
@@ -732,24 +714,24 @@ class Rounds:
         if batches:
             self._await_round_end()
             self._hand_over(batches, returned_at, reads_next=not is_full)
-            self._idle_s = _IDLE_MIN_S
         if is_full and (batches or self._frontier.start() > self._looked_from):
             return
         if batches:
             self._await_round_end()
         else:
             with self._changed:
-                self._changed.wait_for(lambda: self._closing or self._wants_reset or self._woken, self._idle_s)
-            self._idle_s = min(self._idle_s * _IDLE_GROWTH, _IDLE_SHARE * self._conf.mark_backoff_s)
+                self._changed.wait_for(lambda: self._closing or self._wants_reset or self._woken, self._idle.pause_s)
+                self._idle.made()
 
     def _divide(self, plan: Plan, page: Page, returned_at: float) -> list[Batch]:
-        shares = self._shares(plan, page)
-        self._adapt_limit(page.rows)
+        shares, record_bytes = self._shares(plan, page), _bytes_of_a_record(page.rows)
         topics = {row[1] for row in page.rows}  # here, while they are at hand
         server = backends.server_of(page.backend)
         read = page.read_at, page.filenode, self._asked_at, returned_at, topics
         batches = []
         with self._changed:
+            if record_bytes is not None:
+                self._sizes.adapt(record_bytes)
             for number, session in plan.sessions.items():
                 lane = self._lanes.get(number)
                 if lane is None or not self._may_follow(lane, plan, page):
@@ -792,15 +774,6 @@ class Rounds:
         lane.post(judged if isinstance(judged, Stop) else Doubt())
         return False
 
-    def _adapt_limit(self, rows: Sequence[Row]) -> None:
-        """Pages of large records have fewer of them: a page should hold so many bytes, not so many rows."""
-        sample = rows[::_SAMPLE]
-        if not sample:
-            return
-        size = sum(size_of(row) for row in sample) // len(sample) + 1
-        target = max(1, min(self._rows_max, self._bytes_max // size))
-        self._limit = target if target < self._limit else min(target, 4 * self._limit)
-
     def _await_round_end(self) -> None:
         begun = self._runtime.monotonic()
         with self._changed:
@@ -813,6 +786,7 @@ class Rounds:
         flushed = Awaited(self._runtime)
         with self._changed:
             self._reads_next = reads_next
+            self._idle.ended()
             ticket = self._last_ticket
             is_flushed_by_purge = ticket is not None and may_flush(ticket.submitted_at, returned_at)
             posted = []
@@ -853,3 +827,9 @@ class Rounds:
         else:
             flushed.settle()
         self.stages["flush"] += self._runtime.monotonic() - begun
+
+
+def _bytes_of_a_record(rows: Sequence[Row]) -> int | None:
+    """On the average of a page; None: it has none."""
+    sample = rows[::_SAMPLE]
+    return sum(size_of(row) for row in sample) // len(sample) + 1 if sample else None

@@ -2,7 +2,6 @@
 
 import threading
 import time
-from datetime import UTC, datetime
 
 import psycopg
 import pytest
@@ -12,7 +11,6 @@ from outbox.edges.reader import Reader
 from outbox.edges.transactions import ReportsMissing, TransactionalProducer
 from outbox.harvest.exactly_once_database import Database
 from outbox.harvest.exactly_once_rounds import LaneState, Rounds
-from outbox.harvest.exactly_once_values import Batch
 from outbox.harvest.ports import Servers
 from outbox.runtime.threads import THREADS
 from tests.harvest.exactly_once.bench import wait_until
@@ -253,41 +251,6 @@ def test_a_full_page_of_held_records_that_leads_nowhere_is_not_read_without_a_pa
         assert host.worker._rounds.reads - before <= 25 * (time.monotonic() - begun)
         bench.db.execute("DELETE FROM outbox_hold")
         bench.wait_empty()
-
-
-def share(rounds, lane, ids):
-    now = time.monotonic()
-    return Batch(
-        lane.number, lane.session, [(id_, "t", "k", "v") for id_ in ids], ids, datetime.now(UTC), 1, now, now, {"t"}
-    )
-
-
-def test_pages_shrink_while_the_brokers_are_too_slow_for_them_and_grow_again(bench):
-    rounds = rounds_of(bench, BATCH_MAX=5000, BATCH_BYTES_MAX=8_000_000)
-    lane = LaneState(0, post=lambda order: None)
-    assert rounds.register(lane)
-    page = [(1, "t", "k", "v" * 99, None, None, None)] * 5000
-    for _ in range(5):
-        rounds._adapt_limit(page)
-    assert rounds._limit == 5000
-    sizes = []
-    for _ in range(8):
-        one, other = (share(rounds, lane, [1]) for _ in range(2))
-        rounds.too_slow(one)
-        rounds.too_slow(other)  # of the same page
-        rounds._adapt_limit(page)
-        sizes.append((rounds._limit, rounds._bytes_max))
-    assert [rows for rows, _ in sizes] == [1250, 312, 78, 19, 4, 1, 1, 1]
-    assert sizes[0][1] == 2_000_000
-    assert sizes[-1][1] == 1000
-    grown = 0
-    while (rounds._limit, rounds._bytes_max) != (5000, 8_000_000):
-        rounds._enlarge()
-        rounds._adapt_limit(page)
-        grown += 1
-    assert 50 < grown < 150
-    rounds.leave(lane, is_settled=True)
-    assert rounds.join(20)
 
 
 def test_brokers_that_take_few_records_in_a_transaction_s_time_get_few(bench, monkeypatch):

@@ -5,7 +5,7 @@ import os
 import pytest
 
 from outbox import wakeups
-from outbox.harvest import exactly_once_rounds
+from outbox.core.exactly_once import pages
 from tests.harvest.hosts import wait_until
 
 NEVER_S = 600
@@ -33,7 +33,7 @@ def descriptors(request):
 
 
 def test_a_notification_wakes_the_reader(bench, monkeypatch, descriptors):
-    monkeypatch.setattr(exactly_once_rounds, "_IDLE_MIN_S", NEVER_S)
+    monkeypatch.setattr(pages, "IDLE_MIN_S", NEVER_S)
     bench.db.execute(wakeups.install("outbox"))
     with bench.working(NOTIFY=True, MARK_BACKOFF=NEVER_S):
         wait_until(lambda: is_listening(bench), 60)
