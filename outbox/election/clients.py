@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import UUID
 
 from outbox.conf import Conf
 from outbox.core import neli
 from outbox.edges.kafka import make, require_bootstrap
+from outbox.election.ports import GroupConsumer, HeartbeatProducer, HeartbeatReader, OnCommit, OnError
 from outbox.exceptions import missing_extra
 
 if TYPE_CHECKING:
-    from confluent_kafka import Consumer, Producer
     from confluent_kafka.admin import AdminClient
 
 DATABASE_HEADER = "outbox-database"
 
-OnError = Callable[[Any], None]
 Client = TypeVar("Client")
 
 
@@ -45,21 +44,21 @@ class Clients:
         given = self._with(on_error, {"client.id": "outbox-election-admin", **properties})
         return make(AdminClient, given, logger=logger or _ClientLog())
 
-    def member(self, on_error: OnError, on_commit: Callable[[Any, list[Any]], None]) -> Consumer:
+    def member(self, on_error: OnError, on_commit: OnCommit) -> GroupConsumer:
         """The consumer that stands in the group."""
         from_extra()
         from confluent_kafka import Consumer
 
         return make(Consumer, self._with(on_error, {**member_properties(self._conf), "on_commit": on_commit}))
 
-    def reader(self, on_error: OnError) -> Consumer:
+    def reader(self, on_error: OnError) -> HeartbeatReader:
         """The consumer that reads heartbeats: apart from the group, so that a rebalance never stops the reading."""
         from_extra()
         from confluent_kafka import Consumer
 
         return make(Consumer, self._with(on_error, reader_properties(self._conf)))
 
-    def producer(self, on_error: OnError) -> Producer:
+    def producer(self, on_error: OnError) -> HeartbeatProducer:
         from_extra()
         from confluent_kafka import Producer
 

@@ -1,7 +1,7 @@
 """What can go wrong between a member and the brokers, told apart by whether waiting helps."""
 
 import logging
-import time
+from collections.abc import Callable
 from typing import Any
 from uuid import UUID
 
@@ -61,13 +61,14 @@ def denied(conf: Conf, seconds: float) -> ElectionRefused:
 class Seldom:
     """Says yes, and then no for so long."""
 
-    def __init__(self, pause_s: float = 60.0) -> None:
-        self._pause_s, self._next_at = pause_s, 0.0
+    def __init__(self, clock: Callable[[], float], pause_s: float = 60.0) -> None:
+        self._clock, self._pause_s, self._next_at = clock, pause_s, 0.0
 
     def __bool__(self) -> bool:
-        if time.monotonic() < self._next_at:
+        now = self._clock()
+        if now < self._next_at:
             return False
-        self._next_at = time.monotonic() + self._pause_s
+        self._next_at = now + self._pause_s
         return True
 
 
@@ -78,17 +79,18 @@ class Denials:
     _NAMES = ("_AUTHENTICATION", "SASL_AUTHENTICATION_FAILED", "_SSL")
     _EVERY_S = 2.0
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
         self._since: dict[str, float] = {}
         self._ask_at: dict[str, float] = {}
 
     def note(self, client: str, error: Any) -> None:
         if error.name() in self._NAMES:
-            self._since.setdefault(client, time.monotonic())
+            self._since.setdefault(client, self._clock())
 
     def is_due(self, client: str) -> bool:
         """Whether this denied client is to be tried."""
-        now = time.monotonic()
+        now = self._clock()
         if client not in self._since or now < self._ask_at.get(client, 0.0):
             return False
         self._ask_at[client] = now + self._EVERY_S
@@ -100,7 +102,7 @@ class Denials:
     @property
     def lasting_s(self) -> float:
         """Of the one that has lasted longest; 0 without any."""
-        return max((time.monotonic() - since for since in list(self._since.values())), default=0.0)
+        return max((self._clock() - since for since in list(self._since.values())), default=0.0)
 
 
 class Troubles:

@@ -19,25 +19,23 @@ the group unnoticed.
 from __future__ import annotations
 
 import logging
-import threading
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Any
+from queue import Empty
+from typing import Any
 from uuid import UUID, uuid4
 
 from outbox.conf import AT_LEAST_ONCE, Conf
 from outbox.core import neli as core
 from outbox.edges.wall_clock import nudged
-from outbox.election.clients import DATABASE_HEADER, Clients, heartbeat_of
+from outbox.election.clients import DATABASE_HEADER, heartbeat_of
 from outbox.election.errors import Denials, ElectionRefused, Seldom, Troubles, foreign_database, group_refusal
+from outbox.election.ports import ElectionClients, GroupConsumer, HeartbeatProducer, HeartbeatReader
 from outbox.failpoints import failpoint
-
-if TYPE_CHECKING:
-    from confluent_kafka import Consumer, Producer
+from outbox.runtime import Queue, Runtime, Thread
+from outbox.runtime.threads import THREADS
 
 logger = logging.getLogger("outbox.election")
 
@@ -75,11 +73,12 @@ class Member:
         listener: Callable[[core.Effect], None],
         on_fatal: Callable[[BaseException], None],
         *,
-        clients: Clients,
+        clients: ElectionClients,
         partitions: int,
         name: str,
         database: UUID | None = None,
         new_id: Callable[[], UUID] = uuid4,
+        runtime: Runtime = THREADS,
     ) -> None:
         """`partitions` of the leader topic are read from the start, so that nothing must be set up in a takeover.
         `database`: whose table is harvested, where it has a number."""
@@ -88,8 +87,8 @@ class Member:
         self._on_fatal = on_fatal
         self._clients = clients
         self._topic = conf.leader_topic
-        self._lock = threading.Lock()
-        self._changed = threading.Condition(self._lock)
+        self._runtime, self._clock = runtime, runtime.monotonic
+        self._changed = runtime.condition("election")
         self._neli = core.Neli(
             new_id,
             lanes=conf.lanes if conf.delivery == AT_LEAST_ONCE else EVERY_PARTITION,
@@ -103,39 +102,39 @@ class Member:
         self._headers: list[tuple[str, str | bytes | None]] = (
             [(DATABASE_HEADER, str(database).encode())] if database else []
         )
-        self._tell_unknown, self._tell_foreign = Seldom(), Seldom()
-        self._commands: SimpleQueue[Decision | None] = SimpleQueue()
+        self._tell_unknown, self._tell_foreign = Seldom(self._clock), Seldom(self._clock)
+        self._commands: Queue[Decision | None] = runtime.queue()
         self._ticker_wakes_at = 0.0
-        self._questions: SimpleQueue[core.ConfirmMembership] = SimpleQueue()
+        self._questions: Queue[core.ConfirmMembership] = runtime.queue()
         self._readable = set(range(partitions))
         self._owned: dict[int, Ownership] = {}
-        self._partitions_added = threading.Event()
-        self._leaving = threading.Event()
-        self._left = threading.Event()
-        self._troubles, self._denials = Troubles(), Denials()
+        self._partitions_added = runtime.event()
+        self._leaving = runtime.event()
+        self._left = runtime.event()
+        self._troubles, self._denials = Troubles(), Denials(self._clock)
         self._heard_at = float("inf")
-        self._awaited = threading.Event()
-        self._threads: list[threading.Thread] = []
+        self._awaited = runtime.event()
+        self._threads: list[Thread] = []
 
     # ---- lifecycle
 
     def start(self) -> None:
-        self._heard_at = time.monotonic()
-        self._producer = self._clients.producer(partial(self._on_error, "heartbeat"))
-        self._reader = self._clients.reader(partial(self._on_error, "reader"))
-        self._consumer = self._clients.member(partial(self._on_error, "group"), self._on_commit)
+        self._heard_at = self._clock()
+        self._producer: HeartbeatProducer = self._clients.producer(partial(self._on_error, "heartbeat"))
+        self._reader: HeartbeatReader = self._clients.reader(partial(self._on_error, "reader"))
+        self._consumer: GroupConsumer = self._clients.member(partial(self._on_error, "group"), self._on_commit)
         roles = (self._read_heartbeats, self._tick, self._stand_in_group)
         self._running = len(roles)
         nudged(self)
         for role in roles:
             name = f"outbox-election-{role.__name__.strip('_')}"
-            thread = threading.Thread(target=self._guarded, args=(role,), name=name, daemon=True)
+            thread = self._runtime.thread(partial(self._guarded, role), name)
             self._threads.append(thread)
             thread.start()
 
-    def clients(self) -> list[Producer]:
+    def clients(self) -> list[Any]:
         """The one that nobody here gives orders regularly."""
-        with self._lock:
+        with self._changed:
             return [self._producer] if self._running else []
 
     def stop(self) -> None:
@@ -153,9 +152,9 @@ class Member:
 
     def join(self, timeout_s: float) -> bool:
         """Wait until the group is left and every thread has ended."""
-        deadline = time.monotonic() + timeout_s
+        deadline = self._clock() + timeout_s
         for thread in self._threads:
-            thread.join(max(0.0, deadline - time.monotonic()))
+            thread.join(max(0.0, deadline - self._clock()))
         return not any(thread.is_alive() for thread in self._threads)
 
     # ---- for workers and metrics: neither blocks nor takes the lock
@@ -168,7 +167,7 @@ class Member:
     @property
     def is_cut_off(self) -> bool:
         """Whether nobody's heartbeat was read for so long that the brokers must be away, or every leader."""
-        return time.monotonic() - self._heard_at > self._conf.heartbeat_timeout_s
+        return self._clock() - self._heard_at > self._conf.heartbeat_timeout_s
 
     @property
     def denied_s(self) -> float:
@@ -180,11 +179,11 @@ class Member:
 
     def may_start(self, lane: int) -> bool:
         found = self._owned.get(lane)
-        return found is not None and found.may_start and time.monotonic() < found.trusted_until
+        return found is not None and found.may_start and self._clock() < found.trusted_until
 
     def may_send(self, lane: int) -> bool:
         found = self._owned.get(lane)
-        return found is not None and time.monotonic() < found.trusted_until
+        return found is not None and self._clock() < found.trusted_until
 
     def refresh(self, lane: int) -> None:
         self._commands.put(lambda now: self._neli.refresh(lane, now))
@@ -207,7 +206,7 @@ class Member:
 
     def _decide(self, decision: Decision) -> None:
         """Ask the core and carry out what it says. The lock is held."""
-        for effect in decision(time.monotonic()):
+        for effect in decision(self._clock()):
             self._carry_out(effect)
         self._owned = self._snapshot()
         self._changed.notify_all()
@@ -290,7 +289,7 @@ class Member:
         from confluent_kafka import KafkaError
 
         refusals = (KafkaError.UNKNOWN_MEMBER_ID, KafkaError.ILLEGAL_GENERATION, KafkaError.FENCED_INSTANCE_ID)
-        with self._lock:
+        with self._changed:
             for partition in partitions:
                 found = error or partition.error
                 if found is None or found.code() in refusals:
@@ -300,8 +299,8 @@ class Member:
 
     def _tick(self) -> None:
         while not self._left.is_set():
-            with self._lock:
-                self._ticker_wakes_at = min(self._neli.wake_at(), time.monotonic() + 1.0)
+            with self._changed:
+                self._ticker_wakes_at = min(self._neli.wake_at(), self._clock() + 1.0)
             self._turn(self._next_command())
             self._producer.poll(0)
             if not self._neli.assigned_partitions:
@@ -309,12 +308,12 @@ class Member:
 
     def _next_command(self) -> Decision | None:
         try:
-            return self._commands.get(timeout=max(0.001, self._ticker_wakes_at - time.monotonic()))
+            return self._commands.get(timeout=max(0.001, self._ticker_wakes_at - self._clock()))
         except Empty:
             return None
 
     def _turn(self, command: Decision | None) -> None:
-        with self._lock:
+        with self._changed:
             self._decide(self._neli.tick)  # before a refresh, which needs trust that still holds
             while True:
                 if command is not None:
@@ -330,19 +329,19 @@ class Member:
         from confluent_kafka import OFFSET_END, TopicPartition
 
         reading: set[int] = set()
-        silent_since = time.monotonic()
+        silent_since = self._clock()
         awaited_until = 0.0
-        is_nudge_due = Seldom(NUDGE_S)
+        is_nudge_due = Seldom(self._clock, NUDGE_S)
         try:
             while not self._left.is_set():
                 # Somebody always beats: after such a silence the client is made to look for the partitions anew.
-                is_silent = time.monotonic() - silent_since > SILENCE_SHARE * self._conf.heartbeat_timeout_s
+                is_silent = self._clock() - silent_since > SILENCE_SHARE * self._conf.heartbeat_timeout_s
                 if reading != self._readable or is_silent:
                     if is_silent:
                         self._troubles.note(
                             "silence", f"no heartbeat was read from {self._topic!r}: reading begins anew"
                         )
-                    silent_since = time.monotonic()
+                    silent_since = self._clock()
                     self._learn_leaders()
                     reading = set(self._readable)
                     self._reader.assign([TopicPartition(self._topic, p, OFFSET_END) for p in sorted(reading)])
@@ -352,14 +351,14 @@ class Member:
                 messages = self._reader.consume(READ_MAX, timeout=0)
                 for message in messages:
                     self._read(message)
-                now = time.monotonic()
+                now = self._clock()
                 if any(not message.error() for message in messages):
                     silent_since, awaited_until = now, 0.0
                 if self._awaited.is_set():
                     self._awaited.clear()
                     awaited_until = now + AWAITED_S
                 if now < awaited_until:
-                    time.sleep(AWAITED_POLL_S)
+                    self._runtime.sleep(AWAITED_POLL_S)
                 elif len(messages) < READ_MAX:
                     self._awaited.wait(READ_POLL_S)
         finally:
@@ -369,9 +368,9 @@ class Member:
         """Without knowing them the reader would wait half a second before it looks for the end of a partition, and the
         producer would not write to one that was added."""
         for client in (self._reader, self._producer):
-            if reason := _asked(partial(client.list_topics, self._topic), LEADERS_TIMEOUT_S):
+            if reason := self._asked(partial(client.list_topics, self._topic), LEADERS_TIMEOUT_S):
                 self._troubles.note("reader", reason)
-        time.sleep(ANSWER_S)
+        self._runtime.sleep(ANSWER_S)
 
     def _read(self, message: Any) -> None:
         if message.error():
@@ -383,9 +382,9 @@ class Member:
             if self._tell_unknown:
                 logger.warning("heartbeat_unknown offset=%d reason=%r", message.offset(), str(error))
             return
-        self._heard_at = time.monotonic()
+        self._heard_at = self._clock()
         self._troubles.over()
-        with self._lock:
+        with self._changed:
             seen = message.partition(), message.offset(), beat
             self._decide(lambda now: self._neli.heartbeat_seen(*seen, now))
 
@@ -395,7 +394,7 @@ class Member:
         callbacks = {"on_assign": self._on_assign, "on_revoke": self._on_revoke, "on_lost": self._on_lost}
         try:
             self._consumer.subscribe([self._topic], **callbacks)
-            is_nudge_due = Seldom(NUDGE_S)
+            is_nudge_due = Seldom(self._clock, NUDGE_S)
             while not self._leaving.wait(GROUP_POLL_S):
                 self._ask()
                 if self._partitions_added.is_set():
@@ -420,7 +419,7 @@ class Member:
     def _look_at_every_topic(self) -> None:
         """Only an answer about all topics makes the client compare them with its subscription, and rejoin."""
         self._partitions_added.clear()
-        if reason := _asked(self._consumer.list_topics, METADATA_TIMEOUT_S):
+        if reason := self._asked(self._consumer.list_topics, METADATA_TIMEOUT_S):
             self._troubles.note("partitions", reason)
 
     def _on_assign(self, consumer: Any, partitions: list[Any]) -> None:
@@ -436,29 +435,48 @@ class Member:
         logger.info("partitions_assigned topic=%s partitions=%s", self._topic, numbers)
         failpoint("assigned")
         self._readable = self._readable | set(numbers)
-        with self._lock:
+        with self._changed:
             self._decide(lambda now: self._neli.assigned(numbers, now))
 
     def _on_revoke(self, consumer: Any, partitions: list[Any]) -> None:
         """The client gives the partitions back when this returns."""
         numbers = [p.partition for p in partitions]
-        with self._lock:
+        with self._changed:
             self._decide(lambda now: self._neli.revoked(numbers, now))
             failpoint("revoking")
-            limit = time.monotonic() + self._conf.revoke_timeout_s + 1.0
-            while set(numbers) & set(self._neli.revoking) and time.monotonic() < limit:
+            limit = self._clock() + self._conf.revoke_timeout_s + 1.0
+            while set(numbers) & set(self._neli.revoking) and self._clock() < limit:
                 self._changed.wait(0.1)
         logger.info("partitions_revoked topic=%s partitions=%s", self._topic, numbers)
 
     def _on_lost(self, consumer: Any, partitions: list[Any]) -> None:
         numbers = [p.partition for p in partitions]
-        with self._lock:
+        with self._changed:
             self._decide(lambda now: self._neli.lost(numbers, now))
         logger.warning("partitions_lost topic=%s partitions=%s", self._topic, numbers)
 
+    def _asked(self, list_topics: Callable[..., Any], timeout_s: float) -> str:
+        """Ask a broker as soon as one is connected; why that was not possible. The client's own threads take in the
+        answer: nobody waits for it."""
+        from confluent_kafka import KafkaError, KafkaException
+
+        give_up_at = self._clock() + timeout_s
+        while True:
+            try:
+                list_topics(timeout=0)
+            except KafkaException as error:
+                found = error.args[0]
+            else:
+                return ""
+            if found.code() == KafkaError._TIMED_OUT:
+                return ""  # for the answer, not for a broker
+            if self._clock() > give_up_at:
+                return str(found.str())
+            self._runtime.sleep(AWAITED_POLL_S)
+
     # ---- errors
 
-    def _try_denied(self, client: str, consumer: Consumer) -> None:
+    def _try_denied(self, client: str, consumer: GroupConsumer | HeartbeatReader) -> None:
         """The coordinator answers, and it has the same users as the other brokers. Only its answer tells, so this
         thread waits inside the client. Where that takes long for the clock's sake, the denial lasts on and the election
         is renewed."""
@@ -495,7 +513,7 @@ class Member:
     def _drop_clients(self) -> None:
         """The last thread breaks the cycle of clients and callbacks: the collector might run in a thread of librdkafka
         (AdminClient has one that calls Python), where the destruction of a client aborts the process."""
-        with self._lock:
+        with self._changed:
             self._running -= 1
             last = self._running == 0
         if last:
@@ -505,23 +523,3 @@ class Member:
         """The group's thread ends early: what is in hand is finished all the same, then the group is left."""
         self.stop()
         self._leaving.wait(self._conf.revoke_timeout_s + 1.0)
-
-
-def _asked(list_topics: Callable[..., Any], timeout_s: float) -> str:
-    """Ask a broker as soon as one is connected; why that was not possible. The client's own threads take in the answer:
-    nobody waits for it."""
-    from confluent_kafka import KafkaError, KafkaException
-
-    give_up_at = time.monotonic() + timeout_s
-    while True:
-        try:
-            list_topics(timeout=0)
-        except KafkaException as error:
-            found = error.args[0]
-        else:
-            return ""
-        if found.code() == KafkaError._TIMED_OUT:
-            return ""  # for the answer, not for a broker
-        if time.monotonic() > give_up_at:
-            return str(found.str())
-        time.sleep(AWAITED_POLL_S)

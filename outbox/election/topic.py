@@ -13,9 +13,9 @@ from outbox.core import neli
 from outbox.edges.kafka import brokers_at_work, dispose
 from outbox.election.clients import Clients, heartbeat_of
 from outbox.election.errors import ElectionRefused, KafkaUnreachable, foreign_database, is_outage
+from outbox.election.ports import HeartbeatReader
 
 if TYPE_CHECKING:
-    from confluent_kafka import Consumer
     from confluent_kafka.admin import AdminClient
 
 logger = logging.getLogger("outbox.election")
@@ -124,7 +124,7 @@ class LeaderTopic:
                 ends[partition.partition] = high
         return ends
 
-    def _read_last(self, reader: Consumer, ends: dict[int, int], database: UUID) -> None:
+    def _read_last(self, reader: HeartbeatReader, ends: dict[int, int], database: UUID) -> None:
         awaited, suspected = set(ends), False
         give_up_at = time.monotonic() + _LAST_TIMEOUT_S
         while (awaited or suspected) and time.monotonic() < give_up_at and not self._stopping.wait(_LAST_POLL_S):

@@ -1,7 +1,7 @@
 """The harvester: joins the election, gives every lane that it owns a worker, tells logs and receivers what happens.
 
-One supervising thread prepares, waits and tears down. What the election says arrives under its lock, so nothing here
-may block: workers have threads of their own, receivers of signals too. How a lane is harvested is its worker's affair.
+One supervising thread prepares, waits and tears down. What the election says is heard by `owned.OwnedLanes`. How a lane
+is harvested is its worker's affair.
 """
 
 from __future__ import annotations
@@ -19,24 +19,20 @@ from typing import Any
 from uuid import UUID
 
 from outbox import conf as settings
-from outbox.core import neli
-from outbox.core.neli import AbandonBatch, FinishBatch, LeaderAcquired, LeaderFenced, LeaderRefreshed, LeaderRevoked
 from outbox.edges.wall_clock import WallClock, nudge_all
 from outbox.election.clients import Clients
 from outbox.election.errors import denied
 from outbox.election.member import Member
 from outbox.election.topic import LeaderTopic
 from outbox.exceptions import OutboxError
-from outbox.failpoints import failpoint
 from outbox.harvest import starting
 from outbox.harvest.events import Events
-from outbox.harvest.host import Host
-from outbox.harvest.lanes import LaneWorker, WorkerFactory
+from outbox.harvest.lanes import WorkerFactory
 from outbox.harvest.measurements import Measured, Measurements
+from outbox.harvest.owned import OwnedLanes
 from outbox.harvest.retries import Found, until_reachable
 from outbox.harvest.samples import Sampler
 
-RECEIVERS_SHARE = 0.1  # of the time to give back a lane: what receivers of leader_revoked have at the least
 LEAVE_TIMEOUT_S = 5.0
 # Refused for so long, a harvester tries the secrets that are given now; after as long again it ends.
 DENIED_S = 60.0
@@ -87,8 +83,16 @@ class Harvester:
         self._member: Member | None = None
         self._measurements = Measurements()
         self._sampler = Sampler(self.conf, lambda: self.led_last, lambda: self.measured.refused)
-        self._hosts: dict[int, Host] = {}  # of the lanes in work
-        self._ending: list[LaneWorker] = []
+        self._owned = OwnedLanes(
+            self.conf,
+            self._factory,
+            self._events,
+            self._measurements,
+            self.fail,
+            self._left_untidily,
+            name=self.member_name,
+            logger=self._logger,
+        )
 
     # ---- lifecycle
 
@@ -147,7 +151,7 @@ class Harvester:
     @property
     def leader_ids(self) -> dict[int, UUID]:
         """The lanes that this harvester owns, with their leader ids."""
-        return {lane: host.leader_id for lane, host in dict(self._hosts).items() if not host.is_done}
+        return self._owned.leader_ids
 
     @property
     def is_leader(self) -> bool:
@@ -167,7 +171,7 @@ class Harvester:
     @property
     def statistics(self) -> dict[int, Any]:
         """One snapshot per lane in work."""
-        return {lane: host.worker.statistics() for lane, host in dict(self._hosts).items()}
+        return self._owned.statistics()
 
     @property
     def in_flight(self) -> int:
@@ -246,7 +250,7 @@ class Harvester:
         self._sampler.start()
         clock, renewed_at = WallClock(), float("-inf")
         while not self._stopping.wait(1.0):
-            self._forget_ended()
+            self._owned.forget_ended()
             if back_s := clock.set_back_s():
                 self._logger.warning("clock_set_back seconds=%.1f", back_s)
                 nudge_all()
@@ -263,13 +267,14 @@ class Harvester:
         assert self._clients is not None
         self._member = Member(
             self.conf,
-            self._hear,
+            self._owned.hear,
             self.fail,
             clients=self._clients,
             partitions=partitions,
             name=self.member_name,
             database=self._database,
         )
+        self._owned.follow(self._member)
         self._member.start()
 
     def _tear_down(self) -> None:
@@ -278,7 +283,7 @@ class Harvester:
         try:
             if self._member is not None:
                 self._leave(self._member, is_forced=self._forced.is_set())
-            self._join_workers(time.monotonic() + JOIN_TIMEOUT_S)
+            self._owned.join_workers(JOIN_TIMEOUT_S)
             self._events.close(LEAVE_TIMEOUT_S)
         except BaseException as error:
             self.fail(error)
@@ -288,13 +293,6 @@ class Harvester:
             self._log("harvester_stopped")
             self._stopped.set()
 
-    def _join_workers(self, deadline: float) -> None:
-        for lane in list(self._hosts):
-            self._drop(lane)
-        late = [worker for worker in self._ending if not worker.join(max(0.0, deadline - time.monotonic()))]
-        if late:
-            self._logger.warning("workers_left_behind count=%d", len(late))
-
     def _leave(self, member: Member, *, is_forced: bool) -> None:
         if is_forced:
             member.abandon()
@@ -302,10 +300,6 @@ class Harvester:
             member.stop()
         if not member.join(self.conf.revoke_timeout_s + LEAVE_TIMEOUT_S):
             self._logger.warning("group_not_left name=%s: the brokers notice after SESSION_TIMEOUT", self.conf.name)
-
-    def _forget_ended(self) -> None:
-        for worker in [worker for worker in self._ending if worker.join(0.0)]:
-            self._ending.remove(worker)  # in place: the election's thread adds others meanwhile
 
     def fail(self, error: BaseException) -> None:
         """Stop for this error, which `wait` raises; the first one counts."""
@@ -325,88 +319,6 @@ class Harvester:
                     f"DELIVERY={self.conf.delivery!r} goes on; another way of delivery would send records again that "
                     "are in Kafka already. Before you switch, run: python manage.py harvest --once"
                 )
-
-    # ---- what the election says; called under its lock
-
-    def _hear(self, effect: neli.Effect) -> None:
-        try:
-            if isinstance(effect, LeaderAcquired):
-                self._acquire(effect)
-            elif isinstance(effect, LeaderRefreshed):
-                self._refresh(effect)
-            elif isinstance(effect, FinishBatch):
-                self._finish(effect)
-            elif isinstance(effect, LeaderFenced):
-                self._fence(effect)
-            elif isinstance(effect, LeaderRevoked):
-                self._revoke(effect)
-            elif isinstance(effect, AbandonBatch):
-                self._abandon(effect)
-        except Exception as error:
-            self.fail(error)
-
-    def _acquire(self, event: LeaderAcquired) -> None:
-        assert self._member is not None
-        self._log("leader_acquired lane=%d leader_id=%s epoch=%d", event.lane, event.leader_id, event.epoch)
-        host = Host(event, self._member, self._events, self.fail, self._logger, self._measurements, self._left_untidily)
-        host.worker = self._factory(self.conf, event.lane, event.leader_id, event.epoch, host)
-        self._measurements.acquired(event.lane, host.worker)
-        self._hosts[event.lane] = host
-        self._events.put(event.lane, event)
-        failpoint("acquired")
-        host.worker.start()
-
-    def _refresh(self, event: LeaderRefreshed) -> None:
-        self._log("leader_refreshed lane=%d leader_id=%s", event.lane, event.leader_id)
-        host = self._hosts[event.lane]
-        host.leader_id = event.leader_id
-        self._events.put(event.lane, event)
-        host.worker.refreshed(event.leader_id)
-
-    def _finish(self, effect: FinishBatch) -> None:
-        host = self._hosts.get(effect.lane)
-        if host is None:  # its worker could not be made
-            assert self._member is not None
-            self._member.release(effect.lane)
-        else:
-            host.worker.finish(effect.deadline - RECEIVERS_SHARE * self.conf.revoke_timeout_s)
-
-    def _fence(self, event: LeaderFenced) -> None:
-        host = self._hosts.get(event.lane)
-        self._drop(event.lane)
-        if host is not None and host.is_announced:
-            return  # it had finished: its receivers know
-        self._measurements.fenced(event)
-        lane, leader_id, reason = event.lane, event.leader_id, event.reason
-        self._logger.warning("leader_fenced lane=%d leader_id=%s reason=%s", lane, leader_id, reason)
-        self._events.put(event.lane, event)
-
-    def _abandon(self, effect: AbandonBatch) -> None:
-        """LeaderRevoked follows."""
-        host = self._hosts.get(effect.lane)
-        if host is None or host.is_announced:
-            return  # only receivers are late
-        self._logger.warning(
-            "batch_abandoned lane=%d leader_id=%s: not finished in time", effect.lane, effect.leader_id
-        )
-        host.detach()
-        host.worker.abandon()
-
-    def _revoke(self, event: LeaderRevoked) -> None:
-        host = self._hosts.get(event.lane)
-        self._drop(event.lane)
-        if host is not None and host.is_announced:
-            return
-        self._log("leader_revoked lane=%d leader_id=%s", event.lane, event.leader_id)
-        self._events.put(event.lane, event)
-
-    def _drop(self, lane: int) -> None:
-        host = self._hosts.pop(lane, None)
-        if host is not None:
-            host.detach()
-            if not host.is_announced:  # a worker that has finished closes in its own time
-                host.worker.abandon()
-            self._ending.append(host.worker)
 
     def _log(self, text: str, *arguments: Any) -> None:
         self._logger.info("%s member=%s", text % arguments, self.member_name)

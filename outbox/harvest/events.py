@@ -7,7 +7,6 @@ when their lane ends.
 from __future__ import annotations
 
 import logging
-import threading
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -19,6 +18,8 @@ from outbox import signals
 from outbox.core.neli import LeaderAcquired, LeaderFenced, LeaderRefreshed, LeaderRevoked
 from outbox.core.scoreboard_values import RecordHeld
 from outbox.harvest.lanes import BatchDelivered, LaneStopped, MeterRead
+from outbox.runtime import Runtime, Thread
+from outbox.runtime.threads import THREADS
 
 logger = logging.getLogger("outbox.harvest")
 
@@ -35,19 +36,22 @@ class Waiting:
 
 
 class Events:
-    def __init__(self, sender: Any, harvester: Any, logger: logging.Logger = logger) -> None:
+    def __init__(
+        self, sender: Any, harvester: Any, logger: logging.Logger = logger, runtime: Runtime = THREADS
+    ) -> None:
+        self._runtime = runtime
         self._sender = sender
         self._harvester = harvester
         self._logger = logger
-        self._changed = threading.Condition()
+        self._changed = runtime.condition("receivers")
         self._waiting: deque[Waiting] = deque()
         self._closing = False
         self._dropping = False
-        self._thread: threading.Thread | None = None
+        self._thread: Thread | None = None
         self.dropped_total = 0
 
     def start(self) -> None:
-        self._thread = threading.Thread(target=self._run, name="outbox-events", daemon=True)
+        self._thread = self._runtime.thread(self._run, "outbox-events")
         self._thread.start()
 
     def put(self, lane: int, event: object, then: Callable[[], None] | None = None) -> None:
@@ -60,7 +64,7 @@ class Events:
             else:
                 self._dropping = self._dropping and len(self._waiting) > OTHERS_MAX // 2
                 self._waiting.append(Waiting(lane, event, then))
-                self._changed.notify()
+                self._changed.notify_all()
                 return
         if then:
             then()
@@ -69,7 +73,7 @@ class Events:
         """Let the receivers of what waits run, as far as the time allows."""
         with self._changed:
             self._closing = True
-            self._changed.notify()
+            self._changed.notify_all()
         if self._thread is None:
             return True
         self._thread.join(timeout_s)

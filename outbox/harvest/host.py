@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 from uuid import UUID
@@ -13,6 +12,8 @@ from outbox.core.scoreboard_values import DeadlineExceeded, NotPurged, RecordHel
 from outbox.harvest.events import Events
 from outbox.harvest.lanes import BatchDelivered, LaneStopped, LaneWorker, LeftUntidily, MeterRead
 from outbox.harvest.measurements import Measurements
+from outbox.runtime import Runtime
+from outbox.runtime.threads import THREADS
 
 if TYPE_CHECKING:
     from outbox.election.member import Member
@@ -34,6 +35,8 @@ class Host:
         logger: logging.Logger,
         measurements: Measurements | None = None,
         left_untidily: Callable[[str], None] = lambda reason: None,
+        *,
+        runtime: Runtime = THREADS,
     ) -> None:
         """`left_untidily` is also called for a lane that was given up: its worker's end tells of the process."""
         self._measurements = measurements or Measurements()
@@ -41,7 +44,7 @@ class Host:
         self.leader_id: UUID = acquired.leader_id
         self.is_announced = False  # the end was, to the receivers
         self._detached = False
-        self._mutex = threading.Lock()
+        self._mutex = runtime.lock("lane's host")
         self._member = member
         self._events = events
         self._fail, self._left_untidily = fail, left_untidily

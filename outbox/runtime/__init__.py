@@ -41,6 +41,8 @@ class Condition(Protocol):
 class Event(Protocol):
     def set(self) -> None: ...
 
+    def clear(self) -> None: ...
+
     def is_set(self) -> bool: ...
 
     def wait(self, timeout: float | None = None) -> bool: ...
@@ -51,6 +53,11 @@ class Queue(Protocol[T]):
 
     def get(self, *, timeout: float | None = None) -> T:
         """Raises `queue.Empty` when the time is over."""
+
+    def get_nowait(self) -> T:
+        """Raises `queue.Empty`."""
+
+    def empty(self) -> bool: ...
 
 
 class Interrupt(Protocol):

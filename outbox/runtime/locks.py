@@ -6,6 +6,7 @@ every thread of the harvester may need such a lock at any moment.
 """
 
 LOCKS = {
+    "election": "what the member of the group knows and decides; its listener is called under it",
     "lanes of the process": "which reader the lanes of this process share",
     "careful turn": "which lane of the process sends records that may have crashed it: one at a time",
     "preparing": "that the tables and topics are checked once",
@@ -14,6 +15,8 @@ LOCKS = {
     "round": "the lanes, the page being sent, what is in flight, the holds",
     "database identity": "which database, and which tables, the first connection has found",
     "ledger client": "the consumer that reads the ledger",
+    "lane's host": "whether the end of a leadership was announced, and whether it is over",
+    "receivers": "events that receivers of signals have not seen yet",
 }
 
 LEAVES = frozenset({"round"})

@@ -477,9 +477,9 @@ def test_a_worker_that_ends_while_others_are_forgotten_is_joined_too(conf):
     late = Mock(join=lambda timeout_s: False)
 
     def join(timeout_s):
-        harvester._ending.append(late)
+        harvester._owned._ending.append(late)
         return True
 
-    harvester._ending.append(Mock(join=join))
-    harvester._forget_ended()
-    assert harvester._ending == [late]
+    harvester._owned._ending.append(Mock(join=join))
+    harvester._owned.forget_ended()
+    assert harvester._owned._ending == [late]

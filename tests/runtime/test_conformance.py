@@ -159,6 +159,29 @@ def test_an_event_lasts(run):
     assert run(job) == ((False, False), (True, True, True))
 
 
+def test_an_event_may_be_taken_back(run):
+    def job(runtime):
+        event = runtime.event()
+        event.set()
+        event.clear()
+        return event.is_set(), event.wait(SOON_S)
+
+    assert run(job) == (False, False)
+
+
+def test_a_queue_is_asked_without_waiting(run):
+    def job(runtime):
+        queue, found = runtime.queue(), []
+        found.append(queue.empty())
+        queue.put(1)
+        found += [queue.empty(), queue.get_nowait()]
+        with pytest.raises(Empty):
+            queue.get_nowait()
+        return found
+
+    assert run(job) == [True, False, 1]
+
+
 def test_a_queue_keeps_the_order_and_ends_a_wait_with_its_time(run):
     def job(runtime):
         queue = runtime.queue()

@@ -266,6 +266,9 @@ class Event:
         self._is_set = True
         self._runtime.wake(self._waiters)
 
+    def clear(self) -> None:
+        self._is_set = False
+
     def is_set(self) -> bool:
         return self._is_set
 
@@ -311,6 +314,14 @@ class Queue:
                 raise Empty
             self._runtime.wait(left_s, self._waiters)
         return self._items.pop(0)
+
+    def get_nowait(self) -> Any:
+        if not self._items:
+            raise Empty
+        return self._items.pop(0)
+
+    def empty(self) -> bool:
+        return not self._items
 
 
 class Thread:

@@ -161,6 +161,9 @@ class WatchedEvent:
     def set(self) -> None:
         self._event.set()
 
+    def clear(self) -> None:
+        self._event.clear()
+
     def is_set(self) -> bool:
         return self._event.is_set()
 
@@ -180,6 +183,12 @@ class WatchedQueue:
     def get(self, *, timeout: float | None = None) -> Any:
         waits_for("another thread", self._watched.seen)
         return self._queue.get(timeout=timeout)
+
+    def get_nowait(self) -> Any:
+        return self._queue.get_nowait()
+
+    def empty(self) -> bool:
+        return self._queue.empty()
 
 
 def install() -> None:
