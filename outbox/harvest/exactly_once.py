@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from queue import Empty
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
@@ -19,9 +20,28 @@ import psycopg
 from outbox.conf import Conf
 from outbox.context import is_tracing
 from outbox.core import faults, ledger, quarantine, times, verdict
+from outbox.core.exactly_once import blame as blaming
+from outbox.core.exactly_once.blame import (
+    Action,
+    Attempt,
+    Fenced,
+    HoldLikely,
+    HoldRecord,
+    HoldTopic,
+    LedgerDenied,
+    Outage,
+    ProbeNext,
+    Search,
+    SendLess,
+    Weigh,
+    Weighed,
+    blame,
+)
+from outbox.core.exactly_once.transaction import PROBING, Probe, Probing
 from outbox.core.flights import has_flushed
 from outbox.core.ledger import Entry, LedgerEntryError
 from outbox.core.patience import Backoff, Circuit
+from outbox.core.region import Region
 from outbox.core.sizes import Sizes
 from outbox.core.verdict import AskElection, Closed, Idle, Stop
 from outbox.edges.kafka import PRODUCER_DEFAULTS, let_go
@@ -33,7 +53,7 @@ from outbox.exceptions import OutboxError
 from outbox.failpoints import failpoint
 from outbox.harvest import telling
 from outbox.harvest.exactly_once_database import Database, Source
-from outbox.harvest.exactly_once_holds import TOO_LARGE, Holds, Name
+from outbox.harvest.exactly_once_holds import Holds, Name
 from outbox.harvest.exactly_once_kafka import Kafka
 from outbox.harvest.exactly_once_rounds import LaneState, Rounds
 from outbox.harvest.exactly_once_takeover import Outcome, Owned, Takeover, Unreadable, unreadable_text
@@ -80,25 +100,10 @@ _PROBABLY_TOO_LARGE = (
     "MSG_SIZE_TOO_LARGE: not sent yet, for it is probably larger than the topic takes (max.message.bytes). It is tried "
     "alone."
 )
-# With this one the brokers name every record that is at fault, and the client reports the others with another.
-_TOLD_APART = frozenset({"INVALID_RECORD"})
-_OVERDUE = frozenset({"_TIMED_OUT", "_MSG_TIMED_OUT", "_TIMED_OUT_QUEUE"})
-_LEDGER_REMEDIES = {
-    "INVALID_TIMESTAMP": "Set this host's clock, or raise message.timestamp.after.max.ms of the topic",
-}
 
 
 class NotDelivered(OutboxError):
-    """Reports of a batch whose records are told apart: (index, name, text) of each that failed."""
-
-    def __init__(self, failures: list[tuple[int, str, str]]) -> None:
-        self.refused = sorted(failure for failure in failures if faults.is_refusal(failure[1]))
-        _, name, text = (self.refused or failures)[0]
-        super().__init__(f"{len(failures)} records were not delivered, e.g. {name}: {text}")
-
-    def denied(self) -> list[tuple[int, str]]:
-        """(index, text) of those whose topic is at fault, rather than the record."""
-        return [(at, f"{name}: {text}") for at, name, text in self.refused if faults.kind_of(name) is faults.Kind.TOPIC]
+    """Reports of a batch whose records are told apart say that some have failed."""
 
 
 class BatchDropped(OutboxError):
@@ -138,9 +143,8 @@ class ExactlyOnce:
         self._sizes = Sizes(is_compressed=codec != "none")
         self._in_doubt = False  # a commit was begun, and whether it took effect is not known
         self._has_begun = False  # a transaction; one of which nothing was sent is the next batch's
-        self._failures: list[tuple[int, str, str]] = []
-        self._probing = False  # failed records are told apart, at some cost
-        self._all_acknowledged = False  # each of the batch, as was told apart: what fails now is the ledger's entry
+        self._failures: list[blaming.Report] = []
+        self._probing = Region(PROBING)
         self._circuit = Circuit(Backoff(_BACKOFF_MIN_S, _BACKOFF_MAX_S, runtime.random))
         self._stopwatch = Stopwatch(runtime)
         self._stopped_for = ""
@@ -390,6 +394,10 @@ class ExactlyOnce:
 
     # ---- one transaction
 
+    @property
+    def _is_probing(self) -> bool:
+        return self._probing.state is not Probing.WHOLE
+
     def _try(self, rounds: Rounds, batch: Batch) -> float | None:
         """Send a batch; None: the next may follow. Else the producer is done with: how long to pause."""
         from confluent_kafka import KafkaException
@@ -421,7 +429,7 @@ class ExactlyOnce:
         self._batches += 1
         self._delivered += entry.count
         self._circuit.worked()
-        self._probing = self._state.holds.is_narrow
+        self._probing.on(Probe.FOUND_NOTHING_YET if self._state.holds.is_narrow else Probe.DELIVERED)
         self._calm_down(rounds)
         self._troubles.over("send")
         return self._renewal()
@@ -475,7 +483,7 @@ class ExactlyOnce:
         if self._renewal() is not None:
             raise BatchDropped(f"the producer must be renewed: {producer.trouble or producer.repeated}")
         failures = self._failures = []
-        self._all_acknowledged = False
+        self._probing.on(Probe.BEGUN)
         stages, began, self._stopwatch = self._stages, self._runtime.monotonic(), Stopwatch(self._runtime)
         failpoint("before-send")
         if not self._has_begun:
@@ -488,7 +496,7 @@ class ExactlyOnce:
             assert self._rounds is not None
             self._rounds.not_sent(self._state, batch)
             return None
-        if batch.rows and not self._probing:  # else what the ledger is refused would be blamed on the records
+        if batch.rows and not self._is_probing:  # else what the ledger is refused would be blamed on the records
             producer.announce(self._ledger_name, self._lane, ledger.BEGINNING_KEY, ledger.BEGINNING)
         failpoint("after-send")
         sent = self._runtime.monotonic()
@@ -498,8 +506,8 @@ class ExactlyOnce:
         payload, entry = self._entry(batch, digest, newest)
         producer.wait_reports(lambda: self._is_over(give_up_at))
         if failures:
-            raise NotDelivered(failures)
-        self._all_acknowledged = self._probing
+            raise NotDelivered
+        self._probing.on(Probe.ACKNOWLEDGED)
         failpoint("after-ack")
         acknowledged = self._runtime.monotonic()
         stages["reports"] += acknowledged - sent
@@ -546,7 +554,7 @@ class ExactlyOnce:
     ) -> tuple[int, str | None]:
         """How many of these were handed over, and why not the next one."""
         try:
-            producer.send(piece, give_up_at, _reporter(self._failures, begin) if self._probing else None)
+            producer.send(piece, give_up_at, _reporter(self._failures, begin) if self._is_probing else None)
         except RecordRefused as error:
             return error.index, str(error)
         return len(piece), None
@@ -652,118 +660,84 @@ class ExactlyOnce:
         held = rounds.guarded(lambda: self._state.holds.refused(row, error, now, whole_topic=whole_topic))
         self._host.emit(held)
 
-    def _after_failure(self, rounds: Rounds, batch: Batch, error: BaseException) -> float:
+    def _failure(self, error: BaseException) -> blaming.Failure:
+        """What was raised, as a value. The client is asked for the cause where it may know more than it has raised."""
+        if isinstance(error, BatchDropped):
+            return blaming.Dropped(str(error))
+        if isinstance(error, ReportsMissing):
+            return blaming.Unacknowledged(str(error))
         if isinstance(error, NotDelivered):
-            return self._after_undelivered(rounds, batch, error)
-        if not isinstance(error, BatchDropped | ReportsMissing):
-            return self._after_error(rounds, batch, error)
-        if isinstance(error, ReportsMissing) and not self._is_ending:
-            rounds.too_slow(batch)
-        self._troubles.seen("send", str(error))
-        return self._backoff(str(error))
-
-    def _cause(self) -> KafkaError | None:
-        return self._producer.cause() if self._producer is not None else None
-
-    def _after_undelivered(self, rounds: Rounds, batch: Batch, error: NotDelivered) -> float:
-        if not error.refused:
-            cause = self._cause()
-            if cause is not None and faults.is_refusal(cause.name()):
-                return self._after_refusal(rounds, batch, cause.name(), f"{cause.name()}: {cause.str()}")
-            if any(name in _OVERDUE for _, name, _ in self._failures):
-                rounds.too_slow(batch)
-            self._troubles.seen("send", str(error))
-            return self._backoff(str(error))
-        self._known_topics.clear()
-        denied = {batch.rows[at][1]: (at, text) for at, text in reversed(error.denied())}
-        if denied:
-            for topic, (at, text) in denied.items():
-                self._hold(rounds, batch.rows[at], f"topic {topic!r}: {text}", whole_topic=True)
-        else:
-            _, name, text = error.refused[0]
-            if name in _TOLD_APART and len(error.refused) > 1 and (cause := self._cause()) is not None:
-                name, text = cause.name(), cause.str()  # what each of them is reported with says less
-            self._blame(rounds, batch, [batch.rows[at] for at, _, _ in error.refused], name, f"{name}: {text}")
-        return 0.0
-
-    def _after_refusal(self, rounds: Rounds, batch: Batch, name: str, reason: str) -> float:
-        """The transaction failed for the sake of a record or of a topic; the reports that came, if any, say more."""
-        is_topic = faults.kind_of(name) is faults.Kind.TOPIC
-        if is_topic and (self._all_acknowledged or not batch.ids):
-            return self._after_ledger_refusal(name, reason)
-        was_probing, self._probing = self._probing, True
-        self._known_topics.clear()
-        if is_topic and not was_probing:
-            return 0.0  # the ledger's entry shares the transaction: the next attempt tells whose topic it is
-        if name in _TOLD_APART and not was_probing and len(batch.rows) > 1:
-            return 0.0  # the next attempt has reports
-        topics = {row[1] for row in batch.rows}
-        suspects = [batch.rows[at] for at, reported, _ in self._failures if faults.is_refusal(reported)]
-        if is_topic and len(topics) == 1:
-            self._hold(rounds, batch.rows[0], f"topic {batch.rows[0][1]!r}: {reason}", whole_topic=True)
-        else:
-            self._blame(rounds, batch, suspects or batch.rows, name, reason)
-        return 0.0
-
-    def _blame(self, rounds: Rounds, batch: Batch, suspects: Sequence[Row], name: str, reason: str) -> None:
-        """One of these records at least was refused."""
-        holds = self._state.holds
-        if len(suspects) == 1:
-            self._hold(rounds, suspects[0], reason)
-            if name in TOO_LARGE:
-                self._sizes.refused(suspects[0][1], parts_of(suspects[0]))
-        elif likely := self._likely(rounds, suspects, name):
-            for held in rounds.held(self._state, ((row, reason) for row in likely), is_sure=False):
-                self._host.emit(held)
-        elif not (name in TOO_LARGE and self._sends_less(suspects)):
-            rounds.guarded(lambda: holds.refused_batch([row[0] for row in suspects], batch.rows, name))
-
-    def _sends_less(self, suspects: Sequence[Row]) -> bool:
-        """Whether it was noticed now that each is small enough for its topic, and together they are too large."""
-        limit = self._sizes.least_limit({row[1] for row in suspects})
-        return limit is not None and self._takeover.send_less(limit)
-
-    def _likely(self, rounds: Rounds, suspects: Sequence[Row], name: str) -> list[Row]:
-        """Of several suspects, the first of each key that is to blame as far as one can tell: all are held at once, as
-        a search for each would take the lane's time."""
-        found: dict[Name, Row] = {}
-        if name in TOO_LARGE:
-            for topic, limit in rounds.kafka.size_limits({row[1] for row in suspects}).items():
-                self._sizes.limited(topic, limit)
-            suspects = [row for row in suspects if self._sizes.exceeds(row[1], parts_of(row))]
-        if name in TOO_LARGE or (name in _TOLD_APART and self._failures):
-            for row in suspects:
-                found.setdefault(self._state.holds.name_of(row), row)
-        return list(found.values())
-
-    def _after_ledger_refusal(self, name: str, reason: str) -> float:
-        """No record is to blame, and no attempt is spent."""
-        remedy = _LEDGER_REMEDIES.get(name, "Allow the user WRITE and DESCRIBE there")
-        text = f"ledger topic {self._ledger_name!r}: {reason}. {remedy}"
-        self._troubles.seen("send", text)
-        return self._backoff(text)
-
-    def _after_error(self, rounds: Rounds, batch: Batch, raised: BaseException) -> float:
-        error = kafka_error(raised)
-        name = error.name() if error is not None else "_STATE"
-        if faults.kind_of(name) is faults.Kind.PRODUCER:
+            return blaming.Undelivered(self._cause())
+        found = kafka_error(error)
+        raised = blaming.Raised("_STATE", str(error)) if found is None else _raised(found)
+        if faults.kind_of(raised.name) is faults.Kind.PRODUCER:
             # Refused while the rest of the batch was handed over: the client tells the reason only when asked.
-            error = self._cause() or error
-            name = error.name() if error is not None else name
-        reason = f"{name}: {error.str() if error is not None else raised}"
-        if faults.is_refusal(name):
-            return self._after_refusal(rounds, batch, name, reason)
-        if name in _OVERDUE and not self._is_ending:
-            rounds.too_slow(batch)
-        self._troubles.seen("send", reason)
-        if faults.kind_of(name) is faults.Kind.FENCE:
-            # By somebody else, or because the broker ended an own transaction that took too long.
-            self._host.doubt(self._lane)
-        elif faults.may_hide_a_refusal(name):
-            # Perhaps for a record's sake: the next attempt tells which.
-            self._probing = True
-            self._known_topics.clear()
-        return self._backoff(reason)
+            return self._cause() or raised
+        return raised
+
+    def _cause(self) -> blaming.Raised | None:
+        cause = self._producer.cause() if self._producer is not None else None
+        return None if cause is None else _raised(cause)
+
+    def _after_failure(self, rounds: Rounds, batch: Batch, error: BaseException) -> float:
+        """The pause before the lane is taken over again."""
+        failure = self._failure(error)
+        attempt = Attempt(
+            batch.rows,
+            self._probing.state,
+            self._failures,
+            is_ending=self._is_ending,
+            ledger=self._ledger_name,
+            request_bytes=self._takeover.request_bytes,
+        )
+        actions = blame(attempt, failure)
+        if isinstance(weigh := actions[0], Weigh):
+            actions = blame(replace(attempt, weighed=self._weighed(rounds, batch.rows, weigh.at)), failure)
+        pause_s = 0.0
+        for action in actions:
+            pause_s = self._act(rounds, batch, action)
+        return pause_s
+
+    def _weighed(self, rounds: Rounds, rows: Sequence[Row], suspects: Iterable[int]) -> Weighed:
+        sizes, topics = self._sizes, {rows[at][1] for at in suspects}
+        for topic, limit in rounds.kafka.size_limits(topics).items():
+            sizes.limited(topic, limit)
+        exceeding = tuple(at for at in suspects if sizes.exceeds(rows[at][1], parts_of(rows[at])))
+        return Weighed(exceeding, sizes.least_limit(topics))
+
+    def _act(self, rounds: Rounds, batch: Batch, action: Action) -> float:
+        rows, holds = batch.rows, self._state.holds
+        match action:
+            case HoldRecord(at, reason, is_too_large):
+                self._hold(rounds, rows[at], reason)
+                if is_too_large:
+                    self._sizes.refused(rows[at][1], parts_of(rows[at]))
+            case HoldTopic(at, reason):
+                self._hold(rounds, rows[at], reason, whole_topic=True)
+            case HoldLikely(ats, reason):
+                likely: dict[Name, Row] = {}
+                for at in ats:
+                    likely.setdefault(holds.name_of(rows[at]), rows[at])
+                for held in rounds.held(self._state, ((row, reason) for row in likely.values()), is_sure=False):
+                    self._host.emit(held)
+            case Search(ats, code):
+                rounds.guarded(lambda: holds.refused_batch([rows[at][0] for at in ats], rows, code))
+            case SendLess(limit):
+                self._takeover.request_bytes = limit
+            case ProbeNext():
+                self._probing.on(Probe.WANTED)
+                self._known_topics.clear()
+            case Outage(reason, is_too_slow):
+                if is_too_slow:
+                    rounds.too_slow(batch)
+                self._troubles.seen("send", reason)
+                return self._backoff(reason)
+            case LedgerDenied(reason) | Fenced(reason):
+                self._troubles.seen("send", reason)
+                if isinstance(action, Fenced):
+                    self._host.doubt(self._lane)
+                return self._backoff(reason)
+        return 0.0
 
     # ---- ends
 
@@ -839,7 +813,11 @@ class ExactlyOnce:
         return not self._abandoned and self._finish_by is not None and self._runtime.monotonic() < self._finish_by
 
 
-def _reporter(failures: list[tuple[int, str, str]], begin: int) -> Callable[[int], Callable[[Any, Any], None]]:
+def _raised(error: KafkaError) -> blaming.Raised:
+    return blaming.Raised(error.name(), error.str())
+
+
+def _reporter(failures: list[blaming.Report], begin: int) -> Callable[[int], Callable[[Any, Any], None]]:
     def report_of(index: int) -> Callable[[Any, Any], None]:
         def report(error: Any, message: Any) -> None:
             if error is not None:

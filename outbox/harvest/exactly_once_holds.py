@@ -14,6 +14,7 @@ from itertools import islice
 from typing import Any
 
 from outbox.core.bisection import Bisection
+from outbox.core.faults import TOO_LARGE
 from outbox.core.holds.values import (
     BY_OPERATORS,
     CRASHED,
@@ -48,7 +49,6 @@ _BEHIND_S = 30.0  # after a refusal, while the lane has more to send than it can
 _UNKNOWN_S = 30.0  # for which an attempt is waited for whose record the table of holds does not know
 _ERRANDS_MAX = 1_000  # of one batch: they share the transaction that purges it
 _LONG_KEY = LONG_KEY // 4  # characters; shorter ones are called by themselves
-TOO_LARGE = frozenset({"MSG_SIZE_TOO_LARGE", "RECORD_LIST_TOO_LARGE"})
 _NEVER = float("inf")
 
 

@@ -112,14 +112,8 @@ class Takeover:
         self._runtime, self._database, self._kafka = servers.runtime, servers.database, servers.kafka
         self._servers, self._purges = servers, purges
         self._server = ""
-        self._request_bytes: int | None = None
-
-    def send_less(self, at_a_time: int) -> bool:
-        """From the next producer on no more bytes in one request, but for a record alone; whether that is news."""
-        is_news = self._request_bytes is None or at_a_time < self._request_bytes
-        if is_news:
-            self._request_bytes = at_a_time
-        return is_news
+        self.request_bytes: int | None = None
+        """From the next producer on no more bytes in one request, but for a record alone."""
 
     def run(self, timeout_s: float, may_go_on: Callable[[], bool]) -> Outcome:
         """To be called when the lane's own purges are done and its producer is dropped."""
@@ -147,7 +141,7 @@ class Takeover:
         return (*statements.state(connection, self._conf.lanes), statements.purged(connection, self._lane))
 
     def _make(self) -> TransactionalProducer:
-        return self._kafka.producer(self._lane, self._request_bytes)
+        return self._kafka.producer(self._lane, self.request_bytes)
 
     def _examine(self, producer: TransactionalProducer, give_up_at: float, may_go_on: Callable[[], bool]) -> Outcome:
         failpoint("after-init")
