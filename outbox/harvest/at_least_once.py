@@ -25,9 +25,9 @@ from outbox.edges.session import Connect
 from outbox.failpoints import failpoint
 from outbox.harvest.at_least_once_holds import HeldMarks
 from outbox.harvest.lanes import LaneHost, LaneStopped, owner_name
+from outbox.harvest.lease_keeper import LeaseKeeper, claim_of
 from outbox.harvest.readings import LaneStatistics, Meter, Troubles, keys_in_flight
 from outbox.harvest.statements import Statements
-from outbox.harvest.way import WayKeeper
 
 logger = logging.getLogger("outbox.harvest")
 
@@ -73,13 +73,13 @@ class AtLeastOnce:
         *,
         connect: Connect | None = None,
         make_producer: MakeProducer = kafka.idempotent_producer,
-        way: WayKeeper | None = None,
+        lease: LeaseKeeper | None = None,
     ) -> None:
         self._conf, self._lane, self._host = conf, lane, host
         self._connect = connect or _connector(conf)
         self._make_producer = make_producer
-        self._way = way or WayKeeper(conf, owner_name())
-        self._way.enter(lane, leader_id)
+        self._lease = lease or _lease_of(conf, owner_name())
+        self._lease.enter(lane, leader_id)
         self._board = Scoreboard(leader_id, epoch, limits(conf), time.monotonic(), keep_empty_key=conf.keep_empty_key)
         self._inbox: SimpleQueue[Callable[[float], None]] = SimpleQueue()
         self._generation = 0
@@ -151,7 +151,7 @@ class AtLeastOnce:
             self._board,
             self._connect,
             self._troubles,
-            self._way,
+            self._lease,
             post=self._inbox.put,
             fatal=self._host.fatal,
             kept=self._rows_kept,
@@ -176,7 +176,7 @@ class AtLeastOnce:
         """Whether there is another one."""
         self._take_in()
         now, board = time.monotonic(), self._board
-        self._statements.beat(now)
+        self._statements.beat()
         if not self._abandoned:
             self._held.look(now, self._host.lanes_owned())
             self._paused = self._held.paused
@@ -198,7 +198,7 @@ class AtLeastOnce:
             return self._host.may_send(self._lane)
         if not self._board.in_flight:  # begun again: nothing is left here whose DELETE would be repeated
             self._stopped_for = ""
-        may_start = self._way.is_trusted(now) and self._host.may_start(self._lane)
+        may_start = not self._lease.is_lost() and self._host.may_start(self._lane)
         return self._held.may_mark and not self._stopped_for and may_start
 
     def _take_in(self) -> None:
@@ -241,7 +241,7 @@ class AtLeastOnce:
         self._stopped_for = reason
 
     def _refreshed(self, leader_id: UUID, now: float) -> None:
-        self._way.enter(self._lane, leader_id)
+        self._lease.enter(self._lane, leader_id)
         self._board.refreshed(leader_id, now)
 
     def _wait(self, timeout_s: float, *, idle: bool) -> None:
@@ -261,8 +261,8 @@ class AtLeastOnce:
 
     def _close(self) -> None:
         self._producers.drop()
-        if self._way.leave(self._lane, self._board.leader_id) and self._finishing and not self._abandoned:
-            self._statements.release_way()
+        if self._lease.leave(self._lane, self._board.leader_id) and self._finishing and not self._abandoned:
+            self._statements.release_lease()
         self._statements.close()
 
     # ---- Kafka
@@ -308,17 +308,21 @@ class AtLeastOnce:
 
 
 class AtLeastOnceFactory:
-    """A `WorkerFactory`: the workers that it makes share one claim on the table."""
+    """A `WorkerFactory`: the workers that it makes share one lease on the table."""
 
     def __init__(self, *, owner: str = "") -> None:
         self._owner = owner
         self._mutex = threading.Lock()
-        self._way: WayKeeper | None = None
+        self._lease: LeaseKeeper | None = None
 
     def __call__(self, conf: Conf, lane: int, leader_id: UUID, epoch: int, host: LaneHost) -> AtLeastOnce:
         with self._mutex:
-            self._way = self._way or WayKeeper(conf, self._owner or owner_name())
-        return AtLeastOnce(conf, lane, leader_id, epoch, host, way=self._way)
+            self._lease = self._lease or _lease_of(conf, self._owner or owner_name())
+        return AtLeastOnce(conf, lane, leader_id, epoch, host, lease=self._lease)
+
+
+def _lease_of(conf: Conf, owner: str) -> LeaseKeeper:
+    return LeaseKeeper(conf, claim_of(conf, owner))
 
 
 def _connector(conf: Conf) -> Connect:

@@ -29,9 +29,9 @@ from outbox.edges.sweeper import Sweeper
 from outbox.edges.ways import Claim
 from outbox.failpoints import failpoint
 from outbox.harvest.exactly_once_values import Awaited, Purge, Ticket
+from outbox.harvest.lease_keeper import claim_of
 from outbox.harvest.ports import Servers, Statements
 from outbox.harvest.readings import Troubles
-from outbox.harvest.way import claim_of
 from outbox.runtime import Interrupt, Runtime
 from outbox.runtime.threads import THREADS
 

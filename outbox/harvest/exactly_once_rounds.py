@@ -10,12 +10,11 @@ One thread reads and owns the frontier. Lanes call `ready`, `committed`, `failed
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from types import MappingProxyType
 from typing import Any
-from uuid import UUID, uuid4
+from uuid import uuid4
 
 import psycopg
 
@@ -39,9 +38,11 @@ from outbox.edges.texts import explained
 from outbox.edges.ways import NoRights, OtherWay
 from outbox.harvest.exactly_once_database import Purges
 from outbox.harvest.exactly_once_holds import Holds
+from outbox.harvest.exactly_once_state import SeenState
 from outbox.harvest.exactly_once_sweep import Sweep
 from outbox.harvest.exactly_once_values import Awaited, Batch, Broken, Doubt, Order, Purge, Retake, Ticket
 from outbox.harvest.exactly_once_wake import Ear
+from outbox.harvest.lease_keeper import LeaseKeeper
 from outbox.harvest.ports import Reader, Servers
 from outbox.harvest.readings import Troubles
 from outbox.harvest.resize import IdleLanes
@@ -51,13 +52,11 @@ logger = logging.getLogger("outbox.harvest")
 _IDLE_AGAIN_S = 0.05
 _RETRY_MIN_S, _RETRY_MAX_S = 0.1, 2.0
 _SAMPLE, _SAMPLE_S = 16, 1.0
-_BEAT_S = 2.0
 _HOLDS_S = 1.0  # until an operator's hold is noticed
 _HOLDS_SHARE = 10  # of the time that looking for holds takes: so much is left for reading
 _FETCH_HELD_S = 600.0
 _STRETCH_MAX = 64  # times STATEMENT_TIMEOUT: what a read may take that has failed for want of time again and again
 _GRACE_S = 1.0  # the server gives up first, and then the connection can be kept
-_TRUST = 0.75  # of the time after which others may claim; the rest is for what runs late
 
 
 @dataclass(eq=False, kw_only=True)
@@ -87,8 +86,9 @@ class Rounds:
         self._conf, self.servers = conf, servers
         runtime, database = self._runtime, self.database = servers.runtime, servers.database
         self.kafka = servers.kafka
-        self._way = database.claim(owner_name)
-        self._beat_s = min(_BEAT_S, conf.session_timeout_s / 3)
+        self._lease = LeaseKeeper(conf, database.claim(owner_name), runtime)
+        self._beat = Awaited(runtime)
+        self._beat.settle()
         self._changed = runtime.condition("round")
         self._lanes: dict[int, LaneState] = {}
         self._closing = False
@@ -105,7 +105,6 @@ class Rounds:
         """Of lanes that look for a record that crashes the process: which lane it was must be certain."""
         self.sending_turn = runtime.lock("sending turn")
         """Of lanes that hand over records."""
-        self._prepared = False
         self._preparing = runtime.lock("preparing")
         self.purges = Purges(servers, self._purged, conf.statement_timeout_s)
         self.idle_lanes = IdleLanes(servers, self.purges)
@@ -128,11 +127,7 @@ class Rounds:
         self._passes_over, self._fetch_held_until = False, 0.0
         self._created: dict[int, int] = {}
         self._asked_at = self._returned_at = 0.0  # of the last page
-        self._beat: Awaited | None = None
-        self._beat_at = 0.0
-        self._claimed_at = float("-inf")
-        self._seen: tuple[float, State] | None = None  # the state row, and when it was asked for
-        self._looking = runtime.lock("state row")
+        self._state_row = SeenState(self._ask_state, runtime)
         self._interrupt = runtime.interrupt()
         self.stages: dict[str, float] = dict.fromkeys(("read", "divide", "round", "flush"), 0.0)
         self.reads = 0
@@ -177,13 +172,13 @@ class Rounds:
     def prepare(self) -> None:
         """Once: the tables, the way, the ledger topic. Raises what forbids harvesting, and outages."""
         with self._preparing:
-            if self._prepared:
+            if self._lease.is_kept:
                 return
-            self.purges.ask(self._claim)
+            self.purges.ask(lambda connection: self._lease.take(connection, {}))
             self.kafka.prepare(self.database.state.lane_count, self._conf.audit_window_s)
             if self._conf.notify and self._ear is None and not self._closing:
                 self._ear = Ear(self.servers, self.wake)
-            self._prepared = True
+            self._lease.prepared()
 
     def wake(self) -> None:
         """There is something new to read."""
@@ -192,38 +187,29 @@ class Rounds:
             self._idle.ended()
             self._changed.notify_all()
 
-    def _claim(self, connection: Any, owned: Mapping[int, UUID] = MappingProxyType({})) -> None:
-        begun = self._runtime.monotonic()
-        self._way.take(connection, lanes=self._conf.lanes, owned=owned)
-        self._claimed_at = begun
-
     def is_claimed(self) -> bool:
-        """A claim that could not be repeated in time may have gone to another way of delivery."""
-        return self._runtime.monotonic() < self._claimed_at + _TRUST * self._conf.session_timeout_s
+        """A lease that could not be repeated in time may have gone to another mode of delivery."""
+        return self._lease.is_trusted()
 
     def seen_state(self, max_age_s: float, may_go_on: Callable[[], bool]) -> State | None:
-        """The state row as it was so long ago at most, for lanes that only wait for a change of it: one question
-        serves all of them. None when it may not go on."""
-        with self._looking:
-            begun = self._runtime.monotonic()
-            if self._seen is None or begun - self._seen[0] > max_age_s:
-                ask = partial(self.database.statements.state, lanes=self._conf.lanes)
-                if (found := self.purges.ask(ask, may_go_on)) is None:
-                    return None
-                self._seen = begun, found[1]
-            return self._seen[1]
+        """The state row as it was so long ago at most; None when it may not go on."""
+        return self._state_row.not_older(max_age_s, may_go_on)
+
+    def _ask_state(self, may_go_on: Callable[[], bool]) -> State | None:
+        found = self.purges.ask(partial(self.database.statements.state, lanes=self._conf.lanes), may_go_on)
+        return None if found is None else found[1]
 
     def release_way(self, lane: LaneState, may_go_on: Callable[[], bool]) -> None:
-        """Of the lanes that end in good order the last one: nobody has to wait until this process' claim is old."""
+        """Of the lanes that end in good order the last one: nobody has to wait until this process' lease is old."""
         with self._changed:
             lane.is_leaving = True
-            if not self._prepared or self._closing or not all(other.is_leaving for other in self._lanes.values()):
+            if not self._lease.is_kept or self._closing or not all(other.is_leaving for other in self._lanes.values()):
                 return
             if self._unsettled:
-                return  # another way would send what may be in Kafka, or come to be: it waits until the claim is old
-            self._prepared = False  # no heartbeat may claim again
-            # Submitted here: a lane that is acquired from now on claims behind it.
-            released = self.purges.tell(self._way.release)
+                return  # another mode would send what may be in Kafka, or come to be: it waits until the lease is old
+            self._lease.released()
+            # Submitted here: for a lane that is acquired from now on it is taken behind this.
+            released = self.purges.tell(self._lease.release)
         while not released.wait(0.05):
             if not may_go_on():
                 return
@@ -428,9 +414,14 @@ class Rounds:
                 self._is_elsewhere = False
                 self._drop_connection()
                 self.purges.reconnect()
+            self._keep_beating()
             with self._changed:
-                if not self._await_ready():
+                if self._closing:
                     return None
+                if not self._may_read():
+                    self._purge_round()
+                    self._changed.wait(self._lease.beat_s / 2)
+                    continue
                 if self._holds_are_fresh and self._runtime.monotonic() < self._holds_at:
                     return self._plan()
             self._load_holds()
@@ -457,16 +448,9 @@ class Rounds:
                 lane.holds.load(rows, now)
             self._write_holds()
 
-    def _await_ready(self) -> bool:
-        """Until something may be read; False: these rounds have ended."""
-        while not self._closing:
-            self._keep_beating()
-            is_connected = self._connection is not None
-            if self.is_claimed() and self._flights.may_read(self._lanes.values(), is_connected=is_connected):
-                return True
-            self._purge_round()
-            self._changed.wait(self._beat_s / 2)
-        return False
+    def _may_read(self) -> bool:
+        is_connected = self._connection is not None
+        return self.is_claimed() and self._flights.may_read(self._lanes.values(), is_connected=is_connected)
 
     def _plan(self) -> Plan:
         self._woken = False  # before the read: what is told during it is read by the next one
@@ -500,36 +484,36 @@ class Rounds:
             self._changed.notify_all()
 
     def _meanwhile(self) -> None:
-        """While PostgreSQL is slow to answer a read: neither the claim nor a purge waits for that."""
+        """While PostgreSQL is slow to answer a read: neither the lease nor a purge waits for that."""
         with self._changed:
             self._purge_round()
-            self._keep_beating()
+        self._keep_beating()
 
     def _keep_beating(self) -> None:
-        now = self._runtime.monotonic()
-        if now < self._beat_at or not self._prepared or (self._beat is not None and not self._beat.is_settled):
-            return
-        if self._beat is not None and isinstance(self._beat.error, OtherWay | OtherDatabase | NoRights | Pooled):
-            raise self._beat.error
-        if self._beat is not None and self._beat.error is not None:
-            self._troubles.seen("claim", str(self._beat.error))
-        elif self._beat is not None:
+        """One heartbeat at a time. Submitted under the lock, before the lease is released or not at all."""
+        with self._changed:
+            before = self._beat
+            if not (before.is_settled and self._lease.beats()):
+                return
+            if isinstance(before.error, OtherWay | OtherDatabase | NoRights | Pooled):
+                raise before.error
+            numbers = [lane.number for lane in self._lanes.values() if lane.ready]
+            self._beat = self.purges.tell(partial(self._repeat_lease, numbers))
+        if before.error is not None:
+            self._troubles.seen("claim", str(before.error))
+        else:
             self._troubles.over("claim")
-        self._beat_at = now + self._beat_s
-        numbers = [lane.number for lane in self._lanes.values() if lane.ready]
 
-        def beat(connection: Any) -> None:
-            identity = self.database.identity
-            owned = dict.fromkeys(numbers, identity) if identity is not None else {}
-            self._claim(connection, owned)
-            begun = self._runtime.monotonic()
-            state = self.database.statements.state(connection, self._conf.lanes)[1]
-            self._seen = begun, state
-            self._heed(state)
-            with self._changed:
-                self._changed.notify_all()  # whoever waits for the claim: it is fresh for a share of its time only
-
-        self._beat = self.purges.tell(beat)
+    def _repeat_lease(self, lanes: Sequence[int], connection: Any) -> None:
+        """In the thread of the purges."""
+        identity = self.database.identity
+        self._lease.take(connection, dict.fromkeys(lanes, identity) if identity is not None else {})
+        begun = self._runtime.monotonic()
+        state = self.database.statements.state(connection, self._conf.lanes)[1]
+        self._state_row.seen(begun, state)
+        self._heed(state)
+        with self._changed:
+            self._changed.notify_all()  # whoever waits for the lease: it is fresh for a share of its time only
 
     def _heed(self, state: State) -> None:
         """Lanes that are closed, or were taken over before a change of the count, or know of one that this server has
@@ -679,14 +663,14 @@ class Rounds:
         if self._connection is None:
             connection = self.database.connect("read")
             try:
-                if self._prepared:
-                    self._claim(connection)  # who knows for how long there was none
+                if self._lease.is_kept:
+                    self._lease.take(connection, {})  # who knows for how long there was no connection
             except BaseException:
                 connection.close()
                 raise
             self._connection = connection
             self._connection.interrupt = self._interrupt
-            self._connection.meanwhile, self._connection.meanwhile_s = self._meanwhile, self._beat_s / 2
+            self._connection.meanwhile, self._connection.meanwhile_s = self._meanwhile, self._lease.beat_s / 2
             self._frontier = Frontier()  # perhaps another server, which draws its own transaction ids, and ids
         return self._connection
 
@@ -776,11 +760,15 @@ class Rounds:
 
     def _await_round_end(self) -> None:
         begun = self._runtime.monotonic()
-        with self._changed:
-            while self._outstanding and not self._closing:
-                self._keep_beating()
-                self._changed.wait(self._beat_s / 2)
+        while self._is_round_under_way():
+            self._keep_beating()
+            with self._changed:
+                if self._is_round_under_way():
+                    self._changed.wait(self._lease.beat_s / 2)
         self.stages["round"] += self._runtime.monotonic() - begun
+
+    def _is_round_under_way(self) -> bool:
+        return bool(self._outstanding) and not self._closing
 
     def _hand_over(self, batches: list[Batch], returned_at: float, *, reads_next: bool) -> None:
         flushed = Awaited(self._runtime)

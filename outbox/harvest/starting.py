@@ -17,7 +17,7 @@ from outbox.edges.reader import Reader, check_ages
 from outbox.edges.transaction_log import BrokersMissing, TransactionLog
 from outbox.edges.transactions import TransactionsRefused
 from outbox.election.errors import KafkaUnreachable
-from outbox.harvest.way import claim_of
+from outbox.harvest.lease_keeper import claim_of
 
 logger = logging.getLogger("outbox.harvest")
 

@@ -22,8 +22,8 @@ from outbox.edges.session import Connect, Session
 from outbox.edges.texts import explained
 from outbox.edges.ways import NoRights, OtherWay
 from outbox.failpoints import failpoint
+from outbox.harvest.lease_keeper import LeaseKeeper
 from outbox.harvest.readings import Troubles
-from outbox.harvest.way import WayKeeper
 
 logger = logging.getLogger("outbox.harvest")
 
@@ -40,7 +40,7 @@ class Statements:
         board: Scoreboard,
         connect: Connect,
         troubles: Troubles,
-        way: WayKeeper,
+        lease: LeaseKeeper,
         *,
         post: Callable[[Callable[[float], None]], None],
         fatal: Callable[[BaseException], None],
@@ -49,7 +49,7 @@ class Statements:
         """`kept` hears why rows survive their DELETE, and an empty text when they do no longer."""
         self.under_way = 0
         self._lane = lane
-        self._board, self._troubles, self._way, self._hand_over, self._fatal = board, troubles, way, post, fatal
+        self._board, self._troubles, self._lease, self._hand_over, self._fatal = board, troubles, lease, post, fatal
         self._kept = kept
         self._timeout_s = conf.statement_timeout_s
         self.marks = self._marks = Marks(
@@ -142,14 +142,14 @@ class Statements:
         if connection is not self._claimed_connection:
             raise ConnectionError("The connection that held the claim of the lane is gone.")
 
-    def beat(self, now: float) -> None:
-        """Repeat the claim on the table when it is time."""
-        if self._way.is_due(now):
-            self._submit(self.purge_session, "beat", self._way.take, lambda _, now: None, lambda now: None)
+    def beat(self) -> None:
+        """Repeat the lease on the table when it is time."""
+        if self._lease.beats():
+            self._submit(self.purge_session, "beat", self._lease.take, lambda _, now: None, lambda now: None)
 
-    def release_way(self) -> None:
-        """The last lane of the process ends in good order: nobody has to wait until its claim is old."""
-        self._submit(self.purge_session, "release", self._way.release, lambda _, now: None, lambda now: None)
+    def release_lease(self) -> None:
+        """The last lane of the process ends in good order: nobody has to wait until its lease is old."""
+        self._submit(self.purge_session, "release", self._lease.release, lambda _, now: None, lambda now: None)
 
     def _claim(self, effect: values.Claim) -> None:
         board, ticket, timeout_s = self._board, effect.ticket, self._timeout_s
@@ -161,7 +161,8 @@ class Statements:
             (board.claimed if claimed else board.claim_refused)(ticket, now)
 
         def job(connection: Any) -> bool:
-            self._way.take(connection)
+            self._lease.take(connection)
+            self._lease.prepared()
             claimed = self._marks.claim(connection, effect.epoch, timeout_s)
             self._claimed_connection = connection if claimed else None
             return claimed

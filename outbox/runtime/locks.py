@@ -13,10 +13,11 @@ LOCKS = {
     "state row": "the state row as it was read last: one lane reads it for all that wait",
     "sending turn": "which lane of the process hands records to its client: one at a time",
     "round": "the lanes, the page being sent, what is in flight, the holds",
+    "lease": "until when the lease on the table is relied on, when it is repeated, which lanes it shows",
     "database identity": "which database, and which tables, the first connection has found",
     "ledger client": "the consumer that reads the ledger",
     "lane's host": "whether the end of a leadership was announced, and whether it is over",
     "receivers": "events that receivers of signals have not seen yet",
 }
 
-LEAVES = frozenset({"round"})
+LEAVES = frozenset({"round", "lease"})

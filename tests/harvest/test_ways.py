@@ -17,12 +17,14 @@ import psycopg
 import pytest
 
 from outbox.conf import AT_LEAST_ONCE, EXACTLY_ONCE
+from outbox.core import lease
 from outbox.edges.ways import OtherWay
-from outbox.harvest import Harvester, exactly_once_rounds
+from outbox.harvest import Harvester
 from outbox.harvest.at_least_once import AtLeastOnceFactory
 from outbox.harvest.drain import NotElected, drain
 from outbox.harvest.exactly_once import ExactlyOnceFactory
 from outbox.harvest.exactly_once_rounds import Rounds
+from outbox.harvest.lease_keeper import LeaseKeeper
 from tests.cli import classic
 from tests.harvest import hosts
 from tests.harvest.exactly_once.bench import Bench, create_tables
@@ -40,8 +42,7 @@ LIMITS = {"IN_FLIGHT_MAX": WINDOW, "MARK_MAX": 50, "BATCH_MAX": WINDOW}
 
 @pytest.fixture
 def bench(postgres, bootstrap_servers, monkeypatch):
-    for module in ("exactly_once_rounds", "way"):
-        monkeypatch.setattr(f"outbox.harvest.{module}._BEAT_S", 0.5)
+    monkeypatch.setattr(lease, "BEAT_S", 0.5)
     with fresh_database(os.environ["DATABASE_URL"]) as url:
         made = Bench(url, bootstrap_servers)
         yield made
@@ -117,13 +118,13 @@ def test_nothing_is_sent_when_the_claim_could_not_be_repeated_in_time(bench, way
 def test_a_new_connection_looks_at_the_claim_before_it_reads(bench, monkeypatch, is_heeded):
     """After an outage of PostgreSQL, in which the claim may have gone to another way, and before the next heartbeat.
     The control reads first."""
-    monkeypatch.setattr(exactly_once_rounds, "_BEAT_S", 600)
+    monkeypatch.setattr(lease, "BEAT_S", 600)
     bench.stash(["a"])
     with working(bench, EXACTLY_ONCE, session_s=1200, HEARTBEAT_TIMEOUT=400) as host:
         delivers(host)
         bench.wait_empty()
         if not is_heeded:
-            monkeypatch.setattr(Rounds, "_claim", lambda *given: None)
+            monkeypatch.setattr(LeaseKeeper, "take", lambda *given: None)
         bench.db.execute("UPDATE outbox_state SET way = 'at-least-once', way_owner = 'else', way_time = now()")
         bench.db.execute(
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "

@@ -15,10 +15,10 @@ from statistics import median
 import psycopg
 import pytest
 
+from outbox.core import lease
 from outbox.core.frontier import Frontier
 from outbox.edges import companions
 from outbox.edges.reader import Reader
-from outbox.harvest import exactly_once_rounds
 from tests.faults.exactly_once import naive
 from tests.faults.exactly_once.acts import settle
 from tests.harvest.exactly_once.bench import stopped, wait_until
@@ -80,10 +80,10 @@ def test_a_crash_forgets_nothing_that_was_sent(forgetful, bench_on, monkeypatch,
         if not flushed:
             naive.never_flush(monkeypatch)
         gate = naive.gate_purges(monkeypatch)
-        monkeypatch.setattr(exactly_once_rounds, "_BEAT_S", 600)  # each commits, and that flushes what was before it
+        monkeypatch.setattr(lease, "BEAT_S", 600)  # each commits, and that flushes what was before it
         with bench.working(SESSION_TIMEOUT=60) as host:
             wait_until(lambda: host.worker._rounds and host.worker._rounds.reads, 60)
-            wait_until(lambda: (first := host.worker._rounds._beat) is not None and first.is_settled)
+            wait_until(lambda: bench.db.execute("SELECT FROM outbox_lane").fetchone())  # the first heartbeat
             pause_writing_of_wal(bench.db)
             with closing(psycopg.connect(bench.url)) as writer:
                 writer.execute("SET synchronous_commit = off")

@@ -1,0 +1,36 @@
+"""The state row as it was seen last, for lanes that only wait for a change of it: one question serves all of them.
+
+Lanes ask from their own threads, heartbeats tell from that of the purges. Who asks the server holds a lock meanwhile,
+for which the other lanes that ask wait: they would ask the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from outbox.core.verdict import State
+from outbox.runtime import Runtime
+
+Ask = Callable[[Callable[[], bool]], State | None]
+"""Of the server, given whether to go on; None: it may not."""
+
+
+class SeenState:
+    def __init__(self, ask: Ask, runtime: Runtime) -> None:
+        self._ask, self._runtime = ask, runtime
+        self._asking = runtime.lock("state row")
+        self._seen = float("-inf"), State(0)  # when it was asked for, and what it was: always both at once
+
+    def seen(self, asked_at: float, state: State) -> None:
+        self._seen = asked_at, state
+
+    def not_older(self, max_age_s: float, may_go_on: Callable[[], bool]) -> State | None:
+        """None when it may not go on."""
+        with self._asking:
+            begun = self._runtime.monotonic()
+            asked_at, seen = self._seen
+            if begun - asked_at <= max_age_s:
+                return seen
+            if (state := self._ask(may_go_on)) is not None:
+                self.seen(begun, state)
+            return state

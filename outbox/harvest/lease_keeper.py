@@ -1,0 +1,106 @@
+"""The lease of a process on its table, shared by the lanes of either mode of delivery: who takes it and repeats it.
+
+Statements run in the threads of the sessions that call `take` and `release`; lanes, the reader and purges ask from
+their own threads. One lock guards all of it and is held for a few assignments, never during a statement; whoever takes
+it may hold that of the rounds, and takes none meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+from uuid import UUID
+
+from outbox.conf import Conf
+from outbox.core import lease
+from outbox.edges import ways
+from outbox.edges.ways import settled_after
+from outbox.harvest.ports import Claim
+from outbox.runtime import Runtime
+from outbox.runtime.threads import THREADS
+
+
+def claim_of(conf: Conf, owner: str) -> ways.Claim:
+    """On the conf's table for its delivery, by the time-outs that it sets."""
+    return ways.Claim(
+        conf.table,
+        conf.delivery,
+        owner,
+        conf.session_timeout_s,
+        keep_empty_key=conf.keep_empty_key,
+        settled_s=settled_after(conf.transaction_timeout_s),
+        name=conf.name,
+    )
+
+
+class LeaseKeeper:
+    def __init__(self, conf: Conf, claim: Claim, runtime: Runtime = THREADS) -> None:
+        self._claim, self._lanes_max, self._runtime = claim, conf.lanes, runtime
+        self._mutex = runtime.lock("lease")
+        self._times = lease.Times(conf.session_timeout_s, lease.BEAT_S)
+        self._owned: dict[int, UUID] = {}
+
+    def enter(self, lane: int, leader_id: UUID) -> None:
+        """The process works on this lane: each time that the lease is taken it shows so."""
+        with self._mutex:
+            self._owned[lane] = leader_id
+
+    def leave(self, lane: int, leader_id: UUID) -> bool:
+        """Whether it was the last one: the lease may be released. A lane that was acquired again has entered anew."""
+        with self._mutex:
+            if self._owned.get(lane) == leader_id:
+                del self._owned[lane]
+            return not self._owned
+
+    @property
+    def beat_s(self) -> float:
+        return self._times.beat_s
+
+    @property
+    def is_kept(self) -> bool:
+        with self._mutex:
+            return self._times.is_kept
+
+    def prepared(self) -> None:
+        """From now on it is to be repeated."""
+        with self._mutex:
+            self._times.prepared()
+
+    def released(self) -> None:
+        """No heartbeat may take it again: it is about to be given back."""
+        with self._mutex:
+            self._times.released()
+
+    def is_trusted(self) -> bool:
+        now = self._runtime.monotonic()
+        with self._mutex:
+            return self._times.is_trusted(now)
+
+    def is_lost(self) -> bool:
+        now = self._runtime.monotonic()
+        with self._mutex:
+            return self._times.is_lost(now)
+
+    def beats(self) -> bool:
+        """Whether the caller is to take it now; nobody else is told so for a while."""
+        now = self._runtime.monotonic()
+        with self._mutex:
+            is_due = self._times.is_due(now)
+            if is_due:
+                self._times.sent(now)
+            return is_due
+
+    # ---- in the threads of the sessions
+
+    def take(self, connection: Any, owned: Mapping[int, UUID] | None = None) -> None:
+        """Raises `OtherWay` when the table is harvested in another mode. `owned`: the lanes to be shown, if not all
+        that have entered."""
+        begun = self._runtime.monotonic()
+        with self._mutex:
+            shown = dict(self._owned if owned is None else owned)
+        exists = self._claim.take(connection, lanes=self._lanes_max, owned=shown)
+        with self._mutex:
+            self._times.taken(begun, exists=exists, shows_lanes=bool(shown))
+
+    def release(self, connection: Any) -> None:
+        self._claim.release(connection)
