@@ -7,20 +7,20 @@ reported once. Which errors mean "this record can never be sent" says `core.faul
 from __future__ import annotations
 
 import logging
-import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from outbox.core.faults import Kind, is_refusal, kind_of
 from outbox.edges import kafka
 from outbox.edges.marks import Row
 from outbox.edges.texts import check_names, not_utf8
 from outbox.edges.wall_clock import nudged
+from outbox.runtime import Runtime
+from outbox.runtime.threads import THREADS
 
 if TYPE_CHECKING:
-    from confluent_kafka import KafkaError, Producer
+    from confluent_kafka import KafkaError
 
 logger = logging.getLogger("outbox.kafka")
 
@@ -38,7 +38,22 @@ _ALONE = -1
 _ASKED_ALONE = frozenset({Kind.BATCH, Kind.BYSTANDER})
 _DISPOSAL_S = 5.0
 
-MakeProducer = Callable[[Mapping[str, Any]], "Producer"]
+
+class Client(Protocol):
+    """What is asked of a producer of confluent-kafka, and nothing else."""
+
+    def produce(self, topic: str, value: Any, key: Any, *, headers: Any, on_delivery: Any) -> None: ...
+
+    def poll(self, timeout: float) -> int: ...
+
+    def flush(self, timeout: float) -> int: ...
+
+    def purge(self, *, blocking: bool) -> None: ...
+
+    def __len__(self) -> int: ...
+
+
+MakeProducer = Callable[[Mapping[str, Any]], Client]
 
 
 class UnequalHeaders(ValueError):
@@ -50,7 +65,7 @@ class _Shard:
 
     __slots__ = ("broken", "outstanding", "producer")
 
-    def __init__(self, producer: Producer) -> None:
+    def __init__(self, producer: Client) -> None:
         self.producer, self.outstanding, self.broken = producer, 0, False
 
 
@@ -64,7 +79,9 @@ class Producers:
         delivery_timeout_s: float,
         keep_empty_key: bool = False,
         make: MakeProducer = kafka.idempotent_producer,
+        runtime: Runtime = THREADS,
     ) -> None:
+        self._runtime = runtime
         timeout_ms = int(delivery_timeout_s * 1000)
         self._properties = {
             "linger.ms": 2,
@@ -84,7 +101,7 @@ class Producers:
         self.refused: list[tuple[int, str]] = []
         nudged(self)
 
-    def clients(self) -> list[Producer]:
+    def clients(self) -> list[Any]:
         return [shard.producer for shard in list(self._shards.values())]
 
     @property
@@ -156,7 +173,7 @@ class Producers:
         shards, self._shards = self._shards, {}
         self.acknowledged, self.undelivered, self.refused = [], [], []
         for shard in shards.values():
-            _dispose(shard.producer)
+            _dispose(shard.producer, self._runtime)
 
     def _shard(self, number: int) -> _Shard:
         shard = self._shards.get(number)
@@ -200,7 +217,7 @@ class Producers:
                     shard.producer.purge(blocking=False)
                 else:
                     del self._shards[number]
-                    _dispose(shard.producer)
+                    _dispose(shard.producer, self._runtime)
 
 
 def pair_headers(row: Row) -> list[tuple[str, str | bytes | None]]:
@@ -213,14 +230,14 @@ def pair_headers(row: Row) -> list[tuple[str, str | bytes | None]]:
     return list(zip(names, values, strict=True))
 
 
-def _dispose(producer: Producer) -> None:
+def _dispose(producer: Client, runtime: Runtime) -> None:
     """Destroying a client waits for its threads: elsewhere, and never for longer than it takes to purge."""
 
-    def serve_and_forget(held: list[Producer]) -> None:
-        give_up_at = time.monotonic() + _DISPOSAL_S
-        while len(held[0]) and time.monotonic() < give_up_at:
+    def serve_and_forget(held: list[Client]) -> None:
+        give_up_at = runtime.monotonic() + _DISPOSAL_S
+        while len(held[0]) and runtime.monotonic() < give_up_at:
             held[0].purge(blocking=False)
             held[0].poll(0.05)
         held.clear()
 
-    threading.Thread(target=serve_and_forget, args=([producer],), name="outbox-disposal", daemon=True).start()
+    runtime.thread(partial(serve_and_forget, [producer]), "outbox-disposal").start()

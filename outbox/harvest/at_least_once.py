@@ -8,26 +8,27 @@ time, so that finishing and abandoning are bounded whatever is down. What to do 
 from __future__ import annotations
 
 import logging
-import threading
-import time
 from collections.abc import Callable
 from functools import partial
-from queue import Empty, SimpleQueue
+from queue import Empty
 from typing import Any
 from uuid import UUID
 
 from outbox.conf import Conf
 from outbox.core import scoreboard_values as values
 from outbox.core.scoreboard import Phase, Scoreboard
-from outbox.edges import kafka, table
+from outbox.edges import kafka
 from outbox.edges.producers import MakeProducer, Producers
 from outbox.edges.session import Connect
 from outbox.failpoints import failpoint
 from outbox.harvest.at_least_once_holds import HeldMarks
 from outbox.harvest.lanes import LaneHost, LaneStopped, owner_name
-from outbox.harvest.lease_keeper import LeaseKeeper, claim_of
+from outbox.harvest.lease_keeper import LeaseKeeper
+from outbox.harvest.mark_servers import MarkDatabase, MarkServers
 from outbox.harvest.readings import LaneStatistics, Meter, Troubles, keys_in_flight
 from outbox.harvest.statements import Statements
+from outbox.runtime import Queue, Runtime
+from outbox.runtime.threads import THREADS
 
 logger = logging.getLogger("outbox.harvest")
 
@@ -61,7 +62,8 @@ def limits(conf: Conf) -> values.Limits:
 
 
 class AtLeastOnce:
-    """A `LaneWorker`; the constructor is the `WorkerFactory`. `connect` and `make_producer` can be replaced."""
+    """A `LaneWorker`; the constructor is the `WorkerFactory`. `connect` and `make_producer` can be replaced,
+    or all of the servers."""
 
     def __init__(
         self,
@@ -73,15 +75,19 @@ class AtLeastOnce:
         *,
         connect: Connect | None = None,
         make_producer: MakeProducer = kafka.idempotent_producer,
+        servers: MarkServers | None = None,
         lease: LeaseKeeper | None = None,
     ) -> None:
         self._conf, self._lane, self._host = conf, lane, host
-        self._connect = connect or _connector(conf)
-        self._make_producer = make_producer
-        self._lease = lease or _lease_of(conf, owner_name())
+        self._servers = servers or MarkServers(
+            THREADS, MarkDatabase(conf, connect), lambda lane, properties: make_producer(properties)
+        )
+        runtime = self._servers.runtime
+        self._clock = runtime.monotonic
+        self._lease = lease or LeaseKeeper(conf, self._servers.database.claim(owner_name()), runtime)
         self._lease.enter(lane, leader_id)
-        self._board = Scoreboard(leader_id, epoch, limits(conf), time.monotonic(), keep_empty_key=conf.keep_empty_key)
-        self._inbox: SimpleQueue[Callable[[float], None]] = SimpleQueue()
+        self._board = Scoreboard(leader_id, epoch, limits(conf), self._clock(), keep_empty_key=conf.keep_empty_key)
+        self._inbox: Queue[Callable[[float], None]] = runtime.queue()
         self._generation = 0
         self._producers = self._new_producers()
         self._abandoned = False
@@ -89,10 +95,10 @@ class AtLeastOnce:
         self._ended = False
         self._paused = 0
         self._stopped_for = ""
-        self._troubles = Troubles(lane)
+        self._troubles = Troubles(lane, runtime)
         self._delivers = False
-        self._meter = Meter(lane, conf.metrics_interval_s, time.monotonic())
-        self._thread = threading.Thread(target=self._run, name=f"outbox-lane-{lane}", daemon=True)
+        self._meter = Meter(lane, conf.metrics_interval_s, self._clock())
+        self._thread = runtime.thread(self._run, f"outbox-lane-{lane}")
         self._serve: dict[type, Callable[[Any], None]] = {
             values.Send: self._send,
             values.DropProducers: self._drop_producers,
@@ -149,7 +155,7 @@ class AtLeastOnce:
             self._conf,
             self._lane,
             self._board,
-            self._connect,
+            self._servers,
             self._troubles,
             self._lease,
             post=self._inbox.put,
@@ -175,7 +181,7 @@ class AtLeastOnce:
     def _turn(self) -> bool:
         """Whether there is another one."""
         self._take_in()
-        now, board = time.monotonic(), self._board
+        now, board = self._clock(), self._board
         self._statements.beat()
         if not self._abandoned:
             self._held.look(now, self._host.lanes_owned())
@@ -203,7 +209,7 @@ class AtLeastOnce:
 
     def _take_in(self) -> None:
         """Outcomes and orders that have arrived."""
-        now, inbox, producers = time.monotonic(), self._inbox, self._producers
+        now, inbox, producers = self._clock(), self._inbox, self._producers
         while True:
             try:
                 order = inbox.get_nowait()
@@ -257,7 +263,7 @@ class AtLeastOnce:
             order = self._inbox.get(timeout=min(timeout_s, 1.0))
         except Empty:
             return
-        order(time.monotonic())
+        order(self._clock())
 
     def _close(self) -> None:
         self._producers.drop()
@@ -272,7 +278,8 @@ class AtLeastOnce:
             self._conf.producer_properties,
             delivery_timeout_s=self._conf.delivery_timeout_s,
             keep_empty_key=self._conf.keep_empty_key,
-            make=self._make_producer,
+            make=partial(self._servers.make_producer, self._lane),
+            runtime=self._servers.runtime,
         )
 
     def _send(self, effect: values.Send) -> None:
@@ -280,7 +287,7 @@ class AtLeastOnce:
         failpoint("before-send")
         if self._abandoned or not self._host.may_send(self._lane):
             ids = [record.id for record in effect.records]
-            self._board.undelivered(effect.generation, ids, time.monotonic())
+            self._board.undelivered(effect.generation, ids, self._clock())
             return
         self._producers.send(effect.shard, effect.records)  # type: ignore[arg-type]
         failpoint("after-send")
@@ -296,7 +303,7 @@ class AtLeastOnce:
     def _emit(self, event: Any) -> None:
         self._host.emit(event)
         if isinstance(event, values.RecordHeld):
-            self._held.refused(event, time.monotonic())
+            self._held.refused(event, self._clock())
         if isinstance(event, values.RemarkRequested) and event.reason == "rows-taken":
             self._host.doubt(self._lane)
 
@@ -308,23 +315,24 @@ class AtLeastOnce:
 
 
 class AtLeastOnceFactory:
-    """A `WorkerFactory`: the workers that it makes share one lease on the table."""
+    """A `WorkerFactory`: the workers that it makes share one lease on the table. `connect` the servers."""
 
-    def __init__(self, *, owner: str = "") -> None:
-        self._owner = owner
-        self._mutex = threading.Lock()
-        self._lease: LeaseKeeper | None = None
+    def __init__(
+        self, *, owner: str = "", runtime: Runtime = THREADS, connect: Callable[[Conf], MarkServers] | None = None
+    ) -> None:
+        self._owner, self._runtime = owner or owner_name(), runtime
+        self._connect = connect or _servers_of
+        self._mutex = runtime.lock("lanes of the process")
+        self._shared: tuple[MarkServers, LeaseKeeper] | None = None
 
     def __call__(self, conf: Conf, lane: int, leader_id: UUID, epoch: int, host: LaneHost) -> AtLeastOnce:
         with self._mutex:
-            self._lease = self._lease or _lease_of(conf, self._owner or owner_name())
-        return AtLeastOnce(conf, lane, leader_id, epoch, host, lease=self._lease)
+            if self._shared is None:
+                servers = self._connect(conf)
+                self._shared = servers, LeaseKeeper(conf, servers.database.claim(self._owner), self._runtime)
+        servers, lease = self._shared
+        return AtLeastOnce(conf, lane, leader_id, epoch, host, servers=servers, lease=lease)
 
 
-def _lease_of(conf: Conf, owner: str) -> LeaseKeeper:
-    return LeaseKeeper(conf, claim_of(conf, owner))
-
-
-def _connector(conf: Conf) -> Connect:
-    """Asks for the password with each connection: it may have changed."""
-    return lambda: table.connect_session(table.parameters(conf.database), statement_timeout_s=conf.statement_timeout_s)
+def _servers_of(conf: Conf) -> MarkServers:
+    return MarkServers(THREADS, MarkDatabase(conf), lambda lane, properties: kafka.idempotent_producer(properties))

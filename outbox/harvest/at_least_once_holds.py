@@ -35,8 +35,8 @@ from outbox.core.holds.values import (
 )
 from outbox.core.scoreboard import Phase, Scoreboard
 from outbox.core.scoreboard_values import RecordHeld
-from outbox.edges.holds import HoldTable
 from outbox.edges.marks import Scopes
+from outbox.harvest.mark_servers import HoldStatements
 from outbox.harvest.statements import Statements
 
 logger = logging.getLogger("outbox.harvest")
@@ -62,10 +62,7 @@ class HeldMarks:
 
     def __init__(self, conf: Conf, lane: int, board: Scoreboard, statements: Statements) -> None:
         self._conf, self._lane, self._board, self._statements = conf, lane, board, statements
-        self._table = HoldTable(
-            conf.table, keep_empty_key=conf.keep_empty_key, guard=" AND leader_id = %(leader)s::uuid"
-        )
-        self._unmarked = HoldTable(conf.table, guard=" AND leader_id IS DISTINCT FROM %(leader)s::uuid")
+        self._table, self._unmarked = statements.database.holds(), statements.database.unmarked_holds()
         self._exists = False
         self._look_at = 0.0
         self._pause_s = _LOOK_S
@@ -223,7 +220,7 @@ class HeldMarks:
         self._run(self._statements.run_claimed, self._unmarked, errands)
 
     def _run(
-        self, run: Callable[..., None], table: HoldTable, errands: Errands, then: Callable[[], None] = lambda: None
+        self, run: Callable[..., None], table: HoldStatements, errands: Errands, then: Callable[[], None] = lambda: None
     ) -> None:
         ids, leader = _ids(errands), self._board.leader_id
         self._leaving |= set(ids)

@@ -6,23 +6,22 @@ Two sessions: marks, with what may not run beside them, on the one that holds th
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 from outbox.conf import Conf
 from outbox.core import scoreboard_values as values
 from outbox.core.scoreboard import Scoreboard
-from outbox.edges import backends
 from outbox.edges.backends import Pooled
 from outbox.edges.keepers import RowsKept
-from outbox.edges.marks import Marks, WrongTable
-from outbox.edges.session import Connect, Session
+from outbox.edges.marks import WrongTable
+from outbox.edges.session import Session
 from outbox.edges.texts import explained
 from outbox.edges.ways import NoRights, OtherWay
 from outbox.failpoints import failpoint
 from outbox.harvest.lease_keeper import LeaseKeeper
+from outbox.harvest.mark_servers import MarkServers
 from outbox.harvest.readings import Troubles
 
 logger = logging.getLogger("outbox.harvest")
@@ -38,7 +37,7 @@ class Statements:
         conf: Conf,
         lane: int,
         board: Scoreboard,
-        connect: Connect,
+        servers: MarkServers,
         troubles: Troubles,
         lease: LeaseKeeper,
         *,
@@ -52,12 +51,12 @@ class Statements:
         self._board, self._troubles, self._lease, self._hand_over, self._fatal = board, troubles, lease, post, fatal
         self._kept = kept
         self._timeout_s = conf.statement_timeout_s
-        self.marks = self._marks = Marks(
-            conf.table, lane, conf.lanes, bytes_max=conf.mark_bytes_max, keep_empty_key=conf.keep_empty_key
-        )
+        self._runtime, self.database = servers.runtime, servers.database
+        self.marks = self._marks = self.database.marks(lane)
         self._claimed_connection: Any = None
-        self.mark_session = Session(f"outbox-mark-{lane}", connect, self._post)
-        self.purge_session = Session(f"outbox-purge-{lane}", connect, self._post)
+        connect = self.database.connect
+        self.mark_session = Session(f"outbox-mark-{lane}", connect, self._post, self._runtime)
+        self.purge_session = Session(f"outbox-purge-{lane}", connect, self._post, self._runtime)
 
     def effects(self) -> dict[type, Callable[[Any], None]]:
         return {
@@ -74,9 +73,9 @@ class Statements:
         sessions = (self.mark_session, self.purge_session)
         for session in sessions:
             session.close()
-        give_up_at = time.monotonic() + GRACE_S
+        give_up_at = self._runtime.monotonic() + GRACE_S
         for session in sessions:
-            if not session.join(give_up_at - time.monotonic()):
+            if not session.join(give_up_at - self._runtime.monotonic()):
                 session.interrupt()
 
     def _post(self, outcome: tuple[Any, Any, BaseException | None]) -> None:
@@ -133,7 +132,7 @@ class Statements:
 
         def checked(connection: Any) -> Any:
             self._require_claim(connection)
-            with backends.transaction(connection):
+            with self.database.transaction(connection):
                 return job(connection)
 
         self._submit(self.mark_session, name, checked, done, failed)
@@ -172,13 +171,13 @@ class Statements:
     def _mark(self, effect: values.Mark) -> None:
         board, marks = self._board, self._marks
 
-        def done(result: tuple[list[Any], dict[int, int]], now: float) -> None:
+        def done(result: tuple[Sequence[Any], dict[int, int]], now: float) -> None:
             rows, large = result
             if rows:
                 failpoint("after-mark")
             board.marked(effect.ticket, rows, now, left_out=any(marks.held), large=large)
 
-        def job(connection: Any) -> tuple[list[Any], dict[int, int]]:
+        def job(connection: Any) -> tuple[Sequence[Any], dict[int, int]]:
             self._require_claim(connection)
             return marks.mark(connection, effect.leader_id, effect.limit, effect.exclude), marks.large
 
@@ -187,13 +186,13 @@ class Statements:
     def _fetch(self, effect: values.Fetch) -> None:
         board, ticket, marks, leader = self._board, effect.ticket, self._marks, effect.leader_id
 
-        def job(connection: Any) -> tuple[list[Any], list[int], dict[int, int]]:
+        def job(connection: Any) -> tuple[Sequence[Any], list[int], dict[int, int]]:
             rows = marks.fetch(connection, leader, effect.ids)
             found = {row.id for row in rows}
             others = [id_ for id_ in effect.ids if id_ not in found]
             return rows, marks.look_up(connection, leader, others) if others else [], marks.large
 
-        def done(result: tuple[list[Any], list[int], dict[int, int]], now: float) -> None:
+        def done(result: tuple[Sequence[Any], list[int], dict[int, int]], now: float) -> None:
             rows, left, large = result
             board.fetched(ticket, rows, now, left=left, large=large)
 

@@ -14,7 +14,7 @@ from outbox.edges import ledger_topic, table
 from outbox.edges.ledger_topic import LedgerTopic, LedgerUnreachable
 from outbox.election.clients import Clients
 from outbox.election.errors import ElectionRefused
-from outbox.harvest import Harvester, at_least_once, daemon, exactly_once_kafka
+from outbox.harvest import Harvester, daemon, exactly_once_kafka, mark_servers
 from outbox.harvest.at_least_once import AtLeastOnceFactory
 from outbox.harvest.exactly_once import ExactlyOnceFactory
 from tests.harvest import hosts
@@ -92,7 +92,7 @@ def test_every_connection_of_an_at_least_once_lane_asks_when_it_is_made(monkeypa
     secret, used = Secret(), []
     monkeypatch.setattr(table, "parameters", lambda alias: {"password": secret()})
     monkeypatch.setattr(table, "connect_session", lambda source, **given: used.append(source["password"]))
-    connect = at_least_once._connector(hosts.settings())
+    connect = mark_servers.connector(hosts.settings())
     connect()
     secret.value = "second"
     connect()

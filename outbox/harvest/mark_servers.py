@@ -1,0 +1,120 @@
+"""What at-least-once delivery asks of its servers: ports of one statement or one call of the client each, where that
+can be, and what production has below them.
+
+The simulation of the tests has servers of its own. Nothing is decided here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Protocol
+from uuid import UUID
+
+from outbox.conf import Conf
+from outbox.core.holds.values import Errands, HoldRow, Park
+from outbox.edges import backends, table
+from outbox.edges.holds import HoldTable
+from outbox.edges.marks import Marks, Row, Scopes
+from outbox.edges.producers import Client
+from outbox.edges.session import Connect, Connection
+from outbox.edges.ways import Claim
+from outbox.harvest import ports
+from outbox.harvest.lease_keeper import claim_of
+from outbox.runtime import Runtime
+
+
+class MarkStatements(Protocol):
+    """Of one lane, see `edges.marks`."""
+
+    held: Scopes
+    large: dict[int, int]
+    refused_by: str
+
+    def claim(self, connection: Any, epoch: int, timeout_s: float) -> bool: ...
+
+    def mark(
+        self, connection: Any, leader: UUID, limit: int, exclude: Sequence[tuple[str, str]] = ()
+    ) -> Sequence[Row]: ...
+
+    def fetch(self, connection: Any, leader: UUID, ids: Sequence[int]) -> Sequence[Row]: ...
+
+    def look_up(self, connection: Any, leader: UUID, ids: Sequence[int]) -> list[int]: ...
+
+    def sweep(self, connection: Any, leader: UUID, limit: int) -> list[int]: ...
+
+    def purge(self, connection: Any, leader: UUID, ids: Sequence[int]) -> list[int]: ...
+
+    def reset(self, connection: Any, leader: UUID, ids: Sequence[int]) -> int: ...
+
+
+class HoldStatements(Protocol):
+    """On the tables of holds and dead letters, see `edges.holds`."""
+
+    def exist(self, connection: Any) -> bool: ...
+
+    def load(self, connection: Any, lanes: int) -> list[HoldRow]: ...
+
+    def write(self, connection: Any, parks: Sequence[Park], lifted: Sequence[int]) -> None: ...
+
+    def run(self, connection: Any, lane: int, errands: Errands, **given: Any) -> frozenset[int]: ...
+
+
+class MarkDatabasePort(Protocol):
+    def connect(self) -> Connection: ...
+
+    def transaction(self, connection: Any) -> AbstractContextManager[None]:
+        """One that has no effect in any other session than the connection's own."""
+
+    def marks(self, lane: int) -> MarkStatements: ...
+
+    def holds(self) -> HoldStatements:
+        """Which delete no record but those that `leader` has marked."""
+
+    def unmarked_holds(self) -> HoldStatements:
+        """Which delete no record that `leader` has marked."""
+
+    def claim(self, owner: str) -> ports.Claim: ...
+
+
+@dataclass(frozen=True, slots=True)
+class MarkServers:
+    """All that the lanes of one process work with."""
+
+    runtime: Runtime
+    database: MarkDatabasePort
+    make_producer: Callable[[int, Mapping[str, Any]], Client]
+    """An idempotent producer for this lane, with these properties."""
+
+
+class MarkDatabase:
+    """A `MarkDatabasePort`: the outbox of the settings."""
+
+    def __init__(self, conf: Conf, connect: Connect | None = None) -> None:
+        self._conf, self._connect = conf, connect or connector(conf)
+
+    def connect(self) -> Connection:
+        return self._connect()
+
+    def transaction(self, connection: Any) -> AbstractContextManager[None]:
+        return backends.transaction(connection)
+
+    def marks(self, lane: int) -> Marks:
+        conf = self._conf
+        return Marks(conf.table, lane, conf.lanes, bytes_max=conf.mark_bytes_max, keep_empty_key=conf.keep_empty_key)
+
+    def holds(self) -> HoldTable:
+        conf = self._conf
+        return HoldTable(conf.table, keep_empty_key=conf.keep_empty_key, guard=" AND leader_id = %(leader)s::uuid")
+
+    def unmarked_holds(self) -> HoldTable:
+        return HoldTable(self._conf.table, guard=" AND leader_id IS DISTINCT FROM %(leader)s::uuid")
+
+    def claim(self, owner: str) -> Claim:
+        return claim_of(self._conf, owner)
+
+
+def connector(conf: Conf) -> Connect:
+    """Asks for the password with each connection: it may have changed."""
+    return lambda: table.connect_session(table.parameters(conf.database), statement_timeout_s=conf.statement_timeout_s)
