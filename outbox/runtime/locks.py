@@ -1,8 +1,8 @@
 """The locks of a harvester: what each guards, outermost first.
 
 A thread that holds a lock takes only locks that come later in this list, so no two threads ever wait for each other.
-While one of `LEAVES` is held nothing is waited for, nothing is logged and no connection, client or receiver is called:
-every thread of the harvester may need such a lock at any moment.
+While one of `LEAVES` is held nothing is waited for but another of them, nothing is logged and no connection, client or
+receiver is called: every thread of the harvester may need such a lock at any moment.
 """
 
 LOCKS = {

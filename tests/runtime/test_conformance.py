@@ -8,11 +8,12 @@ from random import Random
 
 import pytest
 
-from outbox.runtime.threads import THREADS
+from outbox.runtime.threads import Threads
 from tests.simulation.runtime import Simulated, in_thread
 from tests.support.watched import Watched
 
 SOON_S, LONG_S = 0.05, 20.0
+THREADS = Threads()
 _COUNT = count()
 
 

@@ -2,7 +2,7 @@ from queue import Empty
 
 import pytest
 
-from outbox.runtime.threads import THREADS
+from outbox.runtime.threads import Threads
 from tests.support.watched import LockRule, Watched, held, waits_for
 
 OUTER, LATER, LEAF = "preparing", "state row", "round"
@@ -10,7 +10,7 @@ OUTER, LATER, LEAF = "preparing", "state row", "round"
 
 @pytest.fixture
 def watched():
-    yield Watched(THREADS)
+    yield Watched(Threads())
     assert held() == ()
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import re
+import sys
 from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any
@@ -91,8 +92,8 @@ class Watched:
             raise LockRule(f"outbox.runtime.locks does not list the lock {name!r}")
         if outer := [lock for lock in held() if RANKS[lock] >= RANKS[name]]:
             raise LockRule(f"the lock {name!r} is taken under {outer[-1]!r}, which comes after it")
-        if LEAVES.intersection(held()):
-            raise LockRule(f"the lock {name!r} is taken under {held()[-1]!r}, which is taken last")
+        if name not in LEAVES and (found := LEAVES.intersection(held())):
+            raise LockRule(f"the lock {name!r}, whose holder may wait, is taken under {min(found)!r}")
 
     def taken(self, name: str) -> None:
         _HELD.set((*held(), name))
@@ -195,9 +196,12 @@ def install() -> None:
     """Harvesters of this process run on it from now on; to be called before any module of them is imported."""
     from outbox.runtime import threads
 
-    if isinstance(threads.THREADS, Watched):
+    plain = threads.THREADS
+    if isinstance(plain, Watched):
         return
-    threads.THREADS = Watched(threads.THREADS)
+    threads.THREADS = Watched(plain)
+    if late := [name for name, module in sys.modules.items() if getattr(module, "THREADS", None) is plain]:
+        raise RuntimeError(f"{late} were imported before, and harvest unwatched")
 
     from outbox.edges.session import BoundedConnection
 

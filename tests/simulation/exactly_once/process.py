@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from greenlet import getcurrent
@@ -64,6 +65,9 @@ class Host:
 
 
 class Process(Member):
+    watch: Callable[[Simulated], Any] = staticmethod(lambda runtime: runtime)
+    """What the product is given as its runtime."""
+
     def __init__(self, world: Any, name: str, cores: Any) -> None:
         self.lanes: dict[int, Host] = {}
         self.clients: dict[Client, None] = {}
@@ -73,10 +77,11 @@ class Process(Member):
         self.origin = abs(self.origin)  # no monotonic clock is below zero
         self.runtime = Simulated(world, origin=self.origin, switching=world.switching, switched_s=world.switched_s)
         self.runtime.passed, self.runtime.switched = self.point, world.late
+        runtime = self.watch(self.runtime)
         self._factory = ExactlyOnceFactory(
             owner=name,
-            runtime=self.runtime,
-            connect=lambda conf: Servers(self.runtime, Database(self), Kafka(self)),
+            runtime=runtime,
+            connect=lambda conf: Servers(runtime, Database(self), Kafka(self)),
         )
 
     # ---- life and faults
