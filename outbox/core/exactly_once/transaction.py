@@ -5,6 +5,7 @@ Two regions go on beside each other: how far the transaction is, and whether its
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import Enum
 
 from outbox.core.region import Table
@@ -47,3 +48,71 @@ PROBING = Table(
         (Probing.ALL_ACKNOWLEDGED, Probe.FOUND_NOTHING_YET): Probing.PROBING,
     },
 )
+
+
+class Commit(Enum):
+    """How far the transaction is."""
+
+    NONE = "none"
+    """Nothing of it is with the brokers."""
+    OPEN = "open"
+    """Begun. One of which nothing was sent is the next batch's."""
+    IN_DOUBT = "in doubt"
+    """A commit was begun, and whether it took effect is not known: only the ledger tells."""
+    DONE = "done"
+    """Committed, and the rounds know."""
+
+
+class Step(Enum):
+    BEGIN = "a transaction begins"
+    COMMIT = "its commit begins"
+    DELIVERED = "it was committed"
+    DROP = "the producer is thrown away"
+    SETTLED = "the ledger was asked what became of it"
+
+
+COMMIT = Table(
+    "commit",
+    Commit.NONE,
+    {
+        (Commit.NONE, Step.BEGIN): Commit.OPEN,
+        (Commit.DONE, Step.BEGIN): Commit.OPEN,
+        (Commit.OPEN, Step.COMMIT): Commit.IN_DOUBT,
+        (Commit.IN_DOUBT, Step.DELIVERED): Commit.DONE,
+        (Commit.NONE, Step.DROP): Commit.NONE,
+        (Commit.OPEN, Step.DROP): Commit.NONE,
+        (Commit.IN_DOUBT, Step.DROP): Commit.IN_DOUBT,
+        (Commit.DONE, Step.DROP): Commit.NONE,
+        (Commit.NONE, Step.SETTLED): Commit.NONE,
+        (Commit.IN_DOUBT, Step.SETTLED): Commit.NONE,
+    },
+)
+
+
+class Producer(Enum):
+    """Whether another transaction may begin with the lane's producer."""
+
+    GOOD = "good"
+    TROUBLED = "troubled"
+    """A request may still be under way that would end a transaction of its."""
+    REPEATED = "repeated"
+    """It has sent what its log did not tell: the log has failed as a witness."""
+
+
+def judge(trouble: str, repeated: str) -> Producer:
+    """By what the client's log and its statistics tell; empty: nothing."""
+    if repeated:
+        return Producer.REPEATED
+    return Producer.TROUBLED if trouble else Producer.GOOD
+
+
+def objection(*, is_stopped: bool, is_flushed: bool, is_claimed: Callable[[], bool]) -> str:
+    """Why a batch must not be committed whose records are all acknowledged; empty when it may. Whether the claim holds
+    is asked last, when nothing else is in the way."""
+    if is_stopped:
+        return "the batch before this one could not be purged"
+    if not is_flushed:
+        return "the purge of the batch before this one did not flush what was read"
+    if not is_claimed():
+        return "the claim on the table could not be repeated in time, another way may have it"
+    return ""

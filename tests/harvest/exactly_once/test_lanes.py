@@ -123,7 +123,7 @@ def test_a_lane_that_a_shrink_has_settled_leaves_in_good_order(bench, monkeypatc
     really_commit = TransactionalProducer.commit
 
     def commit(self, *arguments):
-        if self is not host.worker._producer:
+        if self is not host.worker._transactions.producer:
             return really_commit(self, *arguments)
         host.trusted = False  # so that it cannot find out by itself
         raise KafkaException(KafkaError(KafkaError._FENCED))

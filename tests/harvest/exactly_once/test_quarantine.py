@@ -10,8 +10,8 @@ import pytest
 from outbox.core.holds.values import Park
 from outbox.core.quarantine import Care
 from outbox.edges.holds import HoldTable
-from outbox.harvest.exactly_once import ExactlyOnce
 from outbox.harvest.exactly_once_rounds import Rounds
+from outbox.harvest.exactly_once_transaction import Transactions
 from outbox.operations import actions
 from tests.harvest.exactly_once.bench import finish, wait_until
 from tests.support.databases import leading
@@ -128,7 +128,7 @@ def test_an_operator_s_lock_on_a_hold_stops_no_purge(bench, settings, django_db_
 
 def test_nothing_is_committed_when_the_claim_has_run_out_meanwhile(bench, monkeypatch):
     """Between the read and the commit another way of delivery may have got the table."""
-    wait, claims = ExactlyOnce._await_guards, []
+    wait, claims = Transactions._await_guards, []
 
     def run_out(self, batch, give_up_at):
         claims.append(self._rounds.is_claimed())
@@ -136,7 +136,7 @@ def test_nothing_is_committed_when_the_claim_has_run_out_meanwhile(bench, monkey
             patch.setattr(Rounds, "is_claimed", lambda rounds: len(claims) > 3)
             wait(self, batch, give_up_at)
 
-    monkeypatch.setattr(ExactlyOnce, "_await_guards", run_out)
+    monkeypatch.setattr(Transactions, "_await_guards", run_out)
     with bench.working():
         bench.stash(["k"] * 5)
         bench.wait_empty()

@@ -11,7 +11,7 @@ import pytest
 from outbox.core.scoreboard_values import RecordHeld
 from outbox.edges.companions import Companions
 from outbox.edges.marks import WrongTable
-from outbox.harvest import exactly_once
+from outbox.harvest import exactly_once_transaction
 from outbox.harvest.exactly_once import ExactlyOnceFactory
 from outbox.harvest.lanes import MeterRead
 from tests.harvest.exactly_once.bench import Host, finish, wait_until
@@ -166,7 +166,7 @@ def test_nothing_is_sent_without_trust(bench):
 
 @pytest.mark.parametrize("piece", [500, 7])
 def test_a_refused_record_holds_its_key_and_an_operator_can_free_it(bench, monkeypatch, piece):
-    monkeypatch.setattr(exactly_once, "_PIECE", piece)
+    monkeypatch.setattr(exactly_once_transaction, "_PIECE", piece)
     ids = bench.stash(["bad", "bad", "good"] * 60)
     bench.db.execute("UPDATE outbox SET kafka_value = repeat('x', 2000000) WHERE id = %s", [ids[30]])
     with bench.working() as host:
@@ -181,7 +181,7 @@ def test_a_refused_record_holds_its_key_and_an_operator_can_free_it(bench, monke
 
 @pytest.mark.parametrize("piece", [500, 3])
 def test_a_record_that_the_broker_refuses_is_found_among_its_batch(bench, monkeypatch, piece):
-    monkeypatch.setattr(exactly_once, "_PIECE", piece)
+    monkeypatch.setattr(exactly_once_transaction, "_PIECE", piece)
     bench.topic = create_topic(bench.servers, 1, **{"max.message.bytes": "20000"})
     ids = bench.stash([f"key-{n}" for n in range(40)])
     bench.db.execute(  # random, so that compression does not make it acceptable
@@ -330,5 +330,5 @@ def test_a_record_refused_while_the_rest_is_handed_over_is_found_too(bench):
 def test_a_report_tells_its_record_by_its_place_in_the_batch():
     failures = []
     error = SimpleNamespace(name=lambda: "MSG_SIZE_TOO_LARGE", str=lambda: "too large")
-    exactly_once._reporter(failures, begin=500)(3)(error, None)
+    exactly_once_transaction._reporter(failures, begin=500)(3)(error, None)
     assert failures == [(503, "MSG_SIZE_TOO_LARGE", "too large")]

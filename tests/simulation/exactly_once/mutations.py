@@ -22,11 +22,17 @@ from outbox.core.verdict import Facts, NothingToDo, Rows, Verdict
 from outbox.edges import backends, transactions
 from outbox.edges.reader import Page
 from outbox.edges.transactions import TransactionalProducer
-from outbox.harvest import exactly_once, exactly_once_holds, exactly_once_rounds, exactly_once_takeover, resize
-from outbox.harvest.exactly_once import ExactlyOnce
+from outbox.harvest import (
+    exactly_once_holds,
+    exactly_once_rounds,
+    exactly_once_takeover,
+    exactly_once_transaction,
+    resize,
+)
 from outbox.harvest.exactly_once_database import Purges
 from outbox.harvest.exactly_once_holds import Holds
 from outbox.harvest.exactly_once_rounds import Rounds
+from outbox.harvest.exactly_once_transaction import Transactions
 from outbox.harvest.exactly_once_values import Awaited, Batch, Ticket
 from outbox.harvest.resize import LaneCount
 from tests.simulation.exactly_once.scenario import (
@@ -216,9 +222,9 @@ def _leave_settled(leave: Any, rounds: Rounds, lane: Any, *, is_settled: bool) -
 # ---- one transaction
 
 
-def _send_entry_first(send: Any, worker: ExactlyOnce, producer: Any, batch: Batch, give_up_at: float) -> Any:
+def _send_entry_first(send: Any, worker: Transactions, producer: Any, batch: Batch, give_up_at: float) -> Any:
     payload, entry = worker._entry(batch, ledger.digest(batch.rows), times.newest(batch.rows) if batch.rows else None)
-    producer.send_entry(worker._ledger_name, worker._lane, ledger.entry_key(0), payload, ledger.headers(entry))
+    producer.send_entry(worker._ledger_name, worker._lane.number, ledger.entry_key(0), payload, ledger.headers(entry))
     producer.has_entry = True
     return send(worker, producer, batch, give_up_at)
 
@@ -230,7 +236,7 @@ def _send_no_second_entry(send_entry: Any, producer: Any, *given: Any) -> None:
         send_entry(producer, *given)
 
 
-def _hasten(await_guards: Any, worker: ExactlyOnce, batch: Batch, give_up_at: float) -> None:
+def _hasten(await_guards: Any, worker: Transactions, batch: Batch, give_up_at: float) -> None:
     """Does not wait for the purge."""
     previous = batch.previous
     if batch.flush is not None and previous is not None and not previous.is_settled:
@@ -313,7 +319,7 @@ _NO_TROUBLE = transactions, "is_trouble", lambda facility, text, was_connected: 
 MUTATIONS: dict[str, Planted] = {
     "ledger entry first": Planted(
         (
-            _around(ExactlyOnce, "_send", _send_entry_first),
+            _around(Transactions, "_send", _send_entry_first),
             _around(TransactionalProducer, "send_entry", _send_no_second_entry),
             _NO_TROUBLE,
         )
@@ -327,11 +333,11 @@ MUTATIONS: dict[str, Planted] = {
     "no flush": Planted(
         (
             (Rounds, "_flush", _flush_nothing),
-            (exactly_once, "has_flushed", lambda since, asked_at: True),
+            (exactly_once_transaction, "has_flushed", lambda since, asked_at: True),
         )
     ),
     "the frontier is not reset for a lane that joins": Planted((_around(Rounds, "ready", _keep_frontier),)),
-    "commit before the purge of the batch before": Planted((_around(ExactlyOnce, "_await_guards", _hasten),)),
+    "commit before the purge of the batch before": Planted((_around(Transactions, "_await_guards", _hasten),)),
     "in flight only until the commit": Planted(((Flights, "committed", _end_at_the_commit),)),
     "a settled stop is kept": Planted((_around(Rounds, "ready", _keep_stops),), theme=_LOSSY),
     "what other lanes have in flight is left out": Planted((_around(Flights, "plan", _plan_for_every_lane),)),
@@ -342,7 +348,7 @@ MUTATIONS: dict[str, Planted] = {
         ),
         theme=_BARE,
     ),
-    "refused record swallowed": Planted(((ExactlyOnce, "_leave_out", _nothing),)),
+    "refused record swallowed": Planted(((Transactions, "_leave_out", _nothing),)),
     "a page dealt out before a refusal is sent as it is": Planted(
         (_around(Rounds, "left_out", _forget_left_out),), theme=_REFUSING
     ),

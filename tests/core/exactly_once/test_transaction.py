@@ -1,0 +1,66 @@
+from functools import partial
+from itertools import product
+
+import pytest
+
+from outbox.core.exactly_once.transaction import COMMIT, PROBING, Commit, Producer, Step, judge, objection
+from outbox.core.region import Region, UnexpectedEvent
+
+
+def commit(*steps):
+    region = Region(COMMIT)
+    for step in steps:
+        region.on(step)
+    return region
+
+
+@pytest.mark.parametrize(
+    ("steps", "expected"),
+    [
+        ([], Commit.NONE),
+        ([Step.BEGIN], Commit.OPEN),
+        ([Step.BEGIN, Step.DROP], Commit.NONE),
+        ([Step.BEGIN, Step.COMMIT], Commit.IN_DOUBT),
+        ([Step.BEGIN, Step.COMMIT, Step.DROP], Commit.IN_DOUBT),
+        ([Step.BEGIN, Step.COMMIT, Step.DROP, Step.SETTLED], Commit.NONE),
+        ([Step.BEGIN, Step.COMMIT, Step.DELIVERED], Commit.DONE),
+        ([Step.BEGIN, Step.COMMIT, Step.DELIVERED, Step.BEGIN], Commit.OPEN),
+        ([Step.BEGIN, Step.COMMIT, Step.DELIVERED, Step.DROP], Commit.NONE),
+    ],
+)
+def test_how_far_a_transaction_is(steps, expected):
+    assert commit(*steps).state is expected
+
+
+def test_only_the_ledger_ends_a_doubt():
+    doubt = commit(Step.BEGIN, Step.COMMIT)
+    for step in (Step.BEGIN, Step.COMMIT):
+        with pytest.raises(UnexpectedEvent):
+            doubt.on(step)
+    doubt.on(Step.DROP)
+    with pytest.raises(UnexpectedEvent):
+        doubt.on(Step.BEGIN)
+
+
+@pytest.mark.parametrize("table", [COMMIT, PROBING])
+def test_every_state_can_be_reached(table):
+    assert table.unreachable() == set()
+
+
+@pytest.mark.parametrize(
+    ("trouble", "repeated", "expected"),
+    [
+        ("", "", Producer.GOOD),
+        ("FAIL", "", Producer.TROUBLED),
+        ("", "2 EndTxn", Producer.REPEATED),
+        ("FAIL", "2 EndTxn", Producer.REPEATED),
+    ],
+)
+def test_a_producer_is_judged_by_its_log_and_by_its_statistics(trouble, repeated, expected):
+    assert judge(trouble, repeated) is expected
+
+
+def test_a_batch_is_committed_only_when_every_guard_holds():
+    for stopped, flushed, claimed in product((False, True), repeat=3):
+        text = objection(is_stopped=stopped, is_flushed=flushed, is_claimed=partial(bool, claimed))
+        assert bool(text) is (stopped or not flushed or not claimed)
