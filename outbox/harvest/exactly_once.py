@@ -1,8 +1,12 @@
 """The worker of one exactly-once lane: takes it over, then sends batch after batch, one transaction each.
 
-The lane's thread owns its producer. Records come from the rounds that all lanes of the process share, whose reader
-and purges have threads of their own. Whatever a transaction raises, the producer is thrown away and the lane is taken
-over again: only the ledger tells what was committed.
+The lane's thread owns where the lane stands (`core.exactly_once.lane`), its transactions with their producer, its
+takeovers and its watch for crashes. Records come from the rounds that all lanes of the process share, whose reader and
+purges have threads of their own: they post batches and orders to the lane's mailbox, and what the rounds know of the
+lane is under their lock. The host's thread posts to the mailbox too, and owns how the lane ends.
+
+Whatever a transaction raises, the producer is thrown away and the lane is taken over again: only the ledger tells what
+was committed.
 """
 
 from __future__ import annotations
@@ -18,7 +22,7 @@ import psycopg
 
 from outbox.conf import Conf
 from outbox.context import is_tracing
-from outbox.core import quarantine, verdict
+from outbox.core import verdict
 from outbox.core.exactly_once.blame import (
     Action,
     Fenced,
@@ -33,9 +37,9 @@ from outbox.core.exactly_once.blame import (
     Weigh,
     blame,
 )
-from outbox.core.exactly_once.lane import EndOfLane
+from outbox.core.exactly_once.lane import Did, EndOfLane, Lane
 from outbox.core.exactly_once.transaction import Producer, judge
-from outbox.core.ledger import Entry, LedgerEntryError
+from outbox.core.ledger import LedgerEntryError
 from outbox.core.patience import Backoff, Circuit
 from outbox.core.verdict import AskElection, Closed, Idle, Stop
 from outbox.edges.kafka import let_go
@@ -46,6 +50,7 @@ from outbox.edges.transactions import NoProducer, ReportsMissing
 from outbox.exceptions import OutboxError
 from outbox.failpoints import failpoint
 from outbox.harvest import telling
+from outbox.harvest.exactly_once_crashes import CrashWatch
 from outbox.harvest.exactly_once_database import Database, Source
 from outbox.harvest.exactly_once_holds import Holds, Name
 from outbox.harvest.exactly_once_kafka import Kafka
@@ -111,9 +116,7 @@ class ExactlyOnce:
         self._state = LaneState(lane, post=self._mailbox.put, holds=holds)
         self._ending = EndOfLane()
         self._circuit = Circuit(Backoff(_BACKOFF_MIN_S, _BACKOFF_MAX_S, runtime.random))
-        self._stopped_for = ""
-        self._phase = "new"
-        self._ended = False
+        self._machine = Lane()
         self._delivered = self._batches = self._takeovers = self._renewals = 0
         self._troubles = Troubles(lane, runtime)
         self._meter = Meter(lane, conf.metrics_interval_s, runtime.monotonic())
@@ -131,7 +134,7 @@ class ExactlyOnce:
     def finish(self, deadline: float) -> None:
         self._ending.finish(deadline)
         self._mailbox.put(End())
-        if self._ended or self._thread.ident is None:
+        if self._machine.has_ended or self._thread.ident is None:
             self._host.finished(self._lane)
 
     def abandon(self) -> None:
@@ -153,7 +156,7 @@ class ExactlyOnce:
         return ExactlyOnceStatistics(
             lane=self._lane,
             leader_id=self._leader_id,
-            phase=self._phase,
+            phase=self._machine.phase,
             in_flight=rounds.in_flight(self._lane) if rounds else 0,
             in_flight_keys=(),
             delivered=self._delivered,
@@ -179,6 +182,7 @@ class ExactlyOnce:
             self._takeover = Takeover(self._conf, self._lane, *parts)
             self._lane_count = LaneCount(self._conf, *parts)
             self._transactions = self._transactions_on(self._rounds)
+            self._crashes = CrashWatch(self._state, self._rounds, self._may_go_on, self._host.may_start)
             while not self._ending.is_asked_for:
                 self._turn(self._rounds)
         except BaseException as error:
@@ -195,7 +199,7 @@ class ExactlyOnce:
 
     def _turn(self, rounds: Rounds) -> None:
         """One life of a producer, and the pause after it."""
-        self._phase = "waiting"
+        self._machine.on(Did.TURN)
         if not self._host.may_start(self._lane):
             self._pause(_PATIENCE_S)
             return
@@ -213,7 +217,7 @@ class ExactlyOnce:
 
     def _own(self, rounds: Rounds) -> float:
         """Take the lane over; the pause before another attempt when it cannot be had."""
-        self._phase = "taking over"
+        self._machine.on(Did.ALLOWED)
         begun = self._runtime.monotonic()
         rounds.prepare()
         if not rounds.wait_purged(self._state, self._may_go_on):
@@ -222,9 +226,9 @@ class ExactlyOnce:
         self._stages["takeover"] += self._runtime.monotonic() - begun
         if isinstance(outcome, Owned):
             self._transactions.own(outcome)
-            self._take_care(rounds)
+            self._crashes.take_care(is_first=not self._takeovers)
             self._takeovers += 1
-            self._stopped_for = ""
+            self._machine.taken_over()
             self._troubles.over("takeover")
             now = self._runtime.monotonic()
             self._circuit.may_try(now)  # both servers answer; whether they take records is not known
@@ -237,33 +241,10 @@ class ExactlyOnce:
         if isinstance(outcome, Stop | Unreadable):
             return self._park(outcome.text)
         if isinstance(outcome, Closed | Idle):
-            self._phase = "closed" if isinstance(outcome, Closed) else "idle"
-            return _CLOSED_S if isinstance(outcome, Closed) else _IDLE_S
+            is_closed = isinstance(outcome, Closed)
+            self._machine.on(Did.FOUND_CLOSED if is_closed else Did.FOUND_IDLE)
+            return _CLOSED_S if is_closed else _IDLE_S
         return 0.0
-
-    def _take_care(self, rounds: Rounds) -> None:
-        """Whether the owner before has died, and of which record; from now on this one's death would be noticed."""
-        table, lane, holds = rounds.database.holds, self._lane, self._state.holds
-
-        def look(connection: Any) -> quarantine.Care:
-            found = table.watch(connection, lane)
-            care = quarantine.after(found, rounds.owner)
-            if found is None or found.owner != rounds.owner or found.is_clean:
-                table.own(connection, lane, rounds.owner, care)
-            elif found.started:
-                table.start(connection, lane, rounds.owner, ())
-            return care
-
-        care = rounds.purges.ask(look, self._may_go_on)
-        if care is None:
-            return  # it ends
-        holds.is_careful = care.is_careful
-        if care.suspects:
-            holds.suspect(care.suspects)
-        if care.culprit is not None:
-            logger.error("record_quarantined lane=%d id=%d crashes=%d", lane, care.culprit, care.crashes)
-        elif care.crashes and not self._takeovers:
-            logger.warning("unclean_takeover lane=%d crashes=%d suspects=%d", lane, care.crashes, len(care.suspects))
 
     def _lane_count_followed(self) -> AskElection | Stop | Unreadable | None:
         """The owner of lane 0 changes the count, before it takes the lane over like every other."""
@@ -297,14 +278,13 @@ class ExactlyOnce:
         return not self._ending.is_asked_for and self._host.may_start(self._lane)
 
     def _park(self, text: str) -> float:
-        self._phase = "stopped"
-        if text != self._stopped_for:
-            self._stopped_for = text
+        if self._machine.stopped(text):
             logger.error("lane_stopped lane=%d reason=%r", self._lane, text)
             self._host.emit(LaneStopped(self._lane, text))
         return _PARKED_S
 
     def _backoff(self, reason: str) -> float:
+        self._machine.on(Did.FAILED)
         return self._circuit.failed(self._runtime.monotonic(), reason)
 
     def _pause(self, seconds: float) -> None:
@@ -319,14 +299,16 @@ class ExactlyOnce:
 
     def _harvest(self, rounds: Rounds) -> float:
         """Send batches until one fails; the pause before the next takeover."""
+        self._machine.on(Did.TOOK_OVER)
         while not self._ending.is_asked_for:
-            self._phase = "ready"
             order = self._next_order()
             if isinstance(order, Batch):
                 if order.session != self._state.session:
                     continue
+                self._machine.on(Did.DEALT)
                 if (pause_s := self._try(rounds, order)) is not None:
                     return pause_s
+                self._machine.on(Did.DELIVERED)
             elif isinstance(order, Doubt):
                 self._host.doubt(self._lane)
                 return self._backoff("another owner may be at work")
@@ -362,7 +344,6 @@ class ExactlyOnce:
         from confluent_kafka import KafkaException
 
         transactions = self._transactions
-        self._phase = "sending"
         if (pause_s := self._renewal()) is not None:
             return pause_s
         failure: BaseException | None = None
@@ -370,7 +351,7 @@ class ExactlyOnce:
             if not self._host.may_start(self._lane) or self._hold_missing_topics(rounds, batch):
                 return 0.0
             transactions.leave_out_large(batch)
-            entry = self._transact_watched(rounds, batch)
+            entry = self._crashes.watched(batch, lambda: transactions.run(batch, self._must_renew))
         except (NotDelivered, BatchDropped, ReportsMissing, KafkaException, SystemError) as error:
             failure = let_go(error)  # it ends here: the client is to be asked what has happened
         if failure is not None:
@@ -388,7 +369,7 @@ class ExactlyOnce:
         self._batches += 1
         self._delivered += entry.count
         self._circuit.worked()
-        self._calm_down(rounds)
+        self._crashes.calm_down()
         self._troubles.over("send")
         return self._renewal()
 
@@ -419,34 +400,6 @@ class ExactlyOnce:
         producer = self._transactions.producer
         assert producer is not None
         return "" if self._renewal() is None else producer.trouble or producer.repeated
-
-    def _transact_watched(self, rounds: Rounds, batch: Batch) -> Entry | None:
-        """After a crash it is written down before which records are sent, one lane of the process after the other."""
-        holds = self._state.holds
-        if not (holds.is_careful or holds.is_risky):
-            return self._transactions.run(batch, self._must_renew)
-        table, lane, owner = rounds.database.holds, self._lane, rounds.owner
-        while not rounds.careful_turn.acquire(timeout=0.05):
-            if not self._may_go_on():
-                raise BatchDropped("the lane ends before its careful turn")
-        try:
-            holds.is_careful = True
-            rounds.purges.ask(lambda connection: table.start(connection, lane, owner, batch.ids), self._may_go_on)
-            if not (self._may_go_on() and self._host.may_start(lane)):
-                raise BatchDropped("the lane ends or is not trusted any more before its careful turn")
-            failpoint("careful")
-            entry = self._transactions.run(batch, self._must_renew)
-            rounds.purges.tell(lambda connection: table.start(connection, lane, owner, ()))
-            return entry
-        finally:
-            rounds.careful_turn.release()
-
-    def _calm_down(self, rounds: Rounds) -> None:
-        holds = self._state.holds
-        if holds.is_careful and not holds.is_narrow:
-            holds.is_careful = False
-            table, lane, owner = rounds.database.holds, self._lane, rounds.owner
-            rounds.purges.tell(lambda connection: table.calm(connection, lane, owner))
 
     # ---- when it failed
 
@@ -518,8 +471,7 @@ class ExactlyOnce:
             else:
                 is_settled = not (self._transactions.is_in_doubt or self._state.unpurged)
             rounds.leave(self._state, is_settled=is_settled)
-        self._phase = "ended"
-        self._ended = True
+        self._machine.on(Did.END)
         self._log_end()
         if self._ending.is_awaited:
             self._host.finished(self._lane)
@@ -541,12 +493,11 @@ class ExactlyOnce:
                 return self._left_untidily("whether the last batch was committed is not known", is_unpurged=True)
             if not rounds.wait_purged(self._state, self._may_wait):
                 return self._left_untidily("PostgreSQL did not confirm the last purge in time", is_unpurged=True)
-            if self._stopped_for:
+            if self._machine.awaits_decision:
                 return self._left_untidily(
                     "the lane is stopped, and what was sent may be in the table", is_unpurged=True
                 )
-            table, lane, owner = rounds.database.holds, self._lane, rounds.owner
-            rounds.purges.ask(lambda connection: table.leave(connection, lane, owner), self._may_wait)
+            self._crashes.leave(self._may_wait)
             rounds.release_way(self._state, self._may_wait)
         except (psycopg.Error, OutboxError) as error:
             return self._left_untidily(str(error), is_unpurged=self._transactions.is_in_doubt or self._state.unpurged)

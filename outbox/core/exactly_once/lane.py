@@ -1,14 +1,141 @@
 """Where the worker of one lane stands. Pure.
 
-How it ends is asked for by the host, in one thread: that thread owns the region, and the lane's thread only reads it.
-It may be in the middle of a wait, so it looks again and again. The deadline is there before the state that needs it.
+The lane's thread owns what it is doing, and whether an operator must decide first; others see the phase, which is one
+word. How it ends is asked for by the host, in one thread: that thread owns the ending, and the lane's thread only reads
+it. It may be in the middle of a wait, so it looks again and again. The deadline is there before the state that needs
+it, and a state is set in one piece.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import Enum
 
 from outbox.core.region import Region, Table
+
+
+class Activity(Enum):
+    NEW = "new"
+    WAITING = "waiting"
+    """Until the election lets it start."""
+    TAKING_OVER = "taking over"
+    READY = "ready"
+    """It waits for the next batch."""
+    SENDING = "sending"
+    BACKING_OFF_TAKEOVER = "backing off from taking over"
+    BACKING_OFF_READY = "backing off from being ready"
+    BACKING_OFF_SENDING = "backing off from sending"
+    """Until the next attempt to take it over; so all three."""
+    STOPPED = "stopped"
+    """Neither sending nor deleting can be right until an operator has decided."""
+    CLOSED = "closed"
+    """The count of lanes is being changed."""
+    IDLE = "idle"
+    """It lies at or above the count."""
+    ENDED = "ended"
+
+
+class Did(Enum):
+    TURN = "it begins anew, without a producer"
+    ALLOWED = "the election lets it start"
+    TOOK_OVER = "it owns the lane, and has told the rounds"
+    DEALT = "a batch was dealt to it"
+    DELIVERED = "the batch is done with, and the next may follow"
+    FAILED = "nobody is to blame, or the election is asked"
+    STOPPED = "an operator must decide"
+    FOUND_CLOSED = "the lanes are closed"
+    FOUND_IDLE = "the lane is not in use"
+    END = "its thread ends"
+
+
+_ALIVE = [activity for activity in Activity if activity is not Activity.ENDED]
+ACTIVITY: Table[Activity, Did] = Table(
+    "activity",
+    Activity.NEW,
+    {
+        **{(activity, Did.TURN): Activity.WAITING for activity in _ALIVE},
+        (Activity.WAITING, Did.ALLOWED): Activity.TAKING_OVER,
+        (Activity.TAKING_OVER, Did.TOOK_OVER): Activity.READY,
+        (Activity.TAKING_OVER, Did.FOUND_CLOSED): Activity.CLOSED,
+        (Activity.TAKING_OVER, Did.FOUND_IDLE): Activity.IDLE,
+        (Activity.READY, Did.DEALT): Activity.SENDING,
+        (Activity.SENDING, Did.DELIVERED): Activity.READY,
+        (Activity.TAKING_OVER, Did.STOPPED): Activity.STOPPED,
+        (Activity.READY, Did.STOPPED): Activity.STOPPED,
+        (Activity.SENDING, Did.STOPPED): Activity.STOPPED,
+        (Activity.TAKING_OVER, Did.FAILED): Activity.BACKING_OFF_TAKEOVER,
+        (Activity.READY, Did.FAILED): Activity.BACKING_OFF_READY,
+        (Activity.SENDING, Did.FAILED): Activity.BACKING_OFF_SENDING,
+        (Activity.STOPPED, Did.FAILED): Activity.STOPPED,
+        **{(activity, Did.END): Activity.ENDED for activity in _ALIVE},
+    },
+)
+
+PHASES: Mapping[Activity, str] = {
+    **{activity: activity.value for activity in Activity},
+    Activity.BACKING_OFF_TAKEOVER: Activity.TAKING_OVER.value,
+    Activity.BACKING_OFF_READY: Activity.READY.value,
+    Activity.BACKING_OFF_SENDING: Activity.SENDING.value,
+}
+"""What people are shown."""
+
+
+class Decision(Enum):
+    NONE = "none"
+    AWAITED = "awaited"
+    """Of an operator, also while the lane is looked at once more."""
+
+
+class Judged(Enum):
+    STOPPED = "only an operator can decide"
+    TAKEN_OVER = "both sides agree"
+
+
+DECISION = Table(
+    "decision",
+    Decision.NONE,
+    {
+        (Decision.NONE, Judged.STOPPED): Decision.AWAITED,
+        (Decision.AWAITED, Judged.STOPPED): Decision.AWAITED,
+        (Decision.NONE, Judged.TAKEN_OVER): Decision.NONE,
+        (Decision.AWAITED, Judged.TAKEN_OVER): Decision.NONE,
+    },
+)
+
+
+class Lane:
+    """What the worker of a lane does. Owned by its thread; `phase` and `has_ended` are for any."""
+
+    def __init__(self) -> None:
+        self._activity, self._decision = Region(ACTIVITY), Region(DECISION)
+        self.stopped_for = ""
+        """The question for which an operator's decision is awaited, or was at last."""
+
+    def on(self, event: Did) -> None:
+        self._activity.on(event)
+
+    def stopped(self, text: str) -> bool:
+        """Whether that is news."""
+        is_news = self._decision.state is Decision.NONE or text != self.stopped_for
+        self._activity.on(Did.STOPPED)
+        self._decision.on(Judged.STOPPED)
+        self.stopped_for = text
+        return is_news
+
+    def taken_over(self) -> None:
+        self._decision.on(Judged.TAKEN_OVER)
+
+    @property
+    def awaits_decision(self) -> bool:
+        return self._decision.state is Decision.AWAITED
+
+    @property
+    def phase(self) -> str:
+        return PHASES[self._activity.state]
+
+    @property
+    def has_ended(self) -> bool:
+        return self._activity.state is Activity.ENDED
 
 
 class Ending(Enum):

@@ -58,7 +58,7 @@ class Host:
     def stopped_for(self) -> str:
         """Why the lane waits for an operator; empty: it does not."""
         worker = self.worker
-        return worker._stopped_for if worker is not None and worker._phase == STOPPED else ""
+        return worker._machine.stopped_for if worker is not None and worker._machine.phase == STOPPED else ""
 
     def fatal(self, error: BaseException) -> None:
         self._process.world.fail(error)
