@@ -38,6 +38,7 @@ from outbox.core.exactly_once.blame import (
     blame,
 )
 from outbox.core.exactly_once.lane import Did, EndOfLane, Lane
+from outbox.core.exactly_once.takeover import Unreadable, unreadable
 from outbox.core.exactly_once.transaction import Producer, judge
 from outbox.core.ledger import LedgerEntryError
 from outbox.core.patience import Backoff, Circuit
@@ -55,7 +56,7 @@ from outbox.harvest.exactly_once_database import Database, Source
 from outbox.harvest.exactly_once_holds import Holds, Name
 from outbox.harvest.exactly_once_kafka import Kafka
 from outbox.harvest.exactly_once_rounds import LaneState, Rounds
-from outbox.harvest.exactly_once_takeover import Outcome, Owned, Takeover, Unreadable, unreadable_text
+from outbox.harvest.exactly_once_takeover import Outcome, Owned, Takeover
 from outbox.harvest.exactly_once_transaction import BatchDropped, NotDelivered, Transactions
 from outbox.harvest.exactly_once_values import (
     Batch,
@@ -268,7 +269,7 @@ class ExactlyOnce:
         try:
             return rounds.idle_lanes.examine(_TAKEOVER_S, self._may_take_over)
         except LedgerEntryError as error:
-            return Unreadable(unreadable_text(self._lane, error))
+            return unreadable(self._lane, error)
 
     def _taken_over(self) -> Outcome:
         return self._takeover.run(_TAKEOVER_S, self._may_take_over)

@@ -1,6 +1,7 @@
 """Taking a lane over: fence older owners, read both sides, and settle the batch between them.
 
-The order of the questions is what makes the answer right; see `core.verdict`, which gives it.
+`core.exactly_once.takeover` says what is asked next and what the answers mean. Here each question is one statement or
+one call, in the thread of the lane: it waits for the answer, and for no longer than the lane may go on.
 """
 
 from __future__ import annotations
@@ -13,8 +14,19 @@ from uuid import UUID
 
 from outbox.conf import Conf
 from outbox.core import verdict
+from outbox.core.exactly_once.takeover import (
+    Ask,
+    CloseForgotten,
+    GiveUp,
+    Known,
+    Last,
+    Table,
+    Unreadable,
+    next_step,
+    unreadable,
+)
 from outbox.core.ledger import Entry, LedgerEntryError
-from outbox.core.verdict import AskElection, Closed, Facts, Idle, MoveOnly, NothingToDo, PurgeEntry, State, Stop
+from outbox.core.verdict import AskElection, Closed, Idle, LookUpRows, MoveOnly, NothingToDo, PurgeEntry, State, Stop
 from outbox.edges import backends
 from outbox.edges.ledger_topic import LedgerMissing
 from outbox.edges.transactions import TransactionalProducer, initialised
@@ -37,20 +49,6 @@ class Owned:
     entry: Entry | None = None
     server: str = ""
     """Which has shown the state, see `backends.server_of`."""
-
-
-@dataclass(frozen=True, slots=True)
-class Unreadable:
-    """The last record of the ledger cannot be understood."""
-
-    text: str
-
-
-def unreadable_text(lane: int, error: LedgerEntryError) -> str:
-    return (
-        f"lane {lane} is stopped, nothing was sent or deleted: {error} What can be done about it tells "
-        f"manage.py outbox_resolve --lane {lane}"
-    )
 
 
 class UnreadableMark(Exception):
@@ -125,9 +123,9 @@ class Takeover:
         try:
             outcome = self._examine(producer, give_up_at, may_go_on)
         except UnreadableMark as error:
-            outcome = Unreadable(unreadable_text(0, error.reason))
+            outcome = unreadable(0, error.reason)
         except LedgerEntryError as error:
-            outcome = Unreadable(unreadable_text(self._lane, error))
+            outcome = unreadable(self._lane, error)
         except BaseException:
             producer.drop()
             raise
@@ -135,75 +133,72 @@ class Takeover:
             producer.drop()
         return outcome
 
-    def _look(self, connection: Any) -> Any:
+    def _look(self, connection: Any) -> Table:
         statements = self._database.statements
         self._server = backends.server_of(backends.of(connection))
-        return (*statements.state(connection, self._conf.lanes), statements.purged(connection, self._lane))
+        return Table(*statements.state(connection, self._conf.lanes), statements.purged(connection, self._lane))
 
     def _make(self) -> TransactionalProducer:
         return self._kafka.producer(self._lane, self.request_bytes)
 
     def _examine(self, producer: TransactionalProducer, give_up_at: float, may_go_on: Callable[[], bool]) -> Outcome:
         failpoint("after-init")
-        facts = self._read_facts(give_up_at, may_go_on)
-        if facts is None:
-            return None
-        judged = verdict.takeover(facts)
-        if isinstance(judged, verdict.LookUpRows):
-            judged = self._compare(facts, judged, may_go_on)
-        if judged is None:
-            return None
-        if isinstance(judged, PurgeEntry | MoveOnly):
-            failpoint("before-settle")
-            stop = self._settle(judged, may_go_on)
-            if stop is not None or not may_go_on():
-                return stop
-            return Owned(producer, judged.entry.batch, facts.database, facts.state, facts.entry, self._server)
-        if isinstance(judged, NothingToDo):
-            return Owned(producer, judged.batch, facts.database, facts.state, facts.entry, self._server)
-        assert not isinstance(judged, verdict.LookUpRows)
-        return judged
+        known: Known | None = Known(self._lane, self._settling)
+        while known is not None:
+            match step := next_step(known):
+                case PurgeEntry(entry) | MoveOnly(entry):
+                    failpoint("before-settle")
+                    stop = self._settle(step, may_go_on)
+                    if stop is not None or not may_go_on():
+                        return stop
+                    return self._owned(producer, known, entry.batch)
+                case NothingToDo(batch):
+                    return self._owned(producer, known, batch)
+                case Ask() | CloseForgotten() | LookUpRows():
+                    known = self._asked(known, step, give_up_at, may_go_on)
+                case GiveUp():
+                    return None
+                case _:
+                    return step
+        return None
 
-    def _read_facts(self, give_up_at: float, may_go_on: Callable[[], bool]) -> Facts | None:
-        lane, database = self._lane, self._database
-        first = self._purges.ask(self._look, may_go_on)
-        if first is None:
-            return None
-        identity, state, purged = first
-        settling = self._settling is not None
-        if self._settling is not None and self._has_ended(state):
-            return None
-        if not settling and verdict.waits_for(lane, state) is not None:
-            return Facts(lane, identity, state, purged, None, purged)
-        # Each time: brokers may have made a deleted one anew, with a policy that forgets. Made anew it is empty, and
-        # the verdict says so when the table knows better.
-        self._kafka.prepare(state.lane_count, self._conf.audit_window_s)
-        entry = self._kafka.last_entry(lane, give_up_at)
-        newest = verdict.change_of(entry, identity)
-        if lane and not settling:
-            marked = newest_change_of_any(self._kafka, identity, give_up_at, self._conf, state)
-            if newest > marked and verdict.forgets_change(state, newest):
-                # One that was given up before it was marked: the owner of lane 0 cannot know.
-                close_forgotten(self._servers, self._purges, state, newest, may_go_on)
-            newest = max(newest, marked)
-        again = self._purges.ask(lambda connection: database.statements.purged(connection, lane), may_go_on)
-        if again is None:
-            return None
-        return Facts(lane, identity, state, purged, entry, again, settling=settling, newest_change=newest)
+    def _owned(self, producer: TransactionalProducer, known: Known, batch: int) -> Owned:
+        assert known.table is not None
+        assert known.last is not None
+        return Owned(producer, batch, known.table.identity, known.table.state, known.last.entry, self._server)
 
-    def _has_ended(self, state: State) -> bool:
-        """A change that somebody else has ended is not this one's to go on with."""
-        change = self._settling
-        assert change is not None
-        return (state.resize_to, state.resize_no) != (change.resize_to, change.resize_no)
-
-    def _compare(self, facts: Facts, judged: verdict.LookUpRows, may_go_on: Callable[[], bool]) -> Any:
-        entry = judged.entry
-        found = self._purges.ask(lambda connection: self._database.statements.look_up(connection, entry.ids), may_go_on)
-        if found is None:
-            return None
-        rows = verdict.found_rows(entry, found.count, found.digest, found.newest)
-        return verdict.takeover(replace(facts, rows=rows))
+    def _asked(
+        self,
+        known: Known,
+        step: Ask | CloseForgotten | LookUpRows,
+        give_up_at: float,
+        may_go_on: Callable[[], bool],
+    ) -> Known | None:
+        """With the answer; None when it may not go on."""
+        ask, database, table = self._purges.ask, self._database, known.table
+        if step is Ask.TABLE:
+            table = ask(self._look, may_go_on)
+            return None if table is None else replace(known, table=table)
+        if step is Ask.PURGED:
+            again = ask(lambda connection: database.statements.purged(connection, self._lane), may_go_on)
+            return None if again is None else replace(known, purged_again=again)
+        if isinstance(step, LookUpRows):
+            entry = step.entry
+            found = ask(lambda connection: database.statements.look_up(connection, entry.ids), may_go_on)
+            if found is None:
+                return None
+            return replace(known, rows=verdict.found_rows(entry, found.count, found.digest, found.newest))
+        assert table is not None
+        state, identity = table.state, table.identity
+        if step is Ask.LEDGER:
+            # Each time: brokers may have made a deleted one anew, with a policy that forgets. Made anew it is empty,
+            # and the verdict says so when the table knows better.
+            self._kafka.prepare(state.lane_count, self._conf.audit_window_s)
+            return replace(known, last=Last(self._kafka.last_entry(self._lane, give_up_at)))
+        if isinstance(step, CloseForgotten):
+            close_forgotten(self._servers, self._purges, state, step.change, may_go_on)
+            return replace(known, closed_for=step.change)
+        return replace(known, marked=newest_change_of_any(self._kafka, identity, give_up_at, self._conf, state))
 
     def _settle(self, judged: PurgeEntry | MoveOnly, may_go_on: Callable[[], bool]) -> Stop | None:
         """Looks once more, beside the guard that the same statement's file gives: rows and file belong together."""

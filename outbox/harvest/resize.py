@@ -21,6 +21,7 @@ from uuid import UUID, uuid4
 
 from outbox.conf import Conf
 from outbox.core import ledger as entries
+from outbox.core.exactly_once.takeover import Unreadable, unreadable
 from outbox.core.ledger import Entry
 from outbox.core.verdict import AskElection, Closed, State, Stop, change_of, forgets_change, idle_lane
 from outbox.edges.ledger_topic import LedgerMissing, LedgerOpen, LedgerRefused
@@ -29,12 +30,10 @@ from outbox.harvest.exactly_once_database import Purges
 from outbox.harvest.exactly_once_takeover import (
     Owned,
     Takeover,
-    Unreadable,
     UnreadableMark,
     close_forgotten,
     newest_change,
     newest_change_of_any,
-    unreadable_text,
 )
 from outbox.harvest.ports import Servers
 
@@ -60,7 +59,7 @@ class LaneCount:
         try:
             state = self._remembering_state(may_go_on)
         except UnreadableMark as error:
-            return Unreadable(unreadable_text(0, error.reason))
+            return unreadable(0, error.reason)
         if state is not None and state.resize_to is None:
             if self._grown_to != state.lane_count:
                 self._grow_leader_topic(state.lane_count, partitions_added)

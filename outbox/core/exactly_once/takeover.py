@@ -1,0 +1,127 @@
+"""A takeover, question by question: what is asked next, and what the answers mean. Pure; the lane's thread asks.
+
+The producer is initialised before the first question: older owners can no longer commit. The order of the questions is
+what makes the answer right; see `core.verdict`, which gives it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from uuid import UUID
+
+from outbox.core import verdict
+from outbox.core.ledger import Entry, LedgerEntryError
+from outbox.core.verdict import Facts, Rows, State, Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """The last record of the ledger cannot be understood."""
+
+    text: str
+
+
+def unreadable(lane: int, error: LedgerEntryError) -> Unreadable:
+    return Unreadable(
+        f"lane {lane} is stopped, nothing was sent or deleted: {error} What can be done about it tells "
+        f"manage.py outbox_resolve --lane {lane}"
+    )
+
+
+class Ask(Enum):
+    TABLE = "the state row, and m"
+    LEDGER = "whether the ledger topic is as it must be, and the lane's last entry"
+    MARK = "the newest change of the lane count that lane 0's last entry knows of"
+    PURGED = "m once more"
+
+
+@dataclass(frozen=True, slots=True)
+class CloseForgotten:
+    """Close the lanes for this change, which the row has forgotten. It was given up before it was marked, so the owner
+    of lane 0 cannot know."""
+
+    change: int
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUp:
+    """Somebody else has ended the change for which the lane was to be settled."""
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """What one look has shown."""
+
+    identity: UUID
+    state: State
+    purged: int
+
+
+@dataclass(frozen=True, slots=True)
+class Last:
+    """The lane's last entry; a lane that never committed has none."""
+
+    entry: Entry | None
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What has been answered so far; None: it was not asked."""
+
+    lane: int
+    settling: State | None = None
+    """The change of the lane count, as the row told it, for which lane 0's owner settles the lane while closed."""
+    table: Table | None = None
+    last: Last | None = None
+    marked: int | None = None
+    closed_for: int | None = None
+    """The change for which the lanes were closed by this takeover."""
+    purged_again: int | None = None
+    rows: Rows | None = None
+
+    @property
+    def newest_change(self) -> int:
+        """Of the lane count, as the last entries of this lane and of lane 0 have it."""
+        if self.table is None or self.last is None:
+            return self.marked or 0
+        return max(verdict.change_of(self.last.entry, self.table.identity), self.marked or 0)
+
+
+def next_step(known: Known) -> Ask | CloseForgotten | GiveUp | Verdict:
+    """What to ask or to do next, or the verdict. Total."""
+    table, last, settling = known.table, known.last, known.settling
+    if table is None:
+        return Ask.TABLE
+    if settling is not None and has_ended(settling, table.state):
+        return GiveUp()
+    if settling is None and (waiting := verdict.waits_for(known.lane, table.state)) is not None:
+        return waiting
+    if last is None:
+        return Ask.LEDGER
+    if known.lane and settling is None:
+        if known.marked is None:
+            return Ask.MARK
+        newest = known.newest_change
+        if known.closed_for is None and newest > known.marked and verdict.forgets_change(table.state, newest):
+            return CloseForgotten(newest)
+    if known.purged_again is None:
+        return Ask.PURGED
+    return verdict.takeover(
+        Facts(
+            known.lane,
+            table.identity,
+            table.state,
+            table.purged,
+            last.entry,
+            known.purged_again,
+            known.rows,
+            settling=settling is not None,
+            newest_change=known.newest_change,
+        )
+    )
+
+
+def has_ended(change: State, state: State) -> bool:
+    """A change that somebody else has ended is not this one's to go on with."""
+    return (state.resize_to, state.resize_no) != (change.resize_to, change.resize_no)
