@@ -23,7 +23,7 @@ from outbox.core import times
 from outbox.core.exactly_once.pages import IdlePause, PageSizes
 from outbox.core.flights import Flights, Plan, Standing, may_flush
 from outbox.core.frontier import Frontier
-from outbox.core.holds.values import Writes
+from outbox.core.holds.values import Errands, Writes
 from outbox.core.ledger import Entry
 from outbox.core.scoreboard_values import RecordHeld
 from outbox.core.verdict import GoOn, State, Stop
@@ -349,6 +349,7 @@ class Rounds:
     # ---- what the purges tell, in their thread
 
     def _purged(self, ticket: Ticket) -> None:
+        left: list[tuple[int, Errands]] = []
         with self._changed:
             for purge in ticket.purges:
                 number, batch = purge.entry.lane, purge.entry.batch
@@ -360,20 +361,21 @@ class Rounds:
                     lane.purged(batch)
                 self._flights.purged(number, batch)
                 if lane is not None and purge.errands is not None:
-                    self._heed_errands(lane, purge, is_done=purge in ticket.done)
+                    if purge in ticket.done:
+                        lane.holds.done(purge.errands)
+                        left.append((number, purge.errands))
+                    else:
+                        lane.holds.not_done(purge.errands)
             self._changed.notify_all()
+        for number, errands in left:
+            self._log_dead_letters(number, errands)
 
     @staticmethod
-    def _heed_errands(lane: LaneState, purge: Purge, *, is_done: bool) -> None:
-        assert purge.errands is not None
-        if not is_done:
-            lane.holds.not_done(purge.errands)
-            return
-        lane.holds.done(purge.errands)
-        for burial in purge.errands.burials:
+    def _log_dead_letters(lane: int, errands: Errands) -> None:
+        for burial in errands.burials:
             logger.warning(
                 "dead_letter lane=%d id=%d reason=%s attempts=%d error=%r",
-                lane.number, burial.record_id, burial.reason, burial.attempts, burial.error,
+                lane, burial.record_id, burial.reason, burial.attempts, burial.error,
             )  # fmt: skip
 
     # ---- the reading thread
