@@ -218,6 +218,9 @@ class Group:
         self.balance()
         self._go_on()
 
+    def others(self, name: str) -> list[str]:
+        return [other for other in self.members if other != name]
+
     def is_owner(self, name: str, partition: int) -> bool:
         return name in self.members and self.owner.get(partition) == name
 

@@ -13,6 +13,7 @@ import pytest
 from confluent_kafka import KafkaException
 
 from outbox.core import ledger
+from outbox.core.holds.values import Burial, Errands, Park
 from outbox.core.ledger import Entry
 from outbox.edges import backends
 from outbox.edges.ledger_topic import LedgerMissing, LedgerUnreachable
@@ -20,6 +21,7 @@ from outbox.edges.reader import LeftOut
 from outbox.edges.session import StatementOverdue
 from outbox.edges.transactions import RecordRefused, TransactionalProducer, initialised
 from tests.simulation.conformance.sides import LANES, Script
+from tests.simulation.exactly_once.checkers import TOPIC
 
 KEYS = ("k6", "k11", "k21", "k25", "k43", "k58", "k6", "k75")
 """Both sides give them the same of two lanes, and of three."""
@@ -210,6 +212,102 @@ def a_statement_is_given_up(s: Script) -> None:
 
 def _purge_plain(connection: Any, lane: int, batch: int, ids: list[int], file: int, s: Script) -> int:
     return int(s.statements.purge_plain(connection, lane, batch, ids, file))
+
+
+# ---- holds
+
+
+def park(record_id: int, key: str | None, attempts: int = 1, code: str = "INVALID_RECORD") -> Park:
+    return Park(record_id, TOPIC, key, attempts, code, f"{code}: no", 60.0)
+
+
+def show(s: Script, connection: Any) -> None:
+    for lanes in (2, LANES):
+        s.holds.load(connection, lanes)
+
+
+def what_was_refused_is_held(s: Script) -> None:
+    ids, c = s.write(*KEYS, ""), s.connect()
+    assert s.holds.load(c, 2) == []
+    s.holds.write(c, [park(ids[0], KEYS[0]), park(ids[8], ""), park(ids[1], None), park(99, "k")], ())
+    show(s, c)
+    s.holds.write(c, [park(ids[0], KEYS[0], 2, "POLICY_VIOLATION"), park(ids[2], KEYS[2])], [ids[1], 77])
+    show(s, c)
+    s.holds.write(c, [park(ids[6], KEYS[6])], ())
+    show(s, c)
+    s.side.want(ids[6], "retry")
+    s.side.want(ids[2], "skip")
+    s.holds.write(c, [park(ids[6], KEYS[6], 3), park(ids[2], KEYS[2], 3)], ())
+    s.holds.write(c, [], [ids[8]])
+    show(s, c)
+    s.statements.purged(c, 0)
+    s.statements.purge_plain(c, 0, 1, ids, filenode(s, c))
+    show(s, c)
+    s.side.truncate()
+    assert s.write(*KEYS) == ids[:8]
+    show(s, c)
+    s.holds.write(c, [park(ids[2], KEYS[2])], ())
+    show(s, c)
+
+
+def what_operators_hold_is_shown(s: Script) -> None:
+    ids, c = s.write(*KEYS), s.connect()
+    for topic, key, lane, record_id, reason in (
+        (TOPIC, KEYS[0], None, None, "paused"),
+        (TOPIC, None, None, None, "paused"),
+        ("", None, 1, None, "paused"),
+        (TOPIC, KEYS[0], None, ids[0], "editing"),
+        ("invoices", KEYS[1], None, None, "paused"),
+    ):
+        s.side.hold(topic, key, lane, record_id, reason)
+    show(s, c)
+    s.holds.write(c, [park(ids[0], KEYS[0])], ())
+    s.holds.write(c, (), ids)
+    show(s, c)
+
+
+def what_leaves_or_is_confirmed_shares_a_purge(s: Script) -> None:
+    ids, c, other, statements = s.write(*KEYS), s.connect(), s.connect(), s.statements
+    file = filenode(s, c)
+    statements.purged(c, 0)
+    s.holds.write(c, [park(id_, key) for id_, key in zip(ids[:4], KEYS, strict=False)], ())
+    for id_, wanted in zip(ids[:4], ("skip", "discard", "discard", "retry"), strict=True):
+        s.side.want(id_, wanted)
+    for lane in (0, 1):
+        s.side.hold("", None, lane, None, "paused")
+    numbers = [row.id for row in s.holds._found.load(other, LANES) if row.reason == "paused"]
+    burials = tuple(Burial(id_, "skipped", 3, "CODE", f"because of {id_}") for id_ in (ids[0], 99))
+    errands = Errands(burials, (ids[1], ids[3], ids[4], 99), tuple(numbers[:1]))
+
+    def carry_out(batch: int, sent: int) -> None:
+        assert statements.purge_counted(c, 0, batch, [ids[sent]], file) == (True, 1)
+        s.holds.run_soon(c, 0, errands, 300)
+
+    with s.rolled_back(c):
+        carry_out(1, 5)
+    show(s, other)
+    with s.transaction(c):
+        carry_out(1, 5)
+        assert statements.look_up(other, ids).count == 8
+        assert statements.look_up(c, [99]).count == 0
+    show(s, other)
+    with s.transaction(c):
+        carry_out(2, 6)
+        s.holds.run_soon(c, 2, Errands(confirmed=tuple(numbers)), 300)
+    show(s, other)
+
+
+def a_record_that_took_the_place_of_another_does_not_leave(s: Script) -> None:
+    ids, c, statements = s.write("k6", "k11"), s.connect(), s.statements
+    statements.purged(c, 0)
+    s.holds.write(c, [park(ids[0], "k6"), park(ids[1], "k11")], ())
+    s.side.want(ids[1], "discard")
+    s.side.truncate()
+    assert s.write("k6", "k11", "k11") == [*ids, 3]
+    with s.transaction(c):
+        assert statements.purge_counted(c, 0, 1, [3], filenode(s, c)) == (True, 1)
+        s.holds.run_soon(c, 0, Errands((Burial(ids[0], "refused", 1, "CODE", "no"),), (ids[1],)), 300)
+    show(s, c)
 
 
 # ---- the lane count
@@ -616,6 +714,10 @@ CASES = [
     the_same_purge_twice_at_once_moves_once,
     whoever_waits_for_a_purge_too_long_is_refused,
     a_statement_is_given_up,
+    what_was_refused_is_held,
+    what_operators_hold_is_shown,
+    what_leaves_or_is_confirmed_shares_a_purge,
+    a_record_that_took_the_place_of_another_does_not_leave,
     the_lane_count_is_changed,
     lanes_are_closed_for_a_forgotten_change,
     a_backend_is_required,

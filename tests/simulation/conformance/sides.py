@@ -21,6 +21,7 @@ from outbox.adoption import guarded_default
 from outbox.conf import parse
 from outbox.core.faults import Kind, kind_of
 from outbox.core.frontier import Snapshot
+from outbox.core.holds.values import Burial, Errands, HoldRow, Park
 from outbox.core.ledger import Entry
 from outbox.core.verdict import State
 from outbox.edges.companions import Companions, Found
@@ -32,8 +33,8 @@ from outbox.harvest.exactly_once_kafka import Kafka
 from outbox.runtime.threads import THREADS
 from tests.simulation.exactly_once import database as simulated_database
 from tests.simulation.exactly_once import kafka as simulated_kafka
-from tests.simulation.exactly_once.checkers import Checkers, Written
-from tests.simulation.exactly_once.postgres import TOPIC
+from tests.simulation.exactly_once.checkers import TOPIC, Checkers, Written
+from tests.simulation.exactly_once.holds import Hold
 from tests.simulation.exactly_once.scenario import World
 from tests.simulation.runtime import Simulated, in_thread
 from tests.support.tables import create_companions, create_table
@@ -46,10 +47,15 @@ _UNTOLD = {("client", "poll")}
 """How much was told meanwhile is nobody's concern."""
 _OWN_MAX = 1000
 """Of the numbers that a case chooses: greater ones are the server's."""
+_OF_A_HOLD = (
+    "topic", "key", "lane", "of_lane", "record_id", "reason", "attempts", "code", "error", "wanted", "confirmed_by",
+    "is_there", "head_lane",
+)  # fmt: skip
 _ERRORS = (psycopg.Error, KafkaException, SystemError, OutboxError, ValueError, TypeError)
 
-Table = tuple[list[int], dict[int, int], State]
-"""The ids of the rows, m of each lane that has one, and the row of the lane count: as far as it is committed."""
+Table = tuple[Any, ...]
+"""The ids and values of the rows, m of each lane that has one, the row of the lane count, holds and dead letters: as
+far as it is committed."""
 
 
 class Delivered(Checkers):
@@ -70,6 +76,7 @@ class SimulatedSide:
         self.runtime = Simulated(world, origin=50.0)
         self.caller = SimpleNamespace(
             name="caller", world=world, runtime=self.runtime, point=lambda name: None,
+            perhaps_evicted=lambda: None,
             clients={}, connections={}, kafka_ok=True, table_ok=True, is_claimed=False,
         )  # fmt: skip
 
@@ -99,7 +106,17 @@ class SimulatedSide:
 
     def table(self) -> Table:
         now = self.server.now
-        return sorted(now.rows), dict(now.purged), now.state
+        holds = [
+            (h.topic, h.key, h.lane, h.record_id, h.reason, h.attempts, h.code, h.error, h.wanted, h.confirmed_by)
+            for _, h in sorted(now.holds.items())
+        ]
+        dead = [
+            (id_, *letter.stored.row[1:4], b.reason, b.attempts, b.code, b.error, _told_of(b.history))
+            for id_, letter in sorted(now.dead.items())
+            for b in (letter.burial,)
+        ]
+        rows = sorted((id_, stored.row[3]) for id_, stored in now.rows.items())
+        return [row[0] for row in rows], dict(now.purged), now.state, [row[1] for row in rows], holds, dead
 
     def truncate(self) -> None:
         assert self.server.truncate()
@@ -112,6 +129,14 @@ class SimulatedSide:
 
     def wish(self, lanes: int) -> None:
         self.server.wish(lanes)
+
+    def hold(self, topic: str, key: str | None, lane: int | None, record_id: int | None, reason: str) -> None:
+        stashed_at = None if record_id is None else self.server.now.rows[record_id].create_time
+        assert self.server.holds.place(Hold(0, topic, key, lane, record_id, stashed_at, reason))
+
+    def want(self, record_id: int, wanted: str) -> None:
+        for hold in self.server.holds.of_record([record_id]):
+            self.server.holds.want(hold.id, wanted)
 
     def is_claimed(self) -> bool:
         return bool(self.caller.is_claimed)
@@ -186,10 +211,20 @@ class RealSide:
         return SimpleNamespace(xid=xid, insert=insert, commit=connection.commit, roll_back=connection.rollback)
 
     def table(self) -> Table:
-        ids = [row[0] for row in self._admin.execute("SELECT id FROM outbox ORDER BY id")]
+        rows = self._admin.execute("SELECT id, kafka_value FROM outbox ORDER BY id").fetchall()
         purged = dict(self._admin.execute("SELECT lane, max(batch) FROM outbox_purged GROUP BY lane").fetchall())
         state = self._admin.execute("SELECT lanes, resize_to, lanes_wanted, resize_no FROM outbox_state").fetchone()
-        return ids, purged, State(LANES) if state is None else State(*state)
+        holds = self._admin.execute(
+            "SELECT topic, key, lane, record_id, reason, attempts, error_code, last_error, wanted, confirmed_by "
+            "FROM outbox_hold ORDER BY id"
+        ).fetchall()
+        dead = self._admin.execute(
+            "SELECT record_id, topic, key, value, reason, attempts, error_code, last_error, history "
+            "FROM outbox_dead ORDER BY record_id"
+        ).fetchall()
+        found = State(LANES) if state is None else State(*state)
+        letters = [(*letter[:8], _told_of(letter[8])) for letter in dead]
+        return [row[0] for row in rows], purged, found, [row[1] for row in rows], holds, letters
 
     def truncate(self) -> None:
         self._admin.execute("TRUNCATE outbox RESTART IDENTITY")
@@ -205,6 +240,16 @@ class RealSide:
 
     def wish(self, lanes: int) -> None:
         Companions("outbox", "outbox_id_seq").wish(self._admin, lanes)
+
+    def hold(self, topic: str, key: str | None, lane: int | None, record_id: int | None, reason: str) -> None:
+        self._admin.execute(
+            "INSERT INTO outbox_hold (topic, key, lane, record_id, stashed_at, reason) "
+            "SELECT %s, %s, %s, %s, (SELECT create_time FROM outbox WHERE id = %s), %s",
+            [topic, key, lane, record_id, record_id, reason],
+        )
+
+    def want(self, record_id: int, wanted: str) -> None:
+        self._admin.execute("UPDATE outbox_hold SET wanted = %s WHERE record_id = %s", [wanted, record_id])
 
     def is_claimed(self) -> bool:
         row = self._admin.execute("SELECT way <> '' AND way_time > '-infinity' FROM outbox_state").fetchone()
@@ -224,6 +269,10 @@ class RealSide:
 
     def play(self, case: Callable[[Any], None], script: Any) -> None:
         case(script)
+
+
+def _told_of(history: Any) -> list[tuple[str, str]]:
+    return [(attempt["code"], attempt["error"]) for attempt in history]
 
 
 class Recorded:
@@ -247,7 +296,7 @@ class _RollBack(Exception):
 class Script:
     """What a case works with, on one side."""
 
-    _WRAPPED = {"statements": "Statements", "reader": "Reader", "claim": "Claim"}
+    _WRAPPED = {"statements": "Statements", "holds": "HoldStatements", "reader": "Reader", "claim": "Claim"}
 
     def __init__(self, side: Any, shared: Script | None = None) -> None:
         self.side, self.runtime = side, side.runtime
@@ -272,6 +321,10 @@ class Script:
     @property
     def statements(self) -> Any:
         return self.database.statements
+
+    @property
+    def holds(self) -> Any:
+        return self.database.holds
 
     @property
     def topic(self) -> str:
@@ -398,6 +451,12 @@ class Script:
             return "Found", value.count, value.digest, newest, self._nth("file", value.filenode)
         if isinstance(value, Page):
             return self._page(value)
+        if isinstance(value, HoldRow):
+            shown = self._plain([getattr(value, name) for name in _OF_A_HOLD])
+            due = None if value.due_s is None else round(value.due_s / 10)
+            return "HoldRow", self._nth("hold", value.id), due, _told_of(value.history), *shown
+        if isinstance(value, Park | Burial | Errands):
+            return type(value).__name__
         if isinstance(value, Entry):
             return "Entry", value.lane, value.batch, value.ids
         if isinstance(value, KafkaError):

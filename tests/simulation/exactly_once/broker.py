@@ -175,6 +175,7 @@ class Broker:
     def decided(self, transaction: Transaction) -> None:
         if self.data in transaction.logs and not transaction.process.is_claimed:
             raise Violation(f"{transaction.process.name} has committed after it gave back its claim on the table")
-        self._checkers.committed.update(
-            uid for found, uid in self.data.records[self.data.stable :] if found is transaction
-        )
+        uids = [uid for found, uid in self.data.records[self.data.stable :] if found is transaction]
+        for uid in uids:
+            self.world.postgres.primary.holds.require_sendable(self._checkers.written[uid])
+        self._checkers.decided(uids)

@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 
 from tests.simulation.checkers import Violation
 
+TOPIC = "orders"
+DEAD, DISCARDED, EDITED = "made a dead letter", "discarded", "edited"
+
 
 @dataclass(frozen=True, slots=True)
 class Written:
@@ -16,6 +19,7 @@ class Written:
     key: str
     sequence: int
     id: int
+    topic: str = TOPIC
 
 
 @dataclass
@@ -26,6 +30,8 @@ class Checkers:
     vanished: set[int] = field(default_factory=set)
     """Committed, not yet on the disk, and lost in a crash of the server: it never was."""
     committed: set[int] = field(default_factory=set)
+    left: dict[int, str] = field(default_factory=dict)
+    """Not to be sent any more, and why."""
     delivered: dict[int, None] = field(default_factory=dict)
     _last: dict[str, int] = field(default_factory=dict)
 
@@ -42,6 +48,22 @@ class Checkers:
         if uid not in self.committed and uid not in self.withdrawn:
             raise Violation(f"lost: {self.written[uid]} was deleted and is not in Kafka")
 
+    def decided(self, uids: Iterable[int]) -> None:
+        """A transaction with these records is committed."""
+        for uid in uids:
+            if uid in self.left:
+                raise Violation(f"{self.written[uid]} was {self.left[uid]}, and is in Kafka now")
+            self.committed.add(uid)
+
+    def leaves(self, uid: int, how: str) -> None:
+        if uid in self.committed:
+            raise Violation(f"{self.written[uid]} is in Kafka, and now {how}")
+        self.left[uid] = how
+
+    def edited(self, uid: int, record: Written) -> None:
+        self.leaves(uid, EDITED)
+        self.inserted([record])
+
     def visible(self, uid: int) -> None:
         """A read_committed consumer has read the record."""
         record = self.written.get(uid)
@@ -57,7 +79,7 @@ class Checkers:
             self._last[record.key] = record.sequence
 
     def finished(self, left: list[int]) -> None:
-        exempt = self.withdrawn | self.vanished
+        exempt = self.withdrawn | self.vanished | self.left.keys()
         if left:
             raise Violation(f"the backlog did not drain: ids {left[:10]} ({len(left)}) are still in the table")
         lost = [record for uid, record in self.written.items() if uid not in self.delivered and uid not in exempt]

@@ -12,6 +12,7 @@ from uuid import UUID
 import psycopg
 
 from outbox.core.frontier import Snapshot
+from outbox.core.holds.values import Errands
 from outbox.core.verdict import State
 from outbox.edges import backends
 from outbox.edges.companions import Found
@@ -67,18 +68,19 @@ class Connection:
             self._end_transaction()
             raise
         try:
-            self.ask(lambda server: transaction.commit())
+            self.ask(transaction.commit)
         finally:
             self._transaction = None  # when the answer is lost, nobody knows whether it is committed
 
     # ---- one statement
 
-    def ask(self, statement: Callable[[Server], Any], late: Answer | None = None) -> Any:
+    def ask(self, statement: Callable[[Server], Any], late: Answer | None = None, *, is_guarded: bool = False) -> Any:
         """Its result. A failure breaks the connection, and the statement may be executed all the same, or later.
-        `late`: what the statement itself settles, in the end."""
+        `late`: what the statement itself settles, in the end. `is_guarded`: by a savepoint."""
         world, faults, answer = self._world, self._world.faults, late or Answer(self._runtime, "PostgreSQL")
         self._process.point("statement")
         if self.closed or self.broken or self.is_given_up:
+            self._end_transaction()
             raise _lost("the connection is closed")
         delay_s = world.random.uniform(*_LATENCY_S)
         if world.chance(faults.statement_slow):
@@ -87,7 +89,8 @@ class Connection:
             world.after(delay_s, partial(self._abort, answer, _lost("not executed"), self._transaction))
         elif delay_s > STATEMENT_TIMEOUT_S and world.chance(0.5):
             cancelled = psycopg.errors.QueryCanceled("canceling statement due to statement timeout")
-            world.after(STATEMENT_TIMEOUT_S * 0.99, partial(self._abort, answer, cancelled, self._transaction))
+            ended = None if is_guarded else self._transaction
+            world.after(STATEMENT_TIMEOUT_S * 0.99, partial(self._abort, answer, cancelled, ended))
         else:
             give_up_at = world.now + delay_s + _LOCK_TIMEOUT_S
             world.after(delay_s, partial(self._arrive, statement, answer, give_up_at, late is None))
@@ -130,6 +133,9 @@ class Connection:
             return
         try:
             value = statement(self.server)
+        except (psycopg.errors.LockNotAvailable, psycopg.errors.InFailedSqlTransaction) as error:
+            answer.settle(error=error)
+            return
         except Locked:
             if self.closed:
                 return
@@ -159,6 +165,9 @@ class Connection:
             self.broken = True
             raise _lost("not executed")
 
+    def perhaps_late(self) -> None:
+        self._process.perhaps_evicted()
+
     def nothing(self) -> None:
         """A statement of which nothing is simulated but that it takes its time and may fail."""
         self.ask(lambda server: None)
@@ -187,6 +196,19 @@ class Connection:
 
         moved, deleted = self.ask(run)
         return moved, deleted
+
+    def run(self, lane: int, errands: Errands) -> None:
+        transaction = self._transaction
+        assert transaction is not None, "what deletes a record shares the transaction of a purge"
+
+        def run(server: Server) -> None:
+            if not transaction.is_over:
+                if self._world.chance(self._world.faults.errands_locked):
+                    raise psycopg.errors.LockNotAvailable("canceling statement due to lock timeout")
+                server.run(transaction, lane, errands)
+
+        self.perhaps_late()
+        self.ask(run, is_guarded=True)
 
     def kept(self, lane: int, batch: int, ids: Sequence[int], filenode: int) -> int:
         transaction = self._transaction
@@ -241,6 +263,7 @@ class Statements:
     def purge_counted(
         self, connection: Connection, lane: int, batch: int, ids: Sequence[int], filenode: int
     ) -> tuple[bool, int]:
+        connection.perhaps_late()
         return connection.purge(lane, batch, ids, filenode, compared=False)
 
     def kept(self, connection: Connection, lane: int, batch: int, ids: Sequence[int], filenode: int) -> int:

@@ -10,11 +10,11 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from outbox.core.holds.values import HISTORY_MAX, HoldRow, Park
+from outbox.core.holds.values import HISTORY_MAX, Errands, HoldRow, Park
 from tests.simulation.checkers import Violation
 
-PARKED, QUARANTINED = "parked", "quarantined"
-REFUSED = (PARKED, QUARANTINED)
+PARKED, QUARANTINED, PAUSED, EDITING = "parked", "quarantined", "paused", "editing"
+REFUSED, WANTED = (PARKED, QUARANTINED), (PAUSED, EDITING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +39,13 @@ class Hold:
     @property
     def unit(self) -> tuple[Any, ...]:
         return self.reason, self.topic, self.key, self.lane, self.record_id if self.key == "" else None
+
+    def means(self, record: Any, lane: int) -> bool:
+        if self.lane is not None:
+            return self.lane == lane
+        if self.topic != record.topic or self.key is None:
+            return self.topic == record.topic
+        return self.key == record.key and (bool(self.key) or self.record_id == record.id)
 
 
 class HoldTable:
@@ -77,6 +84,49 @@ class HoldTable:
             return True
         stored = self._server.now.rows.get(hold.record_id)
         return stored is not None and stored.create_time == hold.stashed_at
+
+    def is_of_another(self, id_: int) -> bool:
+        """Whether a hold was placed for another record with this id."""
+        stored = self._server.now.rows[id_]
+        return any(hold.stashed_at not in (None, stored.create_time) for hold in self.of_record([id_]))
+
+    def is_discarded(self, id_: int) -> bool:
+        stored, holds = self._server.now.rows[id_], self._all.values()
+        return any(
+            hold.record_id == id_ and hold.wanted == "discard" and hold.stashed_at in (None, stored.create_time)
+            for hold in holds
+        )
+
+    def confirm(self, id_: int, lane: int) -> None:
+        hold = self._all.get(id_)
+        if hold is not None and lane not in hold.confirmed_by:
+            self._all[id_] = replace(hold, confirmed_by=(*hold.confirmed_by, lane))
+            self._server.flush()
+
+    def require_sendable(self, record: Any) -> None:
+        """What a lane has confirmed, nobody sends before the pause is over."""
+        if not self._all:
+            return
+        lanes = self._server.now.state.lane_count
+        lane = (self._world.lane_of(record.key) if record.key else record.id) % lanes
+        for hold in self._all.values():
+            if hold.reason in WANTED and lane in hold.confirmed_by and hold.means(record, lane):
+                raise Violation(f"{record} is sent, and lane {lane} has confirmed {hold}")
+
+    # ---- what operators do
+
+    def place(self, hold: Hold) -> int:
+        """Its number, 0: there is such a hold already."""
+        if any(other.unit == hold.unit for other in self._all.values()):
+            return 0
+        self.insert(hold)
+        return self._server.now.hold_id  # type: ignore[no-any-return]
+
+    def want(self, id_: int, wanted: str) -> None:
+        self._all[id_] = replace(self._all[id_], wanted=wanted)
+        self._server.flush()
+
+    # ---- what harvesters do
 
     def load(self, lanes: int) -> list[HoldRow]:
         return [self._shown(hold, lanes) for _, hold in sorted(self._all.items())]
@@ -143,8 +193,9 @@ class Holds:
         if lifted:
             connection.ask(lambda server: server.holds.lift(lifted))
 
-    def run_soon(self, connection: Any, lane: int, errands: Any, wait_ms: int) -> None:
-        raise NotImplementedError
+    def run_soon(self, connection: Any, lane: int, errands: Errands, wait_ms: int) -> None:
+        """Nobody who is simulated locks a hold or a row for longer than a statement takes."""
+        connection.run(lane, errands)
 
     def watch(self, connection: Any, lane: int) -> None:
         connection.nothing()

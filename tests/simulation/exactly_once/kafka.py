@@ -19,7 +19,6 @@ from outbox.core.ledger import Entry
 from outbox.edges.ledger_topic import LedgerMissing, LedgerOpen, LedgerRefused, LedgerUnreachable
 from outbox.edges.transactions import TransactionalProducer
 from tests.simulation.exactly_once import broker as b
-from tests.simulation.exactly_once.postgres import TOPIC
 from tests.simulation.runtime import Answer
 
 LEDGER = "outbox.ledger"
@@ -172,7 +171,7 @@ class Client:
     ) -> None:
         if self._error is not None or not self._in_transaction:
             raise _error("_STATE", "no transaction to produce to")
-        if topic != TOPIC:
+        if topic == LEDGER:
             self._flush_pending()
             self._produce(self._broker.ledger(partition), [(value, headers)], [None])
             return

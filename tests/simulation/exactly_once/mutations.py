@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
@@ -41,13 +42,13 @@ from tests.simulation.exactly_once.scenario import (
     LOSSY,
     PLAIN,
     REFUSING,
-    RESTLESS,
     STUBBORN,
     NearFrontier,
     Outcome,
     Rules,
     run,
 )
+from tests.simulation.exactly_once.themes import SLOTS
 
 
 @dataclass(frozen=True)
@@ -312,8 +313,46 @@ def _release_from_nowhere(release_due: Any, holds: Holds, *given: Any, **named: 
     return []
 
 
-_BARE, _LOSSY, _REFUSING, _RESTLESS = ((theme, 5) for theme in (0, LOSSY, REFUSING, RESTLESS))
+def _carry_out_unmoved(settle: Any, statements: Any, connection: Any, purge: Any, ticket: Ticket) -> None:
+    """Of a purge that moved nothing: somebody else owns the lane."""
+    if purge.errands is not None:
+        with connection.transaction():
+            connection.run(purge.entry.lane, purge.errands)
+    settle(statements, connection, purge, ticket)
+
+
+def _carry_out_at_once(divide: Any, rounds: Rounds, *given: Any) -> list[Batch]:
+    """Beside the batch, and not with its purge."""
+    batches: list[Batch] = divide(rounds, *given)
+
+    def run(connection: Any, batch: Batch) -> None:
+        with connection.transaction():
+            connection.run(batch.lane, batch.errands)
+
+    for batch in batches:
+        if batch.errands is not None:
+            rounds.purges.tell(partial(run, batch=batch))
+    return batches
+
+
+def _done_when_taken(take_errands: Any, holds: Holds) -> Any:
+    errands = take_errands(holds)
+    if errands is not None:
+        holds.done(errands)
+    return errands
+
+
+def _look_late(load: Any, holds: Any, *given: Any) -> None:
+    if not hasattr(holds, "has_looked"):
+        holds.has_looked = True
+    else:
+        load(holds, *given)
+
+
+_LOSSY, _REFUSING = (LOSSY, 5), (REFUSING, 5)
 _COPIES, _CRASHES, _STUBBORN = (LAGGING, 10), (CRASHING, 10), (STUBBORN, 10)
+_BARE_EVEN, _LOSSY_ODD, _REFUSING_EVEN, _RESTLESS_EVEN, _RESTLESS_ODD = ((last, 10) for last in (0, 1, 2, 4, 9))
+_OPERATED, _UNDECIDED = ((10 * slot + 5, 10 * SLOTS) for slot in (0, 1))
 _NO_TROUBLE = transactions, "is_trouble", lambda facility, text, was_connected: False
 
 MUTATIONS: dict[str, Planted] = {
@@ -324,7 +363,7 @@ MUTATIONS: dict[str, Planted] = {
             _NO_TROUBLE,
         )
     ),
-    "no renewal after trouble": Planted((_NO_TROUBLE,)),
+    "no renewal after trouble": Planted((_NO_TROUBLE,), theme=_REFUSING_EVEN),
     "purge by id without guard m": Planted(rules=replace(PLAIN, guarded=False), theme=_LOSSY),
     "takeover without waiting for the stable offset": Planted(rules=replace(PLAIN, waits_for_stable=False)),
     "cursor instead of frontier": Planted(((exactly_once_rounds, "Frontier", Cursor),)),
@@ -346,7 +385,7 @@ MUTATIONS: dict[str, Planted] = {
             _around(exactly_once_takeover, "initialised", _reuse),
             _around(TransactionalProducer, "drop", _drop_troubled),
         ),
-        theme=_BARE,
+        theme=_BARE_EVEN,
     ),
     "refused record swallowed": Planted(((Transactions, "_leave_out", _nothing),)),
     "a page dealt out before a refusal is sent as it is": Planted(
@@ -371,9 +410,11 @@ MUTATIONS: dict[str, Planted] = {
         theme=_CRASHES,
     ),
     "a read is stamped after it was sent": Planted((_around(Rounds, "_read_from", _stamp_late),), theme=_CRASHES),
-    "a batch is posted outside of the round's lock": Planted(((Rounds, "_hand_over", _post_first),), theme=_RESTLESS),
+    "a batch is posted outside of the round's lock": Planted(
+        ((Rounds, "_hand_over", _post_first),), theme=_RESTLESS_ODD
+    ),
     "the lease is released outside of the round's lock": Planted(
-        ((Rounds, "release_way", _release_outside),), theme=_RESTLESS
+        ((Rounds, "release_way", _release_outside),), theme=_RESTLESS_EVEN
     ),
     "a lane is read for on another server than the one it was taken over on": Planted(
         (_around(Rounds, "_may_follow", _follow_anywhere),), theme=_COPIES
@@ -382,7 +423,7 @@ MUTATIONS: dict[str, Planted] = {
         (_around(Purges, "_purge", _purge_anywhere),), theme=_COPIES
     ),
     "the claim is given back although a lane has left something in doubt": Planted(
-        (_around(Rounds, "leave", _leave_settled),), theme=_RESTLESS
+        (_around(Rounds, "leave", _leave_settled),), theme=_RESTLESS_EVEN
     ),
     "a new file of the table is not noticed": Planted(
         (
@@ -392,7 +433,7 @@ MUTATIONS: dict[str, Planted] = {
         theme=_LOSSY,
     ),
     "only the owner of lane 0 notices a forgotten change": Planted(
-        ((exactly_once_takeover, "close_forgotten", _nothing),), theme=_LOSSY
+        ((exactly_once_takeover, "close_forgotten", _nothing),), theme=_LOSSY_ODD
     ),
     "a hold that ends is not read for from its first record": Planted(
         (_around(Holds, "release_due", _release_from_nowhere),), theme=_REFUSING
@@ -400,11 +441,23 @@ MUTATIONS: dict[str, Planted] = {
     "an attempt whose record is gone never ends": Planted(
         ((exactly_once_holds, "_UNKNOWN_S", float("inf")),), theme=_STUBBORN
     ),
+    "a record leaves although the purge of its batch has moved nothing": Planted(
+        ((Purges, "_settle", staticmethod(partial(_carry_out_unmoved, Purges._settle))),), theme=_UNDECIDED
+    ),
+    "what a purge is to carry out runs beside the batch": Planted(
+        (_around(Rounds, "_divide", _carry_out_at_once),), theme=_UNDECIDED
+    ),
+    "a key goes on before its record has left": Planted(
+        (_around(Holds, "take_errands", _done_when_taken),), theme=_OPERATED
+    ),
+    "what could not be done with a purge is forgotten": Planted(((Holds, "not_done", _nothing),), theme=_UNDECIDED),
+    "what was under way before a takeover is waited for": Planted(((Holds, "none_done", _nothing),), theme=_OPERATED),
+    "holds are not loaded before the first page": Planted((_around(Holds, "load", _look_late),), theme=_OPERATED),
 }
 
 FOUND_BY: dict[str, int] = {
     "ledger entry first": 36,
-    "no renewal after trouble": 195,
+    "no renewal after trouble": 362,
     "purge by id without guard m": 11,
     "takeover without waiting for the stable offset": 67,
     "cursor instead of frontier": 0,
@@ -435,5 +488,11 @@ FOUND_BY: dict[str, int] = {
     "only the owner of lane 0 notices a forgotten change": 1771,
     "a hold that ends is not read for from its first record": 17,
     "an attempt whose record is gone never ends": 1786,
+    "a record leaves although the purge of its batch has moved nothing": 3135,
+    "what a purge is to carry out runs beside the batch": 175,
+    "a key goes on before its record has left": 85,
+    "what could not be done with a purge is forgotten": 15,
+    "what was under way before a takeover is waited for": 5,
+    "holds are not loaded before the first page": 1605,
 }
 """Seeds that catch them; `make check` plays these alone."""

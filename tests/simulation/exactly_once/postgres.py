@@ -15,15 +15,17 @@ from random import Random
 from typing import Any
 from uuid import UUID
 
+import psycopg
+
 from outbox.core import ledger
 from outbox.core.frontier import Snapshot
+from outbox.core.holds.values import Burial, Errands
 from outbox.core.times import time_of
 from outbox.core.verdict import State
 from outbox.edges.companions import Found
-from tests.simulation.exactly_once.checkers import Checkers, Written
+from tests.simulation.exactly_once.checkers import DEAD, DISCARDED, Checkers, Written
 from tests.simulation.exactly_once.holds import Hold, HoldTable
 
-TOPIC = "orders"
 IDENTITY = UUID(int=7)
 _EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -43,6 +45,14 @@ class Stored:
         return int(self.row[3] or "")
 
 
+@dataclass(frozen=True, slots=True)
+class Dead:
+    """A dead letter."""
+
+    stored: Stored
+    burial: Burial
+
+
 @dataclass
 class Kept:
     """What a copy of the server has."""
@@ -54,6 +64,8 @@ class Kept:
     state: State = field(default_factory=lambda: State(1))
     holds: dict[int, Hold] = field(default_factory=dict)
     hold_id: int = 0
+    dead: dict[int, Dead] = field(default_factory=dict)
+    """Dead letters, by the ids of their records."""
 
 
 class Transaction:
@@ -63,12 +75,21 @@ class Transaction:
         self.server = server
         self.moved: dict[int, int] = {}
         self.deleted: dict[int, None] = {}
+        self.leaving: dict[int, Burial | None] = {}
+        """Of these the ones that are dead letters then, or deleted for good: no purge has sent them."""
+        self.confirmed: list[tuple[int, int]] = []
+        """Holds, each with the lane that respects it."""
         self.is_over = False
 
-    def commit(self) -> None:
-        if not self.is_over:
-            self.end()
-            self.server.carry_out(self.moved, self.deleted)
+    def commit(self, server: Server) -> None:
+        if self.is_over:
+            raise psycopg.errors.InFailedSqlTransaction("the transaction was ended before")
+        self.end()
+        server.carry_out(self)
+
+    def locks(self, ids: Collection[int], hold_ids: Collection[int]) -> bool:
+        """Rows of the table, and holds, that it has changed: whoever wants them waits."""
+        return any(id_ in self.deleted for id_ in ids) or any(id_ in hold_ids for id_, _ in self.confirmed)
 
     def end(self) -> None:
         self.is_over = True
@@ -115,14 +136,24 @@ class Server:
         self.writers.discard(xid)
         self._xmax = max(self._xmax, xid + 1)
         for record in records:
-            row = (record.id, TOPIC, record.key, str(record.uid), None, None, None)
-            hashed = self.world.lane_of(record.key) if record.key else record.id
-            self.now.rows[record.id] = Stored(row, self.create_time(), hashed)
+            self.now.rows[record.id] = self.stored(record)
         self._checkers.inserted(records)
         if records and is_flushed:
             self.flush()
         else:
             self._unflushed += [record.id for record in records]
+
+    def stored(self, record: Written, create_time: int | None = None) -> Stored:
+        row = (record.id, record.topic, record.key, str(record.uid), None, None, None)
+        hashed = self.world.lane_of(record.key) if record.key else record.id
+        return Stored(row, self.create_time() if create_time is None else create_time, hashed)
+
+    def change(self, record: Written) -> None:
+        """An operator has edited what this row said."""
+        before = self.now.rows[record.id]
+        self.now.rows[record.id] = self.stored(record, before.create_time)
+        self._checkers.edited(before.uid, record)
+        self.flush()
 
     def flush(self) -> None:
         self._unflushed.clear()
@@ -155,7 +186,7 @@ class Server:
         kept = copy.copy(self.now)
         kept.rows = {id_: stored for id_, stored in self.now.rows.items() if id_ not in self._unflushed}
         kept.purged, kept.sequence = dict(self.now.purged), self._flushed_sequence
-        kept.holds = dict(self.now.holds)
+        kept.holds, kept.dead = dict(self.now.holds), dict(self.now.dead)
         return kept
 
     def truncate(self) -> bool:
@@ -223,15 +254,49 @@ class Server:
             return 0
         by_itself = Transaction(self)
         _, deleted = self.purge(by_itself, lane, batch, ids, filenode, compared=False)
-        by_itself.commit()
+        by_itself.commit(self)
         return deleted
 
-    def carry_out(self, moved: Mapping[int, int], deleted: Collection[int]) -> None:
-        self.now.purged.update(moved)
-        for stored in [self.now.rows.pop(id_) for id_ in deleted if id_ in self.now.rows]:
-            self._checkers.purged(stored.uid)
-        if moved:
+    def carry_out(self, transaction: Transaction) -> None:
+        self.now.purged.update(transaction.moved)
+        for id_ in transaction.deleted:
+            stored = self.now.rows.pop(id_, None)
+            if stored is None:
+                continue
+            if id_ in transaction.leaving:
+                self._leaves(stored, transaction.leaving[id_])
+            else:
+                self._checkers.purged(stored.uid)
+        for hold_id, lane in transaction.confirmed:
+            self.holds.confirm(hold_id, lane)
+        if transaction.moved or transaction.deleted:
             self.flush()
+
+    def _leaves(self, stored: Stored, burial: Burial | None) -> None:
+        id_ = stored.row[0]
+        self._checkers.leaves(stored.uid, DISCARDED if burial is None else DEAD)
+        if burial is not None:
+            histories = [hold.history for hold in self.holds.of_record([id_])]
+            self.now.dead[id_] = Dead(stored, replace(burial, history=histories[0]) if histories else burial)
+        self.holds.lift([id_])
+
+    def run(self, transaction: Transaction, lane: int, errands: Errands) -> None:
+        """What the lane deletes or promises beside its purge, see `outbox.edges.holds`."""
+        for burial in errands.burials:
+            if self._is_there(transaction, burial.record_id) and not self.holds.is_of_another(burial.record_id):
+                transaction.deleted[burial.record_id] = None
+                transaction.leaving[burial.record_id] = burial
+        for id_ in errands.discarded:
+            if self._is_there(transaction, id_) and self.holds.is_discarded(id_):
+                transaction.deleted[id_] = transaction.leaving[id_] = None
+        transaction.confirmed += [(id_, lane) for id_ in errands.confirmed]
+
+    def _is_there(self, transaction: Transaction, id_: int) -> bool:
+        return id_ in self.now.rows and id_ not in transaction.deleted
+
+    def may_change(self, ids: Collection[int], hold_ids: Collection[int] = ()) -> bool:
+        """Whether nothing has locked these rows and holds."""
+        return not any(holder.locks(ids, hold_ids) for holder in self.held.values())
 
     def kept(self, transaction: Transaction, lane: int, batch: int, ids: Sequence[int], filenode: int) -> int:
         left = [id_ for id_ in ids if id_ in self.now.rows and id_ not in transaction.deleted]

@@ -116,6 +116,16 @@ class Process(Member):
         world.struck(self, name)
         self.runtime.sleep(0.0)  # from which it does not come back when it is dead
 
+    def perhaps_evicted(self) -> None:
+        """It stands still for so long that others take its lanes over."""
+        world = self.world
+        if world.chance(world.faults.evicted) and not self.paused and world.group.others(self.name):
+            world.group.leave(self.name)
+            self.pause()
+            world.after(world.random.uniform(0.2, 2.0), self.resume)
+            world.evicted()
+            self.runtime.sleep(0.0)
+
     # ---- what the election wants
 
     def lead(self, effect: election.LeaderAcquired) -> None:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import logging
 import re
 import zlib
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from random import Random
@@ -30,7 +30,7 @@ from outbox.harvest import exactly_once, exactly_once_holds, exactly_once_rounds
 from tests.simulation import world as surroundings
 from tests.simulation.checkers import Violation
 from tests.simulation.exactly_once.broker import TRANSACTION_TIMEOUT_S, Broker
-from tests.simulation.exactly_once.checkers import Checkers, Written
+from tests.simulation.exactly_once.checkers import TOPIC, Checkers, Written
 from tests.simulation.exactly_once.database import STATEMENT_TIMEOUT_S
 from tests.simulation.exactly_once.postgres import Postgres
 from tests.simulation.exactly_once.process import Process
@@ -68,6 +68,9 @@ class Faults:
     refuse: dict[str, None] = field(default_factory=dict)
     refuse_here: dict[str, None] = field(default_factory=dict)
     parks_lost: float = 0.0
+    errands_locked: float = 0.0
+    evicted: float = 0.0
+    """And paused."""
 
 
 @dataclass(frozen=True)
@@ -105,15 +108,18 @@ class NearFrontier(Frontier):
 
 
 @contextmanager
-def sized() -> Iterator[None]:
+def sized(further: Sequence[tuple[Any, str, Any]] = ()) -> Iterator[None]:
     """Constants of the product that belong to tables and waits of another size."""
     with (
+        ExitStack() as stack,
         patch.object(exactly_once_rounds, "Frontier", NearFrontier),
         patch.object(exactly_once, "_PATIENCE_S", 0.05),
         patch.object(exactly_once, "_PARKED_S", 0.5),
         patch.object(exactly_once_holds, "_UNKNOWN_S", 3.0),
         patch.object(failpoints, "on_passage", _passed),
     ):
+        for owner, name, value in further:
+            stack.enter_context(patch.object(owner, name, value))
         yield
 
 
@@ -144,6 +150,7 @@ class World(surroundings.World):
         self.postgres.is_plain = seed // 10 % 3 > 0
         self.tasks: list[Any] = []
         self.late: Callable[[float], None] = lambda delay_s: None
+        self.evicted: Callable[[], None] = lambda: None
         self._pids = 0
 
     def new_pid(self) -> int:
@@ -183,6 +190,10 @@ class Outcome:
 
 
 class Scenario:
+    faults_s = FAULTS_S
+    sizes: Sequence[tuple[Any, str, Any]] = ()
+    """Further constants of the product: where they are, their names and values."""
+
     def __init__(self, seed: int, rules: Rules = PLAIN) -> None:
         self.checkers = Checkers()
         self.world = World(seed, self.checkers)
@@ -215,14 +226,17 @@ class Scenario:
         self.expire()
         self.operate()
         world.after(self.random.uniform(0.3, 1.5), self.strike)
-        world.run_until(world.now + FAULTS_S)
+        world.run_until(world.now + self.faults_s)
         self.settle()
         begun = world.now
         world.run_until(world.now + DRAIN_S, self.drained)
-        self.checkers.finished(list(world.postgres.primary.now.rows))
+        self.check_end()
         sent = (record for lane in range(world.lanes) for _, record in world.kafka.ledger(lane).records)
         batches = sum(record[0] != ledger.BEGINNING for record in sent)
         return Outcome(world.trace, len(self.checkers.delivered), batches, world.now - begun)
+
+    def check_end(self) -> None:
+        self.checkers.finished(list(self.world.postgres.primary.now.rows))
 
     def drained(self) -> bool:
         data = self.world.kafka.data
@@ -247,6 +261,9 @@ class Scenario:
             self.begin(key)
         self.world.after(self.random.expovariate(40.0 if self.is_crashing else 10.0), self.write)
 
+    def topic_of(self, key: str) -> str:
+        return TOPIC
+
     def begin(self, key: str) -> None:
         database, rolled_back = self.world.postgres.primary, self.random.random() < 0.1
         xid = database.begin()
@@ -254,7 +271,7 @@ class Scenario:
         records = []
         for i in range(self.random.choice((1, 1, 2, 4))):
             self.uid += 1
-            records.append(Written(self.uid, key, first + i, database.draw_id()))
+            records.append(Written(self.uid, key, first + i, database.draw_id(), self.topic_of(key)))
         if key:
             self.locked[key] = None
 
@@ -501,12 +518,14 @@ def run(seed: int, rules: Rules = PLAIN, changed: Callable[[], AbstractContextMa
 
 
 def _run(seed: int, rules: Rules, changed: Callable[[], AbstractContextManager[None]]) -> Outcome:
-    scenario = Scenario(seed, rules)
+    from tests.simulation.exactly_once.themes import scenario_of  # which are made of what is here
+
+    scenario = scenario_of(seed, rules)
     logger = logging.getLogger("outbox")
     level = logger.level
     logger.setLevel(logging.CRITICAL)
     try:
-        with sized(), changed():
+        with sized(scenario.sizes), changed():
             return scenario.run()
     except (Violation, AssertionError, KeyError) as error:
         raise Violation(
