@@ -94,6 +94,8 @@ class Plan:
     """Rows of the page."""
     files: frozenset[int] = frozenset()
     """From which those in flight were read."""
+    count: int = 1
+    """Of lanes: by which the records are divided."""
 
     @property
     def lanes(self) -> tuple[int, ...]:
@@ -116,7 +118,7 @@ class Flights:
     def __init__(self) -> None:
         self._batches: dict[Share, int | None] = {}  # with their numbers, once committed
 
-    def plan(self, lanes: Iterable[Standing], limit: int) -> Plan:
+    def plan(self, lanes: Iterable[Standing], limit: int, count: int = 1) -> Plan:
         """`limit`: the rows that one lane may have of a page."""
         ready = [lane for lane in lanes if lane.ready]
         sessions = {lane.number: lane.session for lane in ready}
@@ -129,6 +131,7 @@ class Flights:
             tuple(share.ids for share in flying if share.ids),
             int(limit * min(len(ready), SHARES_OF_A_PAGE_MAX)),
             frozenset(share.filenode for share in flying),
+            count,
         )
 
     def may_read(self, lanes: Iterable[Standing], *, is_connected: bool) -> bool:

@@ -19,10 +19,8 @@ from uuid import uuid4
 import psycopg
 
 from outbox.conf import Conf
-from outbox.core import times
 from outbox.core.exactly_once.pages import IdlePause, PageSizes
 from outbox.core.flights import Flights, Plan, Standing, may_flush
-from outbox.core.frontier import Frontier
 from outbox.core.holds.values import Errands, Writes
 from outbox.core.ledger import Entry
 from outbox.core.scoreboard_values import RecordHeld
@@ -30,33 +28,28 @@ from outbox.core.verdict import GoOn, State, Stop
 from outbox.edges import backends
 from outbox.edges.backends import Pooled
 from outbox.edges.companions import OtherDatabase
-from outbox.edges.marks import WrongTable
 from outbox.edges.reader import NOTHING, LeftOut, Page, Row, size_of
-from outbox.edges.session import Connection, StatementOverdue
 from outbox.edges.sweeper import Below, Found
 from outbox.edges.texts import explained
 from outbox.edges.ways import NoRights, OtherWay
 from outbox.harvest.exactly_once_database import Purges
 from outbox.harvest.exactly_once_holds import Holds
+from outbox.harvest.exactly_once_reading import Failed, Read, ReadConnection
 from outbox.harvest.exactly_once_state import SeenState
 from outbox.harvest.exactly_once_sweep import Sweep
 from outbox.harvest.exactly_once_values import Awaited, Batch, Broken, Doubt, Order, Purge, Retake, Ticket
 from outbox.harvest.exactly_once_wake import Ear
 from outbox.harvest.lease_keeper import LeaseKeeper
-from outbox.harvest.ports import Reader, Servers
+from outbox.harvest.ports import Servers
 from outbox.harvest.readings import Troubles
 from outbox.harvest.resize import IdleLanes
 
 logger = logging.getLogger("outbox.harvest")
 
 _IDLE_AGAIN_S = 0.05
-_RETRY_MIN_S, _RETRY_MAX_S = 0.1, 2.0
-_SAMPLE, _SAMPLE_S = 16, 1.0
+_SAMPLE = 16
 _HOLDS_S = 1.0  # until an operator's hold is noticed
 _HOLDS_SHARE = 10  # of the time that looking for holds takes: so much is left for reading
-_FETCH_HELD_S = 600.0
-_STRETCH_MAX = 64  # times STATEMENT_TIMEOUT: what a read may take that has failed for want of time again and again
-_GRACE_S = 1.0  # the server gives up first, and then the connection can be kept
 
 
 @dataclass(eq=False, kw_only=True)
@@ -98,7 +91,7 @@ class Rounds:
         self._flights = Flights()
         self._last_ticket: Ticket | None = None
         self._wants_reset = False
-        self._count = self._reading_count = 0  # by which records are divided: of the lanes that are ready, of a read
+        self._count = 0  # by which records are divided, as the lanes that are ready have it
         self._holds_are_fresh, self._holds_at = False, 0.0
         self.owner = database.owner = f"{owner_name} {uuid4()}"
         self.careful_turn = runtime.lock("careful turn")
@@ -108,27 +101,16 @@ class Rounds:
         self._preparing = runtime.lock("preparing")
         self.purges = Purges(servers, self._purged, conf.statement_timeout_s)
         self.idle_lanes = IdleLanes(servers, self.purges)
-        self._frontier = Frontier()
-        self._reader: Reader | None = None
-        self._connection: Connection | None = None
+        self._reading = ReadConnection(servers, self._lease, conf.statement_timeout_s, self._leave_out, self._meanwhile)
         self._sizes, self._idle = PageSizes(conf.batch_max, conf.batch_bytes_max), IdlePause(conf.mark_backoff_s)
         self._is_behind = False  # the last page was full: more waits than is sent
         self._woken = False
         self._ear: Ear | None = None
-        self._read_failures = 0
         self._troubles = Troubles(-1, runtime)
-        self._stretch, self._keeps_connection = 1, False
-        self._looked_from = 0
         self._unsettled = set() if unsettled is None else unsettled
-        self._filenode: int | None = None  # of the last page
         self._is_elsewhere = False  # a page came from another server than that on which a lane was taken over
         self._sweep = Sweep(conf, servers, self._notify)
-        self._sample_at = 0.0
-        self._passes_over, self._fetch_held_until = False, 0.0
-        self._created: dict[int, int] = {}
-        self._asked_at = self._returned_at = 0.0  # of the last page
         self._state_row = SeenState(self._ask_state, runtime)
-        self._interrupt = runtime.interrupt()
         self.stages: dict[str, float] = dict.fromkeys(("read", "divide", "round", "flush"), 0.0)
         self.reads = 0
         self._thread = runtime.thread(self._run, "outbox-reader")
@@ -167,7 +149,7 @@ class Rounds:
             self._closing = True
             self.purges.close()
             self.purges.interrupt()
-            self._interrupt.set()
+            self._reading.interrupt()
 
     def prepare(self) -> None:
         """Once: the tables, the way, the ledger topic. Raises what forbids harvesting, and outages."""
@@ -383,11 +365,11 @@ class Rounds:
     def _run(self) -> None:
         try:
             while (plan := self._await_work()) is not None:
-                page = self._read(plan)
-                if page is None:
+                read = self._read(plan)
+                if read is None:
                     continue
-                if self._is_file_known(page) and plan.fits(page.filenode):
-                    self._deal(plan, page)
+                if self._reading.is_file_known(read.page) and plan.fits(read.page.filenode):
+                    self._deal(read)
                 else:
                     self._read_again()
         except BaseException as error:
@@ -395,12 +377,11 @@ class Rounds:
         finally:
             spent = "".join(f" {name}_s={seconds:.3f}" for name, seconds in self.stages.items())
             logger.info("reading_ended reads=%d%s", self.reads, spent)
-            self._drop_connection()
+            self._reading.close()
             self._sweep.close()
             if self._ear is not None:
                 self._ear.close()
             self.kafka.close()
-            self._interrupt.close()
 
     def _break(self, error: BaseException) -> None:
         """What no repetition can mend ends every lane of the process."""
@@ -414,7 +395,7 @@ class Rounds:
         while True:
             if self._is_elsewhere:  # that server, or the purges', is perhaps one from which another has taken over
                 self._is_elsewhere = False
-                self._drop_connection()
+                self._reading.drop()
                 self.purges.reconnect()
             self._keep_beating()
             with self._changed:
@@ -434,13 +415,10 @@ class Rounds:
             self._purge_round()
             self._holds_are_fresh = True
         begun = self._runtime.monotonic()
-        try:
-            connection = self._connected()
-            connection.give_up_at = self._runtime.monotonic() + self._conf.statement_timeout_s
-            rows = self.database.holds.load(connection, self._count)
-        except psycopg.Error as error:
+        rows = self._reading.load_holds(self._count)
+        if isinstance(rows, Failed):
             self._holds_are_fresh = False
-            self._after_failure(error)
+            self._pause_after(rows)
             return
         with self._changed:
             now = self._runtime.monotonic()
@@ -451,30 +429,29 @@ class Rounds:
             self._write_holds()
 
     def _may_read(self) -> bool:
-        is_connected = self._connection is not None
+        is_connected = self._reading.is_open
         return self.is_claimed() and self._flights.may_read(self._lanes.values(), is_connected=is_connected)
 
     def _plan(self) -> Plan:
         self._woken = False  # before the read: what is told during it is read by the next one
         if self._wants_reset:
             self._wants_reset = False
-            self._frontier.reset()
-        plan = self._flights.plan(self._lanes.values(), self._sizes.limit)
-        self._reading_count = self._count
+            self._reading.frontier.reset()
+        plan = self._flights.plan(self._lanes.values(), self._sizes.limit, self._count)
         now = self._runtime.monotonic()
         for number in plan.lanes:
             if due := self._lanes[number].holds.release_due(now, is_behind=self._is_behind):
-                self._frontier.give_back(due)
+                self._reading.frontier.give_back(due)
         self._sweep_on(plan, now)
         return plan
 
     def _sweep_on(self, plan: Plan, now: float) -> None:
         """Only below what was read, and without what is in flight or held: each of these would be found for ever."""
         missed = [row[0] for row in self._sweep.take() if not self._is_held(row)]
-        self._frontier.give_back(missed[:1])
-        if self._sweep.is_due(now) and (read_to := self._frontier.read_to) > 0:
+        self._reading.frontier.give_back(missed[:1])
+        if self._sweep.is_due(now) and (read_to := self._reading.frontier.read_to) > 0:
             below = Below(read_to, plan.lanes, plan.excluded_above(0), self._held_as_a_whole(plan))
-            self._sweep.look(below, self._reading_count)
+            self._sweep.look(below, plan.count)
 
     def _is_held(self, row: Found) -> bool:
         """Or not to be read: what a lane missed that is not ready is read when it is."""
@@ -528,120 +505,42 @@ class Rounds:
                 ready = [r for r in ready if (r.count, r.change) != now or (is_wish and r.number == 0)]
             self._retake(ready)
 
-    def _read(self, plan: Plan) -> Page | None:
-        """A complete page, or None after a failure and a pause."""
+    def _read(self, plan: Plan) -> Read | None:
+        """None after a failure and a pause."""
         begun = self._runtime.monotonic()
-        try:
-            self._asked_at = self._runtime.monotonic()
-            page = self._read_completely(plan)
-            self._returned_at = self._runtime.monotonic()
-            with self._changed:
-                self._purge_round()
-            self._created = self._sample(page)
-        except (WrongTable, OtherWay, NoRights, AssertionError):
-            raise
-        except psycopg.Error as error:
-            self._after_failure(error)
+        found = self._reading.read(plan, self._sizes.bytes_max)
+        if isinstance(found, Failed):
+            self._pause_after(found)
             return None
-        self._troubles.over("read")
-        self._read_failures = 0
-        self.reads += 1
-        self.stages["read"] += self._runtime.monotonic() - begun
-        return page
-
-    def _after_failure(self, error: Exception) -> None:
         with self._changed:
             self._purge_round()
-        self._troubles.seen("read", explained(error))
-        if self._passes_over and isinstance(error, psycopg.errors.QueryCanceled | StatementOverdue):
-            # More than the server can pass over in one statement: fetched page by page it is only slow.
-            self._fetch_held_until = self._runtime.monotonic() + _FETCH_HELD_S
-        if self._keeps_connection:
-            self._keeps_connection = False
-        else:
-            self._drop_connection()
-        pause_s = min(_RETRY_MAX_S, _RETRY_MIN_S * 2 ** min(self._read_failures, 8)) * (
-            0.5 + 0.5 * self._runtime.random()
-        )
-        self._read_failures += 1
-        with self._changed:
-            self._changed.wait_for(lambda: self._closing, pause_s)
+        self._troubles.over("read")
+        self.reads += 1
+        self.stages["read"] += self._runtime.monotonic() - begun
+        return found
 
-    def _is_file_known(self, page: Page) -> bool:
-        """After a TRUNCATE ids are drawn again from the first one, perhaps beyond where the last read ended: then only
-        the file tells that there are others below."""
-        before, self._filenode = self._filenode, page.filenode
-        return before in (None, page.filenode)
+    def _pause_after(self, failure: Failed) -> None:
+        with self._changed:
+            self._purge_round()
+        self._troubles.seen("read", explained(failure.error))
+        with self._changed:
+            self._changed.wait_for(lambda: self._closing, failure.pause_s)
 
     def _read_again(self) -> None:
         """When something has changed, or soon."""
-        self._frontier.reset()
+        self._reading.frontier.reset()
         with self._changed:
             if not self._closing:
                 self._changed.wait(_IDLE_AGAIN_S)
 
-    def _read_completely(self, plan: Plan) -> Page:
-        connection = self._connected()
-        try:
-            page = self._read_from(connection, plan)
-            self._stretch_no_more(connection)
-        except psycopg.errors.QueryCanceled:
-            self._stretch = min(_STRETCH_MAX, 2 * self._stretch)
-            self._keeps_connection = True  # and the frontier: nothing of the page was noted
-            raise
-        except StatementOverdue:
-            self._stretch = min(_STRETCH_MAX, 2 * self._stretch)
-            raise
-        self._frontier.accept(page.last_id, page.is_full, page.snapshot, page.sequence, passes_over=page.passes_over)
-        return page
-
-    def _read_from(self, connection: Connection, plan: Plan) -> Page:
-        reader, frontier = self._reader_for(self._reading_count), self._frontier
-        timeout_s = self._stretched(connection)
-        self._looked_from = frontier.start()
-        look: int | None = self._looked_from
-        while look is not None:
-            connection.give_up_at = self._runtime.monotonic() + timeout_s + _GRACE_S
-            left_out = self._left_out(plan, look)
-            page = reader.read(
-                connection,
-                look,
-                plan.lanes,
-                plan.excluded_above(look),
-                plan.limit,
-                self._sizes.bytes_max,
-                left_out,
-            )
-            self.database.statements.require_backend(connection, page.backend)
-            look = frontier.missed_from(look, page.snapshot, page.sequence)
-        return page
-
-    def _stretched(self, connection: Connection) -> float:
-        """How long a read may take. One that has to walk over more dead rows than there is time for would fail for
-        ever: after each failure it is given more."""
-        timeout_s = self._stretch * self._conf.statement_timeout_s
-        if self._stretch > 1:
-            connection.give_up_at = self._runtime.monotonic() + self._conf.statement_timeout_s
-            self.database.statements.allow(connection, timeout_s)
-        return timeout_s
-
-    def _stretch_no_more(self, connection: Connection) -> None:
-        if self._stretch > 1:
-            self.database.statements.allow(connection, None)
-            self._stretch = 1
-
-    def _left_out(self, plan: Plan, look: int) -> LeftOut:
+    def _leave_out(self, plan: Plan, look: int) -> LeftOut:
         """What every lane holds as a whole: a large backlog is passed over by the server, and not fetched again and
         again. Told to the holds before the read: one that ends meanwhile is read from there."""
         with self._changed:
-            self._passes_over = False
-            if self._runtime.monotonic() < self._fetch_held_until:
-                return NOTHING
             left_out = self._held_as_a_whole(plan)
             if left_out:
                 for number in plan.lanes:
                     self._lanes[number].holds.passed_over(left_out.topics, look)
-            self._passes_over = bool(left_out)
             return left_out
 
     def _held_as_a_whole(self, plan: Plan) -> LeftOut:
@@ -651,56 +550,17 @@ class Rounds:
         topics = frozenset(set.intersection(*(holds.topics for holds in held.values())))
         return LeftOut(topics, frozenset(number for number, holds in held.items() if holds.is_paused))
 
-    def _sample(self, page: Page) -> dict[int, int]:
-        """Once a second, when some of the page's records were stashed, as far as they have a time: to look at each
-        would cost something."""
-        now = self._runtime.monotonic()
-        if not page.rows or now < self._sample_at:
-            return {}
-        self._sample_at = now + _SAMPLE_S
-        rows = page.rows[:: max(1, len(page.rows) // _SAMPLE)]
-        return {row[0]: row[7] for row in rows if times.is_finite(row[7])}
-
-    def _connected(self) -> Connection:
-        if self._connection is None:
-            connection = self.database.connect("read")
-            try:
-                if self._lease.is_kept:
-                    self._lease.take(connection, {})  # who knows for how long there was no connection
-            except BaseException:
-                connection.close()
-                raise
-            self._connection = connection
-            self._connection.interrupt = self._interrupt
-            self._connection.meanwhile, self._connection.meanwhile_s = self._meanwhile, self._lease.beat_s / 2
-            self._frontier = Frontier()  # perhaps another server, which draws its own transaction ids, and ids
-        return self._connection
-
-    def _reader_for(self, count: int) -> Reader:
-        reader, sequence = self._reader, self.database.sequence
-        if reader is None or (reader.lanes, reader.sequence) != (count, sequence):
-            reader = self._reader = self.database.reader(count)
-        return reader
-
-    def _drop_connection(self) -> None:
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            try:
-                connection.close()
-            except psycopg.Error:
-                pass
-
     # ---- dealing out a page
 
-    def _deal(self, plan: Plan, page: Page) -> None:
-        begun, returned_at = self._runtime.monotonic(), self._returned_at
-        is_full = self._is_behind = page.is_full
-        batches = self._divide(plan, page, returned_at)
+    def _deal(self, read: Read) -> None:
+        begun, is_full = self._runtime.monotonic(), read.page.is_full
+        self._is_behind = is_full
+        batches = self._divide(read)
         self.stages["divide"] += self._runtime.monotonic() - begun
         if batches:
             self._await_round_end()
-            self._hand_over(batches, returned_at, reads_next=not is_full)
-        if is_full and (batches or self._frontier.start() > self._looked_from):
+            self._hand_over(batches, read.returned_at, reads_next=not is_full)
+        if is_full and (batches or self._reading.frontier.start() > read.looked_from):
             return
         if batches:
             self._await_round_end()
@@ -709,11 +569,12 @@ class Rounds:
                 self._changed.wait_for(lambda: self._closing or self._wants_reset or self._woken, self._idle.pause_s)
                 self._idle.made()
 
-    def _divide(self, plan: Plan, page: Page, returned_at: float) -> list[Batch]:
-        shares, record_bytes = self._shares(plan, page), _bytes_of_a_record(page.rows)
+    def _divide(self, read: Read) -> list[Batch]:
+        plan, page = read.plan, read.page
+        shares, record_bytes = _shares(plan, page), _bytes_of_a_record(page.rows)
         topics = {row[1] for row in page.rows}  # here, while they are at hand
         server = backends.server_of(page.backend)
-        read = page.read_at, page.filenode, self._asked_at, returned_at, topics
+        of_page = page.read_at, page.filenode, read.asked_at, read.returned_at, topics
         batches = []
         with self._changed:
             if record_bytes is not None:
@@ -725,25 +586,17 @@ class Rounds:
                 rows, errands = self._held_back(lane, shares.get(number, [])), lane.holds.take_errands()
                 if rows or errands:
                     ids = [row[0] for row in rows]
-                    batch = Batch(number, session, rows, ids, *read)
-                    batch.created, batch.errands, batch.server = self._created, errands, server
+                    batch = Batch(number, session, rows, ids, *of_page)
+                    batch.created, batch.errands, batch.server = read.created, errands, server
                     self._flights.add(batch)
                     batches.append(batch)
         return batches
-
-    def _shares(self, plan: Plan, page: Page) -> dict[int, list[Row]]:
-        if self._reading_count == 1:
-            return dict.fromkeys(plan.sessions, page.rows)
-        shares: dict[int, list[Row]] = {number: [] for number in plan.sessions}
-        for row in page.rows:
-            shares[row[8]].append(row)
-        return shares
 
     def _held_back(self, lane: LaneState, rows: list[Row]) -> list[Row]:
         kept = lane.holds.keep(rows)
         taken = lane.holds.cut(kept)
         if len(taken) < len(kept):
-            self._frontier.give_back([kept[len(taken)][0]])
+            self._reading.frontier.give_back([kept[len(taken)][0]])
         return taken
 
     def _may_follow(self, lane: LaneState, plan: Plan, page: Page) -> bool:
@@ -784,7 +637,7 @@ class Rounds:
                 lane = self._lanes.get(batch.lane)
                 if lane is None or lane.session != batch.session or not lane.ready:
                     self._flights.give_back(batch)
-                    self._frontier.give_back(batch.ids[:1])
+                    self._reading.frontier.give_back(batch.ids[:1])
                     continue
                 if lane.has_left_out:
                     lane.has_left_out, batch.rows = False, lane.holds.keep(batch.rows)
@@ -803,20 +656,22 @@ class Rounds:
             self._flush(flushed)
 
     def _flush(self, flushed: Awaited) -> None:
-        """Beside the sending: on the connection that has read. Over another one it would prove nothing."""
+        """Beside the sending."""
         begun = self._runtime.monotonic()
-        try:
-            connection = self._connection
-            if connection is None:
-                raise psycopg.OperationalError("the connection that has read is closed")
-            connection.give_up_at = self._runtime.monotonic() + self._conf.statement_timeout_s
-            self.database.statements.flush(connection)
-        except psycopg.Error as error:
-            flushed.settle(error)
-            self._after_failure(error)
-        else:
-            flushed.settle()
+        failure = self._reading.flush()
+        flushed.settle(failure.error if failure is not None else None)
+        if failure is not None:
+            self._pause_after(failure)
         self.stages["flush"] += self._runtime.monotonic() - begun
+
+
+def _shares(plan: Plan, page: Page) -> dict[int, list[Row]]:
+    if plan.count == 1:
+        return dict.fromkeys(plan.sessions, page.rows)
+    shares: dict[int, list[Row]] = {number: [] for number in plan.sessions}
+    for row in page.rows:
+        shares[row[8]].append(row)
+    return shares
 
 
 def _bytes_of_a_record(rows: Sequence[Row]) -> int | None:

@@ -188,7 +188,7 @@ def test_a_read_that_takes_longer_than_a_statement_may_is_given_more_time(bench,
             claimed.append(host.worker._rounds.is_claimed())
             time.sleep(0.05)
             assert len(seen) < 50
-        timeout = host.worker._rounds._connection.execute("SHOW statement_timeout").fetchone()[0]
+        timeout = host.worker._rounds._reading._connection.execute("SHOW statement_timeout").fetchone()[0]
     bench.check()
     assert walked == [3], "the time was doubled twice"
     assert len(set(seen[:3])) == 1, "what was refused for want of time leaves the connection as it was"

@@ -25,13 +25,14 @@ from outbox.edges.reader import Page
 from outbox.edges.transactions import TransactionalProducer
 from outbox.harvest import (
     exactly_once_holds,
-    exactly_once_rounds,
+    exactly_once_reading,
     exactly_once_takeover,
     exactly_once_transaction,
     resize,
 )
 from outbox.harvest.exactly_once_database import Purges
 from outbox.harvest.exactly_once_holds import Holds
+from outbox.harvest.exactly_once_reading import Failed, Read, ReadConnection
 from outbox.harvest.exactly_once_rounds import Rounds
 from outbox.harvest.exactly_once_transaction import Transactions
 from outbox.harvest.exactly_once_values import Awaited, Batch, Ticket
@@ -104,16 +105,17 @@ class NothingHasEnded(NearFrontier):
         return []
 
 
-def _exclude_late(read_from: Any, rounds: Rounds, connection: Any, plan: Plan) -> Page:
+def _exclude_late(read_from: Any, reading: ReadConnection, connection: Any, plan: Plan, bytes_max: int) -> Page:
     """Asks what is in flight when the rows are there."""
-    page: Page = read_from(rounds, connection, replace(plan, flights=()))
+    page: Page = read_from(reading, connection, replace(plan, flights=()), bytes_max)
+    rounds: Any = getattr(reading._leave_out, "__self__")  # noqa: B009
     flights = rounds._flights.plan(rounds._lanes.values(), 1).flights
     flying = {id_ for ids in flights for id_ in ids}
     return replace(page, rows=[row for row in page.rows if row[0] not in flying])
 
 
-def _plan_for_every_lane(plan: Any, flights: Flights, lanes: Iterable[Standing], limit: int) -> Plan:
-    return replace(plan(flights, lanes, limit), flights=tuple(share.ids for share in flights._batches if share.ids))
+def _plan_for_every_lane(plan: Any, flights: Flights, lanes: Iterable[Standing], *given: Any) -> Plan:
+    return replace(plan(flights, lanes, *given), flights=tuple(share.ids for share in flights._batches if share.ids))
 
 
 def _end_at_the_commit(flights: Flights, share: Share, batch: int) -> None:
@@ -126,36 +128,39 @@ def _keep_frontier(ready: Any, rounds: Rounds, *given: Any) -> None:
         rounds._wants_reset = False
 
 
-def _count_from_return(read_completely: Any, rounds: Rounds, plan: Plan) -> Page:
-    page: Page = read_completely(rounds, plan)
-    rounds._asked_at = rounds._runtime.monotonic()
-    return page
+def _count_from_return(read: Any, reading: ReadConnection, *given: Any) -> Read | Failed:
+    found: Read | Failed = read(reading, *given)
+    return replace(found, asked_at=found.returned_at) if isinstance(found, Read) else found
 
 
-def _stand_still(read_from: Any, rounds: Rounds, connection: Any, plan: Plan) -> Page:
+def _stand_still(read_from: Any, reading: ReadConnection, connection: Any, *given: Any) -> Page:
     """The thread often comes late to take the answer: no rule is left out."""
-    runtime: Any = rounds._runtime
+    runtime: Any = reading._runtime
     connection.sent = lambda: runtime.stand_still(runtime.world.random.choice((0.0, 0.0, 0.0, 0.8)))
-    page: Page = read_from(rounds, connection, plan)
+    page: Page = read_from(reading, connection, *given)
     connection.sent = None
     return page
 
 
-def _stamp_late(read_from: Any, rounds: Rounds, connection: Any, plan: Plan) -> Page:
-    """The time is noted when the statement is on its way already and the lock has come, for which it often waits."""
-    runtime: Any = rounds._runtime
+def _stamp_when_sent(read_from: Any, reading: Any, connection: Any, *given: Any) -> Page:
+    runtime = reading._runtime
 
     def stamp() -> None:
         runtime.stand_still(runtime.world.random.choice((0.0, 0.0, 0.0, 0.8)))
-        with rounds._changed:
-            rounds._asked_at = rounds._runtime.monotonic()
+        reading.stamped_at = runtime.monotonic()
 
     connection.sent = stamp
     try:
-        page: Page = read_from(rounds, connection, plan)
+        page: Page = read_from(reading, connection, *given)
     finally:
         connection.sent = None
     return page
+
+
+def _stamp_late(read: Any, reading: Any, *given: Any) -> Read | Failed:
+    """The time is noted when the statement is on its way already."""
+    found: Read | Failed = read(reading, *given)
+    return replace(found, asked_at=reading.stamped_at) if isinstance(found, Read) else found
 
 
 def _follow_anywhere(may_follow: Any, rounds: Rounds, lane: Any, plan: Plan, page: Page) -> bool:
@@ -366,9 +371,9 @@ MUTATIONS: dict[str, Planted] = {
     "no renewal after trouble": Planted((_NO_TROUBLE,), theme=_REFUSING_EVEN),
     "purge by id without guard m": Planted(rules=replace(PLAIN, guarded=False), theme=_LOSSY),
     "takeover without waiting for the stable offset": Planted(rules=replace(PLAIN, waits_for_stable=False)),
-    "cursor instead of frontier": Planted(((exactly_once_rounds, "Frontier", Cursor),)),
-    "ended transactions are not looked back for": Planted(((exactly_once_rounds, "Frontier", NothingHasEnded),)),
-    "exclusions copied after the select": Planted((_around(Rounds, "_read_from", _exclude_late),)),
+    "cursor instead of frontier": Planted(((exactly_once_reading, "Frontier", Cursor),)),
+    "ended transactions are not looked back for": Planted(((exactly_once_reading, "Frontier", NothingHasEnded),)),
+    "exclusions copied after the select": Planted((_around(ReadConnection, "_read_from", _exclude_late),)),
     "no flush": Planted(
         (
             (Rounds, "_flush", _flush_nothing),
@@ -404,12 +409,18 @@ MUTATIONS: dict[str, Planted] = {
     ),
     "a read is counted from its return instead of its start": Planted(
         (
-            _around(Rounds, "_read_completely", _count_from_return),
-            _around(Rounds, "_read_from", _stand_still),
+            _around(ReadConnection, "read", _count_from_return),
+            _around(ReadConnection, "_read_from", _stand_still),
         ),
         theme=_CRASHES,
     ),
-    "a read is stamped after it was sent": Planted((_around(Rounds, "_read_from", _stamp_late),), theme=_CRASHES),
+    "a read is stamped after it was sent": Planted(
+        (
+            _around(ReadConnection, "read", _stamp_late),
+            _around(ReadConnection, "_read_from", _stamp_when_sent),
+        ),
+        theme=_CRASHES,
+    ),
     "a batch is posted outside of the round's lock": Planted(
         ((Rounds, "_hand_over", _post_first),), theme=_RESTLESS_ODD
     ),
@@ -427,8 +438,8 @@ MUTATIONS: dict[str, Planted] = {
     ),
     "a new file of the table is not noticed": Planted(
         (
-            (Rounds, "_is_file_known", lambda self, page: True),
-            _around(Rounds, "_read_from", _stand_still),
+            (ReadConnection, "is_file_known", lambda self, page: True),
+            _around(ReadConnection, "_read_from", _stand_still),
         ),
         theme=_LOSSY,
     ),

@@ -26,7 +26,7 @@ from outbox.core import ledger
 from outbox.core.frontier import Frontier
 from outbox.core.neli import Neli
 from outbox.core.resolution import is_sent_as_a_whole
-from outbox.harvest import exactly_once, exactly_once_holds, exactly_once_rounds
+from outbox.harvest import exactly_once, exactly_once_holds, exactly_once_reading
 from tests.simulation import world as surroundings
 from tests.simulation.checkers import Violation
 from tests.simulation.exactly_once.broker import TRANSACTION_TIMEOUT_S, Broker
@@ -112,7 +112,7 @@ def sized(further: Sequence[tuple[Any, str, Any]] = ()) -> Iterator[None]:
     """Constants of the product that belong to tables and waits of another size."""
     with (
         ExitStack() as stack,
-        patch.object(exactly_once_rounds, "Frontier", NearFrontier),
+        patch.object(exactly_once_reading, "Frontier", NearFrontier),
         patch.object(exactly_once, "_PATIENCE_S", 0.05),
         patch.object(exactly_once, "_PARKED_S", 0.5),
         patch.object(exactly_once_holds, "_UNKNOWN_S", 3.0),
