@@ -9,10 +9,12 @@ Pure: the rounds of a process keep these objects under one lock, the simulation 
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from enum import Enum
 from itertools import count
 from typing import Protocol
 
+from .region import Region, Table
 from .verdict import AskElection, GoOn, Stop, round_check
 
 SHARES_OF_A_PAGE_MAX = 1.5
@@ -38,6 +40,53 @@ class Share(Protocol):
         """The file of the table from which it was read."""
 
 
+class Stand(Enum):
+    """Of a lane, as the round sees it."""
+
+    AWAY = "away"
+    """Nothing is read for it: it waits, takes over or has failed."""
+    READY = "ready"
+    """It is read for, and waits for its share of a page."""
+    AT_WORK = "at work"
+    """It is read for, and has its share of the page being sent."""
+    RECALLED = "recalled"
+    """Nothing is read for it any more, until it was taken over again."""
+    FINISHING = "finishing"
+    """So too, and the share that it has it may finish."""
+    LEAVING = "leaving"
+    """It ends in good order, and all that it has committed is purged."""
+
+
+class Told(Enum):
+    TAKEN_OVER = "the lane owns its transactional id, and everything before is settled"
+    DEALT = "it has its share"
+    SHARE_ENDED = "the share is committed, or was not sent"
+    RECALLED = "it is to be taken over again"
+    FAILED = "its worker has given up, or was replaced"
+    LEAVES = "its worker has settled all"
+
+
+STAND = Table(
+    "the round's view of a lane",
+    Stand.AWAY,
+    {
+        (Stand.AWAY, Told.TAKEN_OVER): Stand.READY,
+        (Stand.READY, Told.DEALT): Stand.AT_WORK,
+        (Stand.AT_WORK, Told.SHARE_ENDED): Stand.READY,
+        (Stand.READY, Told.RECALLED): Stand.RECALLED,
+        (Stand.AT_WORK, Told.RECALLED): Stand.FINISHING,
+        (Stand.FINISHING, Told.SHARE_ENDED): Stand.RECALLED,
+        (Stand.AWAY, Told.FAILED): Stand.AWAY,
+        (Stand.READY, Told.FAILED): Stand.AWAY,
+        (Stand.AT_WORK, Told.FAILED): Stand.AWAY,
+        (Stand.RECALLED, Told.FAILED): Stand.AWAY,
+        (Stand.FINISHING, Told.FAILED): Stand.AWAY,
+        (Stand.AWAY, Told.LEAVES): Stand.LEAVING,
+        (Stand.LEAVING, Told.FAILED): Stand.LEAVING,
+    },
+)
+
+
 @dataclass(eq=False)
 class Standing:
     """Where one lane stands."""
@@ -46,11 +95,24 @@ class Standing:
     session: int = 0
     """Another one whenever the lane becomes ready or ceases to be, and never one that any lane had before: a read that
     hung while the lane went elsewhere and came back belongs to another time than this."""
-    ready: bool = False
     submitted: int = 0
     """The last batch committed."""
     acknowledged: int = 0
     """The last batch known to be purged."""
+    region: Region[Stand, Told] = field(default_factory=lambda: Region(STAND))
+
+    @property
+    def ready(self) -> bool:
+        """It is read for."""
+        return self.region.state in (Stand.READY, Stand.AT_WORK)
+
+    @property
+    def is_at_work(self) -> bool:
+        return self.region.state in (Stand.AT_WORK, Stand.FINISHING)
+
+    @property
+    def is_leaving(self) -> bool:
+        return self.region.state is Stand.LEAVING
 
     @property
     def unpurged(self) -> bool:
@@ -58,14 +120,34 @@ class Standing:
 
     def begin(self, batch: int) -> None:
         """Taken over: `batch` was the last one committed and purged."""
+        self.region.on(Told.TAKEN_OVER)
         self.submitted = self.acknowledged = batch
         self.session = next(_SESSIONS)
-        self.ready = True
+
+    def dealt(self) -> None:
+        self.region.on(Told.DEALT)
+
+    def has(self, session: int) -> bool:
+        """Whether it is at work on its share of that session: not so when its worker was replaced, or has failed."""
+        return self.is_at_work and self.session == session
+
+    def share_ended(self) -> None:
+        self.region.on(Told.SHARE_ENDED)
+
+    def recall(self) -> bool:
+        """Whether its worker is to be told so."""
+        if self.ready:
+            self.region.on(Told.RECALLED)
+            return True
+        return False
 
     def end(self) -> None:
-        """Nothing more is read for the lane until it begins again."""
-        self.ready = False
+        """Nothing more is read for the lane until it begins again, and a share that it has is given up."""
+        self.region.on(Told.FAILED)
         self.session = next(_SESSIONS)
+
+    def leave(self) -> None:
+        self.region.on(Told.LEAVES)
 
     def purged(self, batch: int) -> None:
         self.acknowledged = max(self.acknowledged, batch)
@@ -73,7 +155,7 @@ class Standing:
     def stopped(self) -> None:
         """A batch cannot be purged, and nothing is tried any more."""
         self.submitted = self.acknowledged
-        self.ready = False
+        self.recall()
 
     def judge(self, plan: "Plan", purged: int) -> GoOn | AskElection | Stop | None:
         """By m as the page shows it: whether the lane's share of the page may be sent. None: it was read for another

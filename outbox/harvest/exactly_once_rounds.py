@@ -63,12 +63,9 @@ class LaneState(Standing):
     """The number of the change that led to it."""
     server: str = ""
     """Which has shown both, see `backends.server_of`."""
-    busy: Batch | None = None
-    is_leaving: bool = False
-    """It ends in good order, and all that it has committed is purged."""
     holds: Holds = field(default_factory=Holds)
-    has_left_out: bool = False
-    """Records of its batch, since the last page was handed over: the next one may have been dealt out before."""
+    left_out: int = 0
+    """How often it has left records out of a batch: what was dealt out before is looked at once more."""
 
 
 class Rounds:
@@ -184,7 +181,7 @@ class Rounds:
     def release_way(self, lane: LaneState, may_go_on: Callable[[], bool]) -> None:
         """Of the lanes that end in good order the last one: nobody has to wait until this process' lease is old."""
         with self._changed:
-            lane.is_leaving = True
+            lane.leave()
             if not self._lease.is_kept or self._closing or not all(other.is_leaving for other in self._lanes.values()):
                 return
             if self._unsettled:
@@ -222,21 +219,22 @@ class Rounds:
     @staticmethod
     def _retake(lanes: Sequence[LaneState]) -> None:
         for lane in lanes:
-            lane.ready = False  # what it has in hand it may finish
-            lane.post(Retake())
+            if lane.recall():
+                lane.post(Retake())
 
     def committed(self, lane: LaneState, batch: Batch, entry: Entry) -> None:
         """The batch is in Kafka; its rows are deleted when the round ends."""
         rows, batch.rows = batch.rows, []  # given up outside of the lock: thousands of them take milliseconds
         with self._changed:
-            if lane.busy is not batch:
+            if not lane.has(batch.session):
                 return  # of a worker that was replaced: its successor settles it
             lane.submitted = entry.batch
             self._flights.committed(batch, entry.batch)
             lane.holds.delivered(rows)
             self._round_purges.append(Purge(entry, batch.filenode, batch.errands, batch.server))
             self._sizes.enlarge()
-            self._end_share(lane)
+            lane.share_ended()
+            self._end_share()
             self._write_holds()
 
     def left_out(
@@ -245,7 +243,7 @@ class Rounds:
         """Of the batch only these rows are sent, as others are held."""
         with self._changed:
             batch.rows, batch.ids = rows, [row[0] for row in rows]
-            lane.has_left_out = True
+            lane.left_out += 1
             return self.held(lane, refused, is_sure=is_sure)
 
     def held(self, lane: LaneState, refused: Iterable[tuple[Row, str]], *, is_sure: bool) -> list[RecordHeld]:
@@ -255,9 +253,10 @@ class Rounds:
     def not_sent(self, lane: LaneState, batch: Batch) -> None:
         """Nothing is left of the batch, and the lane goes on with the next one."""
         with self._changed:
-            if lane.busy is batch:
+            if lane.has(batch.session):
                 self._flights.give_back(batch)
-                self._end_share(lane)
+                lane.share_ended()
+                self._end_share()
 
     def too_slow(self, batch: Batch) -> None:
         """It was not acknowledged within its time: pages become so small that one is, at last of one record."""
@@ -270,13 +269,13 @@ class Rounds:
             self._unready(lane)
 
     def _unready(self, lane: LaneState) -> None:
+        was_at_work = lane.is_at_work
         lane.end()
-        if lane.busy is not None:
-            self._end_share(lane)
+        if was_at_work:
+            self._end_share()
         self._changed.notify_all()
 
-    def _end_share(self, lane: LaneState) -> None:
-        lane.busy = None
+    def _end_share(self) -> None:
         self._outstanding -= 1
         if self._outstanding == 0:
             if not self._reads_next:
@@ -588,6 +587,7 @@ class Rounds:
                     ids = [row[0] for row in rows]
                     batch = Batch(number, session, rows, ids, *of_page)
                     batch.created, batch.errands, batch.server = read.created, errands, server
+                    batch.left_out = lane.left_out
                     self._flights.add(batch)
                     batches.append(batch)
         return batches
@@ -639,15 +639,15 @@ class Rounds:
                     self._flights.give_back(batch)
                     self._reading.frontier.give_back(batch.ids[:1])
                     continue
-                if lane.has_left_out:
-                    lane.has_left_out, batch.rows = False, lane.holds.keep(batch.rows)
+                if lane.left_out != batch.left_out:
+                    batch.rows = lane.holds.keep(batch.rows)
                     batch.ids = [row[0] for row in batch.rows]
                     if not (batch.ids or batch.errands):
                         self._flights.give_back(batch)
                         continue
                 batch.previous = ticket
                 batch.flush = None if is_flushed_by_purge else flushed
-                lane.busy = batch
+                lane.dealt()
                 self._outstanding += 1
                 posted.append((lane, batch))
             for lane, batch in posted:

@@ -91,6 +91,8 @@ class Batch:
     errands: Errands | None = None
     server: str = ""
     """From which it was read, see `backends.server_of`."""
+    left_out: int = 0
+    """How often its lane had left records out when it was dealt."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from outbox.core.flights import Flights, Standing, has_flushed, may_flush
+from outbox.core.flights import STAND, Flights, Stand, Standing, Told, has_flushed, may_flush
+from outbox.core.region import UnexpectedEvent
 from outbox.core.verdict import AskElection, GoOn, Stop
 
 
@@ -154,3 +155,51 @@ def test_a_page_read_before_the_lane_went_elsewhere_and_came_back_is_of_another_
     after.begin(5)
     assert isinstance(before.judge(plan, 5), GoOn)
     assert after.judge(plan, 5) is None
+
+
+AWAY, READY, AT_WORK, RECALLED, FINISHING, LEAVING = Stand
+
+
+@pytest.mark.parametrize(
+    ("state", "after"),
+    # TAKEN_OVER, DEALT, SHARE_ENDED, RECALLED, FAILED, LEAVES; None: cannot happen
+    [
+        (AWAY, [READY, None, None, None, AWAY, LEAVING]),
+        (READY, [None, AT_WORK, None, RECALLED, AWAY, None]),
+        (AT_WORK, [None, None, READY, FINISHING, AWAY, None]),
+        (RECALLED, [None, None, None, None, AWAY, None]),
+        (FINISHING, [None, None, RECALLED, None, AWAY, None]),
+        (LEAVING, [None, None, None, None, LEAVING, None]),
+    ],
+)
+def test_what_the_round_knows_of_a_lane_follows_its_table(state, after):
+    for event, expected in zip(Told, after, strict=True):
+        if expected is None:
+            with pytest.raises(UnexpectedEvent):
+                STAND.after(state, event)
+        else:
+            assert STAND.after(state, event) is expected
+    assert not STAND.unreachable()
+
+
+def test_a_lane_that_is_recalled_finishes_its_share_and_is_told_once():
+    lane = Standing(0)
+    lane.begin(0)
+    lane.dealt()
+    session = lane.session
+    assert lane.recall()
+    assert not lane.recall()
+    assert (lane.ready, lane.has(session)) == (False, True)
+    lane.share_ended()
+    assert not lane.has(session)
+
+
+def test_a_share_is_given_up_when_its_lane_ends():
+    lane = Standing(0)
+    lane.begin(0)
+    lane.dealt()
+    session = lane.session
+    lane.end()
+    lane.begin(0)
+    lane.dealt()
+    assert (lane.has(session), lane.has(lane.session)) == (False, True)

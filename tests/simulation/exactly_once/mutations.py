@@ -183,7 +183,7 @@ def _keep_stops(ready: Any, rounds: Rounds, *given: Any) -> None:
 def _forget_left_out(left_out: Any, rounds: Rounds, lane: Any, *given: Any, **named: Any) -> Any:
     with rounds._changed:
         found = left_out(rounds, lane, *given, **named)
-        lane.has_left_out = False
+        lane.left_out -= 1
         return found
 
 
@@ -200,15 +200,15 @@ def _post_first(rounds: Rounds, batches: list[Batch], returned_at: float, *, rea
     with rounds._changed:
         rounds._reads_next = reads_next
         for lane, batch in lanes:
-            if lane.session == batch.session:
-                lane.busy = batch
+            if lane.session == batch.session and lane.ready:
+                lane.dealt()
                 rounds._outstanding += 1
     rounds._flush(flushed)
 
 
 def _release_outside(rounds: Rounds, lane: Any, may_go_on: Callable[[], bool]) -> None:
     with rounds._changed:
-        lane.is_leaving = True
+        lane.leave()
         if not rounds._lease.is_kept or rounds._closing or not all(o.is_leaving for o in rounds._lanes.values()):
             return
         if rounds._unsettled:
@@ -467,16 +467,16 @@ MUTATIONS: dict[str, Planted] = {
 }
 
 FOUND_BY: dict[str, int] = {
-    "ledger entry first": 36,
+    "ledger entry first": 206,
     "no renewal after trouble": 362,
-    "purge by id without guard m": 11,
+    "purge by id without guard m": 86,
     "takeover without waiting for the stable offset": 67,
     "cursor instead of frontier": 0,
     "ended transactions are not looked back for": 3,
     "exclusions copied after the select": 2,
     "no flush": 18,
     "the frontier is not reset for a lane that joins": 2,
-    "commit before the purge of the batch before": 217,
+    "commit before the purge of the batch before": 382,
     "in flight only until the commit": 0,
     "a settled stop is kept": 66,
     "what other lanes have in flight is left out": 203,
@@ -497,7 +497,7 @@ FOUND_BY: dict[str, int] = {
     "the claim is given back although a lane has left something in doubt": 1149,
     "a new file of the table is not noticed": 686,
     "only the owner of lane 0 notices a forgotten change": 1771,
-    "a hold that ends is not read for from its first record": 17,
+    "a hold that ends is not read for from its first record": 7,
     "an attempt whose record is gone never ends": 1786,
     "a record leaves although the purge of its batch has moved nothing": 3135,
     "what a purge is to carry out runs beside the batch": 175,
