@@ -45,11 +45,14 @@ class Care:
 
 def after(found: Watch | None, owner: str) -> Care:
     """What the owner that takes over now concludes. An owner that takes its own lane over again has not died; nor has
-    one that was paused or cut off from Kafka."""
-    if found is None or found.is_clean:
+    one that was paused or cut off from Kafka, or that ended well. But none of them clears what was suspected before it
+    has delivered a batch: between two deaths a lane may pass through several hands."""
+    if found is None:
         return Care()
-    if found.owner == owner or found.is_alive:
+    if found.owner == owner and not found.is_clean:
         return Care(found.crashes > 0, found.crashes)
+    if found.is_clean or found.is_alive:
+        return Care(found.crashes > 0, found.crashes, found.suspected)
     if not found.started:  # such a death blames nobody, and clears nobody
         return Care(True, max(found.crashes, 1), found.suspected)
     if len(found.started) == 1 and found.started == found.suspected:

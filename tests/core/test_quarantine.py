@@ -35,9 +35,20 @@ def test_a_record_alone_is_blamed_for_its_second_death():
     assert after(died(5, suspected=once.suspects, crashes=once.crashes), "c").culprit is None, "another one"
 
 
-@pytest.mark.parametrize("found", [Watch("a", False, 2, (4,), (4,), is_alive=True), Watch("b", False, 2, (4,), (4,))])
-def test_an_owner_that_lives_blames_nobody(found):
-    assert after(found, "b") == Care(True, 2)
+def test_an_owner_that_takes_its_own_lane_over_again_blames_nobody():
+    assert after(Watch("b", False, 2, (4,), (4,)), "b") == Care(True, 2), "it knows by itself what it suspects"
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        Watch("a", False, 2, (4,), (4, 5), is_alive=True),
+        Watch("a", True, 2, (4,), (4, 5)),
+        Watch("b", True, 2, (), (4, 5)),
+    ],
+)
+def test_an_owner_that_lives_or_ended_well_blames_nobody_and_clears_nobody(found):
+    assert after(found, "b") == Care(True, 2, (4, 5))
 
 
 def died_of(culprit, batch):
