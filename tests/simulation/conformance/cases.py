@@ -15,6 +15,7 @@ from confluent_kafka import KafkaException
 from outbox.core import ledger
 from outbox.core.holds.values import Burial, Errands, Park
 from outbox.core.ledger import Entry
+from outbox.core.quarantine import Care
 from outbox.edges import backends
 from outbox.edges.ledger_topic import LedgerMissing, LedgerUnreachable
 from outbox.edges.reader import LeftOut
@@ -308,6 +309,56 @@ def a_record_that_took_the_place_of_another_does_not_leave(s: Script) -> None:
         assert statements.purge_counted(c, 0, 1, [3], filenode(s, c)) == (True, 1)
         s.holds.run_soon(c, 0, Errands((Burial(ids[0], "refused", 1, "CODE", "no"),), (ids[1],)), 300)
     show(s, c)
+
+
+# ---- crashes
+
+
+def a_lane_is_watched(s: Script) -> None:
+    ids, c, holds = s.write("k6", "k11", "k21"), s.connect(), s.holds
+    holds.start(c, 0, "one", ids)
+    assert holds.watch(c, 0) is None
+    holds.own(c, 0, "one", Care())
+    holds.start(c, 0, "one", ids)
+    holds.start(c, 0, "two", [9])
+    assert holds.watch(c, 0).started == tuple(ids)
+    holds.own(c, 0, "two", Care(True, 2, tuple(ids[:2])))
+    assert holds.watch(c, 0).suspected == tuple(ids[:2])
+    holds.start(c, 0, "two", ids[:1])
+    for owner in ("one", "two"):
+        holds.calm(c, 0, owner)
+        holds.watch(c, 0)
+        holds.leave(c, 0, owner)
+        holds.watch(c, 0)
+    assert holds.watch(c, 1) is None
+    assert holds.watch(c, 0).is_clean
+
+
+def a_culprit_is_held(s: Script) -> None:
+    ids, c, holds = s.write("k6", "k11", "", "k6"), s.connect(), s.holds
+    holds.write(c, [park(ids[0], "k6"), park(ids[1], "k11")], ())
+    for lane, culprit in enumerate((ids[0], ids[2], 99)):
+        holds.own(c, lane, "one", Care(True, 3, (), culprit))
+        show(s, c)
+    s.side.want(ids[0], "retry")
+    holds.own(c, 0, "two", Care(True, 4, (), ids[3]))
+    show(s, c)
+    s.side.want(ids[3], "retry")
+    holds.write(c, [park(ids[3], "k6")], ())
+    show(s, c)
+
+
+def an_owner_is_alive_as_long_as_it_is_connected(s: Script) -> None:
+    c = s.connect()
+    s.holds.own(c, 0, "three", Care())
+    assert not s.holds.watch(c, 0).is_alive
+    s.database._found.owner = "three"
+    others = [s.connect(), s.connect()]
+    for other in others:
+        assert s.holds.watch(c, 0).is_alive
+        other.close()
+        s.runtime.sleep(0.3)
+    assert not s.holds.watch(c, 0).is_alive
 
 
 # ---- the lane count
@@ -718,6 +769,9 @@ CASES = [
     what_operators_hold_is_shown,
     what_leaves_or_is_confirmed_shares_a_purge,
     a_record_that_took_the_place_of_another_does_not_leave,
+    a_lane_is_watched,
+    a_culprit_is_held,
+    an_owner_is_alive_as_long_as_it_is_connected,
     the_lane_count_is_changed,
     lanes_are_closed_for_a_forgotten_change,
     a_backend_is_required,

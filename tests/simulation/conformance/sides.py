@@ -10,7 +10,7 @@ import re
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import fields, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,6 +23,7 @@ from outbox.core.faults import Kind, kind_of
 from outbox.core.frontier import Snapshot
 from outbox.core.holds.values import Burial, Errands, HoldRow, Park
 from outbox.core.ledger import Entry
+from outbox.core.quarantine import Care, Watch
 from outbox.core.verdict import State
 from outbox.edges.companions import Companions, Found
 from outbox.edges.reader import Page
@@ -71,7 +72,7 @@ class SimulatedSide:
     def __init__(self) -> None:
         self.checkers = Delivered()
         self.world = world = World(0, self.checkers)
-        world.lanes, world.postgres.is_plain = LANES, True
+        world.lanes, world.postgres.is_plain, world.watches = LANES, True, True
         self.server.now.state, self.server.now.filenode = State(LANES), 100 * _OWN_MAX
         self.runtime = Simulated(world, origin=50.0)
         self.caller = SimpleNamespace(
@@ -455,7 +456,9 @@ class Script:
             shown = self._plain([getattr(value, name) for name in _OF_A_HOLD])
             due = None if value.due_s is None else round(value.due_s / 10)
             return "HoldRow", self._nth("hold", value.id), due, _told_of(value.history), *shown
-        if isinstance(value, Park | Burial | Errands):
+        if isinstance(value, Watch):
+            return "Watch", *self._plain([getattr(value, field.name) for field in fields(value)])
+        if isinstance(value, Burial | Care | Errands | Park):
             return type(value).__name__
         if isinstance(value, Entry):
             return "Entry", value.lane, value.batch, value.ids

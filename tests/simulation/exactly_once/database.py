@@ -38,6 +38,7 @@ class Connection:
     def __init__(self, process: Any, server: Server, name: str) -> None:
         self.name = name
         self._process, self._world, self._runtime = process, process.world, process.runtime
+        self.watches: bool = process.world.watches
         self.server, self._crashes = server, server.crashes
         self.backend = f"{process.world.new_pid()} {server.started}"
         self.opened_at, self.give_up_at = float("-inf"), float("inf")
@@ -52,6 +53,7 @@ class Connection:
     def close(self) -> None:
         self.closed = True
         self._process.connections.pop(self, None)
+        self.server.sessions.pop(self, None)
         self._end_transaction()
 
     def _end_transaction(self) -> None:
@@ -122,6 +124,7 @@ class Connection:
 
     def lose(self) -> None:
         self._crashes = -1
+        self.server.sessions.pop(self, None)
 
     def is_lost(self) -> bool:
         return self._crashes != self.server.crashes
@@ -397,6 +400,8 @@ class Database:
         connection.give_up_at = runtime.monotonic() + STATEMENT_TIMEOUT_S
         try:
             self.state = connection.ask(lambda server: server.now.state)
+            if self.owner and world.watches:
+                connection.ask(lambda server: server.sessions.update({connection: self.owner}))
         except BaseException:
             connection.close()
             raise

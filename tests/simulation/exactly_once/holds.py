@@ -6,11 +6,12 @@ server share them.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from outbox.core.holds.values import HISTORY_MAX, Errands, HoldRow, Park
+from outbox.core.quarantine import Care, Watch
 from tests.simulation.checkers import Violation
 
 PARKED, QUARANTINED, PAUSED, EDITING = "parked", "quarantined", "paused", "editing"
@@ -174,13 +175,33 @@ class HoldTable:
     def end_retried(self, record_ids: Collection[int]) -> None:
         self.delete([hold.id for hold in self.of_record(record_ids, [QUARANTINED]) if hold.wanted == "retry"])
 
+    def quarantine(self, id_: int, crashes: int) -> None:
+        self.delete([hold.id for hold in self.of_record([id_], [PARKED])])
+        stored = self._server.now.rows.get(id_)
+        if stored is None:
+            return
+        if self._world.poison is not None and stored.uid not in self._world.poison:
+            raise Violation(f"{stored} is held for crashes, and has crashed nobody")
+        hold = Hold(
+            0, stored.row[1], stored.row[2], None, id_, stored.create_time, QUARANTINED, crashes, "CRASHED",
+            f"{crashes} harvesters ended without warning while they sent this record alone",
+        )  # fmt: skip
+        before = next((other for other in self._all.values() if other.unit == hold.unit), None)
+        if before is not None:
+            hold = replace(
+                hold,
+                code=before.code,
+                history=before.history,
+                next_try=before.next_try,
+                confirmed_by=before.confirmed_by,
+            )
+        self.insert(hold)
+
     def lift(self, record_ids: Collection[int]) -> None:
         self.delete([hold.id for hold in self.of_record(record_ids)])
 
 
 class Holds:
-    """Of crashes nothing is simulated yet."""
-
     def load(self, connection: Any, lanes: int) -> list[HoldRow]:
         found: list[HoldRow] = connection.ask(lambda server: server.holds.load(lanes))
         return found
@@ -197,17 +218,23 @@ class Holds:
         """Nobody who is simulated locks a hold or a row for longer than a statement takes."""
         connection.run(lane, errands)
 
-    def watch(self, connection: Any, lane: int) -> None:
-        connection.nothing()
+    def watch(self, connection: Any, lane: int) -> Watch | None:
+        found: Watch | None = _asked(connection, lambda server: server.watched(lane))
+        return found
 
-    def own(self, connection: Any, lane: int, owner: str, care: Any) -> None:
-        connection.nothing()
+    def own(self, connection: Any, lane: int, owner: str, care: Care) -> None:
+        _asked(connection, lambda server: server.own(lane, owner, care))
 
     def start(self, connection: Any, lane: int, owner: str, ids: Sequence[int]) -> None:
-        connection.nothing()
+        _asked(connection, lambda server: server.note(lane, owner, started=tuple(ids)))
 
     def calm(self, connection: Any, lane: int, owner: str) -> None:
-        connection.nothing()
+        _asked(connection, lambda server: server.note(lane, owner, started=(), suspected=(), crashes=0))
 
     def leave(self, connection: Any, lane: int, owner: str) -> None:
-        connection.nothing()
+        _asked(connection, lambda server: server.note(lane, owner, is_clean=True))
+
+
+def _asked(connection: Any, statement: Callable[[Any], Any]) -> Any:
+    """Where processes crash of themselves the table of crashes is empty: every owner would be careful."""
+    return connection.ask(statement if connection.watches else lambda server: None)

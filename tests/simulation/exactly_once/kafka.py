@@ -176,6 +176,9 @@ class Client:
             self._produce(self._broker.ledger(partition), [(value, headers)], [None])
             return
         faults = self._world.faults
+        if self._world.poison and int(value) in self._world.poison:
+            self._world.poisoned(self._process, int(value))
+            self._runtime.sleep(0.0)  # from which it does not come back
         if key and key in faults.refuse_here and int(value) % 2:
             raise ValueError("refused before it was sent")
         if self._world.chance(faults.produce_slow):

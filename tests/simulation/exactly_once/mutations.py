@@ -16,9 +16,10 @@ from unittest.mock import patch
 
 from confluent_kafka import KafkaException
 
-from outbox.core import ledger, times, verdict
+from outbox.core import ledger, quarantine, times, verdict
 from outbox.core.flights import Flights, Plan, Share, Standing
 from outbox.core.frontier import Frontier, Snapshot
+from outbox.core.quarantine import Care
 from outbox.core.verdict import Facts, NothingToDo, Rows, Verdict
 from outbox.edges import backends, transactions
 from outbox.edges.reader import Page
@@ -30,6 +31,7 @@ from outbox.harvest import (
     exactly_once_transaction,
     resize,
 )
+from outbox.harvest.exactly_once_crashes import CrashWatch
 from outbox.harvest.exactly_once_database import Purges
 from outbox.harvest.exactly_once_holds import Holds
 from outbox.harvest.exactly_once_reading import Failed, Read, ReadConnection
@@ -310,6 +312,29 @@ def _nothing(*given: Any, **named: Any) -> None:
     pass
 
 
+# ---- crashes
+
+
+def _clear_when_clean(after: Any, found: Any, owner: str) -> Care:
+    care: Care = after(found, owner)
+    return Care() if found is not None and found.is_clean else care
+
+
+class _NoTurn:
+    @staticmethod
+    def acquire(timeout: float) -> bool:
+        return True
+
+    @staticmethod
+    def release() -> None:
+        pass
+
+
+def _take_no_turn(watched: Any, watch: CrashWatch, *given: Any) -> Any:
+    watch._rounds.careful_turn = _NoTurn()  # type: ignore[assignment]
+    return watched(watch, *given)
+
+
 # ---- holds
 
 
@@ -357,7 +382,7 @@ def _look_late(load: Any, holds: Any, *given: Any) -> None:
 _LOSSY, _REFUSING = (LOSSY, 5), (REFUSING, 5)
 _COPIES, _CRASHES, _STUBBORN = (LAGGING, 10), (CRASHING, 10), (STUBBORN, 10)
 _BARE_EVEN, _LOSSY_ODD, _REFUSING_EVEN, _RESTLESS_EVEN, _RESTLESS_ODD = ((last, 10) for last in (0, 1, 2, 4, 9))
-_OPERATED, _UNDECIDED = ((10 * slot + 5, 10 * SLOTS) for slot in (0, 1))
+_OPERATED, _UNDECIDED, _POISONED = ((10 * slot + 5, 10 * SLOTS) for slot in (0, 1, 2))
 _NO_TROUBLE = transactions, "is_trouble", lambda facility, text, was_connected: False
 
 MUTATIONS: dict[str, Planted] = {
@@ -464,6 +489,13 @@ MUTATIONS: dict[str, Planted] = {
     "what could not be done with a purge is forgotten": Planted(((Holds, "not_done", _nothing),), theme=_UNDECIDED),
     "what was under way before a takeover is waited for": Planted(((Holds, "none_done", _nothing),), theme=_OPERATED),
     "holds are not loaded before the first page": Planted((_around(Holds, "load", _look_late),), theme=_OPERATED),
+    "nobody is careful after a crash": Planted(((quarantine, "after", lambda found, owner: Care()),), theme=_POISONED),
+    "whoever ends well clears the suspects": Planted(
+        (_around(quarantine, "after", _clear_when_clean),), theme=_POISONED
+    ),
+    "lanes of a process are careful at once": Planted(
+        (_around(CrashWatch, "watched", _take_no_turn),), theme=_POISONED
+    ),
 }
 
 FOUND_BY: dict[str, int] = {
@@ -505,5 +537,8 @@ FOUND_BY: dict[str, int] = {
     "what could not be done with a purge is forgotten": 15,
     "what was under way before a takeover is waited for": 5,
     "holds are not loaded before the first page": 1605,
+    "nobody is careful after a crash": 25,
+    "lanes of a process are careful at once": 3065,
+    "whoever ends well clears the suspects": 25,
 }
 """Seeds that catch them; `make check` plays these alone."""

@@ -20,6 +20,7 @@ import psycopg
 from outbox.core import ledger
 from outbox.core.frontier import Snapshot
 from outbox.core.holds.values import Burial, Errands
+from outbox.core.quarantine import Care, Watch
 from outbox.core.times import time_of
 from outbox.core.verdict import State
 from outbox.edges.companions import Found
@@ -66,6 +67,7 @@ class Kept:
     hold_id: int = 0
     dead: dict[int, Dead] = field(default_factory=dict)
     """Dead letters, by the ids of their records."""
+    watch: dict[int, Watch] = field(default_factory=dict)
 
 
 class Transaction:
@@ -107,6 +109,8 @@ class Server:
         self.crashes = self.readers = 0
         self.held: dict[int, Transaction] = {}
         self.holds = HoldTable(self)
+        self.sessions: dict[Any, str] = {}
+        """Of harvesters that show by them that they live."""
         self._next_xid = self._xmax = 100
         self._running: set[int] = set()
         self.writers: set[int] = set()
@@ -186,7 +190,7 @@ class Server:
         kept = copy.copy(self.now)
         kept.rows = {id_: stored for id_, stored in self.now.rows.items() if id_ not in self._unflushed}
         kept.purged, kept.sequence = dict(self.now.purged), self._flushed_sequence
-        kept.holds, kept.dead = dict(self.now.holds), dict(self.now.dead)
+        kept.holds, kept.dead, kept.watch = dict(self.now.holds), dict(self.now.dead), dict(self.now.watch)
         return kept
 
     def truncate(self) -> bool:
@@ -297,6 +301,27 @@ class Server:
     def may_change(self, ids: Collection[int], hold_ids: Collection[int] = ()) -> bool:
         """Whether nothing has locked these rows and holds."""
         return not any(holder.locks(ids, hold_ids) for holder in self.held.values())
+
+    # ---- crashes
+
+    def watched(self, lane: int) -> Watch | None:
+        found = self.now.watch.get(lane)
+        if found is None:
+            return None
+        return replace(found, is_alive=found.owner in self.sessions.values())
+
+    def own(self, lane: int, owner: str, care: Care) -> None:
+        if care.culprit is not None:
+            self.holds.quarantine(care.culprit, care.crashes)
+        self.now.watch[lane] = Watch(owner, False, care.crashes, (), care.suspects)
+        self.flush()
+
+    def note(self, lane: int, owner: str, **changes: Any) -> None:
+        """Of the lane's owner, who may be another one by now."""
+        found = self.now.watch.get(lane)
+        if found is not None and found.owner == owner:
+            self.now.watch[lane] = replace(found, **changes)
+            self.flush()
 
     def kept(self, transaction: Transaction, lane: int, batch: int, ids: Sequence[int], filenode: int) -> int:
         left = [id_ for id_ in ids if id_ in self.now.rows and id_ not in transaction.deleted]

@@ -151,6 +151,11 @@ class World(surroundings.World):
         self.tasks: list[Any] = []
         self.late: Callable[[float], None] = lambda delay_s: None
         self.evicted: Callable[[], None] = lambda: None
+        self.watches = False
+        """Whether processes end without warning only for what they send."""
+        self.poison: set[int] | None = None
+        """Records that end whoever sends them."""
+        self.poisoned: Callable[[Process, int], None] = lambda process, uid: None
         self._pids = 0
 
     def new_pid(self) -> int:

@@ -3,6 +3,7 @@ much about its theme and takes little time."""
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -10,8 +11,9 @@ from outbox.conf import SKIP
 from outbox.harvest import exactly_once_rounds
 from tests.simulation.checkers import Violation
 from tests.simulation.exactly_once.checkers import DEAD, TOPIC, Written
-from tests.simulation.exactly_once.holds import REFUSED, WANTED
+from tests.simulation.exactly_once.holds import QUARANTINED, REFUSED, WANTED
 from tests.simulation.exactly_once.operators import Operators, pause_of
+from tests.simulation.exactly_once.process import Process
 from tests.simulation.exactly_once.scenario import Faults, Rules, Scenario
 
 OTHER_TOPIC = "invoices"
@@ -168,8 +170,59 @@ class Undecided(Operated):
         )
 
 
+class Poisoned(Scenario):
+    """A record or two end every process that sends them, and nothing else does."""
+
+    faults_s = 4.0
+
+    def __init__(self, seed: int, rules: Rules) -> None:
+        super().__init__(seed, rules)
+        world = self.world
+        self.keys = [f"k{i}" for i in range(self.random.choice((3, 6)))]
+        self.sequences = dict.fromkeys(self.keys, 0)
+        if self.random.random() < 0.3:
+            world.conf = replace(world.conf, refusal_policy=SKIP)
+        world.watches, world.poisoned = True, self.perish
+        world.poison = set(self.random.sample(range(1, 30), self.random.choice((1, 1, 2))))
+        self.deaths = Counter[int]()
+        self.operators = Operators(world, lambda uid: None)
+
+    def perish(self, process: Process, uid: int) -> None:
+        self.deaths[uid] += 1
+        if self.deaths[uid] > DEATHS_MAX:
+            raise Violation(f"{self.checkers.written[uid]} has ended {DEATHS_MAX} processes and is not held")
+        process.crash()
+        self.world.group.leave(process.name)  # its session would last too long for as many
+        self.world.after(self.random.uniform(0.02, 0.2), self.spawn)
+
+    def weather(self) -> None:
+        self.world.faults = Faults(hold=0.05, held_s=(0.05, 0.3), answer_late=0.05)
+
+    def strike(self) -> None:
+        if self.writing:
+            self.weather()
+            getattr(self, self.random.choice(("pause", "join", "stranger")))()
+            self.world.after(self.random.uniform(0.3, 1.5), self.strike)
+
+    def settle(self) -> None:
+        super().settle()
+        self.world.after(4.0, self.give_up)
+
+    def give_up(self) -> None:
+        """The operator does, once everything else is sent."""
+        now = self.world.postgres.primary.now
+        held = [hold for hold in now.holds.values() if hold.reason == QUARANTINED]
+        behind = {hold.key for hold in held}
+        if all(stored.row[2] in behind for stored in now.rows.values()):
+            for hold in held:
+                self.operators.want(hold.id, self.random.choice(("skip", "discard")))
+        self.world.after(1.0, self.give_up)
+
+
+DEATHS_MAX = 12
+"""More than twice what a search by halves takes among the records of one page."""
 SLOTS = 8
-THEMES: dict[int, type[Scenario]] = {1: Undecided}
+THEMES: dict[int, type[Scenario]] = {1: Undecided, 2: Poisoned}
 """By (seed // 10) % SLOTS; the other slots are `Operated`."""
 
 
