@@ -3,7 +3,8 @@
 The count lives in the state row. In order: partitions for the new lanes; "closed, going to N" into the row; every old
 lane's transactional id initialised and its last batch settled; N and "open" into the row. Owners read the row only
 after their own init: whoever saw the old count is fenced by the third step, whoever is initialised later finds the
-lanes closed. Each step may be done twice, so a successor just goes on from what the row says.
+lanes closed. Each step may be done twice, so a successor just goes on from what the row says: what that asks for, and
+which lanes are settled, is decided in `core.exactly_once.resize`. All of this runs in the thread of lane 0.
 
 Before the lanes are opened, the number of the change is marked in lane 0's ledger partition. A row with a smaller
 number is that of a server which took over from, or was restored to, a state before the change: then every lane that
@@ -21,9 +22,12 @@ from uuid import UUID, uuid4
 
 from outbox.conf import Conf
 from outbox.core import ledger as entries
-from outbox.core.exactly_once.takeover import Unreadable, unreadable
+from outbox.core import verdict
+from outbox.core.exactly_once import resize
+from outbox.core.exactly_once.resize import Act, GoodPartitions
+from outbox.core.exactly_once.takeover import Unreadable, has_ended, unreadable
 from outbox.core.ledger import Entry
-from outbox.core.verdict import AskElection, Closed, State, Stop, change_of, forgets_change, idle_lane
+from outbox.core.verdict import AskElection, Closed, State, Stop
 from outbox.edges.ledger_topic import LedgerMissing, LedgerOpen, LedgerRefused
 from outbox.failpoints import failpoint
 from outbox.harvest.exactly_once_database import Purges
@@ -60,16 +64,18 @@ class LaneCount:
             state = self._remembering_state(may_go_on)
         except UnreadableMark as error:
             return unreadable(0, error.reason)
-        if state is not None and state.resize_to is None:
+        if state is None:
+            return AskElection()
+        if (act := resize.next_act(state)) is not Act.SETTLE:
             if self._grown_to != state.lane_count:
                 self._grow_leader_topic(state.lane_count, partitions_added)
-            if state.wanted is None:
+            if act is Act.STANDS:
                 return None
-            if not self._begin(state, may_go_on, partitions_added):
+            if not self._begin(state, act, may_go_on, partitions_added):
                 return AskElection()
             state = self._state(may_go_on)
-        if state is None or state.resize_to is None:
-            return AskElection()
+            if state is None or resize.next_act(state) is not Act.SETTLE:
+                return AskElection()
         failpoint("lanes-closed")
         return self._settle_and_open(state, may_go_on)
 
@@ -88,7 +94,7 @@ class LaneCount:
             if state.resize_to is not None:
                 raise
             return replace(state, wanted=None)
-        if not forgets_change(state, newest):
+        if not verdict.forgets_change(state, newest):
             return state
         close_forgotten(self._servers, self._purges, state, newest, may_go_on)
         return self._state(may_go_on)
@@ -112,11 +118,13 @@ class LaneCount:
     def _ask(self, question: Callable[[Any, Any], Any], may_go_on: Callable[[], bool]) -> Any:
         return self._purges.ask(lambda connection: question(self._database.statements, connection), may_go_on)
 
-    def _begin(self, state: State, may_go_on: Callable[[], bool], partitions_added: Callable[[], None]) -> bool:
+    def _begin(
+        self, state: State, act: Act, may_go_on: Callable[[], bool], partitions_added: Callable[[], None]
+    ) -> bool:
         """Nothing is closed before everything is there that the new lanes need."""
         wanted, count = state.wanted, state.lane_count
         assert wanted is not None
-        if wanted == count:
+        if act is Act.REFUSE:
             self._ask(lambda statements, c: statements.refuse_wish(c, wanted, ""), may_go_on)
             return True
         try:
@@ -134,8 +142,7 @@ class LaneCount:
         return bool(closed)
 
     def _settle_and_open(self, state: State, may_go_on: Callable[[], bool]) -> NotFollowed | None:
-        begun, note, lanes = self._runtime.monotonic(), "", state.resize_to
-        assert lanes is not None
+        begun, opening = self._runtime.monotonic(), resize.as_wanted(state)
         settled: dict[int, int] = {}
         for lane in self._lanes_to_settle(state):
             found = self._settle(lane, state, may_go_on)
@@ -144,41 +151,39 @@ class LaneCount:
             if isinstance(found, Stop | Unreadable):
                 if self._may_have_been_open(state):
                     return found
-                # Safe: nobody has worked with another count than the old one.
-                note, lanes = f"The count was not changed: {found.text}", state.lane_count
+                opening = resize.given_up(state, found.text)
                 break
             settled[lane] = found
             failpoint("lane-settled")
         opened = self._ask(
-            lambda statements, c: statements.open_lanes(c, state.resize_no, lanes, note, settled), may_go_on
+            lambda statements, c: statements.open_lanes(c, state.resize_no, opening.lanes, opening.note, settled),
+            may_go_on,
         )
         failpoint("lanes-opened")
         if opened:
             logger.info(
                 "lanes_opened lanes=%d before=%d closed_s=%.3f",
-                lanes,
+                opening.lanes,
                 state.lane_count,
                 self._runtime.monotonic() - begun,
             )
-        if note:
-            logger.error("lanes_not_changed lanes=%d wanted=%s reason=%r", lanes, state.resize_to, note)
+        if opening.note:
+            logger.error("lanes_not_changed lanes=%d wanted=%s reason=%r", opening.lanes, state.resize_to, opening.note)
         return None if opened else AskElection()
 
     def _lanes_to_settle(self, state: State) -> Iterable[int]:
-        """Lane 0 last: its mark is the sign that the lanes may have been opened."""
-        count = state.lane_count
-        return reversed(range(max(count, self._kafka.partitions()) if _is_repair(state) else count))
+        return resize.lanes_to_settle(state, self._kafka.partitions() if resize.is_repair(state) else 0)
 
     def _may_have_been_open(self, state: State) -> bool:
-        """Lanes may have worked with the new count, or, in a repair, with any: then there is no way back."""
-        if _is_repair(state):
-            return True
-        identity = self._database.identity
+        if resize.is_repair(state):
+            return resize.may_have_been_open(state, None)
+        identity, marked = self._database.identity, None
         assert identity is not None
         try:
-            return newest_change(self._kafka, identity, self._runtime.monotonic() + _SETTLE_S) >= state.resize_no
+            marked = newest_change(self._kafka, identity, self._runtime.monotonic() + _SETTLE_S)
         except (UnreadableMark, LedgerMissing):
-            return True
+            pass
+        return resize.may_have_been_open(state, marked)
 
     def _settle(self, lane: int, state: State, may_go_on: Callable[[], bool]) -> int | Stop | Unreadable | None:
         """Fence the lane's owners and purge what they have committed: up to which batch that is done, or why an
@@ -193,10 +198,7 @@ class LaneCount:
                     outcome.producer.drop_and_wait()
             if isinstance(outcome, Stop | Unreadable):
                 return outcome
-            if (now := self._state(may_go_on)) is None or (now.resize_to, now.resize_no) != (
-                state.resize_to,
-                state.resize_no,
-            ):
+            if (now := self._state(may_go_on)) is None or has_ended(state, now):
                 return None
             self._runtime.sleep(_AGAIN_S)  # a purge was under way
         return None
@@ -206,9 +208,9 @@ class LaneCount:
         from confluent_kafka import KafkaException
 
         last = owned.entry or Entry(0, 0, uuid4(), owned.identity, (), 0, datetime.now(UTC))
-        if last.change == state.resize_no:
+        if (entry := resize.marked(last, state.resize_no)) is None:
             return True
-        payload, producer = entries.encode(replace(last, change=state.resize_no)), owned.producer
+        payload, producer = entries.encode(entry), owned.producer
         try:
             producer.begin()
             producer.send_entry(self._kafka.name, 0, entries.entry_key(0), payload, entries.headers(last))
@@ -220,11 +222,6 @@ class LaneCount:
         return True
 
 
-def _is_repair(state: State) -> bool:
-    """The lanes are not closed for another count, but because the database forgot a change."""
-    return state.resize_to == state.lane_count
-
-
 class IdleLanes:
     """The ledger's partitions at or above the count, compared with the table by the first takeover after each connect:
     a restore from before a change of the count shows there only."""
@@ -232,9 +229,7 @@ class IdleLanes:
     def __init__(self, servers: Servers, purges: Purges) -> None:
         self._runtime, self._database, self._kafka = servers.runtime, servers.database, servers.kafka
         self._purges = purges
-        self._found_good: tuple[float, int] | None = None
-        self._good: set[int] = set()
-        self._good_of: tuple[float, UUID, int, int] | None = None  # of which connection, database, count and change
+        self._good = GoodPartitions()
 
     def examine(self, patience_s: float, may_go_on: Callable[[], bool]) -> Closed | Stop | None:
         """What forbids every lane of this process to send; closed: lane 0's owner knows better than an operator. Each
@@ -250,20 +245,18 @@ class IdleLanes:
         if found is None:
             return None
         identity, state, purged, opened_at = found
-        count = state.lane_count
-        if self._found_good == (opened_at, count):
+        if self._good.has_all(opened_at, state):
             return None
-        if self._good_of != (of := (opened_at, identity, count, state.resize_no)):
-            self._good_of, self._good = of, set()
-        for lane in range(count, self._kafka.partitions()):
+        self._good.begin(opened_at, identity, state)
+        for lane in range(state.lane_count, self._kafka.partitions()):
             if lane in self._good:
                 continue
             if not may_go_on():
-                return Closed(count)  # not None, which would mean that all of them are good
+                return Closed(state.lane_count)  # not None, which would mean that all of them are good
             entry = self._kafka.last_entry(lane, self._runtime.monotonic() + patience_s)
-            stop = idle_lane(lane, count, identity, purged.get(lane, 0), entry)
-            if stop is not None:
-                return Closed(count) if forgets_change(state, change_of(entry, identity)) else stop
-            self._good.add(lane)
-        self._found_good = opened_at, count
+            forbidden = resize.judge_idle(lane, state, identity, purged.get(lane, 0), entry)
+            if forbidden is not None:
+                return forbidden
+            self._good.found(lane)
+        self._good.found_all(opened_at, state)
         return None

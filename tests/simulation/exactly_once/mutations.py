@@ -29,7 +29,6 @@ from outbox.harvest import (
     exactly_once_reading,
     exactly_once_takeover,
     exactly_once_transaction,
-    resize,
 )
 from outbox.harvest.exactly_once_crashes import CrashWatch
 from outbox.harvest.exactly_once_database import Purges
@@ -426,10 +425,7 @@ MUTATIONS: dict[str, Planted] = {
     "times of records compared with the clock": Planted((_around(verdict, "found_rows", _by_the_clock),)),
     "lanes opened before the old ones are settled": Planted(((LaneCount, "_lanes_to_settle", _settle_none),)),
     "a forgotten change of the count is not noticed": Planted(
-        (
-            (verdict, "forgets_change", lambda state, newest: False),
-            (resize, "forgets_change", lambda state, newest: False),
-        ),
+        ((verdict, "forgets_change", lambda state, newest: False),),
         theme=_COPIES,
     ),
     "a read is counted from its return instead of its start": Planted(

@@ -1,0 +1,107 @@
+"""A change of the lane count, as the owner of lane 0 sees it: what the state row asks for, what is settled, and when
+there is no way back. Pure; the thread of lane 0 acts, and looks at the row again after each act.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from enum import Enum
+from uuid import UUID
+
+from outbox.core import verdict
+from outbox.core.ledger import Entry
+from outbox.core.verdict import Closed, State, Stop
+
+
+class Act(Enum):
+    STANDS = "the count stands"
+    REFUSE = "what is wished for is so already"
+    BEGIN = "make room for the new lanes, then close all"
+    SETTLE = "settle every lane, then open them"
+
+
+def next_act(state: State) -> Act:
+    """Total."""
+    if state.resize_to is not None:
+        return Act.SETTLE
+    if state.wanted is None:
+        return Act.STANDS
+    return Act.REFUSE if state.wanted == state.lane_count else Act.BEGIN
+
+
+def is_repair(state: State) -> bool:
+    """The lanes are not closed for another count, but because the database forgot a change."""
+    return state.resize_to == state.lane_count
+
+
+def lanes_to_settle(state: State, partitions: int) -> Iterable[int]:
+    """Lane 0 last: its mark is the sign that the lanes may have been opened. In a repair every lane that ever was."""
+    return reversed(range(max(state.lane_count, partitions) if is_repair(state) else state.lane_count))
+
+
+def may_have_been_open(state: State, marked: int | None) -> bool:
+    """Lanes may have worked with the new count, or, in a repair, with any: then there is no way back. `marked` is the
+    newest change that the ledger knows of; None: it does not say."""
+    return is_repair(state) or marked is None or marked >= state.resize_no
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """With which count the lanes are opened, and what operators are told."""
+
+    lanes: int
+    note: str = ""
+
+
+def as_wanted(state: State) -> Opening:
+    assert state.resize_to is not None
+    return Opening(state.resize_to)
+
+
+def given_up(state: State, text: str) -> Opening:
+    """Safe before the lanes may have been open: nobody has worked with another count than the old one."""
+    return Opening(state.lane_count, f"The count was not changed: {text}")
+
+
+def marked(last: Entry, change: int) -> Entry | None:
+    """Lane 0's last entry once more, with the number of the change; None: it has that already."""
+    return None if last.change == change else replace(last, change=change)
+
+
+def judge_idle(lane: int, state: State, database: UUID, purged: int, entry: Entry | None) -> Closed | Stop | None:
+    """What the last entry of a lane at or above the count forbids every lane. Closed: lane 0's owner knows better than
+    an operator."""
+    stop = verdict.idle_lane(lane, state.lane_count, database, purged, entry)
+    if stop is not None and verdict.forgets_change(state, verdict.change_of(entry, database)):
+        return Closed(state.lane_count)
+    return stop
+
+
+class GoodPartitions:
+    """Those at or above the count that agree with the table. After a large shrink there are many, and what was found
+    must not be lost because one of them answers late. The lanes of a process share them, and only save each other work:
+    whoever asks about one that another has found good asks in vain."""
+
+    def __init__(self) -> None:
+        self._all_of: tuple[float, int] | None = None  # of which connection and count every one was found good
+        self._some_of: tuple[float, UUID, int, int] | None = None  # of which connection, database, count and change
+        self._some: set[int] = set()
+
+    def has_all(self, opened_at: float, state: State) -> bool:
+        return self._all_of == (opened_at, state.lane_count)
+
+    def begin(self, opened_at: float, database: UUID, state: State) -> None:
+        """What was found over another connection, or of another count, says nothing."""
+        of = opened_at, database, state.lane_count, state.resize_no
+        if self._some_of != of:
+            self._some_of, self._some = of, set()
+
+    def __contains__(self, lane: int) -> bool:
+        return lane in self._some
+
+    def found(self, lane: int) -> None:
+        self._some.add(lane)
+
+    def found_all(self, opened_at: float, state: State) -> None:
+        self._all_of = opened_at, state.lane_count
