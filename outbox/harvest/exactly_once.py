@@ -38,7 +38,7 @@ from outbox.core.exactly_once.blame import (
     blame,
 )
 from outbox.core.exactly_once.lane import Did, EndOfLane, Lane
-from outbox.core.exactly_once.takeover import Unreadable, unreadable
+from outbox.core.exactly_once.takeover import Unreadable, unreadable, was_settled
 from outbox.core.exactly_once.transaction import Producer, judge
 from outbox.core.ledger import LedgerEntryError
 from outbox.core.patience import Backoff, Circuit
@@ -505,12 +505,8 @@ class ExactlyOnce:
         return True
 
     def _was_settled(self, rounds: Rounds) -> bool:
-        """A change of the lane count that left this lane without a share has fenced and settled it before: what became
-        of its last batch is known, though not here."""
         state = rounds.seen_state(0.0, self._may_wait)
-        if state is None or state.resize_no <= self._transactions.change:
-            return False
-        return isinstance(verdict.waits_for(self._lane, state), Idle)
+        return state is not None and was_settled(self._lane, state, self._transactions.change)
 
     def _left_untidily(self, reason: str, *, is_unpurged: bool) -> bool:
         logger.info("left_untidily lane=%d reason=%r", self._lane, reason)

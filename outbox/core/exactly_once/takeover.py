@@ -12,7 +12,7 @@ from uuid import UUID
 
 from outbox.core import verdict
 from outbox.core.ledger import Entry, LedgerEntryError
-from outbox.core.verdict import Facts, Rows, State, Verdict
+from outbox.core.verdict import Facts, Idle, Rows, State, Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,3 +125,9 @@ def next_step(known: Known) -> Ask | CloseForgotten | GiveUp | Verdict:
 def has_ended(change: State, state: State) -> bool:
     """A change that somebody else has ended is not this one's to go on with."""
     return (state.resize_to, state.resize_no) != (change.resize_to, change.resize_no)
+
+
+def was_settled(lane: int, state: State, change: int) -> bool:
+    """A later change of the lane count than the one with which the lane was taken over has left it without a share, and
+    so has fenced and settled it before: what became of its last batch is known, though not to its owner."""
+    return state.resize_no > change and isinstance(verdict.waits_for(lane, state), Idle)

@@ -8,7 +8,17 @@ from uuid import UUID
 import pytest
 
 from outbox.core import verdict as v
-from outbox.core.exactly_once.takeover import Ask, CloseForgotten, GiveUp, Known, Last, Table, has_ended, next_step
+from outbox.core.exactly_once.takeover import (
+    Ask,
+    CloseForgotten,
+    GiveUp,
+    Known,
+    Last,
+    Table,
+    has_ended,
+    next_step,
+    was_settled,
+)
 from outbox.core.ledger import Entry
 
 HERE = UUID(int=1)
@@ -122,3 +132,11 @@ def test_every_takeover_ends_and_is_judged_by_both_looks_at_m():
 )
 def test_a_change_has_ended_when_the_row_tells_of_another(state, expected):
     assert has_ended(CLOSING, state) is expected
+
+
+@pytest.mark.parametrize(
+    ("lane", "state", "change", "expected"),
+    [(3, OPEN, 1, True), (3, OPEN, 2, False), (2, OPEN, 1, False), (3, CLOSING, 1, False)],
+)
+def test_a_lane_without_a_share_was_settled_by_the_change_that_took_it(lane, state, change, expected):
+    assert was_settled(lane, state, change) is expected
