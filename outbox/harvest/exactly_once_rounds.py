@@ -19,7 +19,9 @@ from uuid import uuid4
 import psycopg
 
 from outbox.conf import Conf
+from outbox.core.exactly_once.looks import HoldsLook
 from outbox.core.exactly_once.pages import IdlePause, PageSizes
+from outbox.core.exactly_once.round import News, Reads, Round, Step
 from outbox.core.flights import Flights, Plan, Standing, may_flush
 from outbox.core.holds.values import Errands, Writes
 from outbox.core.ledger import Entry
@@ -48,8 +50,6 @@ logger = logging.getLogger("outbox.harvest")
 
 _IDLE_AGAIN_S = 0.05
 _SAMPLE = 16
-_HOLDS_S = 1.0  # until an operator's hold is noticed
-_HOLDS_SHARE = 10  # of the time that looking for holds takes: so much is left for reading
 
 
 @dataclass(eq=False, kw_only=True)
@@ -81,15 +81,11 @@ class Rounds:
         self._beat.settle()
         self._changed = runtime.condition("round")
         self._lanes: dict[int, LaneState] = {}
-        self._closing = False
-        self._outstanding = 0  # lanes that have not ended the present round
-        self._round_purges: list[Purge] = []
-        self._reads_next = False  # when the round ends the next page is read at once, and then the round is purged
+        self._round: Round[Purge] = Round()
+        self._holds_look = HoldsLook()
         self._flights = Flights()
         self._last_ticket: Ticket | None = None
-        self._wants_reset = False
         self._count = 0  # by which records are divided, as the lanes that are ready have it
-        self._holds_are_fresh, self._holds_at = False, 0.0
         self.owner = database.owner = f"{owner_name} {uuid4()}"
         self.careful_turn = runtime.lock("careful turn")
         """Of lanes that look for a record that crashes the process: which lane it was must be certain."""
@@ -101,11 +97,9 @@ class Rounds:
         self._reading = ReadConnection(servers, self._lease, conf.statement_timeout_s, self._leave_out, self._meanwhile)
         self._sizes, self._idle = PageSizes(conf.batch_max, conf.batch_bytes_max), IdlePause(conf.mark_backoff_s)
         self._is_behind = False  # the last page was full: more waits than is sent
-        self._woken = False
         self._ear: Ear | None = None
         self._troubles = Troubles(-1, runtime)
         self._unsettled = set() if unsettled is None else unsettled
-        self._is_elsewhere = False  # a page came from another server than that on which a lane was taken over
         self._sweep = Sweep(conf, servers, self._notify)
         self._state_row = SeenState(self._ask_state, runtime)
         self.stages: dict[str, float] = dict.fromkeys(("read", "divide", "round", "flush"), 0.0)
@@ -118,7 +112,7 @@ class Rounds:
     def register(self, lane: LaneState) -> bool:
         """False: these rounds have ended, the lane needs others."""
         with self._changed:
-            if self._closing:
+            if self._round.is_ending:
                 return False
             if (earlier := self._lanes.get(lane.number)) is not None:
                 self._unready(earlier)  # its worker is abandoned and has not noticed yet
@@ -141,9 +135,8 @@ class Rounds:
 
     def _end(self) -> None:
         """What PostgreSQL is asked at this moment is given up: nothing may wait for it."""
-        if not self._closing:
-            self._purge_round()
-            self._closing = True
+        if not self._round.is_ending:
+            self._on(Reads.ENDS)
             self.purges.close()
             self.purges.interrupt()
             self._reading.interrupt()
@@ -155,14 +148,14 @@ class Rounds:
                 return
             self.purges.ask(lambda connection: self._lease.take(connection, {}))
             self.kafka.prepare(self.database.state.lane_count, self._conf.audit_window_s)
-            if self._conf.notify and self._ear is None and not self._closing:
+            if self._conf.notify and self._ear is None and not self._round.is_ending:
                 self._ear = Ear(self.servers, self.wake)
             self._lease.prepared()
 
     def wake(self) -> None:
         """There is something new to read."""
         with self._changed:
-            self._woken = True
+            self._round.tell(News.WOKEN)
             self._idle.ended()
             self._changed.notify_all()
 
@@ -182,7 +175,8 @@ class Rounds:
         """Of the lanes that end in good order the last one: nobody has to wait until this process' lease is old."""
         with self._changed:
             lane.leave()
-            if not self._lease.is_kept or self._closing or not all(other.is_leaving for other in self._lanes.values()):
+            are_leaving = all(other.is_leaving for other in self._lanes.values())
+            if not self._lease.is_kept or self._round.is_ending or not are_leaving:
                 return
             if self._unsettled:
                 return  # another mode would send what may be in Kafka, or come to be: it waits until the lease is old
@@ -206,13 +200,13 @@ class Rounds:
             lane.count = self._count = count = state.lane_count
             lane.change, lane.server = state.resize_no, server
             lane.holds.none_done()
-            self._holds_are_fresh = False  # what holds before the first read, lasts: see `core.holds.values.Errands`
+            self._holds_look.joined()  # what holds before the first read, lasts: see `core.holds.values.Errands`
             self._retake([other for other in self._lanes.values() if other.ready and other.count != count])
             self._flights.forget(lane.number)
             self._unsettled.discard(lane.number)
             if self._last_ticket is not None:
                 self._last_ticket.stops.pop(lane.number, None)  # what could not be purged is settled now
-            self._wants_reset = True
+            self._round.tell(News.JOINED)
             self._idle.ended()
             self._changed.notify_all()
 
@@ -231,7 +225,7 @@ class Rounds:
             lane.submitted = entry.batch
             self._flights.committed(batch, entry.batch)
             lane.holds.delivered(rows)
-            self._round_purges.append(Purge(entry, batch.filenode, batch.errands, batch.server))
+            self._round.committed(Purge(entry, batch.filenode, batch.errands, batch.server))
             self._sizes.enlarge()
             lane.share_ended()
             self._end_share()
@@ -276,26 +270,25 @@ class Rounds:
         self._changed.notify_all()
 
     def _end_share(self) -> None:
-        self._outstanding -= 1
-        if self._outstanding == 0:
-            if not self._reads_next:
-                self._purge_round()
+        self._round.share_ended()
+        if self._round.is_page_sent:
+            self._submit_due()
             self._changed.notify_all()
 
-    def _purge_round(self) -> None:
-        """Sent after the next read has returned, a purge flushes what that has shown, too: one commit instead of two.
-        It waits for nothing longer than for that read."""
-        if self._outstanding == 0:
-            self._reads_next = False
-            if self._round_purges:
-                self._last_ticket = self.purges.submit(self._round_purges)
-                self._round_purges = []
+    def _on(self, event: Reads) -> None:
+        """The reader has come so far; with the lock."""
+        self._round.on(event)
+        self._submit_due()
+
+    def _submit_due(self) -> None:
+        if due := self._round.due():
+            self._last_ticket = self.purges.submit(due)
 
     def wait_purged(self, lane: LaneState, may_go_on: Callable[[], bool]) -> bool:
         """Until every batch of the lane is purged; False when it may not go on before."""
         with self._changed:
             while lane.unpurged and may_go_on():
-                if self._closing:
+                if self._round.is_ending:
                     raise psycopg.OperationalError("the lanes of this process have ended before their purges")
                 self._changed.wait(0.05)
             return not lane.unpurged
@@ -325,7 +318,7 @@ class Rounds:
 
     @property
     def is_closing(self) -> bool:
-        return self._closing
+        return self._round.is_ending
 
     # ---- what the purges tell, in their thread
 
@@ -347,6 +340,8 @@ class Rounds:
                         left.append((number, purge.errands))
                     else:
                         lane.holds.not_done(purge.errands)
+            if ticket is self._last_ticket:
+                self._round.settled()
             self._changed.notify_all()
         for number, errands in left:
             self._log_dead_letters(number, errands)
@@ -364,6 +359,7 @@ class Rounds:
     def _run(self) -> None:
         try:
             while (plan := self._await_work()) is not None:
+                self._sweep_on(plan)
                 read = self._read(plan)
                 if read is None:
                     continue
@@ -381,6 +377,8 @@ class Rounds:
             if self._ear is not None:
                 self._ear.close()
             self.kafka.close()
+            with self._changed:
+                self._on(Reads.ENDED)
 
     def _break(self, error: BaseException) -> None:
         """What no repetition can mend ends every lane of the process."""
@@ -392,37 +390,47 @@ class Rounds:
 
     def _await_work(self) -> Plan | None:
         while True:
-            if self._is_elsewhere:  # that server, or the purges', is perhaps one from which another has taken over
-                self._is_elsewhere = False
-                self._reading.drop()
-                self.purges.reconnect()
             self._keep_beating()
             with self._changed:
-                if self._closing:
+                needs_holds = self._holds_look.is_due(self._runtime.monotonic())
+                step = self._round.next_step(may_read=self._may_read(), needs_holds=needs_holds)
+                if step is Step.END:
                     return None
-                if not self._may_read():
-                    self._purge_round()
-                    self._changed.wait(self._lease.beat_s / 2)
-                    continue
-                if self._holds_are_fresh and self._runtime.monotonic() < self._holds_at:
+                if step is Step.READ:
                     return self._plan()
-            self._load_holds()
+                if step is Step.WAIT:
+                    self._wait()
+            if step is Step.RECONNECT:  # that server, or the purges', is perhaps one from which another has taken over
+                self._reading.drop()
+                self.purges.reconnect()
+            elif step is Step.LOAD:
+                self._load_holds()
+
+    def _wait(self) -> None:
+        """For a lane, for the lease, or for the end of the page being sent; with the lock."""
+        begun, for_page = self._runtime.monotonic(), self._round.waits_for_page
+        self._on(Reads.WAITS)
+        self._changed.wait(self._lease.beat_s / 2)
+        if for_page:
+            self.stages["round"] += self._runtime.monotonic() - begun
 
     def _load_holds(self) -> None:
         """What operators have paused, and what earlier owners were refused. Next to nothing while there is nothing."""
         with self._changed:
-            self._purge_round()
-            self._holds_are_fresh = True
+            self._on(Reads.LOADS)
+            self._holds_look.asked()
+            count = self._count
         begun = self._runtime.monotonic()
-        rows = self._reading.load_holds(self._count)
+        rows = self._reading.load_holds(count)
         if isinstance(rows, Failed):
-            self._holds_are_fresh = False
+            with self._changed:
+                self._holds_look.failed()
             self._pause_after(rows)
             return
         with self._changed:
             now = self._runtime.monotonic()
-            # From the end, and longer where it takes long: however many holds there are, reading goes on.
-            self._holds_at = now + max(_HOLDS_S, _HOLDS_SHARE * (now - begun))
+            self._on(Reads.LOADED)
+            self._holds_look.loaded(begun, now)
             for lane in self._lanes.values():
                 lane.holds.load(rows, now)
             self._write_holds()
@@ -432,24 +440,24 @@ class Rounds:
         return self.is_claimed() and self._flights.may_read(self._lanes.values(), is_connected=is_connected)
 
     def _plan(self) -> Plan:
-        self._woken = False  # before the read: what is told during it is read by the next one
-        if self._wants_reset:
-            self._wants_reset = False
+        if self._round.take_news():
             self._reading.frontier.reset()
         plan = self._flights.plan(self._lanes.values(), self._sizes.limit, self._count)
         now = self._runtime.monotonic()
         for number in plan.lanes:
             if due := self._lanes[number].holds.release_due(now, is_behind=self._is_behind):
                 self._reading.frontier.give_back(due)
-        self._sweep_on(plan, now)
-        return plan
-
-    def _sweep_on(self, plan: Plan, now: float) -> None:
-        """Only below what was read, and without what is in flight or held: each of these would be found for ever."""
         missed = [row[0] for row in self._sweep.take() if not self._is_held(row)]
         self._reading.frontier.give_back(missed[:1])
-        if self._sweep.is_due(now) and (read_to := self._reading.frontier.read_to) > 0:
-            below = Below(read_to, plan.lanes, plan.excluded_above(0), self._held_as_a_whole(plan))
+        self._round.on(Reads.READS)
+        return plan
+
+    def _sweep_on(self, plan: Plan) -> None:
+        """Only below what was read, and without what is in flight or held: each of these would be found for ever."""
+        read_to = self._reading.frontier.read_to
+        if read_to > 0 and self._sweep.is_due(self._runtime.monotonic()):
+            with self._changed:
+                below = Below(read_to, plan.lanes, plan.excluded_above(0), self._held_as_a_whole(plan))
             self._sweep.look(below, plan.count)
 
     def _is_held(self, row: Found) -> bool:
@@ -464,7 +472,7 @@ class Rounds:
     def _meanwhile(self) -> None:
         """While PostgreSQL is slow to answer a read: neither the lease nor a purge waits for that."""
         with self._changed:
-            self._purge_round()
+            self._on(Reads.SLOW)
         self._keep_beating()
 
     def _keep_beating(self) -> None:
@@ -512,7 +520,7 @@ class Rounds:
             self._pause_after(found)
             return None
         with self._changed:
-            self._purge_round()
+            self._on(Reads.RETURNED)
         self._troubles.over("read")
         self.reads += 1
         self.stages["read"] += self._runtime.monotonic() - begun
@@ -520,17 +528,20 @@ class Rounds:
 
     def _pause_after(self, failure: Failed) -> None:
         with self._changed:
-            self._purge_round()
+            self._on(Reads.FAILED)
         self._troubles.seen("read", explained(failure.error))
         with self._changed:
-            self._changed.wait_for(lambda: self._closing, failure.pause_s)
+            self._changed.wait_for(lambda: self._round.is_ending, failure.pause_s)
+            self._on(Reads.GOES_ON)
 
     def _read_again(self) -> None:
         """When something has changed, or soon."""
         self._reading.frontier.reset()
         with self._changed:
-            if not self._closing:
+            self._on(Reads.RESTS)
+            if not self._round.is_ending:
                 self._changed.wait(_IDLE_AGAIN_S)
+            self._on(Reads.GOES_ON)
 
     def _leave_out(self, plan: Plan, look: int) -> LeftOut:
         """What every lane holds as a whole: a large backlog is passed over by the server, and not fetched again and
@@ -557,16 +568,21 @@ class Rounds:
         batches = self._divide(read)
         self.stages["divide"] += self._runtime.monotonic() - begun
         if batches:
-            self._await_round_end()
-            self._hand_over(batches, read.returned_at, reads_next=not is_full)
-        if is_full and (batches or self._reading.frontier.start() > read.looked_from):
-            return
-        if batches:
-            self._await_round_end()
-        else:
+            self._await_page_end()
+            self._hand_over(batches, read)
+        elif is_full and self._reading.frontier.start() > read.looked_from:
             with self._changed:
-                self._changed.wait_for(lambda: self._closing or self._wants_reset or self._woken, self._idle.pause_s)
-                self._idle.made()
+                self._on(Reads.DEALT)
+        else:
+            self._rest()
+
+    def _rest(self) -> None:
+        """There was nothing to send."""
+        with self._changed:
+            self._on(Reads.RESTS)
+            self._changed.wait_for(lambda: self._round.must_read_soon, self._idle.pause_s)
+            self._idle.made()
+            self._on(Reads.GOES_ON)
 
     def _divide(self, read: Read) -> list[Batch]:
         plan, page = read.plan, read.page
@@ -604,7 +620,7 @@ class Rounds:
         of lanes, as one that has taken over from before a change of it: there the lane is taken over first."""
         if lane.server != backends.server_of(page.backend):
             self._retake([lane])
-            self._is_elsewhere = True
+            self._round.tell(News.ELSEWHERE)
             return False
         judged = lane.judge(plan, page.purged.get(lane.number, 0))
         if judged is None or isinstance(judged, GoOn):
@@ -613,25 +629,24 @@ class Rounds:
         lane.post(judged if isinstance(judged, Stop) else Doubt())
         return False
 
-    def _await_round_end(self) -> None:
+    def _await_page_end(self) -> None:
         begun = self._runtime.monotonic()
-        while self._is_round_under_way():
+        while self._is_page_under_way():
             self._keep_beating()
             with self._changed:
-                if self._is_round_under_way():
+                if self._is_page_under_way():
                     self._changed.wait(self._lease.beat_s / 2)
         self.stages["round"] += self._runtime.monotonic() - begun
 
-    def _is_round_under_way(self) -> bool:
-        return bool(self._outstanding) and not self._closing
+    def _is_page_under_way(self) -> bool:
+        return not (self._round.is_page_sent or self._round.is_ending)
 
-    def _hand_over(self, batches: list[Batch], returned_at: float, *, reads_next: bool) -> None:
+    def _hand_over(self, batches: list[Batch], read: Read) -> None:
         flushed = Awaited(self._runtime)
         with self._changed:
-            self._reads_next = reads_next
             self._idle.ended()
             ticket = self._last_ticket
-            is_flushed_by_purge = ticket is not None and may_flush(ticket.submitted_at, returned_at)
+            is_flushed_by_purge = ticket is not None and may_flush(ticket.submitted_at, read.returned_at)
             posted = []
             for batch in batches:
                 lane = self._lanes.get(batch.lane)
@@ -648,11 +663,13 @@ class Rounds:
                 batch.previous = ticket
                 batch.flush = None if is_flushed_by_purge else flushed
                 lane.dealt()
-                self._outstanding += 1
                 posted.append((lane, batch))
+            self._round.handed_over(len(posted), is_full=read.page.is_full)
             for lane, batch in posted:
                 lane.post(batch)
-        if posted and not is_flushed_by_purge:
+            flushes = bool(posted) and not is_flushed_by_purge
+            self._on(Reads.FLUSHES if flushes else Reads.DEALT)
+        if flushes:
             self._flush(flushed)
 
     def _flush(self, flushed: Awaited) -> None:
@@ -662,6 +679,9 @@ class Rounds:
         flushed.settle(failure.error if failure is not None else None)
         if failure is not None:
             self._pause_after(failure)
+        else:
+            with self._changed:
+                self._on(Reads.FLUSHED)
         self.stages["flush"] += self._runtime.monotonic() - begun
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from outbox.conf import SKIP
-from outbox.harvest import exactly_once_rounds
+from outbox.core.exactly_once import looks
 from tests.simulation.checkers import Violation
 from tests.simulation.exactly_once.checkers import DEAD, TOPIC, Written
 from tests.simulation.exactly_once.holds import QUARANTINED, REFUSED, WANTED
@@ -138,7 +138,7 @@ class Operated(Scenario):
 class Undecided(Operated):
     """Operators give refused records up, and want them tried again when their lanes are somebody else's."""
 
-    sizes = ((exactly_once_rounds, "_HOLDS_S", 0.1),)
+    sizes = ((looks, "PAUSE_S", 0.1),)
 
     def __init__(self, seed: int, rules: Rules) -> None:
         super().__init__(seed, rules)
