@@ -55,7 +55,8 @@ from outbox.harvest.exactly_once_crashes import CrashWatch
 from outbox.harvest.exactly_once_database import Database, Source
 from outbox.harvest.exactly_once_holds import Holds, Name
 from outbox.harvest.exactly_once_kafka import Kafka
-from outbox.harvest.exactly_once_rounds import LaneState, Rounds
+from outbox.harvest.exactly_once_lanes import LaneState
+from outbox.harvest.exactly_once_rounds import Rounds
 from outbox.harvest.exactly_once_takeover import Outcome, Owned, Takeover
 from outbox.harvest.exactly_once_transaction import BatchDropped, NotDelivered, Transactions
 from outbox.harvest.exactly_once_values import (

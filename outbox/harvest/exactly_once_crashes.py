@@ -12,7 +12,8 @@ from typing import Any, TypeVar
 
 from outbox.core import quarantine
 from outbox.failpoints import failpoint
-from outbox.harvest.exactly_once_rounds import LaneState, Rounds
+from outbox.harvest.exactly_once_lanes import LaneState
+from outbox.harvest.exactly_once_rounds import Rounds
 from outbox.harvest.exactly_once_transaction import BatchDropped
 from outbox.harvest.exactly_once_values import Batch
 

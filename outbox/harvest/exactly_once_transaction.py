@@ -28,7 +28,8 @@ from outbox.edges.transactions import RecordRefused, ReportsMissing, Transaction
 from outbox.exceptions import OutboxError
 from outbox.failpoints import failpoint
 from outbox.harvest.exactly_once_holds import Name
-from outbox.harvest.exactly_once_rounds import LaneState, Rounds
+from outbox.harvest.exactly_once_lanes import LaneState
+from outbox.harvest.exactly_once_rounds import Rounds
 from outbox.harvest.exactly_once_takeover import Owned
 from outbox.harvest.exactly_once_values import Batch
 from outbox.harvest.telling import Stopwatch

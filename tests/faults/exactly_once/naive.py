@@ -179,7 +179,7 @@ def exclude(monkeypatch, *, after_the_read):
         page = read(self, connection, look, lanes, (), 100_000, *rest)
         if after_the_read:
             time.sleep(0.03)  # a purge that was under way finishes
-            excluded = {id_ for batch in list(of_rounds[-1]._flights._batches) for id_ in batch.ids}
+            excluded = {id_ for batch in list(of_rounds[-1]._lanes.flights._batches) for id_ in batch.ids}
         left = set(excluded)
         rows = sorted(row for row in page.rows if row[0] not in left)
         cut = rows[:limit]

@@ -10,7 +10,8 @@ from outbox.core.verdict import State
 from outbox.edges.reader import Reader
 from outbox.edges.transactions import ReportsMissing, TransactionalProducer
 from outbox.harvest.exactly_once_database import Database
-from outbox.harvest.exactly_once_rounds import LaneState, Rounds
+from outbox.harvest.exactly_once_lanes import LaneState
+from outbox.harvest.exactly_once_rounds import Rounds
 from outbox.harvest.ports import Servers
 from outbox.runtime.threads import THREADS
 from tests.harvest.exactly_once.bench import wait_until
@@ -48,7 +49,7 @@ def rounds_of(bench, unsettled=None, **settings):
 def test_a_lane_that_comes_while_the_last_one_goes_keeps_its_claim(bench):
     rounds = rounds_of(bench, NOTIFY=True)
     first, second = (LaneState(number, post=lambda order: None) for number in (0, 1))
-    rounds._changed = Meanwhile()
+    rounds._lanes.changed = Meanwhile()
     assert rounds.register(first)
     rounds.prepare()
     ear = rounds._ear
@@ -57,7 +58,7 @@ def test_a_lane_that_comes_while_the_last_one_goes_keeps_its_claim(bench):
         assert rounds.register(second)
         rounds.prepare()
 
-    rounds._changed.then = come
+    rounds._lanes.changed.then = come
     rounds.release_way(first, lambda: True)
     assert bench.db.execute(FRESH).fetchone() == (True,)
     assert rounds._ear is ear, "one is enough"
@@ -86,10 +87,10 @@ def test_a_lane_that_is_taken_over_again_is_settled(bench):
     earlier, lane = (LaneState(0, post=lambda order: None) for _ in range(2))
     assert rounds.register(earlier)
     assert rounds.register(lane)
-    assert rounds._unsettled == {0}, "the worker before may still be committing"
+    assert rounds._lanes.unsettled == {0}, "the worker before may still be committing"
     rounds.ready(lane, 0, State(1), "")
     rounds.leave(earlier, is_settled=False)
-    assert rounds._unsettled == set()
+    assert rounds._lanes.unsettled == set()
     rounds.leave(lane, is_settled=True)
     assert rounds.join(20)
 
@@ -188,7 +189,7 @@ def test_a_read_that_takes_longer_than_a_statement_may_is_given_more_time(bench,
             claimed.append(host.worker._rounds.is_claimed())
             time.sleep(0.05)
             assert len(seen) < 50
-        timeout = host.worker._rounds._reading._connection.execute("SHOW statement_timeout").fetchone()[0]
+        timeout = host.worker._rounds._reader._reading._connection.execute("SHOW statement_timeout").fetchone()[0]
     bench.check()
     assert walked == [3], "the time was doubled twice"
     assert len(set(seen[:3])) == 1, "what was refused for want of time leaves the connection as it was"
@@ -213,10 +214,10 @@ def test_what_the_sweep_finds_is_sent_and_what_is_held_is_not_found_again(bench,
     with bench.working(SWEEP_INTERVAL=0.2) as host:
         wait_until(lambda: bench.count == 100)
         rounds = host.worker._rounds
-        passes = rounds._sweep.passes
-        wait_until(lambda: rounds._sweep.passes > passes + 3)
+        passes = rounds._reader._sweep.passes
+        wait_until(lambda: rounds._reader._sweep.passes > passes + 3)
         looks.clear()
-        wait_until(lambda: rounds._sweep.passes > passes + 6)
+        wait_until(lambda: rounds._reader._sweep.passes > passes + 6)
         assert min(looks) == 1400, "records that are held are found for ever"
         bench.db.execute(
             "INSERT INTO outbox (id, kafka_topic, kafka_key, kafka_value) VALUES (77, %s, 'low', 'by hand'), "

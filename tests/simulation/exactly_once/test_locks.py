@@ -47,7 +47,7 @@ def test_what_is_forbidden_under_the_lock_of_the_round_is_caught(forbidden: str)
     ready = Rounds.ready
 
     def planted(rounds: Rounds, *given: object) -> None:
-        with rounds._changed:
+        with rounds._lanes.changed:
             ready(rounds, *given)  # type: ignore[arg-type]
             if forbidden == "a pause":
                 rounds._runtime.sleep(0.0)

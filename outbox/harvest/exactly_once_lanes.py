@@ -1,0 +1,153 @@
+"""The lanes of a process and the round that they are in: all that the lock of the round, `changed`, guards.
+
+Lanes, the reading thread, purges, heartbeats and notifications come here, each from its own thread. Whoever calls a
+method holds `changed`, unless it says otherwise; then nothing blocks: what is submitted to purges, and what is posted
+to a lane, goes into a queue. What is to be logged is logged after the lock was given up.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import partial
+
+from outbox.conf import Conf
+from outbox.core.exactly_once.looks import HoldsLook
+from outbox.core.exactly_once.pages import IdlePause, PageSizes
+from outbox.core.exactly_once.round import Reads, Round
+from outbox.core.flights import Flights, Plan, Standing
+from outbox.core.holds.values import Errands, Writes
+from outbox.edges.reader import NOTHING, LeftOut
+from outbox.edges.sweeper import Found
+from outbox.harvest.exactly_once_database import Purges
+from outbox.harvest.exactly_once_holds import Holds
+from outbox.harvest.exactly_once_values import Order, Purge, Retake, Ticket
+from outbox.harvest.ports import Servers
+
+logger = logging.getLogger("outbox.harvest")
+
+
+@dataclass(eq=False, kw_only=True)
+class LaneState(Standing):
+    """What the rounds know of one lane. Guarded by their condition."""
+
+    post: Callable[[Order], None]
+    count: int = 0
+    """The lane count with which it was taken over."""
+    change: int = 0
+    """The number of the change that led to it."""
+    server: str = ""
+    """Which has shown both, see `backends.server_of`."""
+    holds: Holds = field(default_factory=Holds)
+    left_out: int = 0
+    """How often it has left records out of a batch: what was dealt out before is looked at once more."""
+
+
+class Lanes:
+    def __init__(self, conf: Conf, servers: Servers, unsettled: set[int]) -> None:
+        self.changed = servers.runtime.condition("round")
+        self.known: dict[int, LaneState] = {}
+        self.unsettled = unsettled
+        self.count = 0
+        """By which records are divided, as the lanes that are ready have it."""
+        self.round: Round[Purge] = Round()
+        self.holds_look = HoldsLook()
+        self.flights = Flights()
+        self.sizes, self.idle = PageSizes(conf.batch_max, conf.batch_bytes_max), IdlePause(conf.mark_backoff_s)
+        self.last_ticket: Ticket | None = None
+        self._database = servers.database
+        self.purges = Purges(servers, self.purged, conf.statement_timeout_s)
+
+    def unready(self, lane: LaneState) -> None:
+        was_at_work = lane.is_at_work
+        lane.end()
+        if was_at_work:
+            self.end_share()
+        self.changed.notify_all()
+
+    def end_share(self) -> None:
+        self.round.share_ended()
+        if self.round.is_page_sent:
+            self._submit_due()
+            self.changed.notify_all()
+
+    def on(self, event: Reads) -> None:
+        """The reader has come so far."""
+        self.round.on(event)
+        self._submit_due()
+
+    def _submit_due(self) -> None:
+        if due := self.round.due():
+            self.last_ticket = self.purges.submit(due)
+
+    def end(self, interrupt_read: Callable[[], None]) -> None:
+        """What PostgreSQL is asked at this moment is given up: nothing may wait for it."""
+        if not self.round.is_ending:
+            self.on(Reads.ENDS)
+            self.purges.close()
+            self.purges.interrupt()
+            interrupt_read()
+
+    @staticmethod
+    def retake(lanes: Iterable[LaneState]) -> None:
+        for lane in lanes:
+            if lane.recall():
+                lane.post(Retake())
+
+    def write_holds(self) -> None:
+        """For operators, and for whoever takes over; when it fails, the record is refused once more."""
+        for lane in self.known.values():
+            if lane.holds.writes:
+                writes, lane.holds.writes = lane.holds.writes, Writes()
+                self.purges.tell(partial(self._database.holds.write, parks=writes.parks, lifted=writes.lifted))
+
+    def is_held(self, row: Found) -> bool:
+        """Or not to be read: what a lane missed that is not ready is read when it is."""
+        lane = self.known.get(row[3])
+        return lane is None or not lane.ready or lane.holds.is_held(row)
+
+    def held_as_a_whole(self, plan: Plan) -> LeftOut:
+        held = {number: self.known[number].holds for number in plan.lanes if number in self.known}
+        if len(held) < len(plan.lanes) or not any(held.values()):
+            return NOTHING
+        topics = frozenset(set.intersection(*(holds.topics for holds in held.values())))
+        return LeftOut(topics, frozenset(number for number, holds in held.items() if holds.is_paused))
+
+    def notify(self) -> None:
+        """Takes `changed` itself."""
+        with self.changed:
+            self.changed.notify_all()
+
+    def purged(self, ticket: Ticket) -> None:
+        """In the thread of the purges; takes `changed` itself."""
+        left: list[tuple[int, Errands]] = []
+        with self.changed:
+            for purge in ticket.purges:
+                number, batch = purge.entry.lane, purge.entry.batch
+                lane = self.known.get(number)
+                if lane is not None and number in ticket.stops:
+                    lane.stopped()
+                    lane.post(ticket.stops[number])
+                elif lane is not None:
+                    lane.purged(batch)
+                self.flights.purged(number, batch)
+                if lane is not None and purge.errands is not None:
+                    if purge in ticket.done:
+                        lane.holds.done(purge.errands)
+                        left.append((number, purge.errands))
+                    else:
+                        lane.holds.not_done(purge.errands)
+            if ticket is self.last_ticket:
+                self.round.settled()
+            self.changed.notify_all()
+        for number, errands in left:
+            self._log_dead_letters(number, errands)
+
+    @staticmethod
+    def _log_dead_letters(lane: int, errands: Errands) -> None:
+        for burial in errands.burials:
+            logger.warning(
+                "dead_letter lane=%d id=%d reason=%s attempts=%d error=%r",
+                lane, burial.record_id, burial.reason, burial.attempts, burial.error,
+            )  # fmt: skip
