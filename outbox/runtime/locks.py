@@ -1,4 +1,4 @@
-"""The locks of a harvester: what each guards, outermost first.
+"""The locks of a harvester, what each guards, outermost first; and its threads.
 
 A thread that holds a lock takes only locks that come later in this list, so no two threads ever wait for each other.
 While one of `LEAVES` is held nothing is waited for but another of them, nothing is logged and no connection, client or
@@ -21,3 +21,23 @@ LOCKS = {
 }
 
 LEAVES = frozenset({"round", "lease"})
+
+THREADS = {
+    "outbox-harvester": "starts the election and the workers of the lanes, and ends them",
+    "outbox-election-N": "three of them: polls the group (`stand_in_group`), reads heartbeats (`read_heartbeats`), "
+    "sends them and tells the election the time (`tick`)",
+    "outbox-lane-N": "the worker of lane N: takes it over, sends its batches; owns its producer",
+    "outbox-reader": "exactly-once: reads the pages of all lanes, deals them out; owns the connection that reads",
+    "outbox-purge": "exactly-once: purges, looks at the state row, repeats the lease; owns a connection",
+    "outbox-sweep": "exactly-once: looks at blocks of the table; owns a connection",
+    "outbox-ear": "exactly-once: waits for notifications; owns a connection",
+    "outbox-mark-N": "at-least-once: claims, marks and resets records of lane N; owns a connection",
+    "outbox-purge-N": "at-least-once: purges records of lane N; owns a connection",
+    "outbox-events": "runs the receivers of signals",
+    "outbox-samples": "writes a sample of the table each minute, where lane 0 is owned",
+    "outbox-disposal": "ends a client that is done with: that may take a while",
+    "outbox-nudge": "hands a message to clients that wait by a clock that was set back",
+    "outbox-brokers": "asks the brokers a question at the start, for as long as that takes",
+    "outbox-collector": "collects garbage while no lane is at work",
+}
+"""What each does, and what it owns. N is the number of a lane, or the name of what the thread does."""
