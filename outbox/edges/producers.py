@@ -79,8 +79,10 @@ class Producers:
         delivery_timeout_s: float,
         keep_empty_key: bool = False,
         make: MakeProducer = kafka.idempotent_producer,
+        may_send: Callable[[], bool] = lambda: True,
         runtime: Runtime = THREADS,
     ) -> None:
+        """`may_send` is asked before a record is sent that was handed over earlier. It does not block."""
         self._runtime = runtime
         timeout_ms = int(delivery_timeout_s * 1000)
         self._properties = {
@@ -92,7 +94,7 @@ class Producers:
             "logger": _ClientLog,
             "error_cb": self._note,
         }
-        self._keep_empty_key, self._make = keep_empty_key, make
+        self._keep_empty_key, self._make, self._may_send = keep_empty_key, make, may_send
         self._shards: dict[int, _Shard] = {}
         self._silent = self._dropped = False
         self.last_error = ""  # of a connection; says why records time out
@@ -202,8 +204,11 @@ class Producers:
         name, text = error.name(), f"{error.name()}: {error.str()}"
         if error.fatal() or name == "_FATAL":
             shard.broken = True
-        if kind_of(name) in _ASKED_ALONE and number != _ALONE and not self._silent:
-            self._produce(_ALONE, self._shard(_ALONE), row)
+        if kind_of(name) in _ASKED_ALONE and number != _ALONE:
+            if self._silent or not self._may_send():
+                self.undelivered.append((row.id, text))
+            else:
+                self._produce(_ALONE, self._shard(_ALONE), row)
         elif is_refusal(name):
             self.refused.append((row.id, text))
         else:

@@ -279,6 +279,7 @@ class AtLeastOnce:
             delivery_timeout_s=self._conf.delivery_timeout_s,
             keep_empty_key=self._conf.keep_empty_key,
             make=partial(self._servers.make_producer, self._lane),
+            may_send=lambda: self._host.may_send(self._lane),
             runtime=self._servers.runtime,
         )
 
