@@ -8,7 +8,8 @@ from typing import Any
 
 from outbox.core import neli as election
 from outbox.core.neli import Neli
-from tests.simulation.world import SESSION_TIMEOUT_S, World
+from tests.simulation.group import SESSION_TIMEOUT_S
+from tests.simulation.world import World
 
 
 class Member:

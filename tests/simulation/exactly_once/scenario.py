@@ -34,6 +34,7 @@ from tests.simulation.exactly_once.checkers import TOPIC, Checkers, Written
 from tests.simulation.exactly_once.database import STATEMENT_TIMEOUT_S
 from tests.simulation.exactly_once.postgres import Postgres
 from tests.simulation.exactly_once.process import Process
+from tests.simulation.group import SESSION_TIMEOUT_S
 from tests.simulation.runtime import LONG_S, SWITCHED_S, in_thread
 
 FAULTS_S = 7.0
@@ -94,7 +95,7 @@ def settings() -> Conf:
         statement_timeout_s=STATEMENT_TIMEOUT_S,
         transaction_timeout_s=TRANSACTION_TIMEOUT_S,
         commit_timeout_s=0.8,
-        session_timeout_s=surroundings.SESSION_TIMEOUT_S,
+        session_timeout_s=SESSION_TIMEOUT_S,
         sweep_interval_s=86_400.0,
         mark_backoff_s=0.1,
     )
@@ -130,11 +131,11 @@ def _passed(name: str) -> None:
 
 
 class World(surroundings.World):
-    faults: Faults  # type: ignore[assignment]
+    faults: Faults
 
     def __init__(self, seed: int, checkers: Checkers) -> None:
         lanes = 3 if seed % 5 in (LAGGING, RESTLESS) else 1 + seed % 3
-        super().__init__(seed, lanes=lanes, cooperative=seed % 4 != 0, checkers=None)  # type: ignore[arg-type]
+        super().__init__(seed, lanes=lanes, cooperative=seed % 4 != 0)
         self.seed, self.faults = seed, Faults()
         self.conf = settings()
         if seed % 5 in (REFUSING, LAGGING):

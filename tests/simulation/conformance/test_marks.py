@@ -1,0 +1,45 @@
+"""The simulated table with marks answers as PostgreSQL does, call by call: one script for both.
+
+What befalls servers and connections is the scenarios' and is not compared here.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from outbox.harvest import mark_servers, ports
+from tests.simulation.conformance.marks import CASES, Script, real, simulated
+from tests.support.databases import fresh_database
+
+Case = Callable[[Script], None]
+PORTS = (mark_servers.MarkStatements, mark_servers.HoldStatements, mark_servers.MarkDatabasePort, ports.Claim)
+
+
+@pytest.fixture(scope="module")
+def url(postgres: object) -> Iterator[str]:
+    with fresh_database(os.environ["DATABASE_URL"]) as url:
+        yield url
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
+def test_the_simulated_table_does_what_a_case_says(case: Case) -> None:
+    simulated(case)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
+def test_both_tables_answer_the_same(case: Case, url: str) -> None:
+    found = real(case, url).lines
+    assert simulated(case).lines == found
+
+
+def test_every_method_of_a_port_is_called() -> None:
+    wanted = {
+        (port.__name__, name)
+        for port in PORTS
+        for name, found in vars(port).items()
+        if callable(found) and not name.startswith("_")
+    }
+    assert wanted == {call for case in CASES for call in simulated(case).called}
