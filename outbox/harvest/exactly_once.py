@@ -125,7 +125,7 @@ class ExactlyOnce:
         self._stages: dict[str, float] = dict.fromkeys(_STAGES, 0.0)
         self._thread = runtime.thread(self._run, f"outbox-lane-{lane}")
 
-    # ---- what the host calls, from any thread
+    # ---- what the host calls: the first four in one thread, which owns how the lane ends, the others in any
 
     def start(self) -> None:
         self._thread.start()

@@ -3,7 +3,17 @@ from itertools import product
 
 import pytest
 
-from outbox.core.exactly_once.transaction import COMMIT, PROBING, Commit, Producer, Step, judge, objection
+from outbox.core.exactly_once.transaction import (
+    COMMIT,
+    PROBING,
+    Commit,
+    Probe,
+    Probing,
+    Producer,
+    Step,
+    judge,
+    objection,
+)
 from outbox.core.region import Region, UnexpectedEvent
 
 
@@ -40,6 +50,32 @@ def test_only_the_ledger_ends_a_doubt():
     doubt.on(Step.DROP)
     with pytest.raises(UnexpectedEvent):
         doubt.on(Step.BEGIN)
+
+
+@pytest.mark.parametrize(
+    ("events", "expected"),
+    [
+        ([], Probing.WHOLE),
+        ([Probe.BEGUN, Probe.ACKNOWLEDGED, Probe.DELIVERED], Probing.WHOLE),
+        ([Probe.BEGUN, Probe.WANTED], Probing.PROBING),
+        ([Probe.WANTED, Probe.BEGUN, Probe.ACKNOWLEDGED], Probing.ALL_ACKNOWLEDGED),
+        ([Probe.WANTED, Probe.BEGUN, Probe.ACKNOWLEDGED, Probe.BEGUN], Probing.PROBING),
+        ([Probe.WANTED, Probe.BEGUN, Probe.ACKNOWLEDGED, Probe.WANTED], Probing.ALL_ACKNOWLEDGED),
+        ([Probe.WANTED, Probe.BEGUN, Probe.ACKNOWLEDGED, Probe.DELIVERED], Probing.WHOLE),
+        ([Probe.WANTED, Probe.BEGUN, Probe.ACKNOWLEDGED, Probe.FOUND_NOTHING_YET], Probing.PROBING),
+        ([Probe.BEGUN, Probe.ACKNOWLEDGED, Probe.FOUND_NOTHING_YET], Probing.PROBING),
+    ],
+)
+def test_whether_records_are_told_apart(events, expected):
+    region = Region(PROBING)
+    for event in events:
+        region.on(event)
+    assert region.state is expected
+
+
+def test_nothing_is_delivered_before_every_record_that_is_told_apart_is_acknowledged():
+    for event in (Probe.DELIVERED, Probe.FOUND_NOTHING_YET):
+        assert not PROBING.expects(Probing.PROBING, event)
 
 
 @pytest.mark.parametrize("table", [COMMIT, PROBING])
