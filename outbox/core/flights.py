@@ -5,7 +5,7 @@ A batch is in flight from the moment that it was dealt to its lane until its row
 taken over again: only then does the ledger tell what became of it. A read *plans* first, which copies the ids in
 flight, and looks at the table then; the other way round a purge that ends in between would let its rows be sent twice.
 
-Pure: the rounds of a process keep these objects under one lock, the simulation drives them without any.
+Pure: the lanes of a process keep these objects under one lock.
 """
 
 from collections.abc import Iterable, Sequence
@@ -15,7 +15,7 @@ from itertools import count
 from typing import Protocol
 
 from .region import Region, Table
-from .verdict import AskElection, GoOn, Stop, round_check
+from .verdict import AskElection, GoOn, State, Stop, round_check
 
 SHARES_OF_A_PAGE_MAX = 1.5
 """A page for several lanes is larger than one for a single lane, but not much: its rows are in memory all at once, and
@@ -99,6 +99,14 @@ class Standing:
     """The last batch committed."""
     acknowledged: int = 0
     """The last batch known to be purged."""
+    count: int = 0
+    """The lane count with which it was taken over."""
+    change: int = 0
+    """The number of the change that led to it."""
+    server: str = ""
+    """Which has shown both."""
+    left_out: int = 0
+    """How often it has left records out of a batch: what was dealt out before is looked at once more."""
     region: Region[Stand, Told] = field(default_factory=lambda: Region(STAND))
 
     @property
@@ -118,11 +126,23 @@ class Standing:
     def unpurged(self) -> bool:
         return self.acknowledged < self.submitted
 
+    def is_outdated(self, state: State) -> bool:
+        """Whether the lane is to be taken over anew: it is closed, or was taken over before a change of the count, or
+        knows of one that this server has forgotten. Lane 0 also when a change is wished, for its owner carries it
+        out."""
+        if state.resize_to is not None or (self.count, self.change) != (state.lane_count, state.resize_no):
+            return True
+        return state.wanted is not None and self.number == 0
+
     def begin(self, batch: int) -> None:
         """Taken over: `batch` was the last one committed and purged."""
         self.region.on(Told.TAKEN_OVER)
         self.submitted = self.acknowledged = batch
         self.session = next(_SESSIONS)
+
+    def may_have(self, session: int) -> bool:
+        """Whether a share of that session can be handed over."""
+        return self.ready and self.session == session
 
     def dealt(self) -> None:
         self.region.on(Told.DEALT)

@@ -33,15 +33,7 @@ class LaneState(Standing):
     """What the rounds know of one lane. Guarded by their condition."""
 
     post: Callable[[Order], None]
-    count: int = 0
-    """The lane count with which it was taken over."""
-    change: int = 0
-    """The number of the change that led to it."""
-    server: str = ""
-    """Which has shown both, see `backends.server_of`."""
     holds: Holds = field(default_factory=Holds)
-    left_out: int = 0
-    """How often it has left records out of a batch: what was dealt out before is looked at once more."""
 
 
 class Lanes:

@@ -20,7 +20,7 @@ from typing import Any
 from outbox.conf import Conf
 from outbox.core.exactly_once.round import News, Reads, Step
 from outbox.core.flights import Plan, may_flush
-from outbox.core.verdict import GoOn, State, Stop
+from outbox.core.verdict import GoOn, Stop
 from outbox.edges import backends
 from outbox.edges.backends import Pooled
 from outbox.edges.companions import OtherDatabase
@@ -213,20 +213,9 @@ class PageReader:
         begun = self._runtime.monotonic()
         state = self._database.statements.state(connection, self._conf.lanes)[1]
         self._state_row.seen(begun, state)
-        self._heed(state)
         with self._lanes.changed:
+            self._lanes.retake([r for r in self._lanes.known.values() if r.ready and r.is_outdated(state)])
             self._lanes.changed.notify_all()  # whoever waits for the lease: it is fresh for a share of its time only
-
-    def _heed(self, state: State) -> None:
-        """Lanes that are closed, or were taken over before a change of the count, or know of one that this server has
-        forgotten, are taken over anew; lane 0 also when a change is wished."""
-        with self._lanes.changed:
-            ready = [lane for lane in self._lanes.known.values() if lane.ready]
-            if state.resize_to is None:
-                is_wish = state.wanted is not None
-                now = state.lane_count, state.resize_no
-                ready = [r for r in ready if (r.count, r.change) != now or (is_wish and r.number == 0)]
-            self._lanes.retake(ready)
 
     def _read(self, plan: Plan) -> Read | None:
         """None after a failure and a pause."""
@@ -359,7 +348,7 @@ class PageReader:
             posted = []
             for batch in batches:
                 lane = self._lanes.known.get(batch.lane)
-                if lane is None or lane.session != batch.session or not lane.ready:
+                if lane is None or not lane.may_have(batch.session):
                     self._lanes.flights.give_back(batch)
                     self._reading.frontier.give_back(batch.ids[:1])
                     continue

@@ -6,7 +6,7 @@ import pytest
 
 from outbox.core.flights import STAND, Flights, Stand, Standing, Told, has_flushed, may_flush
 from outbox.core.region import UnexpectedEvent
-from outbox.core.verdict import AskElection, GoOn, Stop
+from outbox.core.verdict import AskElection, GoOn, State, Stop
 
 
 @dataclass(eq=False)
@@ -203,3 +203,32 @@ def test_a_share_is_given_up_when_its_lane_ends():
     lane.begin(0)
     lane.dealt()
     assert (lane.has(session), lane.has(lane.session)) == (False, True)
+
+
+@pytest.mark.parametrize(
+    ("number", "state", "is_outdated"),
+    [
+        (1, State(3, resize_no=2), False),
+        (1, State(4, resize_no=2), True),
+        (1, State(3, resize_no=3), True),
+        (1, State(3, resize_no=1), True),
+        (1, State(3, resize_no=2, resize_to=4), True),
+        (1, State(3, resize_no=2, wanted=4), False),
+        (0, State(3, resize_no=2, wanted=4), True),
+    ],
+)
+def test_a_lane_is_taken_over_anew_when_the_count_changes(number, state, is_outdated):
+    lane = Standing(number, count=3, change=2)
+    assert lane.is_outdated(state) is is_outdated
+
+
+def test_a_share_is_handed_over_to_the_session_that_it_was_read_for():
+    lane = Standing(0)
+    lane.begin(0)
+    session = lane.session
+    assert lane.may_have(session)
+    lane.recall()
+    assert not lane.may_have(session)
+    lane.end()
+    lane.begin(0)
+    assert not lane.may_have(session)
