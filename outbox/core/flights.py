@@ -11,6 +11,7 @@ Pure: the lanes of a process keep these objects under one lock.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import partial
 from itertools import count
 from typing import Protocol
 
@@ -92,6 +93,8 @@ class Standing:
     """Where one lane stands."""
 
     number: int
+    serial: int = field(default_factory=partial(next, count(1)))
+    """Of two workers for one lane, the later made has the higher one, whichever's thread comes first."""
     session: int = 0
     """Another one whenever the lane becomes ready or ceases to be, and never one that any lane had before: a read that
     hung while the lane went elsewhere and came back belongs to another time than this."""

@@ -77,6 +77,8 @@ class Rounds:
             if self._lanes.round.is_ending:
                 return False
             if (earlier := self._lanes.known.get(lane.number)) is not None:
+                if earlier.serial > lane.serial:
+                    return True  # its thread began late, and it was replaced before
                 self._lanes.unready(earlier)  # its worker is abandoned and has not noticed yet
                 self._lanes.unsettled.add(lane.number)
             self._lanes.known[lane.number] = lane

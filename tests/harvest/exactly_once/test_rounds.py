@@ -95,6 +95,17 @@ def test_a_lane_that_is_taken_over_again_is_settled(bench):
     assert rounds.join(20)
 
 
+def test_a_worker_whose_thread_begins_late_does_not_replace_its_successor(bench):
+    rounds = rounds_of(bench)
+    earlier, lane = (LaneState(0, post=lambda order: None) for _ in range(2))
+    assert rounds.register(lane)
+    assert rounds.register(earlier)
+    rounds.leave(earlier, is_settled=True)
+    assert not rounds.is_closing
+    rounds.leave(lane, is_settled=True)
+    assert rounds.join(20)
+
+
 def test_the_shortest_session_goes_on_after_its_claim_became_old(bench):
     """Here it is fresh for 0.75 s, less than anybody would wait for a look of its own."""
     bench.stash(["a"])

@@ -530,7 +530,7 @@ FOUND_BY: dict[str, int] = {
     "the lease is released outside of the round's lock": 564,
     "a lane is read for on another server than the one it was taken over on": 2373,
     "purge over a connection to another server without a look": 3,
-    "the claim is given back although a lane has left something in doubt": 194,
+    "the claim is given back although a lane has left something in doubt": 664,
     "a new file of the table is not noticed": 1501,
     "only the owner of lane 0 notices a forgotten change": 1771,
     "a hold that ends is not read for from its first record": 82,
