@@ -2,7 +2,7 @@
 
 Every error code of the installed client is in the table, under exactly one kind. A test enumerates the client's codes
 and fails when a version brings one that nobody has classified; until then it is unforeseen. Here are no pauses
-(``patience``) and no search for the culprit of a refused batch (``bisection``).
+(``patience``) and no search for the culprit of a refused batch (``holds.bisection``).
 """
 
 from __future__ import annotations

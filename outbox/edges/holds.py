@@ -9,9 +9,9 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from outbox.core.holds.values import HISTORY_MAX, OF_RECORDS, TEXT_MAX, Burial, Errands, HoldRow, Park
+from outbox.core.holds.crashes import Care, Watch
+from outbox.core.holds.values import HISTORY_MAX, OF_RECORDS, TEXT_MAX, Burial, Errands, HoldRow
 from outbox.core.names import LONG_KEY
-from outbox.core.quarantine import Care, Watch
 from outbox.edges.reader import lane_of_row
 from outbox.edges.table import identifier
 
@@ -144,19 +144,19 @@ class HoldTable:
             found.append(HoldRow(*values))
         return found
 
-    def write(self, connection: Connection, parks: Sequence[Park], lifted: Sequence[int]) -> None:
+    def write(self, connection: Connection, parks: Sequence[HoldRow], lifted: Sequence[int]) -> None:
         """What was refused, and then what is delivered or gone."""
         if parks:
             self._write_parks(connection, parks)
         if lifted:
             connection.execute(self._lift, [list(lifted)])
 
-    def _write_parks(self, connection: Connection, parks: Sequence[Park]) -> None:
-        columns = list(zip(*((p.record_id, p.topic, p.key, p.attempts, p.code, _cut(p.error), p.next_try_s)
-                             for p in sorted(parks, key=lambda park: park.record_id)), strict=True))  # fmt: skip
+    def _write_parks(self, connection: Connection, parks: Sequence[HoldRow]) -> None:
+        columns = list(zip(*((p.head, p.topic, p.key, p.attempts, p.code, _cut(p.error), p.due_s)
+                             for p in sorted(parks, key=lambda park: park.head)), strict=True))  # fmt: skip
         connection.execute(self._park, [list(column) for column in columns])
         # One that was retried and refused has not crashed anybody: from now on it is parked.
-        connection.execute(self._build(_RETRIED), [[p.record_id for p in parks]])
+        connection.execute(self._build(_RETRIED), [[p.head for p in parks]])
 
     # ---- with a purge
 
@@ -184,13 +184,13 @@ class HoldTable:
         return connection.execute(
             self._bury,
             {
-                "ids": [b.record_id for b in burials],
+                "ids": [b.hold.head for b in burials],
                 "reasons": [b.reason for b in burials],
-                "attempts": [b.attempts for b in burials],
-                "codes": [b.code for b in burials],
-                "errors": [_cut(b.error) for b in burials],
+                "attempts": [b.hold.attempts for b in burials],
+                "codes": [b.hold.code for b in burials],
+                "errors": [_cut(b.hold.error) for b in burials],
                 # As it is: a database without an encoding takes no escape of what is not ASCII.
-                "histories": [json.dumps(b.history, ensure_ascii=False) for b in burials],
+                "histories": [json.dumps(b.hold.history, ensure_ascii=False) for b in burials],
                 **given,
             },
         ).fetchall()

@@ -18,6 +18,7 @@ import psycopg
 from psycopg import sql
 
 from outbox.core.frontier import Snapshot, parse_snapshot
+from outbox.core.rows import Row
 from outbox.edges import sizes
 from outbox.edges.backends import BACKEND
 from outbox.edges.int8_arrays import Ids
@@ -32,7 +33,6 @@ _SIZED_STEP = 2
 _SIZED_ROWS = 1000  # of the first page at that step; from its records the caller sees how many the next should have
 _LANE_APART = 1 << 48  # ids of a page are not so far apart; were they, the lanes would only be less together
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-Row = tuple[Any, ...]
 
 
 class UnorderedPage(OutboxError):
@@ -74,9 +74,8 @@ class Page:
     passes_over: bool
     """Rows were left out that are held, or another lane's."""
     rows: list[Row]
-    """id, topic, key, value, header keys, header values, binary value, create_time as `core.times` has it, and the lane
-    where there are several. Of each lane by ascending id; those of a lane together, for what is used together should
-    lie together in memory."""
+    """Of each lane by ascending id; those of a lane together, for what is used together should lie together in
+    memory."""
     last_id: int | None
 
 
@@ -119,17 +118,6 @@ class LeftOut:
 
 
 NOTHING = LeftOut()
-
-
-def parts_of(row: Row) -> list[str | bytes]:
-    """All that makes a record large. The headers of a table of others may have elements that are NULL or arrays."""
-    parts = (row[2], row[3], row[6], *(row[4] or ()), *(row[5] or ()))
-    return [part for part in parts if isinstance(part, str | bytes)]
-
-
-def size_of(row: Row) -> int:
-    """Characters of its texts, or bytes."""
-    return sum(map(len, parts_of(row)))
 
 
 def lane_of_row(lanes: int, *, keep_empty_key: bool) -> sql.Composed:

@@ -18,20 +18,18 @@ from outbox.conf import Conf
 from outbox.core import faults
 from outbox.core.holds.values import (
     BY_OPERATORS,
-    CRASHED,
     DISCARD,
     OF_RECORDS,
     POISON,
     REFUSED,
     REJECTED,
     RETRY,
-    SKIPPED,
     Burial,
     Errands,
     HoldRow,
-    Park,
-    code_in,
+    fate_of,
     is_given_up,
+    rejected,
 )
 from outbox.core.scoreboard import Phase, Scoreboard
 from outbox.core.scoreboard_values import RecordHeld
@@ -72,7 +70,7 @@ class HeldMarks:
         self._before: Any = None  # the leader id under which rows of these may still be in hand
         self._confirming = False
         self._leaving: set[int] = set()  # records whose deletion is under way
-        self._parks: dict[tuple[str, str, int], Park] = {}  # not written yet, by what they hold
+        self._parks: dict[tuple[str, str, int], HoldRow] = {}  # not written yet, by what they hold
         self._burials: list[tuple[UUID, Burial]] = []  # not written yet, with the leader id that had them marked
         self._writing = 0  # writes of such that are under way
 
@@ -98,18 +96,17 @@ class HeldMarks:
         if not self._exists:
             return
         topic, key = event.topic, event.name[1] if isinstance(event.name, tuple) else ""
-        code = code_in(event.error)
-        attempts_max = self._conf.refusal_attempts if self._conf.skips(topic) else 0
-        is_own = code not in faults.KINDS or faults.KINDS[code] is not faults.Kind.TOPIC
-        if is_own and is_given_up(event.attempts, attempts_max):
-            history = ({"code": code, "error": event.error},)
-            burial = Burial(event.id, REFUSED, event.attempts, code, event.error, history)
+        held = rejected(event.id, topic, key, event.attempts, event.error, max(0.0, event.retry_at - now))
+        is_own = faults.KINDS.get(held.code) is not faults.Kind.TOPIC
+        if is_own and is_given_up(event.attempts, self._attempts_max(topic)):
             self._await_deletion([event.id])
-            self._burials.append((self._board.leader_id, burial))
+            self._burials.append((self._board.leader_id, Burial(held, REFUSED)))
         else:
-            park = Park(event.id, topic, key, event.attempts, code, event.error, max(0.0, event.retry_at - now))
-            self._parks[topic, key, 0 if key else event.id] = park
+            self._parks[topic, key, 0 if key else event.id] = held
         self._write_refused()
+
+    def _attempts_max(self, topic: str) -> int:
+        return self._conf.refusal_attempts if self._conf.skips(topic) else 0
 
     def _write_refused(self) -> None:
         """All that was refused since the last such write was sent, in one: each waits for PostgreSQL's disk, and purges
@@ -123,7 +120,7 @@ class HeldMarks:
             write = partial(self._table.write, parks=parks, lifted=())
             self._statements.run("hold", write, lambda result, now: self._written(), lambda now: self._written())
         # Of an older leader id: marked anew, a record may be on its way again.
-        self._leaving.difference_update(b.record_id for leader, b in burials if leader != self._board.leader_id)
+        self._leaving.difference_update(b.hold.head for leader, b in burials if leader != self._board.leader_id)
         left = tuple(burial for leader, burial in burials if leader == self._board.leader_id)
         if left:
             self._writing += 1
@@ -189,15 +186,13 @@ class HeldMarks:
         if self._is_first and is_rejected and row.key is not None:
             name = (row.topic, row.key) if row.key or self._conf.keep_empty_key else id_
             board.expect(id_, name, row.attempts, now + (row.due_s if row.due_s is not None else _AGAIN_S))
-        wanted = row.wanted or (CRASHED if not is_rejected and self._conf.skips(row.topic) else "")
+        fate = fate_of(row, self._attempts_max(row.topic))
         if id_ in self._leaving:
             return  # also when another attempt is wanted meanwhile: it must not be sent beside its deletion
-        if wanted == RETRY:
+        if row.wanted == RETRY:
             board.retry(id_, now)
-        elif wanted:
-            reason = CRASHED if wanted == CRASHED else SKIPPED
-            burial = Burial(id_, reason, row.attempts, row.code, row.error, row.history)
-            errands = Errands(discarded=(id_,)) if wanted == DISCARD else Errands((burial,))
+        elif fate:
+            errands = Errands(discarded=(id_,)) if fate == DISCARD else Errands((Burial(row, fate),))
             if board.is_asleep(id_):
                 self._delete(errands)
             elif not is_rejected and self._is_over and not board.knows(id_):
@@ -207,7 +202,7 @@ class HeldMarks:
 
     def _delete(self, errands: Errands) -> None:
         """The record sleeps until this is decided, so it is not on its way."""
-        self._await_deletion(_ids(errands))
+        self._await_deletion(errands.heads)
         self._run(self._statements.run, self._table, errands)
 
     def _await_deletion(self, ids: Sequence[int]) -> None:
@@ -222,7 +217,7 @@ class HeldMarks:
     def _run(
         self, run: Callable[..., None], table: HoldStatements, errands: Errands, then: Callable[[], None] = lambda: None
     ) -> None:
-        ids, leader = _ids(errands), self._board.leader_id
+        ids, leader = errands.heads, self._board.leader_id
         self._leaving |= set(ids)
 
         def job(connection: Any) -> frozenset[int]:
@@ -232,10 +227,10 @@ class HeldMarks:
         def done(gone: frozenset[int], now: float) -> None:
             self._leaving -= set(ids)
             for burial in errands.burials:
-                if burial.record_id in gone:
+                if burial.hold.head in gone:
                     logger.warning(
                         "dead_letter lane=%d id=%d reason=%s attempts=%d error=%r",
-                        self._lane, burial.record_id, burial.reason, burial.attempts, burial.error,
+                        self._lane, burial.hold.head, burial.reason, burial.hold.attempts, burial.hold.error,
                     )  # fmt: skip
             self._board.gone(gone, now)
             for id_ in ids:
@@ -257,7 +252,3 @@ def _as_marks_see(scopes: frozenset[_Scope]) -> Scopes:
     keys = {(s.topic, s.key) for s in scopes if s.key is not None and s.record_id is None}
     ids = {s.record_id for s in scopes if s.record_id is not None}
     return Scopes(frozenset(topics), frozenset(keys), frozenset(ids), any(s.lane is not None for s in scopes))
-
-
-def _ids(errands: Errands) -> list[int]:
-    return [*(burial.record_id for burial in errands.burials), *errands.discarded]

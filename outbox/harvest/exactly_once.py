@@ -40,12 +40,14 @@ from outbox.core.exactly_once.blame import (
 from outbox.core.exactly_once.lane import Did, EndOfLane, Lane
 from outbox.core.exactly_once.takeover import Unreadable, unreadable, was_settled
 from outbox.core.exactly_once.transaction import Producer, judge
+from outbox.core.holds.book import Holds
+from outbox.core.holds.hold import Name
 from outbox.core.ledger import LedgerEntryError
 from outbox.core.patience import Backoff, Circuit
+from outbox.core.rows import Row, parts_of
 from outbox.core.verdict import AskElection, Closed, Idle, Stop
 from outbox.edges.kafka import let_go
 from outbox.edges.ledger_topic import LedgerMissing, LedgerUnreachable
-from outbox.edges.reader import Row, parts_of
 from outbox.edges.texts import explained
 from outbox.edges.transactions import NoProducer, ReportsMissing
 from outbox.exceptions import OutboxError
@@ -53,7 +55,6 @@ from outbox.failpoints import failpoint
 from outbox.harvest import telling
 from outbox.harvest.exactly_once_crashes import CrashWatch
 from outbox.harvest.exactly_once_database import Database, Source
-from outbox.harvest.exactly_once_holds import Holds, Name
 from outbox.harvest.exactly_once_kafka import Kafka
 from outbox.harvest.exactly_once_lanes import LaneState
 from outbox.harvest.exactly_once_rounds import Rounds

@@ -1,4 +1,5 @@
-"""The watch of one lane for a record that ends the process which sends it: `core.quarantine` says what the traces mean.
+"""The watch of one lane for a record that ends the process which sends it: `core.holds.crashes` says what the traces
+mean.
 
 It belongs to the lane's thread. The traces are rows, which the purges' thread writes and reads; a statement that is
 only told need not succeed. One lane of the process at a time sends carefully: the others wait for the careful turn.
@@ -10,7 +11,7 @@ import logging
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from outbox.core import quarantine
+from outbox.core.holds import crashes
 from outbox.failpoints import failpoint
 from outbox.harvest.exactly_once_lanes import LaneState
 from outbox.harvest.exactly_once_rounds import Rounds
@@ -35,9 +36,9 @@ class CrashWatch:
         `is_first`: this worker has not owned the lane before."""
         table, lane, owner, holds = self._table, self._lane.number, self._rounds.owner, self._lane.holds
 
-        def look(connection: Any) -> quarantine.Care:
+        def look(connection: Any) -> crashes.Care:
             found = table.watch(connection, lane)
-            care = quarantine.after(found, owner)
+            care = crashes.after(found, owner)
             if found is None or found.owner != owner or found.is_clean:
                 table.own(connection, lane, owner, care)
             elif found.started:

@@ -17,11 +17,11 @@ from outbox.core.exactly_once.looks import HoldsLook
 from outbox.core.exactly_once.pages import IdlePause, PageSizes
 from outbox.core.exactly_once.round import Reads, Round
 from outbox.core.flights import Flights, Plan, Standing
+from outbox.core.holds.book import Holds
 from outbox.core.holds.values import Errands, Writes
 from outbox.edges.reader import NOTHING, LeftOut
 from outbox.edges.sweeper import Found
 from outbox.harvest.exactly_once_database import Purges
-from outbox.harvest.exactly_once_holds import Holds
 from outbox.harvest.exactly_once_values import Order, Purge, Retake, Ticket
 from outbox.harvest.ports import Servers
 
@@ -141,5 +141,5 @@ class Lanes:
         for burial in errands.burials:
             logger.warning(
                 "dead_letter lane=%d id=%d reason=%s attempts=%d error=%r",
-                lane, burial.record_id, burial.reason, burial.attempts, burial.error,
+                lane, burial.hold.head, burial.reason, burial.hold.attempts, burial.hold.error,
             )  # fmt: skip

@@ -20,11 +20,12 @@ from typing import Any
 from outbox.conf import Conf
 from outbox.core.exactly_once.round import News, Reads, Step
 from outbox.core.flights import Plan, may_flush
+from outbox.core.rows import Row, size_of
 from outbox.core.verdict import GoOn, Stop
 from outbox.edges import backends
 from outbox.edges.backends import Pooled
 from outbox.edges.companions import OtherDatabase
-from outbox.edges.reader import LeftOut, Page, Row, size_of
+from outbox.edges.reader import LeftOut, Page
 from outbox.edges.sweeper import Below
 from outbox.edges.texts import explained
 from outbox.edges.ways import NoRights, OtherWay

@@ -19,9 +19,9 @@ import psycopg
 from outbox.conf import Conf
 from outbox.core.exactly_once.round import News
 from outbox.core.ledger import Entry
+from outbox.core.rows import Row
 from outbox.core.scoreboard_values import RecordHeld
 from outbox.core.verdict import State
-from outbox.edges.reader import Row
 from outbox.harvest.exactly_once_lanes import Lanes, LaneState
 from outbox.harvest.exactly_once_reader import PageReader
 from outbox.harvest.exactly_once_state import SeenState

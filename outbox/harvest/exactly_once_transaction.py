@@ -19,15 +19,15 @@ from outbox.core.exactly_once.blame import Attempt, Weighed
 from outbox.core.exactly_once.lane import EndOfLane
 from outbox.core.exactly_once.transaction import COMMIT, PROBING, Commit, Probe, Probing, Step
 from outbox.core.flights import has_flushed
+from outbox.core.holds.hold import Name
 from outbox.core.ledger import Entry
 from outbox.core.region import Region
+from outbox.core.rows import Row, parts_of
 from outbox.core.sizes import Sizes
 from outbox.edges.kafka import PRODUCER_DEFAULTS
-from outbox.edges.reader import Row, parts_of
 from outbox.edges.transactions import RecordRefused, ReportsMissing, TransactionalProducer, kafka_error
 from outbox.exceptions import OutboxError
 from outbox.failpoints import failpoint
-from outbox.harvest.exactly_once_holds import Name
 from outbox.harvest.exactly_once_lanes import LaneState
 from outbox.harvest.exactly_once_rounds import Rounds
 from outbox.harvest.exactly_once_takeover import Owned

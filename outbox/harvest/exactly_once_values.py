@@ -11,8 +11,8 @@ from uuid import UUID
 from outbox.core.holds.values import Errands
 from outbox.core.ledger import Entry
 from outbox.core.patience import CircuitView, State
+from outbox.core.rows import Row
 from outbox.core.verdict import Stop
-from outbox.edges.reader import Row
 from outbox.harvest.lanes import LaneStopped as LaneStopped
 from outbox.runtime import Runtime
 

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from uuid import UUID
 
 from outbox.conf import Conf
-from outbox.core.holds.values import Errands, HoldRow, Park
+from outbox.core.holds.values import Errands, HoldRow
 from outbox.edges import backends, table
 from outbox.edges.holds import HoldTable
 from outbox.edges.marks import Marks, Row, Scopes
@@ -56,7 +56,7 @@ class HoldStatements(Protocol):
 
     def load(self, connection: Any, lanes: int) -> list[HoldRow]: ...
 
-    def write(self, connection: Any, parks: Sequence[Park], lifted: Sequence[int]) -> None: ...
+    def write(self, connection: Any, parks: Sequence[HoldRow], lifted: Sequence[int]) -> None: ...
 
     def run(self, connection: Any, lane: int, errands: Errands, **given: Any) -> frozenset[int]: ...
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 from uuid import UUID
 
-from outbox.core.holds.values import Errands, HoldRow, Park
+from outbox.core.holds.crashes import Care, Watch
+from outbox.core.holds.values import Errands, HoldRow
 from outbox.core.ledger import Entry
-from outbox.core.quarantine import Care, Watch
 from outbox.core.verdict import State
 from outbox.edges.companions import Found
 from outbox.edges.reader import LeftOut, Page
@@ -71,7 +71,7 @@ class HoldStatements(Protocol):
 
     def load(self, connection: Any, lanes: int) -> list[HoldRow]: ...
 
-    def write(self, connection: Any, parks: Sequence[Park], lifted: Sequence[int]) -> None: ...
+    def write(self, connection: Any, parks: Sequence[HoldRow], lifted: Sequence[int]) -> None: ...
 
     def run_soon(self, connection: Any, lane: int, errands: Errands, wait_ms: int) -> None: ...
 

@@ -2,12 +2,12 @@
 
 import pytest
 
-from outbox.core.holds.values import Burial, Errands, Park
+from outbox.core.holds.book import Holds
+from outbox.core.holds.crashes import Care
+from outbox.core.holds.values import Burial, Errands, HoldRow, rejected
 from outbox.core.names import held_key
-from outbox.core.quarantine import Care
 from outbox.edges import companions
 from outbox.edges.holds import HoldTable
-from outbox.harvest.exactly_once_holds import Holds
 from tests.support.tables import create_companions, insert
 
 HELD = "SELECT record_id, wanted, attempts, jsonb_array_length(history) FROM outbox_hold"
@@ -26,7 +26,11 @@ def table():
 
 
 def park(id_, attempts=1):
-    return Park(id_, "t", "k", attempts, "MSG_SIZE_TOO_LARGE", "too large", 1.0)
+    return rejected(id_, "t", "k", attempts, "MSG_SIZE_TOO_LARGE: too large", 1.0)
+
+
+def skipped(id_):
+    return Burial(HoldRow(1, "t", "k", record_id=id_), "skipped")
 
 
 def run(db, table, **errands):
@@ -44,7 +48,7 @@ def test_a_wish_about_a_record_does_not_hit_another_with_its_id(db, table, wante
         db.execute("TRUNCATE outbox RESTART IDENTITY")
         assert insert(db, "t", ["k"]) == [id_]
     assert [row.is_there for row in table.load(db, 1)] == [not is_replaced]
-    burial = Burial(id_, "skipped", 1, "", "")
+    burial = skipped(id_)
     gone = run(db, table, **({"burials": (burial,)} if wanted == "skip" else {"discarded": (id_,)}))
     assert gone == (set() if is_replaced else {id_})
     assert db.execute("SELECT count(*) FROM outbox").fetchone() == (int(is_replaced),)
@@ -67,7 +71,7 @@ def test_another_record_with_the_id_begins_with_a_history_of_its_own(db, table):
 def test_a_long_key_is_loaded_as_the_digest_that_lanes_remember(db, table):
     key = "ключ" * 3000
     [id_] = insert(db, "t", [key])
-    table.write(db, [Park(id_, "t", held_key("t", key), 1, "", "", 1.0)], [])
+    table.write(db, [rejected(id_, "t", held_key("t", key), 1, "", 1.0)], [])
     assert db.execute("SELECT key FROM outbox_hold").fetchall() == [(key,)]
     assert [row.key for row in table.load(db, 1)] == [held_key("t", key)]
     assert len(held_key("t", key)) == 32
@@ -83,7 +87,7 @@ def test_a_hold_of_an_older_release_goes_by_the_id(db, table):
     table.write(db, [park(id_)], [])
     db.execute("UPDATE outbox_hold SET stashed_at = NULL")
     assert [row.is_there for row in table.load(db, 1)] == [True]
-    run(db, table, burials=(Burial(id_, "skipped", 1, "", ""),))
+    run(db, table, burials=(skipped(id_),))
     assert db.execute("SELECT count(*) FROM outbox").fetchone() == (0,)
 
 
@@ -92,7 +96,7 @@ READ = "SELECT seq_tup_read + coalesce(idx_tup_fetch, 0) FROM pg_stat_xact_user_
 STATEMENTS = {
     "park": lambda db, table, id_: table.write(db, [park(id_)], []),
     "load": lambda db, table, id_: table.load(db, 3),
-    "bury": lambda db, table, id_: table.run(db, 0, Errands(burials=(Burial(id_, "skipped", 1, "", ""),))),
+    "bury": lambda db, table, id_: table.run(db, 0, Errands(burials=(skipped(id_),))),
     "discard": lambda db, table, id_: table.run(db, 0, Errands(discarded=(id_,))),
     "quarantine": lambda db, table, id_: table.own(db, 0, "somebody", Care(culprit=id_, crashes=2)),
 }

@@ -12,7 +12,7 @@ from django.core.management import call_command
 from django.urls import reverse
 
 from outbox.conf import AT_LEAST_ONCE, EXACTLY_ONCE
-from outbox.core.holds.values import Burial, Errands
+from outbox.core.holds.values import Burial, Errands, HoldRow
 from outbox.edges import companions
 from outbox.edges.holds import HoldTable
 from outbox.models import DeadLetter, Hold, OutboxRecord
@@ -110,7 +110,9 @@ def test_a_record_whose_error_is_not_ascii_is_set_aside(url):
         [id_] = insert(db, "té", ["k"])
         history = ({"code": "TOPIC_EXCEPTION", "error": "topic 'té'"},)
         with db.transaction():
-            HoldTable("outbox").run(db, 0, Errands((Burial(id_, "skipped", 1, "", "", history),)))
+            HoldTable("outbox").run(
+                db, 0, Errands((Burial(HoldRow(1, "t", "k", record_id=id_, history=history), "skipped"),))
+            )
         assert db.execute("SELECT topic, history FROM outbox_dead").fetchall() == [("té", list(history))]
 
 

@@ -1,5 +1,5 @@
-"""The values that pass between the table of holds and whoever decides what is held. No decisions here but the names of
-reasons and the pauses between attempts, which are the same in every delivery mode.
+"""The values that pass between the table of holds and whoever decides what is held. Beside them what every delivery
+mode decides alike: when the next attempt is, and when a record becomes a dead letter.
 
 What is written while a record is only refused is news for people and may be late or lost. What deletes a record, or
 promises that it is left alone, belongs into the transaction that purges a batch: see `Errands`.
@@ -29,49 +29,42 @@ _CODE = re.compile(r"\b_?[A-Z][A-Z0-9_]+\b")
 
 @dataclass(frozen=True, slots=True)
 class HoldRow:
-    """One row as a lane sees it."""
+    """What is held: as the table shows it, and as it is written there when a record was refused."""
 
     id: int
+    """0: not shown by the table yet."""
     topic: str
     key: str | None
-    lane: int | None
-    of_lane: int | None
+    """None: the whole topic. A long key that the table shows is a digest."""
+    lane: int | None = None
+    of_lane: int | None = None
     """The only lane that the hold concerns; None: all of them."""
-    record_id: int | None
-    reason: str
-    attempts: int
-    code: str
-    error: str
-    wanted: str
-    due_s: float | None
+    record_id: int | None = None
+    reason: str = REJECTED
+    attempts: int = 0
+    code: str = ""
+    error: str = ""
+    wanted: str = ""
+    due_s: float | None = None
     """From now; None: not by itself."""
-    confirmed_by: tuple[int, ...]
-    history: tuple[dict[str, Any], ...]
-    is_there: bool
+    confirmed_by: tuple[int, ...] = ()
+    history: tuple[dict[str, Any], ...] = ()
+    is_there: bool = True
     """The record at the head is still in the outbox, or there is none."""
     head_lane: int | None = None
     """Of the record at the head of a whole topic, which every lane leaves alone."""
 
-
-@dataclass(frozen=True, slots=True)
-class Park:
-    """A record, or its whole topic, was refused."""
-
-    record_id: int
-    topic: str
-    key: str | None
-    """None: the whole topic. Else the record's key is held, which the table knows better: this may be a digest."""
-    attempts: int
-    code: str
-    error: str
-    next_try_s: float | None
+    @property
+    def head(self) -> int:
+        assert self.record_id is not None
+        return self.record_id
 
 
 @dataclass(slots=True)
 class Writes:
     """News for the table, to be written as soon as possible."""
 
-    parks: list[Park] = field(default_factory=list)
+    parks: list[HoldRow] = field(default_factory=list)
     lifted: list[int] = field(default_factory=list)
 
     def __bool__(self) -> bool:
@@ -82,12 +75,8 @@ class Writes:
 class Burial:
     """A record that becomes a dead letter."""
 
-    record_id: int
+    hold: HoldRow
     reason: str
-    attempts: int
-    code: str
-    error: str
-    history: tuple[dict[str, Any], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +98,16 @@ class Errands:
     @property
     def heads(self) -> tuple[int, ...]:
         """The records that leave."""
-        return (*(burial.record_id for burial in self.burials), *self.discarded)
+        return (*(burial.hold.head for burial in self.burials), *self.discarded)
+
+
+def rejected(record_id: int, topic: str, key: str | None, attempts: int, error: str, due_s: float) -> HoldRow:
+    """A record was refused; without a key, its whole topic."""
+    code = code_in(error)
+    history = ({"code": code, "error": error},)
+    return HoldRow(
+        0, topic, key, record_id=record_id, attempts=attempts, code=code, error=error, due_s=due_s, history=history
+    )
 
 
 def code_in(error: str) -> str:
@@ -125,3 +123,10 @@ def pause_s(attempts: int, low: float = BACKOFF_MIN_S, high: float = BACKOFF_MAX
 def is_given_up(attempts: int, attempts_max: int) -> bool:
     """After so many refusals the record becomes a dead letter; 0: never."""
     return 0 < attempts_max <= attempts
+
+
+def fate_of(row: HoldRow, attempts_max: int) -> str:
+    """Why the record becomes a dead letter according to the table, or DISCARD; empty: it does not leave."""
+    if row.wanted:
+        return {SKIP: SKIPPED, DISCARD: DISCARD}.get(row.wanted, "")
+    return CRASHED if row.reason == POISON and attempts_max else ""

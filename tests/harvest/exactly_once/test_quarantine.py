@@ -7,8 +7,8 @@ from functools import partial
 import psycopg
 import pytest
 
-from outbox.core.holds.values import Park
-from outbox.core.quarantine import Care
+from outbox.core.holds.crashes import Care
+from outbox.core.holds.values import rejected
 from outbox.edges.holds import HoldTable
 from outbox.harvest.exactly_once_rounds import Rounds
 from outbox.harvest.exactly_once_transaction import Transactions
@@ -67,7 +67,7 @@ def test_a_record_that_kills_its_process_natively_is_quarantined(bench):
 def test_what_was_parked_is_quarantined_alone_and_parked_again_when_it_is_refused(bench):
     """One hold per record: else lifting one would leave the other, and the key would wait for ever."""
     [id_] = bench.stash(["k"])
-    table, park = HoldTable("outbox"), Park(id_, bench.topic, "k", 1, "MSG_SIZE_TOO_LARGE", "too large", 1.0)
+    table, park = HoldTable("outbox"), rejected(id_, bench.topic, "k", 1, "MSG_SIZE_TOO_LARGE: too large", 1.0)
     table.write(bench.db, [park], [])
     table.own(bench.db, 0, "me", Care(True, 2, (), id_))
     assert holds(bench) == [(id_, "quarantined")]

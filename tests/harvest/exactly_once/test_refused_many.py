@@ -10,11 +10,11 @@ import pytest
 from confluent_kafka import Consumer, Producer
 from confluent_kafka.admin import AdminClient
 
+from outbox.core.holds import trials
 from outbox.core.scoreboard_values import RecordHeld
 from outbox.core.sizes import Sizes
 from outbox.edges.ledger_topic import LedgerTopic
 from outbox.edges.transactions import TransactionalProducer
-from outbox.harvest import exactly_once_holds
 from tests.harvest.exactly_once.bench import wait_until
 from tests.harvest.exactly_once.test_denied import set_config
 from tests.support.topics import create_topic
@@ -111,7 +111,7 @@ def test_what_the_client_refuses_is_dead_or_delivered_and_its_key_goes_on(bench)
 
 @pytest.mark.parametrize("may_ask", [True, False], ids=["limit known", "limit learnt"])
 def test_what_is_too_large_for_the_topic_is_held_in_one_go(bench, monkeypatch, may_ask):
-    monkeypatch.setattr(exactly_once_holds, "_REST_S", 0.3)
+    monkeypatch.setattr(trials, "_REST_S", 0.3)
     if not may_ask:
         monkeypatch.setattr(LedgerTopic, "size_limits", lambda self, topics: {})
     ids = head(bench, TOO_LARGE_THERE, **{"max.message.bytes": str(LIMIT)})

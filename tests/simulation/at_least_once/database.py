@@ -10,7 +10,7 @@ from uuid import UUID
 
 import psycopg
 
-from outbox.core.holds.values import Errands, HoldRow, Park
+from outbox.core.holds.values import Errands, HoldRow
 from outbox.edges.marks import Row, Scopes
 from outbox.edges.session import StatementOverdue
 from tests.simulation.at_least_once.table import Table, Transaction
@@ -119,7 +119,7 @@ class Holds:
     def load(self, connection: Connection, lanes: int) -> list[HoldRow]:
         return list(connection.ask(lambda table: table.hold_table.load(lanes)))
 
-    def write(self, connection: Connection, parks: Sequence[Park], lifted: Sequence[int]) -> None:
+    def write(self, connection: Connection, parks: Sequence[HoldRow], lifted: Sequence[int]) -> None:
         if parks:
             connection.ask(lambda table: table.hold_table.park(parks))
         if lifted:

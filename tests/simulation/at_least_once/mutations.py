@@ -20,7 +20,7 @@ from outbox.core.scoreboard import Phase, Scoreboard, _Key
 from outbox.core.scoreboard_values import Record
 from outbox.edges.producers import Producers
 from outbox.harvest.at_least_once import AtLeastOnce
-from outbox.harvest.at_least_once_holds import HeldMarks, _ids
+from outbox.harvest.at_least_once_holds import HeldMarks
 from outbox.harvest.host import Host
 from tests.simulation.at_least_once.scenario import PLAIN, Outcome, Rules, around, run
 
@@ -168,7 +168,7 @@ def _send_untrusted(new_producers: Any, worker: AtLeastOnce) -> Producers:
 
 def _believe(run: Any, held: HeldMarks, submit: Callable[..., None], table: Any, errands: Any, *given: Any) -> None:
     """Any deletion has taken place."""
-    ids = frozenset(_ids(errands))
+    ids = frozenset(list(errands.heads))
 
     class Believed:
         @staticmethod

@@ -170,8 +170,8 @@ class Table:
         self._wait_for(transaction)
         gone: dict[int, str] = {}
         for burial in errands.burials:
-            if self._may_delete(burial.record_id, leader, marked=marked) and not self._is_of_another(burial.record_id):
-                gone[burial.record_id] = burial.reason
+            if self._may_delete(burial.hold.head, leader, marked=marked) and not self._is_of_another(burial.hold.head):
+                gone[burial.hold.head] = burial.reason
         for id_ in errands.discarded:
             if self._may_delete(id_, leader, marked=marked) and self._is_discarded(id_):
                 gone[id_] = ""

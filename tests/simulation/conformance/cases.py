@@ -13,9 +13,9 @@ import pytest
 from confluent_kafka import KafkaException
 
 from outbox.core import ledger
-from outbox.core.holds.values import Burial, Errands, Park
+from outbox.core.holds.crashes import Care
+from outbox.core.holds.values import Burial, Errands, HoldRow, rejected
 from outbox.core.ledger import Entry
-from outbox.core.quarantine import Care
 from outbox.edges import backends
 from outbox.edges.ledger_topic import LedgerMissing, LedgerUnreachable
 from outbox.edges.reader import LeftOut
@@ -218,8 +218,12 @@ def _purge_plain(connection: Any, lane: int, batch: int, ids: list[int], file: i
 # ---- holds
 
 
-def park(record_id: int, key: str | None, attempts: int = 1, code: str = "INVALID_RECORD") -> Park:
-    return Park(record_id, TOPIC, key, attempts, code, f"{code}: no", 60.0)
+def park(record_id: int, key: str | None, attempts: int = 1, code: str = "INVALID_RECORD") -> HoldRow:
+    return rejected(record_id, TOPIC, key, attempts, f"{code}: no", 60.0)
+
+
+def leaving(record_id: int, reason: str, error: str) -> Burial:
+    return Burial(HoldRow(1, TOPIC, "", record_id=record_id, attempts=3, code="CODE", error=error), reason)
 
 
 def show(s: Script, connection: Any) -> None:
@@ -277,7 +281,7 @@ def what_leaves_or_is_confirmed_shares_a_purge(s: Script) -> None:
     for lane in (0, 1):
         s.side.hold("", None, lane, None, "paused")
     numbers = [row.id for row in s.holds._found.load(other, LANES) if row.reason == "paused"]
-    burials = tuple(Burial(id_, "skipped", 3, "CODE", f"because of {id_}") for id_ in (ids[0], 99))
+    burials = tuple(leaving(id_, "skipped", f"because of {id_}") for id_ in (ids[0], 99))
     errands = Errands(burials, (ids[1], ids[3], ids[4], 99), tuple(numbers[:1]))
 
     def carry_out(batch: int, sent: int) -> None:
@@ -307,7 +311,7 @@ def a_record_that_took_the_place_of_another_does_not_leave(s: Script) -> None:
     assert s.write("k6", "k11", "k11") == [*ids, 3]
     with s.transaction(c):
         assert statements.purge_counted(c, 0, 1, [3], filenode(s, c)) == (True, 1)
-        s.holds.run_soon(c, 0, Errands((Burial(ids[0], "refused", 1, "CODE", "no"),), (ids[1],)), 300)
+        s.holds.run_soon(c, 0, Errands((leaving(ids[0], "refused", "no"),), (ids[1],)), 300)
     show(s, c)
 
 

@@ -15,7 +15,7 @@ from uuid import UUID
 import psycopg
 
 from outbox.conf import parse
-from outbox.core.holds.values import Burial, Errands, Park
+from outbox.core.holds.values import Burial, Errands, HoldRow
 from outbox.edges.marks import Scopes
 from outbox.edges.table import connect_session
 from outbox.harvest.mark_servers import MarkDatabase
@@ -278,15 +278,23 @@ def a_claim_ends_the_sessions_of_older_owners(s: Script) -> None:
     assert again.ask("claim", 8, 3.0) is True
 
 
+def held(record_id: int, topic: str, key: str, attempts: int, due_s: float | None = 1.0) -> HoldRow:
+    return HoldRow(0, topic, key, record_id=record_id, attempts=attempts, code="X", error="x", due_s=due_s)
+
+
+def leaving(record_id: int, reason: str) -> Burial:
+    return Burial(held(record_id, TOPIC, "", 1), reason)
+
+
 def refused_records_are_written_and_lifted(s: Script) -> None:
     ids = s.side.insert("a", "b", "", "a")
     lane = s.lane()
     assert lane.hold("exist") is True
     assert lane.hold("load", 1) == []
-    parks = [Park(ids[0], TOPIC, "a", 1, "X", "x", 1.0), Park(ids[2], TOPIC, "", 2, "X", "x", None)]
+    parks = [held(ids[0], TOPIC, "a", 1), held(ids[2], TOPIC, "", 2, None)]
     lane.hold("write", parks, ())
     lane.hold("load", 1)
-    lane.hold("write", [Park(ids[0], TOPIC, "a", 2, "X", "x", 1.0), Park(99, TOPIC, "z", 1, "X", "x", 1.0)], [ids[2]])
+    lane.hold("write", [held(ids[0], TOPIC, "a", 2), held(99, TOPIC, "z", 1)], [ids[2]])
     lane.hold("load", 1)
     lane.hold("write", (), ids)
     assert lane.hold("load", 1) == []
@@ -297,16 +305,16 @@ def deletions_are_guarded_by_the_leader(s: Script) -> None:
     lane = s.lane()
     lane.ask("claim", 5, 3.0)
     lane.ask("mark", A, 4)
-    lane.hold("write", [Park(id_, TOPIC, key, 1, "X", "x", 1.0) for id_, key in zip(ids, "abcdef", strict=True)], ())
-    lane.run(Errands((Burial(ids[0], "refused", 1, "X", "x"),)), B)
-    lane.run(Errands((Burial(ids[0], "refused", 1, "X", "x"), Burial(99, "refused", 1, "X", "x"))), A)
+    lane.hold("write", [held(id_, TOPIC, key, 1) for id_, key in zip(ids, "abcdef", strict=True)], ())
+    lane.run(Errands((leaving(ids[0], "refused"),)), B)
+    lane.run(Errands((leaving(ids[0], "refused"), leaving(99, "refused"))), A)
     lane.run(Errands(discarded=(ids[1], ids[4])), A)
     s.side.want(ids[1], "discard")
     s.side.want(ids[4], "discard")
     lane.run(Errands(discarded=(ids[1], ids[4])), A)
     lane.run(Errands(discarded=(ids[4],)), A, marked=False)
-    lane.run(Errands((Burial(ids[2], "skipped", 1, "X", "x"),)), A, marked=False)
-    lane.run(Errands((Burial(ids[5], "skipped", 1, "X", "x"),)), A, marked=False)
+    lane.run(Errands((leaving(ids[2], "skipped"),)), A, marked=False)
+    lane.run(Errands((leaving(ids[5], "skipped"),)), A, marked=False)
 
 
 def a_pause_is_confirmed_once_by_each_lane(s: Script) -> None:
@@ -325,11 +333,11 @@ def what_fails_in_a_transaction_has_no_effect(s: Script) -> None:
     lane.ask("claim", 5, 3.0)
     lane.ask("mark", A, 4)
     with suppress(ValueError), lane.use_transaction():
-        lane.hold("run", 0, Errands((Burial(ids[0], "refused", 1, "X", "x"),)), leader=A)
+        lane.hold("run", 0, Errands((leaving(ids[0], "refused"),)), leader=A)
         raise ValueError
     lane.ask("look_up", A, ids)
     with lane.use_transaction():
-        lane.hold("run", 0, Errands((Burial(ids[0], "refused", 1, "X", "x"),)), leader=A)
+        lane.hold("run", 0, Errands((leaving(ids[0], "refused"),)), leader=A)
     lane.ask("look_up", A, ids)
 
 

@@ -21,9 +21,9 @@ from outbox.adoption import guarded_default
 from outbox.conf import parse
 from outbox.core.faults import Kind, kind_of
 from outbox.core.frontier import Snapshot
-from outbox.core.holds.values import Burial, Errands, HoldRow, Park
+from outbox.core.holds.crashes import Care, Watch
+from outbox.core.holds.values import Burial, Errands, HoldRow
 from outbox.core.ledger import Entry
-from outbox.core.quarantine import Care, Watch
 from outbox.core.verdict import State
 from outbox.edges.companions import Companions, Found
 from outbox.edges.reader import Page
@@ -112,9 +112,17 @@ class SimulatedSide:
             for _, h in sorted(now.holds.items())
         ]
         dead = [
-            (id_, *letter.stored.row[1:4], b.reason, b.attempts, b.code, b.error, _told_of(b.history))
+            (
+                id_,
+                *letter.stored.row[1:4],
+                letter.burial.reason,
+                hold.attempts,
+                hold.code,
+                hold.error,
+                _told_of(letter.history),
+            )
             for id_, letter in sorted(now.dead.items())
-            for b in (letter.burial,)
+            for hold in (letter.burial.hold,)
         ]
         rows = sorted((id_, stored.row[3]) for id_, stored in now.rows.items())
         return [row[0] for row in rows], dict(now.purged), now.state, [row[1] for row in rows], holds, dead
@@ -458,7 +466,7 @@ class Script:
             return "HoldRow", self._nth("hold", value.id), due, _told_of(value.history), *shown
         if isinstance(value, Watch):
             return "Watch", *self._plain([getattr(value, field.name) for field in fields(value)])
-        if isinstance(value, Burial | Care | Errands | Park):
+        if isinstance(value, Burial | Care | Errands):
             return type(value).__name__
         if isinstance(value, Entry):
             return "Entry", value.lane, value.batch, value.ids

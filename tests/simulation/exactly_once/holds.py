@@ -10,8 +10,8 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from outbox.core.holds.values import HISTORY_MAX, Errands, HoldRow, Park
-from outbox.core.quarantine import Care, Watch
+from outbox.core.holds.crashes import Care, Watch
+from outbox.core.holds.values import HISTORY_MAX, Errands, HoldRow
 from tests.simulation.checkers import Violation
 
 PARKED, QUARANTINED, PAUSED, EDITING = "parked", "quarantined", "paused", "editing"
@@ -146,17 +146,17 @@ class HoldTable:
             hold.error, hold.wanted, due_s, hold.confirmed_by, hold.history, self.is_there(hold), head_lane,
         )  # fmt: skip
 
-    def park(self, parks: Sequence[Park]) -> None:
+    def park(self, parks: Sequence[HoldRow]) -> None:
         """Of records that are there."""
         units = set()
-        for park in sorted(parks, key=lambda park: park.record_id):
-            stored = self._server.now.rows.get(park.record_id)
+        for park in sorted(parks, key=lambda park: park.head):
+            stored = self._server.now.rows.get(park.head)
             if stored is None:
                 continue
             hold = Hold(
-                0, park.topic, None if park.key is None else stored.row[2], None, park.record_id, stored.create_time,
+                0, park.topic, None if park.key is None else stored.row[2], None, park.head, stored.create_time,
                 PARKED, park.attempts, park.code, park.error, "",
-                None if park.next_try_s is None else self._world.now + park.next_try_s, (),
+                None if park.due_s is None else self._world.now + park.due_s, (),
                 ({"at": self._world.now, "code": park.code, "error": park.error},),
             )  # fmt: skip
             if hold.unit in units:
@@ -206,11 +206,11 @@ class Holds:
         found: list[HoldRow] = connection.ask(lambda server: server.holds.load(lanes))
         return found
 
-    def write(self, connection: Any, parks: Sequence[Park], lifted: Sequence[int]) -> None:
+    def write(self, connection: Any, parks: Sequence[HoldRow], lifted: Sequence[int]) -> None:
         if parks:
             connection.perhaps_lost("parks_lost")
             connection.ask(lambda server: server.holds.park(parks))
-            connection.ask(lambda server: server.holds.end_retried([park.record_id for park in parks]))
+            connection.ask(lambda server: server.holds.end_retried([park.head for park in parks]))
         if lifted:
             connection.ask(lambda server: server.holds.lift(lifted))
 

@@ -16,24 +16,24 @@ from unittest.mock import patch
 
 from confluent_kafka import KafkaException
 
-from outbox.core import ledger, quarantine, times, verdict
+from outbox.core import ledger, times, verdict
 from outbox.core.exactly_once.round import News, Reads
 from outbox.core.flights import Flights, Plan, Share, Standing
 from outbox.core.frontier import Frontier, Snapshot
-from outbox.core.quarantine import Care
+from outbox.core.holds import book, crashes
+from outbox.core.holds.book import Holds
+from outbox.core.holds.crashes import Care
 from outbox.core.verdict import Facts, NothingToDo, Rows, Verdict
 from outbox.edges import backends, transactions
 from outbox.edges.reader import Page
 from outbox.edges.transactions import TransactionalProducer
 from outbox.harvest import (
-    exactly_once_holds,
     exactly_once_reading,
     exactly_once_takeover,
     exactly_once_transaction,
 )
 from outbox.harvest.exactly_once_crashes import CrashWatch
 from outbox.harvest.exactly_once_database import Purges
-from outbox.harvest.exactly_once_holds import Holds
 from outbox.harvest.exactly_once_reader import PageReader
 from outbox.harvest.exactly_once_reading import Failed, Read, ReadConnection
 from outbox.harvest.exactly_once_rounds import Rounds
@@ -478,9 +478,7 @@ MUTATIONS: dict[str, Planted] = {
     "a hold that ends is not read for from its first record": Planted(
         (_around(Holds, "release_due", _release_from_nowhere),), theme=_REFUSING
     ),
-    "an attempt whose record is gone never ends": Planted(
-        ((exactly_once_holds, "_UNKNOWN_S", float("inf")),), theme=_STUBBORN
-    ),
+    "an attempt whose record is gone never ends": Planted(((book, "_UNKNOWN_S", float("inf")),), theme=_STUBBORN),
     "a record leaves although the purge of its batch has moved nothing": Planted(
         ((Purges, "_settle", staticmethod(partial(_carry_out_unmoved, Purges._settle))),), theme=_UNDECIDED
     ),
@@ -493,10 +491,8 @@ MUTATIONS: dict[str, Planted] = {
     "what could not be done with a purge is forgotten": Planted(((Holds, "not_done", _nothing),), theme=_UNDECIDED),
     "what was under way before a takeover is waited for": Planted(((Holds, "none_done", _nothing),), theme=_OPERATED),
     "holds are not loaded before the first page": Planted((_around(Holds, "load", _look_late),), theme=_OPERATED),
-    "nobody is careful after a crash": Planted(((quarantine, "after", lambda found, owner: Care()),), theme=_POISONED),
-    "whoever ends well clears the suspects": Planted(
-        (_around(quarantine, "after", _clear_when_clean),), theme=_POISONED
-    ),
+    "nobody is careful after a crash": Planted(((crashes, "after", lambda found, owner: Care()),), theme=_POISONED),
+    "whoever ends well clears the suspects": Planted((_around(crashes, "after", _clear_when_clean),), theme=_POISONED),
     "lanes of a process are careful at once": Planted(
         (_around(CrashWatch, "watched", _take_no_turn),), theme=_POISONED
     ),

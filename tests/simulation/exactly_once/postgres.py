@@ -19,8 +19,8 @@ import psycopg
 
 from outbox.core import ledger
 from outbox.core.frontier import Snapshot
+from outbox.core.holds.crashes import Care, Watch
 from outbox.core.holds.values import Burial, Errands
-from outbox.core.quarantine import Care, Watch
 from outbox.core.times import time_of
 from outbox.core.verdict import State
 from outbox.edges.companions import Found
@@ -52,6 +52,7 @@ class Dead:
 
     stored: Stored
     burial: Burial
+    history: tuple[dict[str, Any], ...]
 
 
 @dataclass
@@ -281,15 +282,15 @@ class Server:
         self._checkers.leaves(stored.uid, DISCARDED if burial is None else DEAD)
         if burial is not None:
             histories = [hold.history for hold in self.holds.of_record([id_])]
-            self.now.dead[id_] = Dead(stored, replace(burial, history=histories[0]) if histories else burial)
+            self.now.dead[id_] = Dead(stored, burial, histories[0] if histories else burial.hold.history)
         self.holds.lift([id_])
 
     def run(self, transaction: Transaction, lane: int, errands: Errands) -> None:
         """What the lane deletes or promises beside its purge, see `outbox.edges.holds`."""
         for burial in errands.burials:
-            if self._is_there(transaction, burial.record_id) and not self.holds.is_of_another(burial.record_id):
-                transaction.deleted[burial.record_id] = None
-                transaction.leaving[burial.record_id] = burial
+            if self._is_there(transaction, burial.hold.head) and not self.holds.is_of_another(burial.hold.head):
+                transaction.deleted[burial.hold.head] = None
+                transaction.leaving[burial.hold.head] = burial
         for id_ in errands.discarded:
             if self._is_there(transaction, id_) and self.holds.is_discarded(id_):
                 transaction.deleted[id_] = transaction.leaving[id_] = None

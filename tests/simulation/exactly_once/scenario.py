@@ -24,9 +24,10 @@ from outbox import failpoints
 from outbox.conf import Conf, parse
 from outbox.core import ledger
 from outbox.core.frontier import Frontier
+from outbox.core.holds import book
 from outbox.core.neli import Neli
 from outbox.core.resolution import is_sent_as_a_whole
-from outbox.harvest import exactly_once, exactly_once_holds, exactly_once_reading
+from outbox.harvest import exactly_once, exactly_once_reading
 from tests.simulation import world as surroundings
 from tests.simulation.checkers import Violation
 from tests.simulation.exactly_once.broker import TRANSACTION_TIMEOUT_S, Broker
@@ -116,7 +117,7 @@ def sized(further: Sequence[tuple[Any, str, Any]] = ()) -> Iterator[None]:
         patch.object(exactly_once_reading, "Frontier", NearFrontier),
         patch.object(exactly_once, "_PATIENCE_S", 0.05),
         patch.object(exactly_once, "_PARKED_S", 0.5),
-        patch.object(exactly_once_holds, "_UNKNOWN_S", 3.0),
+        patch.object(book, "_UNKNOWN_S", 3.0),
         patch.object(failpoints, "on_passage", _passed),
     ):
         for owner, name, value in further:

@@ -5,7 +5,7 @@ from math import ceil, log2
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outbox.core.bisection import Bisection
+from outbox.core.holds.bisection import Bisection
 
 
 def search(ids, culprits, batch_max, late=None):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from outbox.core.quarantine import Care, Watch, after
+from outbox.core.holds.crashes import Care, Watch, after
 
 
 def died(*started, suspected=(), crashes=1):

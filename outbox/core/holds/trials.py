@@ -1,0 +1,51 @@
+"""When records that were refused are tried again.
+
+An attempt that is refused costs the lane its producer. So once one was, they are tried one at a time and with pauses,
+and hardly at all while the lane has more to send than it can. What an operator wants is tried at once.
+"""
+
+from __future__ import annotations
+
+from outbox.core.holds.hold import NEVER, Event, Name, Register, State
+
+_REST_S = 2.0  # between attempts that are likely to be refused
+_BEHIND_S = 30.0  # after a refusal, while the lane has more to send than it can
+
+
+class Trials:
+    """Of one lane."""
+
+    def __init__(self, held: Register) -> None:
+        self._held = held
+        self._rest_until, self._is_doubtful = 0.0, False  # an attempt was refused, so the next one is likely to be
+        self._refused_at = -NEVER
+
+    def refused(self, now: float, *, was_tried: bool, is_sure: bool) -> None:
+        # Not by each that comes while others are held: then none of those would be tried as long as more are refused.
+        if was_tried or not self._held.is_blocking:
+            self._refused_at = now
+        if was_tried or not (is_sure or self._is_doubtful):
+            self._rest_until, self._is_doubtful = now + _REST_S, True
+
+    def put_back(self, now: float, refused: Name) -> None:
+        """However many records are held, trying them must not take the lane's time: those that were released beside
+        the one that was refused wait again."""
+        tried = self._held.of(State.TRYING).items()
+        for name in [name for name, hold in tried if name != refused and not hold.is_wanted]:
+            self._held.on(name, Event.NOT_NOW).retry_at = now
+
+    def delivered(self) -> None:
+        """What has refused the record takes records again."""
+        self._rest_until, self._is_doubtful, self._refused_at = 0.0, False, -NEVER
+
+    def due(self, now: float, *, is_behind: bool) -> list[Name]:
+        waiting = self._held.of(State.WAITING)
+        due = [name for name, hold in waiting.items() if hold.retry_at <= now]
+        due.sort(key=lambda name: waiting[name].retry_at)
+        wanted, others = ([n for n in due if waiting[n].is_wanted is is_wanted] for is_wanted in (True, False))
+        if is_behind and now < self._refused_at + _BEHIND_S:
+            return wanted
+        if not self._is_doubtful:
+            return due
+        may_try = now >= self._rest_until and all(hold.is_wanted for hold in self._held.of(State.TRYING).values())
+        return wanted + others[: int(may_try)]

@@ -1,0 +1,302 @@
+"""What one lane holds back, and what it may send."""
+
+from dataclasses import replace
+
+import pytest
+
+from outbox.core.holds.book import Holds
+from outbox.core.holds.values import HoldRow
+
+
+def row_of(id_, key="a"):
+    return (id_, "t", key, b"v", None, [], [], None)
+
+
+def hold_row(record_id=1, *, reason="parked", wanted="", is_there=True):
+    return HoldRow(7, "t", "a", None, 0, record_id, reason, 1, "", "", wanted, None, (), (), is_there)
+
+
+def test_a_discard_that_is_withdrawn_before_it_was_carried_out_is_not_carried_out():
+    holds = Holds()
+    holds.load([hold_row(wanted="discard")], 0.0)
+    errands = holds.take_errands()
+    assert errands.discarded == (1,)
+    holds.none_done()  # Kafka was away
+    holds.load([hold_row(wanted="retry")], 1.0)
+    assert holds.take_errands() is None
+    assert holds.release_due(1.0) == [1]
+
+
+def test_a_hold_that_was_not_lifted_is_lifted_again():
+    holds = Holds()
+    holds.refused(row_of(1), "MSG_SIZE_TOO_LARGE: too large", 0.0)
+    holds.load([hold_row()], 0.0)
+    assert holds.release_due(1e9) == [1]
+    holds.delivered([row_of(1)])
+    assert holds.writes.lifted == [1]
+    holds.writes.lifted.clear()  # and PostgreSQL was away
+    holds.load([hold_row(is_there=False)], 2.0)
+    assert holds.writes.lifted == [1]
+
+
+def test_a_kept_empty_key_is_held_like_any_other():
+    first, second, other = (row_of(id_, key="") for id_ in (1, 2, 3))
+    kept, not_kept = Holds(keep_empty_key=True), Holds()
+    for holds in (kept, not_kept):
+        assert holds.refused(first, "MSG_SIZE_TOO_LARGE: too large", 0.0).name == (("t", "") if holds is kept else 1)
+    assert kept.keep([second, (3, "u", *other[2:])]) == [(3, "u", *other[2:])]
+    assert not_kept.keep([second, other]) == [second, other]
+    successor = Holds(keep_empty_key=True)
+    successor.load([replace(hold_row(), key="")], 0.0)
+    assert successor.keep([second]) == []
+
+
+def test_a_hold_of_a_record_that_is_gone_does_not_end_that_of_the_next_one():
+    holds = Holds()
+    holds.load([hold_row()], 0.0)
+    assert holds.keep([row_of(2)]) == []
+    holds.load([], 1.0)  # an operator has lifted it
+    holds.refused(row_of(2), "MSG_SIZE_TOO_LARGE: too large", 2.0)
+    holds.load([hold_row(is_there=False)], 2.0)  # an older state of the table
+    assert holds.keep([row_of(3)]) == []
+
+
+def refused(holds, *ids, now=0.0):
+    for id_ in ids:
+        holds.refused(row_of(id_, f"k{id_}"), "MSG_SIZE_TOO_LARGE: too large", now)
+
+
+def test_attempts_that_are_likely_to_fail_are_made_one_at_a_time_with_pauses():
+    """However many records are held: each refusal costs the lane its producer."""
+    holds = Holds()
+    refused(holds, *range(1, 101))
+    assert len(holds.release_due(10.0)) == 100
+    refused(holds, 1, now=10.0)
+    assert holds.release_due(11.9) == []
+    assert holds.release_due(12.0) == [2]
+    assert holds.release_due(12.1) == [], "the outcome of that one is not known"
+    assert holds.keep([row_of(2, "k2"), row_of(3, "k3")]) == [row_of(2, "k2")]
+    refused(holds, 2, now=13.0)
+    assert holds.release_due(15.0) == [3]
+    holds.delivered([row_of(3, "k3")])
+    assert len(holds.release_due(15.0)) == 99, "one was taken, so the others may be taken too"
+
+
+def test_while_a_lane_is_behind_nothing_is_tried_soon_after_a_refusal():
+    holds = Holds()
+    refused(holds, 1, 2)
+    assert holds.release_due(29.9, is_behind=True) == []
+    assert holds.release_due(30.0, is_behind=True) == [1, 2]
+    refused(holds, 1, now=31.0)
+    assert holds.release_due(60.9, is_behind=True) == []
+    assert holds.release_due(33.0, is_behind=False) == [2]
+    holds.delivered([row_of(2, "k2")])
+    assert holds.release_due(34.0, is_behind=True) == [1], "what has refused it takes records again"
+
+
+@pytest.mark.parametrize("is_behind", [False, True])
+@pytest.mark.parametrize("is_sure", [False, True])
+def test_records_that_are_refused_unceasingly_keep_no_other_from_being_tried(is_behind, is_sure):
+    """Of those that are left out of their batches there may be more every second."""
+    holds = Holds()
+    holds.refused(row_of(1), "UNKNOWN_TOPIC_OR_PART: no such topic", 0.0, whole_topic=True)
+    for tenth in range(1, 400):
+        if 1 in holds.release_due(tenth / 10, is_behind=is_behind):
+            break
+        row = (1 + tenth, "other", *row_of(1 + tenth, f"k{tenth}")[2:])
+        holds.refused(row, "MSG_SIZE_TOO_LARGE: too large", tenth / 10, is_sure=is_sure)
+    else:
+        pytest.fail("the topic is there again, and nobody tries it")
+
+
+def test_a_record_that_is_gone_keeps_no_other_from_being_tried():
+    """Deleted before its hold was written, so that the table of holds does not know it."""
+    holds = Holds()
+    refused(holds, 1, 2, 3)
+    assert holds.release_due(10.0) == [1, 2, 3]
+    refused(holds, 2, 3, now=10.0)
+    assert holds.release_due(12.0) == [1]
+    for now in (13.0, 40.0):
+        holds.load([], now)
+        assert holds.release_due(now) == []
+    holds.load([], 40.1)
+    assert 3 in holds.release_due(40.1)
+
+
+def test_what_an_operator_wants_is_tried_at_once():
+    holds = Holds()
+    refused(holds, 1, 2)
+    holds.release_due(10.0)
+    refused(holds, 1, now=10.0)
+    holds.load([replace(hold_row(2, wanted="retry"), key="k2"), replace(hold_row(1), key="k1")], 10.0)
+    assert holds.release_due(10.0) == [2]
+    refused(holds, 2, now=10.0)
+    assert holds.release_due(10.0) == []
+
+
+def test_the_largest_of_those_that_are_too_large_is_tried_first():
+    holds, rows = Holds(), [row_of(id_, f"k{id_}") for id_ in range(1, 101)]
+    rows[69] = (70, "t", "k70", b"v" * 1000, None, [], [], None)
+    holds.refused_batch([row[0] for row in rows], rows, "MSG_SIZE_TOO_LARGE")
+    assert holds.cut(rows) == rows[:69]
+    holds.delivered(rows[:69])
+    assert holds.cut(rows[69:]) == [rows[69]]
+    refused(holds, 70)
+    assert not holds.is_narrow
+
+
+def test_a_key_whose_head_has_left_goes_on_with_the_next_read_and_not_in_the_middle_of_one():
+    """The purge tells in a thread of its own that the head is gone, perhaps between two pages of the reader."""
+    holds = Holds(attempts_max=lambda topic: 1)
+    refused(holds, 1)
+    assert holds.keep([row_of(2, "k1")]) == []
+    holds.done(holds.take_errands())
+    assert holds.keep([row_of(3, "k1")]) == [], "2 was left out before"
+    assert holds.release_due(0.0) == [1]
+    assert holds.keep([row_of(2, "k1"), row_of(3, "k1")]) == [row_of(2, "k1"), row_of(3, "k1")]
+
+
+def test_what_operators_pause_is_not_counted_as_refused():
+    holds = Holds()
+    holds.refused(row_of(1), "MSG_SIZE_TOO_LARGE: too large", 0.0)
+    paused = [
+        HoldRow(8, "t", "b", None, 0, None, "paused", 0, "", "", "", None, (), (), True),
+        HoldRow(9, "t", "c", None, 0, 3, "editing", 0, "", "", "", None, (), (), True),
+        HoldRow(10, "", None, 0, 0, None, "paused", 0, "", "", "", None, (), (), True),
+    ]
+    holds.load([hold_row(), *paused], 0.0)
+    assert (len(holds), holds.refused_count) == (4, 1)
+
+
+def fated(count):
+    holds = Holds(attempts_max=lambda topic: 1)
+    for id_ in range(1, count + 1):
+        holds.refused(row_of(id_, f"k{id_}"), "MSG_SIZE_TOO_LARGE", 0.0)
+    return holds
+
+
+def heads(errands):
+    return [burial.hold.head for burial in errands.burials]
+
+
+def test_one_batch_carries_out_a_limited_number_of_errands():
+    """They share the transaction of its purge: with all of a hundred thousand that would never end in time."""
+    holds, seen, sizes = fated(2_500), set(), []
+    while (errands := holds.take_errands()) is not None:
+        sizes.append(len(errands.burials))
+        seen.update(heads(errands))
+        holds.done(errands)
+        holds.release_due(0.0)
+    assert sizes == [1_000, 1_000, 500]
+    assert seen == set(range(1, 2_501))
+
+
+def test_a_held_key_holds_back_nothing_of_another_topic():
+    holds = Holds()
+    holds.refused(row_of(1), "MSG_SIZE_TOO_LARGE", 0.0)
+    elsewhere = (3, "u", "a", b"v", None, [], [], None)
+    assert holds.keep([row_of(2), elsewhere, row_of(4, "b")]) == [elsewhere, row_of(4, "b")]
+
+
+def test_errands_that_fail_do_not_release_what_the_next_batch_has_under_way():
+    """Released it would be sent, and be made a dead letter by that batch."""
+
+    def wishes(wanted):
+        rows = [hold_row(id_, wanted=wanted) for id_ in range(1, 1_501)]
+        return [replace(row, key=f"k{row.record_id}", id=row.record_id) for row in rows]
+
+    holds = Holds()
+    holds.load(wishes("skip"), 0.0)
+    first, second = holds.take_errands(), holds.take_errands()
+    assert (len(first.burials), len(second.burials)) == (1_000, 500)
+    holds.not_done(first)
+    holds.load(wishes("retry"), 1.0)
+    assert len(holds.release_due(1.0)) == 1_000
+    under_way = [row_of(id_, f"k{id_}") for id_ in heads(second)]
+    assert holds.keep(under_way) == []
+
+
+def test_errands_that_can_never_be_done_keep_the_others_not_waiting():
+    """After a failure fewer are tried, the others first; when these have succeeded, more again."""
+    holds, buried = fated(3_000), set()
+    for _ in range(60):
+        errands = holds.take_errands()
+        if errands is None:
+            holds.load([], 0.0)
+        elif 7 in heads(errands):
+            holds.not_done(errands)
+            holds.load([], 0.0)
+        else:
+            buried.update(heads(errands))
+            holds.done(errands)
+            holds.release_due(0.0)
+    assert buried == set(range(1, 3_001)) - {7}
+    assert heads(holds.take_errands()) == [7]
+
+
+def whole_topic(record_id, wanted=""):
+    return replace(hold_row(record_id, wanted=wanted), key=None, of_lane=None)
+
+
+def test_a_topic_whose_next_record_is_refused_does_not_lose_that_one_to_what_was_wanted_of_the_first():
+    """Another lane has the topic held, and its record is to leave; a batch of this lane is on its way with another."""
+    holds = Holds()
+    holds.load([whole_topic(1, "skip")], 0.0)
+    holds.refused(row_of(2), "UNKNOWN_TOPIC_OR_PART: no such topic", 0.0, whole_topic=True)
+    assert holds.take_errands() is None
+
+
+def test_a_topic_whose_first_record_has_left_is_held_on_when_another_is_refused():
+    holds = Holds()
+    holds.load([whole_topic(1, "skip")], 0.0)
+    holds.done(holds.take_errands())
+    holds.refused(row_of(2), "UNKNOWN_TOPIC_OR_PART: no such topic", 0.0, whole_topic=True)
+    holds.release_due(0.0)
+    assert holds.keep([row_of(3)]) == []
+
+
+def test_what_a_held_topic_has_left_out_is_read_again_when_another_of_its_records_is_refused():
+    holds = Holds()
+    holds.load([whole_topic(4)], 0.0)
+    assert holds.keep([row_of(3)]) == []
+    holds.refused(row_of(5), "UNKNOWN_TOPIC_OR_PART: no such topic", 0.0, whole_topic=True)
+    assert holds.release_due(60.0) == [3]
+
+
+def test_what_an_operator_has_tried_is_not_given_up_for_its_crashes_meanwhile():
+    holds = Holds(attempts_max=lambda topic: 1)
+    wanted = hold_row(reason="quarantined", wanted="retry")
+    holds.load([wanted], 0.0)
+    assert holds.release_due(0.0) == [1]
+    holds.load([wanted], 1.0)
+    assert holds.take_errands() is None
+    assert holds.keep([row_of(1)]) == [row_of(1)]
+
+
+def test_a_pause_is_confirmed_by_a_batch_until_the_table_shows_it():
+    holds = Holds(3)
+    paused = replace(hold_row(None, reason="paused"), of_lane=None, confirmed_by=(1, 2))
+    other = replace(paused, id=8, key="b", confirmed_by=(3,))
+    holds.load([paused, other], 0.0)
+    assert holds.take_errands().confirmed == (7,)
+    assert holds.take_errands() is None, "that is under way"
+    holds.none_done()
+    assert holds.take_errands() is None, "not before the table was looked at again"
+    holds.load([paused, other], 1.0)
+    errands = holds.take_errands()
+    assert errands.confirmed == (7,)
+    holds.done(errands)
+    assert holds.take_errands() is None
+    holds.load([paused, other], 2.0)  # as it was before: a copy that lags behind
+    assert holds.take_errands().confirmed == (7,)
+
+
+def test_an_older_state_of_the_table_does_not_undo_a_refusal():
+    holds = Holds(attempts_max=lambda topic: 3)
+    holds.refused(row_of(1), "MSG_SIZE_TOO_LARGE: too large", 0.0)
+    for now in (10.0, 20.0):
+        holds.release_due(now)
+        holds.refused(row_of(1), "MSG_SIZE_TOO_LARGE: too large", now)
+        holds.load([hold_row()], now)  # of the first attempt
+    [burial] = holds.take_errands().burials
+    assert (burial.reason, burial.hold.attempts, burial.hold.code) == ("refused", 3, "MSG_SIZE_TOO_LARGE")

@@ -1,0 +1,108 @@
+"""The tables of what is held, and the register that follows them."""
+
+from itertools import product
+
+import pytest
+
+from outbox.core.holds.hold import RECORD, Event, Hold, Register, State
+from outbox.core.holds.removals import PAUSE, Promise, Said
+from outbox.core.holds.values import rejected
+from outbox.core.region import UnexpectedEvent
+
+RECORDS = """
+    waiting    due        trying
+    waiting    refused    waiting
+    waiting    to_leave   leaving
+    waiting    forgotten  ended
+    trying     refused    waiting
+    trying     not_now    waiting
+    trying     delivered  ended
+    trying     to_leave   leaving
+    trying     forgotten  ended
+    leaving    refused    leaving
+    leaving    to_leave   leaving
+    leaving    to_stay    waiting
+    leaving    taken      under_way
+    leaving    forgotten  ended
+    under_way  refused    leaving
+    under_way  done       over
+    under_way  not_done   leaving
+    under_way  forgotten  ended
+    over       released   ended
+    over       forgotten  ended
+"""
+PAUSES = """
+    paused      taken      confirming
+    paused      done       confirmed
+    paused      not_done   paused
+    paused      shown      confirmed
+    paused      not_shown  paused
+    confirming  done       confirmed
+    confirming  not_done   paused
+    confirming  shown      confirmed
+    confirming  not_shown  confirming
+"""
+
+
+@pytest.mark.parametrize(
+    ("table", "states", "events", "text"),
+    [(RECORD, State, Event, RECORDS), (PAUSE, Promise, Said, PAUSES)],
+    ids=["record", "pause"],
+)
+def test_the_table_has_these_transitions_and_refuses_all_others(table, states, events, text):
+    lines = [line.upper().split() for line in text.strip().splitlines()]
+    expected = {(states[before], events[event]): states[after] for before, event, after in lines}
+    for state, event in product(states, events):
+        if (state, event) in expected:
+            assert table.after(state, event) is expected[state, event]
+        else:
+            with pytest.raises(UnexpectedEvent):
+                table.after(state, event)
+    assert not table.unreachable()
+
+
+def register_of(*names):
+    register = Register()
+    for number, name in enumerate(names, 1):
+        register.place(name, Hold(rejected(number, "t", "k", 1, "", 1.0), number, 1.0))
+    return register
+
+
+def test_a_hold_is_found_by_its_state_alone():
+    register = register_of("a", "b", "c")
+    for event in (Event.TO_LEAVE, Event.TAKEN):
+        register.on("b", event)
+    register.on("c", Event.DUE)
+    assert {state: [*register.of(state)] for state in State if register.of(state)} == {
+        State.WAITING: ["a"], State.UNDER_WAY: ["b"], State.TRYING: ["c"]
+    }  # fmt: skip
+    assert register.blocked(["d"]) == {"a", "b", "d"}
+    assert register.blocking("c", "b") is register.get("b")
+    assert register.blocking("c") is None
+    register.on("c", Event.DELIVERED)
+    assert (len(register), register.get("c"), len(register.all())) == (2, None, 2)
+    register.forget("a")
+    register.on("b", Event.DONE)
+    assert register.is_blocking, "the key goes on with the next read"
+    register.on("b", Event.RELEASED)
+    assert not register.is_blocking
+    assert register.forget("b") is None
+
+
+def test_an_event_that_is_not_expected_changes_nothing():
+    register = register_of("a")
+    with pytest.raises(UnexpectedEvent):
+        register.on("a", Event.DELIVERED)
+    assert [*register.of(State.WAITING)] == ["a"]
+    assert register.all()[0].state is State.WAITING
+
+
+def test_holds_leave_in_the_order_of_their_turn_and_again_after_all_others():
+    register = register_of("a", "b", "c")
+    for name in ("b", "a", "c"):
+        register.on(name, Event.TO_LEAVE)
+    register.on("b", Event.TAKEN)
+    register.on("a", Event.TO_LEAVE)  # said once more, it keeps its turn
+    assert [*register.of(State.LEAVING)] == ["a", "c"]
+    register.on("b", Event.NOT_DONE)
+    assert [*register.of(State.LEAVING)] == ["a", "c", "b"]
