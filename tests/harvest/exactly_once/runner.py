@@ -9,6 +9,8 @@ import threading
 import time
 import uuid
 
+from tests.support import watched
+
 
 class Host:
     def __init__(self):
@@ -55,6 +57,7 @@ def die_of(value):
 
 
 def main():
+    watched.install()
     given = json.loads(sys.argv[1])
     if given["die_of"]:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
