@@ -47,6 +47,7 @@ class Faults:
     """Probabilities per operation; all zero once the faults stop."""
 
     statement_error: float = 0.0  # not executed, reported as failed
+    broken: str = ""  # connections of this name: there are none
     statement_slow: float = 0.0  # up to three times the statement time-out
     answer_lost: float = 0.0  # executed, reported as failed
     answer_late: float = 0.0

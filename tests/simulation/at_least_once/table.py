@@ -73,6 +73,7 @@ class Table:
         self.hold_table = HoldTable(_Server(self))
         self.locked_by: Transaction | None = None
         self.sessions: dict[Any, str] = {}  # of named owners: there are none
+        self.listeners: dict[Any, None] = {}
         self.claims: dict[int, dict[Any, int]] = {}
         """Of each lane the sessions that hold its lock, with their epochs."""
         self.guarded = self.claims_fence = True

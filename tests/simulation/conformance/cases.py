@@ -20,7 +20,9 @@ from outbox.edges import backends
 from outbox.edges.ledger_topic import LedgerMissing, LedgerUnreachable
 from outbox.edges.reader import LeftOut
 from outbox.edges.session import StatementOverdue
+from outbox.edges.sweeper import Below
 from outbox.edges.transactions import RecordRefused, TransactionalProducer, initialised
+from outbox.edges.ways import OtherWay
 from tests.simulation.conformance.sides import LANES, Script
 from tests.simulation.exactly_once.checkers import TOPIC
 
@@ -440,6 +442,18 @@ def the_table_is_claimed(s: Script) -> None:
         assert not s.side.is_claimed()
 
 
+def another_mode_has_the_table(s: Script) -> None:
+    c, claim = s.connect(), s.database.claim("test")
+    claim.take(c, lanes=LANES, owned={})
+    s.side.give_to_other_mode(gives=True)
+    for owned in ({}, {0: OWNER}):
+        with pytest.raises(OtherWay):
+            claim.take(c, lanes=LANES, owned=owned)
+    assert (c.closed, c.broken) == (False, False)
+    s.side.give_to_other_mode(gives=False)
+    assert claim.take(c, lanes=LANES, owned={}) is True
+
+
 # ---- pages
 
 
@@ -492,6 +506,8 @@ def a_page_of_several_lanes(s: Script) -> None:
             for look, excluded in ((0, ()), (3, ()), (0, (1, 2, 7))):
                 for limit in (3, 100):
                     reader.read(c, look, tuple(asked), excluded, limit, 1_000_000, LeftOut())
+        for left_out in (LeftOut(frozenset({TOPIC})), LeftOut(frozenset({"invoices"}), frozenset({1}))):
+            reader.read(c, 0, tuple(range(lanes)), (), 100, 1_000_000, left_out)
     assert statements.purged_of_all(c) == {}, "to read a page makes no number"
     assert statements.purge_plain(c, 0, 1, [1], filenode(s, c)) == 0
 
@@ -500,6 +516,45 @@ def claimed(s: Script) -> Any:
     c = s.connect()
     s.database.claim("test").take(c, lanes=LANES, owned={})
     return c
+
+
+def a_slice_of_the_table_is_looked_at(s: Script) -> None:
+    c = s.connect()
+    for lanes in (1, LANES):
+        sweeper, every = s.database.sweeper(lanes), tuple(range(lanes))
+        sweeper.prepare(c)
+        assert sweeper.lanes == lanes
+        for below in (
+            Below(100, every, ()),
+            Below(4, every, (2,)),
+            Below(100, (0,), ()),
+            Below(100, every, (), LeftOut(frozenset({TOPIC}))),
+            Below(100, every, (), LeftOut(frozenset({"invoices"}), frozenset({0}))),
+        ):
+            for first_block, blocks in ((0, 1), (0, 100), (50, 10)):
+                sweeper.look(c, first_block, blocks, below)
+        s.write(*KEYS, "", "")
+
+
+def new_records_are_told(s: Script) -> None:
+    s.side.install_wakeups()
+    c, interrupt = s.connect(), s.runtime.interrupt()
+    s.write("a")
+    s.database.listen(c)
+    for rolls_back in (False, True):
+        waiting = s.beside(lambda other: other.database.wait_notified(c, interrupt))
+        writer = s.begin("b")
+        if rolls_back:
+            writer.roll_back()
+            s.runtime.sleep(0.2)
+            s.write("c")
+        else:
+            writer.commit()
+        assert waiting() is True
+    waiting = s.beside(lambda other: other.database.wait_notified(c, interrupt))
+    interrupt.set()
+    assert waiting() is False
+    interrupt.close()
 
 
 # ---- Kafka
@@ -780,9 +835,12 @@ CASES = [
     lanes_are_closed_for_a_forgotten_change,
     a_backend_is_required,
     the_table_is_claimed,
+    another_mode_has_the_table,
     a_page_begins_where_it_is_told_to,
     a_page_shows_what_is_committed_and_who_is_not,
     a_page_of_several_lanes,
+    a_slice_of_the_table_is_looked_at,
+    new_records_are_told,
     the_ledger_is_made_and_grows,
     a_committed_transaction_is_read_and_an_aborted_one_is_not,
     transactions_without_a_record,

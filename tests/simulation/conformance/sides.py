@@ -17,6 +17,7 @@ from typing import Any
 import psycopg
 from confluent_kafka import KafkaError, KafkaException
 
+from outbox import wakeups
 from outbox.adoption import guarded_default
 from outbox.conf import parse
 from outbox.core.faults import Kind, kind_of
@@ -73,6 +74,7 @@ class SimulatedSide:
         self.checkers = Delivered()
         self.world = world = World(0, self.checkers)
         world.lanes, world.postgres.is_plain, world.watches = LANES, True, True
+        world.postgres.rows_per_block = 100
         self.server.now.state, self.server.now.filenode = State(LANES), 100 * _OWN_MAX
         self.runtime = Simulated(world, origin=50.0)
         self.caller = SimpleNamespace(
@@ -146,6 +148,12 @@ class SimulatedSide:
     def want(self, record_id: int, wanted: str) -> None:
         for hold in self.server.holds.of_record([record_id]):
             self.server.holds.want(hold.id, wanted)
+
+    def give_to_other_mode(self, *, gives: bool) -> None:
+        self.world.has_other_mode = gives
+
+    def install_wakeups(self) -> None:
+        pass
 
     def is_claimed(self) -> bool:
         return bool(self.caller.is_claimed)
@@ -260,6 +268,14 @@ class RealSide:
     def want(self, record_id: int, wanted: str) -> None:
         self._admin.execute("UPDATE outbox_hold SET wanted = %s WHERE record_id = %s", [wanted, record_id])
 
+    def give_to_other_mode(self, *, gives: bool) -> None:
+        self._admin.execute(
+            "UPDATE outbox_state SET way = %s, way_time = clock_timestamp()", ["at-least-once" if gives else ""]
+        )
+
+    def install_wakeups(self) -> None:
+        self._admin.execute(wakeups.install("outbox"))
+
     def is_claimed(self) -> bool:
         row = self._admin.execute("SELECT way <> '' AND way_time > '-infinity' FROM outbox_state").fetchone()
         return bool(row and row[0])
@@ -305,7 +321,13 @@ class _RollBack(Exception):
 class Script:
     """What a case works with, on one side."""
 
-    _WRAPPED = {"statements": "Statements", "holds": "HoldStatements", "reader": "Reader", "claim": "Claim"}
+    _WRAPPED = {
+        "statements": "Statements",
+        "holds": "HoldStatements",
+        "reader": "Reader",
+        "sweeper": "Sweeper",
+        "claim": "Claim",
+    }
 
     def __init__(self, side: Any, shared: Script | None = None) -> None:
         self.side, self.runtime = side, side.runtime

@@ -18,10 +18,13 @@ from outbox.edges import backends
 from outbox.edges.companions import Found
 from outbox.edges.reader import LeftOut, Page
 from outbox.edges.session import StatementOverdue
+from outbox.edges.sweeper import Below
+from outbox.edges.sweeper import Found as Missed
+from outbox.edges.ways import OtherWay
 from tests.simulation.checkers import Violation
 from tests.simulation.exactly_once.holds import Holds
 from tests.simulation.exactly_once.postgres import IDENTITY, Locked, Server, Stored, Transaction
-from tests.simulation.runtime import Answer
+from tests.simulation.runtime import Answer, Waiters
 
 STATEMENT_TIMEOUT_S = 0.8
 _LOCK_TIMEOUT_S, _LOCK_POLL_S = 0.4, 0.005
@@ -47,6 +50,7 @@ class Connection:
         self.meanwhile_s = 3600.0
         self.sent: Callable[[], None] | None = None  # called when a statement is on its way
         self.closed = self.broken = self.is_given_up = False
+        self.is_notified, self.ears = False, Waiters()
         self._transaction: Transaction | None = None
         process.connections[self] = None
 
@@ -54,6 +58,7 @@ class Connection:
         self.closed = True
         self._process.connections.pop(self, None)
         self.server.sessions.pop(self, None)
+        self.server.listeners.pop(self, None)
         self._end_transaction()
 
     def _end_transaction(self) -> None:
@@ -74,6 +79,10 @@ class Connection:
         finally:
             self._transaction = None  # when the answer is lost, nobody knows whether it is committed
 
+    def hear(self) -> None:
+        self.is_notified = True
+        self._runtime.wake(self.ears)
+
     # ---- one statement
 
     def ask(self, statement: Callable[[Server], Any], late: Answer | None = None, *, is_guarded: bool = False) -> Any:
@@ -87,7 +96,7 @@ class Connection:
         delay_s = world.random.uniform(*_LATENCY_S)
         if world.chance(faults.statement_slow):
             delay_s = world.random.uniform(0.05, 3.0)
-        if not self._process.table_ok or world.chance(faults.statement_error):
+        if not self._process.table_ok or faults.broken == self.name or world.chance(faults.statement_error):
             world.after(delay_s, partial(self._abort, answer, _lost("not executed"), self._transaction))
         elif delay_s > STATEMENT_TIMEOUT_S and world.chance(0.5):
             cancelled = psycopg.errors.QueryCanceled("canceling statement due to statement timeout")
@@ -113,7 +122,7 @@ class Connection:
             if not is_done and self.meanwhile is not None:
                 self.meanwhile()
         if answer.error is not None:
-            self.broken = getattr(answer.error, "sqlstate", None) is None
+            self.broken = isinstance(answer.error, psycopg.Error) and answer.error.sqlstate is None
             raise answer.error
 
     @staticmethod
@@ -136,7 +145,7 @@ class Connection:
             return
         try:
             value = statement(self.server)
-        except (psycopg.errors.LockNotAvailable, psycopg.errors.InFailedSqlTransaction) as error:
+        except (psycopg.errors.LockNotAvailable, psycopg.errors.InFailedSqlTransaction, OtherWay) as error:
             answer.settle(error=error)
             return
         except Locked:
@@ -292,15 +301,19 @@ class Statements:
 
 
 class Claim:
-    """There is no other way of delivery: what counts is that nothing is read or sent after the claim was given back.
+    """What counts is that nothing is read or sent after the claim was given back, or has gone to another mode.
     The rows of lanes are not simulated, which keep a release that comes late from having an effect."""
 
     def __init__(self, process: Any) -> None:
         self._process = process
 
     def take(self, connection: Connection, *, lanes: int, owned: Mapping[int, UUID]) -> bool:
+        world = self._process.world
+
         def claim(server: Server) -> None:
-            self._process.is_claimed = True
+            if world.has_other_mode:
+                raise OtherWay("the table is harvested in another mode")
+            self._process.is_claimed, world.claimed_at = True, world.now
             server.flush()
 
         connection.ask(claim)
@@ -336,12 +349,13 @@ class Reader:
         """One statement in two moments: its snapshot, and later the sequence, the next xid and the clock."""
         if not connection._process.is_claimed:
             raise Violation(f"{connection._process.name} reads after it gave back its claim on the table")
+        connection._world.limits.append(limit)
         page = Answer(connection._runtime, "PostgreSQL")
         server, world = connection.server, connection._world
 
         def begin(server: Server) -> None:
             server.readers += 1
-            seen = server.snapshot(), server.select(look, lanes, self.lanes, excluded, limit)
+            seen = server.snapshot(), server.select(look, lanes, self.lanes, excluded, limit, left_out)
             purged = {lane: server.now.purged.get(lane, 0) for lane in lanes}
             world.after(world.random.choice((0.0, 0.003)) * world.random.random(), lambda: end(*seen, purged))
 
@@ -351,14 +365,21 @@ class Reader:
                 page.settle(error=_lost("the server was restarted"))
                 return
             seen = Snapshot(snapshot.running, snapshot.xmax, server.next_xid())
-            shown = self._page(server, seen, found, purged, connection.backend, limit)
+            shown = self._page(server, seen, found, purged, connection.backend, limit, left_out)
             connection.reply(page, shown, is_page=True)
 
         found: Page = connection.ask(begin, page)
         return found
 
     def _page(
-        self, server: Server, snapshot: Snapshot, found: list[Stored], purged: dict[int, int], backend: str, limit: int
+        self,
+        server: Server,
+        snapshot: Snapshot,
+        found: list[Stored],
+        purged: dict[int, int],
+        backend: str,
+        limit: int,
+        left_out: LeftOut,
     ) -> Page:
         several = self.lanes > 1
         rows: list[Any] = [
@@ -372,10 +393,24 @@ class Reader:
             filenode=server.now.filenode,
             backend=backend,
             is_full=len(rows) >= limit,
-            passes_over=len(purged) < self.lanes,
+            passes_over=len(purged.keys() - left_out.lanes) < self.lanes or bool(left_out.topics),
             rows=rows,
             last_id=max((row[0] for row in rows), default=None),
         )
+
+
+class Sweeper:
+    def __init__(self, lanes: int) -> None:
+        self.lanes = lanes
+
+    def prepare(self, connection: Connection) -> None:
+        connection.nothing()
+
+    def look(self, connection: Connection, first_block: int, blocks: int, below: Below) -> tuple[list[Missed], int]:
+        found: tuple[list[Missed], int] = connection.ask(
+            lambda server: server.look_at(first_block, blocks, below, self.lanes)
+        )
+        return found
 
 
 class Database:
@@ -412,14 +447,19 @@ class Database:
     def reader(self, lanes: int) -> Reader:
         return Reader(lanes)
 
-    def sweeper(self, lanes: int) -> Any:
-        raise NotImplementedError("writers of this simulation keep the rules of ids")
+    def sweeper(self, lanes: int) -> Sweeper:
+        return Sweeper(lanes)
 
     def claim(self, owner: str) -> Claim:
         return Claim(self._process)
 
     def listen(self, connection: Connection) -> None:
-        raise NotImplementedError
+        connection.ask(lambda server: server.listeners.update({connection: None}))
 
     def wait_notified(self, connection: Connection, interrupt: Any) -> bool:
-        raise NotImplementedError
+        if not (connection.is_notified or interrupt.is_set()):
+            self._process.runtime.wait(None, connection.ears, interrupt.waiters)
+        if connection.closed or connection.is_lost():
+            raise _lost("the connection is closed")
+        found, connection.is_notified = connection.is_notified, False
+        return found

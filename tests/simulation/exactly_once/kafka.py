@@ -37,10 +37,10 @@ def _error(name: str, text: str, **given: bool) -> KafkaException:
 class Frame:
     """A request, from when it is made until it is answered."""
 
-    __slots__ = ("action", "answer", "is_end")
+    __slots__ = ("action", "answer", "is_data")
 
-    def __init__(self, action: Callable[[], Any], answer: Answer, *, is_end: bool = False) -> None:
-        self.action, self.answer, self.is_end = action, answer, is_end
+    def __init__(self, action: Callable[[], Any], answer: Answer, *, is_data: bool = False) -> None:
+        self.action, self.answer, self.is_data = action, answer, is_data
 
 
 class Client:
@@ -68,11 +68,11 @@ class Client:
 
     # ---- frames
 
-    def _request(self, action: Callable[[], Any], *, is_end: bool = False) -> Answer:
+    def _request(self, action: Callable[[], Any], *, is_end: bool = False, is_data: bool = False) -> Answer:
         answer = Answer(self._runtime, "Kafka")
         if is_end and self._world.chance(self._world.faults.cut_end):
             self._world.after(self._world.random.uniform(0.0003, 0.004), self.cut)
-        self._send(Frame(action, answer))
+        self._send(Frame(action, answer, is_data=is_data))
         return answer
 
     def _send(self, frame: Frame) -> None:
@@ -86,6 +86,7 @@ class Client:
             world.after(0.1, partial(self._send, frame))
             return
         held_s = world.random.uniform(*faults.held_s) if world.chance(faults.hold) else 0.0
+        held_s += faults.slow_s if frame.is_data else 0.0
         self._busy_until = max(self._busy_until, world.now) + world.random.uniform(0.0005, 0.004) + held_s
         delay_s = self._busy_until - world.now
         if world.chance(faults.cut):
@@ -207,7 +208,7 @@ class Client:
             found = self._id.produce(epoch, log, sequence, [] if is_refused else payloads, process)
             return b.REFUSED if is_refused and found == b.OK else found
 
-        answer = self._request(arrive)
+        answer = self._request(arrive, is_data=is_data)
         self._open[answer] = None
         answer.then = partial(self._acknowledged, answer, reports)
 

@@ -17,6 +17,7 @@ from unittest.mock import patch
 from confluent_kafka import KafkaException
 
 from outbox.core import ledger, times, verdict
+from outbox.core.exactly_once.pages import PageSizes
 from outbox.core.exactly_once.round import News, Reads
 from outbox.core.flights import Flights, Plan, Share, Standing
 from outbox.core.frontier import Frontier, Snapshot
@@ -34,11 +35,14 @@ from outbox.harvest import (
 )
 from outbox.harvest.exactly_once_crashes import CrashWatch
 from outbox.harvest.exactly_once_database import Purges
+from outbox.harvest.exactly_once_lanes import Lanes
 from outbox.harvest.exactly_once_reader import PageReader
 from outbox.harvest.exactly_once_reading import Failed, Read, ReadConnection
 from outbox.harvest.exactly_once_rounds import Rounds
+from outbox.harvest.exactly_once_sweep import Sweep
 from outbox.harvest.exactly_once_transaction import Transactions
 from outbox.harvest.exactly_once_values import Awaited, Batch, Ticket
+from outbox.harvest.lease_keeper import LeaseKeeper
 from outbox.harvest.resize import LaneCount
 from tests.simulation.exactly_once.scenario import (
     CRASHING,
@@ -169,6 +173,10 @@ def _stamp_late(read: Any, reading: Any, *given: Any) -> Read | Failed:
 def _follow_anywhere(may_follow: Any, reader: PageReader, lane: Any, plan: Plan, page: Page) -> bool:
     lane.server = backends.server_of(page.backend)
     return bool(may_follow(reader, lane, plan, page))
+
+
+def _pass_nothing(accept: Any, frontier: Frontier, *given: Any, passes_over: bool = False) -> None:
+    accept(frontier, *given)
 
 
 # ---- rounds
@@ -389,7 +397,9 @@ def _look_late(load: Any, holds: Any, *given: Any) -> None:
 _LOSSY, _REFUSING = (LOSSY, 5), (REFUSING, 5)
 _COPIES, _CRASHES, _STUBBORN = (LAGGING, 10), (CRASHING, 10), (STUBBORN, 10)
 _BARE_EVEN, _LOSSY_ODD, _REFUSING_EVEN, _RESTLESS_EVEN, _RESTLESS_ODD = ((last, 10) for last in (0, 1, 2, 4, 9))
-_OPERATED, _UNDECIDED, _POISONED = ((10 * slot + 5, 10 * SLOTS) for slot in (0, 1, 2))
+_OPERATED, _UNDECIDED, _POISONED, _KEPT, _UNRULY, _QUIET, _LEASED, _SLOW = (
+    (10 * slot + 5, 10 * SLOTS) for slot in range(SLOTS)
+)
 _NO_TROUBLE = transactions, "is_trouble", lambda facility, text, was_connected: False
 
 MUTATIONS: dict[str, Planted] = {
@@ -491,6 +501,14 @@ MUTATIONS: dict[str, Planted] = {
     "what could not be done with a purge is forgotten": Planted(((Holds, "not_done", _nothing),), theme=_UNDECIDED),
     "what was under way before a takeover is waited for": Planted(((Holds, "none_done", _nothing),), theme=_OPERATED),
     "holds are not loaded before the first page": Planted((_around(Holds, "load", _look_late),), theme=_OPERATED),
+    "what was passed over is not read when its hold ends": Planted(((Holds, "passed_over", _nothing),), theme=_KEPT),
+    "a held backlog is walked over by every read": Planted((_around(Frontier, "accept", _pass_nothing),), theme=_KEPT),
+    "what the sweep finds is not read": Planted(((Sweep, "take", lambda self: []),), theme=_UNRULY),
+    "the sweep gives back what is held": Planted(((Lanes, "is_held", lambda self, row: False),), theme=_UNRULY),
+    "a notification does not end the pause": Planted(((Rounds, "wake", _nothing),), theme=_QUIET),
+    "a lease is trusted for ever": Planted(((LeaseKeeper, "is_trusted", lambda self: True),), theme=_LEASED),
+    "pages are not cut for slow brokers": Planted(((PageSizes, "too_slow", _nothing),), theme=_SLOW),
+    "pages that were cut do not grow again": Planted(((PageSizes, "enlarge", _nothing),), theme=_SLOW),
     "nobody is careful after a crash": Planted(((crashes, "after", lambda found, owner: Care()),), theme=_POISONED),
     "whoever ends well clears the suspects": Planted((_around(crashes, "after", _clear_when_clean),), theme=_POISONED),
     "lanes of a process are careful at once": Planted(
@@ -535,8 +553,16 @@ FOUND_BY: dict[str, int] = {
     "what a purge is to carry out runs beside the batch": 1215,
     "a key goes on before its record has left": 85,
     "what could not be done with a purge is forgotten": 15,
-    "what was under way before a takeover is waited for": 7685,
+    "what was under way before a takeover is waited for": 8805,
     "holds are not loaded before the first page": 1605,
+    "what was passed over is not read when its hold ends": 35,
+    "a held backlog is walked over by every read": 275,
+    "what the sweep finds is not read": 845,
+    "the sweep gives back what is held": 45,
+    "a notification does not end the pause": 55,
+    "a lease is trusted for ever": 65,
+    "pages are not cut for slow brokers": 75,
+    "pages that were cut do not grow again": 75,
     "nobody is careful after a crash": 25,
     "lanes of a process are careful at once": 3065,
     "whoever ends well clears the suspects": 1625,

@@ -8,6 +8,7 @@ compares the answers.
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
@@ -24,6 +25,9 @@ from outbox.core.holds.values import Burial, Errands
 from outbox.core.times import time_of
 from outbox.core.verdict import State
 from outbox.edges.companions import Found
+from outbox.edges.reader import LeftOut
+from outbox.edges.sweeper import Below
+from outbox.edges.sweeper import Found as Missed
 from tests.simulation.exactly_once.checkers import DEAD, DISCARDED, Checkers, Written
 from tests.simulation.exactly_once.holds import Hold, HoldTable
 
@@ -110,6 +114,9 @@ class Server:
         self.crashes = self.readers = 0
         self.held: dict[int, Transaction] = {}
         self.holds = HoldTable(self)
+        self.walked: Counter[int] | None = None
+        """How often reads have come by each record, where that counts."""
+        self.listeners: dict[Any, None] = {}
         self.sessions: dict[Any, str] = {}
         """Of harvesters that show by them that they live."""
         self._next_xid = self._xmax = 100
@@ -143,6 +150,8 @@ class Server:
         for record in records:
             self.now.rows[record.id] = self.stored(record)
         self._checkers.inserted(records)
+        if records:
+            self.notify()
         if records and is_flushed:
             self.flush()
         else:
@@ -159,6 +168,11 @@ class Server:
         self.now.rows[record.id] = self.stored(record, before.create_time)
         self._checkers.edited(before.uid, record)
         self.flush()
+
+    def notify(self) -> None:
+        for listener in self.listeners:
+            if not self.world.chance(self.world.faults.notification_lost):
+                self.world.after(self.world.latency(), listener.hear)
 
     def flush(self) -> None:
         self._unflushed.clear()
@@ -222,15 +236,35 @@ class Server:
         return self._next_xid
 
     def select(
-        self, look: int, lanes: Sequence[int], count: int, excluded: Collection[int], limit: int
+        self, look: int, lanes: Sequence[int], count: int, excluded: Collection[int], limit: int, left_out: LeftOut
     ) -> list[Stored]:
-        out = set(excluded)
+        out, asked = set(excluded), [lane for lane in lanes if lane not in left_out.lanes]
+        if self.walked is not None:
+            self.walked.update(s.uid for id_, s in self.now.rows.items() if id_ > look and s.lane_hash % count in lanes)
         found = [
             stored
             for id_, stored in sorted(self.now.rows.items())
-            if id_ > look and id_ not in out and stored.lane_hash % count in lanes
+            if id_ > look
+            and id_ not in out
+            and stored.lane_hash % count in asked
+            and stored.row[1] not in left_out.topics
         ]
         return sorted(found[:limit], key=lambda stored: stored.lane_hash % count)
+
+    def look_at(self, first_block: int, blocks: int, below: Below, count: int) -> tuple[list[Missed], int]:
+        """What these blocks show, and how many the table has."""
+        size, excluded = self._postgres.rows_per_block, set(below.excluded)
+        lanes = [lane for lane in below.lanes if lane not in below.left_out.lanes]
+        found = [
+            (id_, *stored.row[1:3], stored.lane_hash % count)
+            for id_, stored in sorted(self.now.rows.items())
+            if first_block <= id_ // size < first_block + blocks
+            and id_ <= below.read_to
+            and id_ not in excluded
+            and stored.lane_hash % count in lanes
+            and stored.row[1] not in below.left_out.topics
+        ]
+        return found, (self.now.sequence + size) // size if self.now.rows else 0
 
     # ---- m, and the rows of a batch
 
@@ -381,6 +415,7 @@ class Postgres:
     def __init__(self, world: Any, checkers: Checkers, lanes: int) -> None:
         self.world, self.checkers = world, checkers
         self.guarded = True
+        self.rows_per_block = 4
         self.is_plain = True
         """Nothing on the table can keep a row from being deleted."""
         self.supplied: Random | None = None

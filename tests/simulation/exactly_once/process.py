@@ -8,6 +8,7 @@ from typing import Any
 from greenlet import getcurrent
 
 from outbox.core import neli as election
+from outbox.edges.ways import OtherWay
 from outbox.harvest.exactly_once import ExactlyOnce, ExactlyOnceFactory
 from outbox.harvest.lanes import STOPPED
 from outbox.harvest.ports import Servers
@@ -61,7 +62,7 @@ class Host:
         return worker._machine.stopped_for if worker is not None and worker._machine.phase == STOPPED else ""
 
     def fatal(self, error: BaseException) -> None:
-        self._process.world.fail(error)
+        self._process.fatal(error)
 
 
 class Process(Member):
@@ -125,6 +126,12 @@ class Process(Member):
             world.after(world.random.uniform(0.2, 2.0), self.resume)
             world.evicted()
             self.runtime.sleep(0.0)
+
+    def fatal(self, error: BaseException) -> None:
+        if isinstance(error, OtherWay):
+            self.world.after(0.0, self.crash)  # as the program ends then
+        else:
+            self.world.fail(error)
 
     # ---- what the election wants
 

@@ -71,6 +71,11 @@ class Faults:
     refuse_here: dict[str, None] = field(default_factory=dict)
     parks_lost: float = 0.0
     errands_locked: float = 0.0
+    notification_lost: float = 0.0
+    broken: str = ""
+    """No statement of connections with this name arrives."""
+    slow_s: float = 0.0
+    """For each request of records."""
     evicted: float = 0.0
     """And paused."""
 
@@ -153,6 +158,9 @@ class World(surroundings.World):
         self.tasks: list[Any] = []
         self.late: Callable[[float], None] = lambda delay_s: None
         self.evicted: Callable[[], None] = lambda: None
+        self.limits: list[int] = []
+        """Of the rows of each page that was asked for."""
+        self.has_other_mode, self.claimed_at = False, 0.0
         self.watches = False
         """Whether processes end without warning only for what they send."""
         self.poison: set[int] | None = None

@@ -9,12 +9,14 @@ from typing import Any
 
 from outbox.conf import SKIP
 from outbox.core.exactly_once import looks
+from outbox.edges.ways import settled_after
+from outbox.harvest import exactly_once_sweep
 from tests.simulation.checkers import Violation
 from tests.simulation.exactly_once.checkers import DEAD, TOPIC, Written
 from tests.simulation.exactly_once.holds import QUARANTINED, REFUSED, WANTED
 from tests.simulation.exactly_once.operators import Operators, pause_of
 from tests.simulation.exactly_once.process import Process
-from tests.simulation.exactly_once.scenario import Faults, Rules, Scenario
+from tests.simulation.exactly_once.scenario import DRAIN_S, Faults, Outcome, Rules, Scenario
 
 OTHER_TOPIC = "invoices"
 
@@ -219,10 +221,237 @@ class Poisoned(Scenario):
         self.world.after(1.0, self.give_up)
 
 
+class Kept(Scenario):
+    """A topic, a lane or a key is paused until everything else has been quiet for long: meanwhile no read comes by
+    what is held again and again."""
+
+    faults_s = 4.0
+
+    def __init__(self, seed: int, rules: Rules) -> None:
+        super().__init__(seed, rules)
+        self.operators = Operators(self.world, lambda uid: None)
+        self.keys = ["k0", "k1", "k2"]
+        self.sequences = dict.fromkeys(self.keys, 0)
+
+    def topic_of(self, key: str) -> str:
+        return OTHER_TOPIC if key == "k1" else TOPIC
+
+    def run(self) -> Any:
+        self.world.after(self.random.uniform(0.0, 2.0), self.pause_some)
+        return super().run()
+
+    def pause_some(self) -> None:
+        lane = self.random.randrange(self.world.postgres.primary.now.state.lane_count)
+        self.operators.pause(self.random.choice((pause_of(OTHER_TOPIC), pause_of(OTHER_TOPIC), pause_of(lane=lane))))
+
+    def weather(self) -> None:
+        self.world.faults = Faults(hold=0.05, held_s=(0.05, 0.5), statement_slow=0.02, answer_lost=0.02)
+
+    def strike(self) -> None:
+        if self.writing:
+            self.weather()
+            getattr(self, self.random.choice(("pause", "cut", "join", "stop", "stranger")))()
+            if not self.living():
+                self.spawn()
+            self.world.after(self.random.uniform(0.3, 1.5), self.strike)
+
+    def settle(self) -> None:
+        super().settle()
+        self.world.after(QUIET_AFTER_S, self.watch)
+
+    def watch(self) -> None:
+        self.world.postgres.primary.walked = Counter()
+        self.world.after(QUIET_S, self.resume)
+
+    def resume(self) -> None:
+        walked = self.world.postgres.primary.walked
+        assert walked is not None
+        for uid, times in walked.items():
+            if times > WALKS_MAX:
+                raise Violation(
+                    f"{times} reads have come by {self.checkers.written[uid]} in {QUIET_S} s, which is held"
+                )
+        self.operators.resume_all()
+
+
+QUIET_AFTER_S, QUIET_S, WALKS_MAX = 9.0, 4.0, 4
+"""By then every lane has its owner, and what other processes had in hand is settled."""
+
+
+class Unruly(Kept):
+    """Writers without key that draw an id before they have a transaction."""
+
+    sizes = (
+        (exactly_once_sweep, "_PAUSE_S", 0.05),
+        (exactly_once_sweep, "_BLOCKS_FIRST", 2),
+        (exactly_once_sweep, "_BLOCKS_MIN", 1),
+    )
+
+    def __init__(self, seed: int, rules: Rules) -> None:
+        super().__init__(seed, rules)
+        self.world.conf = replace(self.world.conf, sweep_interval_s=0.2)
+        self.late = 0
+
+    def pause_some(self) -> None:
+        self.operators.pause(pause_of(self.topic_of("k0"), "k0"))
+
+    def begin(self, key: str) -> None:
+        if key:
+            super().begin(key)
+            return
+        server = self.world.postgres.primary
+        self.uid += 1
+        self.late += 1
+        record = Written(self.uid, "", 0, server.draw_id())
+
+        def end() -> None:
+            self.late -= 1
+            server.end(server.begin(), [record])
+
+        self.world.after(self.random.uniform(0.05, 1.0), end)
+
+    def drained(self) -> bool:
+        return not self.late and super().drained()
+
+
+class Quiet(Scenario):
+    """A record now and then, while the harvesters sleep for long: a notification wakes them, and where it is lost they
+    look by themselves."""
+
+    faults_s = 50.0
+
+    def __init__(self, seed: int, rules: Rules) -> None:
+        super().__init__(seed, rules)
+        self.world.conf = replace(self.world.conf, notify=True, mark_backoff_s=POLL_S)
+
+    def write(self) -> None:
+        self.world.after(self.random.uniform(9.0, 12.0), self.write_one)
+
+    def write_one(self) -> None:
+        if not self.writing:
+            return
+        server, key = self.world.postgres.primary, self.random.choice(self.keys)
+        is_lost = self.random.random() < 0.3
+        self.world.faults.notification_lost = float(is_lost)
+        self.uid += 1
+        record = Written(self.uid, key, self.uid, server.draw_id())
+        server.end(server.begin(), [record])
+        self.world.after(SOON_S + (1.2 * POLL_S if is_lost else 0.0), lambda: self.require_delivered(record))
+        self.write()
+
+    def require_delivered(self, record: Written) -> None:
+        if record.uid not in self.checkers.delivered:
+            raise Violation(f"{record} waits, although nothing else is to be done")
+
+    def strike(self) -> None:
+        pass
+
+
+POLL_S, SOON_S = 4.0, 1.2
+
+
+class Leased(Scenario):
+    """The connection that repeats the lease is broken for so long that another mode may take the table."""
+
+    faults_s = 40.0
+
+    def __init__(self, seed: int, rules: Rules) -> None:
+        super().__init__(seed, rules)
+        self.quiet_from, self.is_mended = self.world.now + 2.0, False
+
+    def run(self) -> Outcome:
+        self.world.after(3.0, self.break_connection)
+        self.world.after(3.0 + self.random.choice((5.0, 30.0, 30.0)), self.mend)
+        self.watch()
+        return super().run()
+
+    def write(self) -> None:
+        """Nothing is under way when the connection breaks."""
+        world = self.world
+        if not self.writing:
+            return
+        if world.now < self.quiet_from or world.has_other_mode or self.is_mended:
+            key = self.random.choice(self.keys)
+            if key not in self.locked:
+                self.begin(key)
+        world.after(self.random.expovariate(5.0), self.write)
+
+    def strike(self) -> None:
+        pass
+
+    def break_connection(self) -> None:
+        self.world.faults.broken = "purge"
+
+    def mend(self) -> None:
+        self.world.faults.broken, self.is_mended = "", True
+
+    def watch(self) -> None:
+        """The other mode takes the table as soon as it may, and keeps it until the connection is mended."""
+        world, conf = self.world, self.world.conf
+        old_s = conf.session_timeout_s + settled_after(conf.transaction_timeout_s)
+        if self.is_mended:
+            world.has_other_mode = False
+        elif world.claimed_at and world.now > world.claimed_at + old_s:
+            world.has_other_mode = True
+            for process in world.processes:
+                process.is_claimed = False
+        if not self.living() and not world.has_other_mode:
+            self.spawn()
+        world.after(0.3, self.watch)
+
+
+class Slow(Scenario):
+    """The brokers take so long for each request that only small pages are acknowledged in time; later they do not."""
+
+    faults_s = 3.0
+
+    def __init__(self, seed: int, rules: Rules) -> None:
+        super().__init__(seed, rules)
+        self.world.conf = replace(self.world.conf, batch_max=40)
+        self.world.faults.slow_s = self.random.uniform(0.25, 0.45)
+        self.keys = [f"k{i}" for i in range(8)]
+        self.sequences = dict.fromkeys(self.keys, 0)
+        self.further = 80
+
+    def run(self) -> Outcome:
+        world, outcome = self.world, super().run()
+        world.faults = Faults()
+        self.write_on()
+        world.run_until(world.now + DRAIN_S, lambda: not self.further and self.drained())
+        self.check_end()
+        if world.limits[-1] < world.conf.batch_max:
+            raise Violation(f"pages of {world.limits[-1]} records have not grown again")
+        return outcome
+
+    def write(self) -> None:
+        if self.writing:
+            self.write_of_any()
+            self.world.after(self.random.expovariate(40.0), self.write)
+
+    def write_on(self) -> None:
+        """One batch after the other."""
+        self.further -= 1
+        self.write_of_any()
+        if self.further:
+            self.world.after(0.3, self.write_on)
+
+    def write_of_any(self) -> None:
+        if (key := self.random.choice(self.keys)) not in self.locked:
+            self.begin(key)
+
+    def strike(self) -> None:
+        pass
+
+    def settle(self) -> None:
+        slow_s = self.world.faults.slow_s
+        super().settle()
+        self.world.faults.slow_s = slow_s
+
+
 DEATHS_MAX = 12
 """More than twice what a search by halves takes among the records of one page."""
 SLOTS = 8
-THEMES: dict[int, type[Scenario]] = {1: Undecided, 2: Poisoned}
+THEMES: dict[int, type[Scenario]] = {1: Undecided, 2: Poisoned, 3: Kept, 4: Unruly, 5: Quiet, 6: Leased, 7: Slow}
 """By (seed // 10) % SLOTS; the other slots are `Operated`."""
 
 
