@@ -3,9 +3,7 @@
 import environ
 
 from outbox.conf import from_env
-from tests.support import watched
 
-watched.install()
 env = environ.Env()
 
 SECRET_KEY = "test-only"

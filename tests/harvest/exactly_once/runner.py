@@ -9,8 +9,6 @@ import threading
 import time
 import uuid
 
-from tests.support import watched
-
 
 class Host:
     def __init__(self):
@@ -57,7 +55,6 @@ def die_of(value):
 
 
 def main():
-    watched.install()
     given = json.loads(sys.argv[1])
     if given["die_of"]:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
