@@ -122,8 +122,6 @@ REFUSALS = frozenset({Kind.RECORD, Kind.BATCH, Kind.TOPIC})
 """An operator, or the writer, has to do something about the record or its topic: an attempt is spent."""
 TOO_LARGE = frozenset({"MSG_SIZE_TOO_LARGE", "RECORD_LIST_TOO_LARGE"})
 """Refusals for which sizes tell who is to blame."""
-WAITING_HELPS = frozenset({Kind.OUTAGE, Kind.UNFORESEEN, Kind.DENIED})
-"""Nothing is known against any record: pause, try the same again, spend nothing."""
 
 
 def kind_of(name: str) -> Kind:

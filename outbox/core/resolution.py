@@ -13,7 +13,6 @@ from uuid import UUID
 from .ledger import Entry
 from .verdict import Why
 
-ONLY_RESEND = frozenset({Why.LEDGER_WENT_BACK})
 UNREADABLE = "unreadable"
 
 

@@ -218,18 +218,13 @@ def idle_lane(lane: int, lane_count: int, database: UUID, purged: int, entry: En
     )
 
 
-def after_purge(entry: Entry, moved: bool, purged: int | None = None) -> Purged | LookUpRows | Stop:
-    """After the guarded purge of an entry's batch: ``moved`` if it moved the number; else ``purged`` is m, read
-    since.
+def after_purge(entry: Entry, purged: int) -> Purged | LookUpRows | Stop:
+    """After a guarded purge of an entry's batch that did not move the number: ``purged`` is m, read since.
 
     A number that stands just below the batch although the purge did not move it means that the table's file has
     changed (TRUNCATE, VACUUM FULL): the ids may have been drawn a second time. Compare the rows, `settle`, and purge
     with the new file's number.
     """
-    if moved:
-        return Purged(entry.batch)
-    if purged is None:
-        raise ValueError("a purge that moved nothing is judged by the purged number: read it again")
     if purged >= entry.batch:
         return Purged(entry.batch)
     if purged < entry.batch - 1:

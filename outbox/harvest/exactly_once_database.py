@@ -155,12 +155,10 @@ class Purges:
         self._session.submit(lambda connection: None, Awaited(self._runtime), self._timeout_s, renew=True)
 
     def close(self) -> None:
-        """What was submitted is still tried once, unless `interrupt` follows: then nothing of it is waited for. Does
-        not block."""
+        """Nothing that was submitted is waited for: what PostgreSQL is asked at this moment is given up. Does not
+        block."""
         self._closing.set()
         self._session.close()
-
-    def interrupt(self) -> None:
         self._session.interrupt()
 
     def join(self, timeout_s: float) -> bool:
@@ -277,7 +275,7 @@ def settle_purge(statements: Statements, connection: Any, purge: Purge) -> Stop 
     for _ in range(_SETTLE_ATTEMPTS_MAX):
         statements.require_backend(connection)  # which the purge asks for as well, and does nothing elsewhere
         purged = statements.purged(connection, entry.lane)
-        judged = verdict.after_purge(entry, moved=False, purged=purged)
+        judged = verdict.after_purge(entry, purged)
         if isinstance(judged, Stop):
             return judged
         if not isinstance(judged, LookUpRows):

@@ -78,7 +78,6 @@ class Lanes:
         if not self.round.is_ending:
             self.on(Reads.ENDS)
             self.purges.close()
-            self.purges.interrupt()
             interrupt_read()
 
     @staticmethod
@@ -105,11 +104,6 @@ class Lanes:
             return NOTHING
         topics = frozenset(set.intersection(*(holds.topics for holds in held.values())))
         return LeftOut(topics, frozenset(number for number, holds in held.items() if holds.is_paused))
-
-    def notify(self) -> None:
-        """Takes `changed` itself."""
-        with self.changed:
-            self.changed.notify_all()
 
     def purged(self, ticket: Ticket) -> None:
         """In the thread of the purges; takes `changed` itself."""

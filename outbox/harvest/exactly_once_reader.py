@@ -60,7 +60,7 @@ class PageReader:
         self._beat = Awaited(servers.runtime)
         self._beat.settle()
         self._reading = ReadConnection(servers, lease, conf.statement_timeout_s, self._leave_out, self._meanwhile)
-        self._sweep = Sweep(conf, servers, lanes.notify)
+        self._sweep = Sweep(conf, servers)
         self._is_behind = False  # the last page was full: more waits than is sent
         self._troubles = Troubles(-1, servers.runtime)
         self.stages: dict[str, float] = dict.fromkeys(("read", "divide", "round", "flush"), 0.0)

@@ -9,7 +9,6 @@ read begins lower than it had to.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -29,9 +28,8 @@ _ROWS_MAX = 20_000  # of a slice; more are those of held keys
 class Sweep:
     """Asked by the reading thread; `take` has what was found since."""
 
-    def __init__(self, conf: Conf, servers: Servers, tell: Callable[[], None]) -> None:
-        """`tell`: called when something was found."""
-        self._conf, self._database, self._tell = conf, servers.database, tell
+    def __init__(self, conf: Conf, servers: Servers) -> None:
+        self._conf, self._database = conf, servers.database
         runtime = self._runtime = servers.runtime
         self._session: Session | None = None
         self._sweeper: Sweeper | None = None
@@ -110,4 +108,3 @@ class Sweep:
             self._blocks = min(_BLOCKS_MAX, 4 * self._blocks)
         if found:
             self._found = found
-            self._tell()

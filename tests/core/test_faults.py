@@ -72,7 +72,7 @@ def test_a_refusal_is_the_record_s_or_its_topic_s():
 
 def test_wrong_credentials_are_no_record_s_fault():
     for name in ("SASL_AUTHENTICATION_FAILED", "CLUSTER_AUTHORIZATION_FAILED", "_AUTHENTICATION"):
-        assert kind_of(name) in faults.WAITING_HELPS
+        assert kind_of(name) is Kind.DENIED
         assert not is_refusal(name)
 
 

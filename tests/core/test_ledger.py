@@ -370,15 +370,12 @@ def test_rows_of_an_entry_without_a_newest_time_are_no_younger_than_its_reading(
 
 
 def test_a_purge_that_moved_nothing_is_judged_by_the_purged_number() -> None:
-    assert v.after_purge(entry(5), moved=True) == v.Purged(5)
-    assert v.after_purge(entry(5), moved=False, purged=5) == v.Purged(5)
-    assert v.after_purge(entry(5), moved=False, purged=9) == v.Purged(5)
-    assert v.after_purge(entry(5), moved=False, purged=4) == v.LookUpRows(entry(5))
-    went_back = v.after_purge(entry(5), moved=False, purged=3)
+    assert v.after_purge(entry(5), 5) == v.Purged(5)
+    assert v.after_purge(entry(5), 9) == v.Purged(5)
+    assert v.after_purge(entry(5), 4) == v.LookUpRows(entry(5))
+    went_back = v.after_purge(entry(5), 3)
     assert isinstance(went_back, v.Stop)
     assert went_back.why is v.Why.DATABASE_WENT_BACK
-    with pytest.raises(ValueError, match="read it again"):
-        v.after_purge(entry(5), moved=False)
 
 
 @pytest.mark.parametrize(

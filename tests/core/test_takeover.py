@@ -194,7 +194,7 @@ class Model:
             after, moved = self.execute(world, job)
             yield "purge", done if moved else owner._replace(job=(job._replace(status="judge"), *rest)), after
         elif job.status == "judge":
-            answer = v.after_purge(entry, moved=False, purged=world.purged)
+            answer = v.after_purge(entry, world.purged)
             self.refuse_stop(world, answer)
             if isinstance(answer, v.Purged):
                 yield "purge was done", done, world
