@@ -1,9 +1,10 @@
 """What of each lane is under way: read and not yet committed, committed and not yet purged; and so what the next read
 leaves out, whether a page's share may follow, and what proves that it was flushed.
 
-A batch is in flight from the moment that it was dealt to its lane until its rows are purged, or until the lane was
-taken over again: only then does the ledger tell what became of it. A read *plans* first, which copies the ids in
-flight, and looks at the table then; the other way round a purge that ends in between would let its rows be sent twice.
+A batch is in flight from the moment that a page is divided until its rows are purged, until it is given back unsent, or
+until the lane was taken over again: only then does the ledger tell what became of it. A read *plans* first, which
+copies the ids in flight, and looks at the table then; the other way round a purge that ends in between would let its
+rows be sent twice.
 
 Pure: the lanes of a process keep these objects under one lock.
 """
@@ -63,7 +64,7 @@ class Told(Enum):
     DEALT = "it has its share"
     SHARE_ENDED = "the share is committed, or was not sent"
     RECALLED = "it is to be taken over again"
-    FAILED = "its worker has given up, or was replaced"
+    FAILED = "its worker's turn has ended, its worker was replaced, or m is not as expected"
     LEAVES = "its worker has settled all"
 
 
@@ -96,8 +97,8 @@ class Standing:
     serial: int = field(default_factory=partial(next, count(1)))
     """Of two workers for one lane, the later made has the higher one, whichever's thread comes first."""
     session: int = 0
-    """Another one whenever the lane becomes ready or ceases to be, and never one that any lane had before: a read that
-    hung while the lane went elsewhere and came back belongs to another time than this."""
+    """The number of this readiness. The lane gets a new one, which no lane had before, at each takeover and each
+    failure. So a late read can be recognised and thrown away."""
     submitted: int = 0
     """The last batch committed."""
     acknowledged: int = 0
@@ -107,7 +108,7 @@ class Standing:
     change: int = 0
     """The number of the change that led to it."""
     server: str = ""
-    """Which has shown both."""
+    """The server that has shown count and change."""
     left_out: int = 0
     """How often it has left records out of a batch: what was dealt out before is looked at once more."""
     region: Region[Stand, Told] = field(default_factory=lambda: Region(STAND))

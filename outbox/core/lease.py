@@ -58,8 +58,8 @@ class Times:
         self._region.on(Event.RELEASED)
 
     def taken(self, asked_at: float, *, exists: bool = True, shows_lanes: bool = False) -> None:
-        """It counts from when it was asked for. Where there is none to be taken yet (`exists`), there may be soon: the
-        next heartbeat tells. `shows_lanes`: as a heartbeat does, which may then wait."""
+        """Trust counts from when the lease was asked for. If the table has no state row (`exists` is false),
+        trust has no end, and the next heartbeat looks again. `shows_lanes`: this also counts as a heartbeat."""
         self._trusted_until = asked_at + self._trusted_s if exists else float("inf")
         if shows_lanes:
             self._due_at = asked_at + self.beat_s

@@ -2,11 +2,12 @@
 
 *m* is the lane's last purged batch (a row of the database), *n* its last committed batch (an entry of the ledger). An
 owner commits batch n + 1 only after the purge of batch n is confirmed, so in health n is m or m + 1. Anything else
-means that one side went back in time, and neither sending nor deleting can be right without an operator.
+means that one side went back in time or was replaced, and neither sending nor deleting can be right without an
+operator.
 
 ``takeover`` holds because of the order in which its facts were gathered: the producer was initialised (older owners
-can no longer commit), *then* the state row and m were read, *then* the end of the ledger, its last entry, and m once
-more.
+can no longer commit), *then* the state row and m were read, *then* the end of the ledger and its last entry, *then*
+lane 0's last entry for any other lane, and m once more.
 """
 
 from collections.abc import Callable
@@ -132,7 +133,7 @@ class Purged:
 
 @dataclass(frozen=True, slots=True)
 class GoOn:
-    """The round's rows may be sent."""
+    """The lane's share of the page may be sent."""
 
 
 Verdict = AskElection | Closed | Idle | NothingToDo | LookUpRows | PurgeEntry | MoveOnly | Stop
@@ -241,7 +242,8 @@ def rows_kept(entry: Entry, reason: str) -> Stop:
 
 
 def round_check(lane: int, purged: int, acknowledged: int, in_flight: int | None) -> GoOn | AskElection | Stop:
-    """Judge m in the header row of a round by the last purge acknowledged and the batch of an own purge under way."""
+    """Judge m in the first row of a page by the last purge acknowledged and the last batch committed, whose purge may
+    be under way (``in_flight``)."""
     if purged < acknowledged:
         return _stop(
             Why.DATABASE_WENT_BACK,

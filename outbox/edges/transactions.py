@@ -2,14 +2,16 @@
 
 The client repeats a lost EndTxn by itself, on another connection, and reports success; the first copy, arriving late,
 would commit whatever is open then. Neither an exception nor a callback tells: only the client's log does, by a line
-about a connection that failed, or about a request that timed out. `trouble` holds that line; after it
-no transaction may begin with this producer. One that has raised anything must not be used again either.
+about a connection that failed, or about a request that timed out. `is_trouble` says which lines mean that an EndTxn
+may be under way. `trouble` holds the first of them; after it no transaction may begin with this producer. One that has
+raised anything but `RecordRefused` must not be used again either.
 
 EndTxn goes to the transaction coordinator, over a connection of its own, which counts as soon as it is made. While it
 authenticates itself anew, the log names the state of a connection that is not up yet, and requests are under way. And
 the client writes no line that equals the last one of that broker within 30 s, but for the state: a connection that
-fails before it is up hides the failure of the next one. If that happens before the first transaction, the producer
-serves for one, so that brokers which close every first connection do not stop the lane.
+fails before it is up hides the failure of the next one. If that happens before the first transaction, it counts as
+trouble when that one has begun: the producer serves for one, so that brokers which close every first connection do not
+stop the lane.
 
 The second witness are the client's statistics: more EndTxn sent than transactions ended. They come on a timer, too late
 to prevent harm, so `repeated` means that the log has failed as a witness.

@@ -3,7 +3,7 @@
 The lane's thread owns where the lane stands (`core.exactly_once.lane`), its transactions with their producer, its
 takeovers and its watch for crashes. Records come from the rounds that all lanes of the process share, whose reader and
 purges have threads of their own: they post batches and orders to the lane's mailbox, and what the rounds know of the
-lane is under their lock. The host's thread posts to the mailbox too, and owns how the lane ends.
+lane is under their lock. The host posts to the mailbox too, and sets how the lane ends.
 
 Whatever a transaction raises, the producer is thrown away and the lane is taken over again: only the ledger tells what
 was committed.
@@ -126,7 +126,8 @@ class ExactlyOnce:
         self._stages: dict[str, float] = dict.fromkeys(_STAGES, 0.0)
         self._thread = runtime.thread(self._run, f"outbox-lane-{lane}")
 
-    # ---- what the host calls: the first four in one thread, which owns how the lane ends, the others in any
+    # ---- what the host calls: the first four in threads of the election, under its lock, and `abandon` also in the
+    # thread that supervises, at the end; the others in any thread
 
     def start(self) -> None:
         self._thread.start()
@@ -256,8 +257,8 @@ class ExactlyOnce:
         return self._lane_count.follow(self._may_take_over, self._host.partitions_added)
 
     def _waits(self, rounds: Rounds) -> Closed | Idle | None:
-        """Asked before, to spare both servers what is only to be thrown away; what counts is read after the init. What
-        a lane waits for is found out for all lanes of the process together."""
+        """A hint before the takeover: it spares the servers an init whose producer would be thrown away. The takeover
+        reads the row again after its init. One question serves all lanes of the process."""
         for wanted, max_age_s in ((Idle, _IDLE_SEEN_S), (Closed, _CLOSED_S)):
             state = rounds.seen_state(max_age_s, self._may_take_over)
             if state is None:

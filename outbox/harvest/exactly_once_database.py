@@ -1,7 +1,7 @@
 """The connections of exactly-once delivery to its database, and the thread that purges.
 
-Every connection is checked to reach the same database. A purge is repeated until it succeeds: what was committed in
-Kafka is in the table until then, and the next batch waits.
+Every connection is checked to reach the same database. A purge is repeated until it succeeds or the lanes have ended:
+what was committed in Kafka is in the table until then, and the next batch waits.
 """
 
 from __future__ import annotations
@@ -111,7 +111,8 @@ class Database:
 
 
 class Purges:
-    """Purges, and the few statements of takeovers, in order on one connection of their own."""
+    """Purges, and the few statements of takeovers, one after the other on a connection of their own. They run in the
+    order in which they were submitted; a purge that has failed is submitted again, behind the others."""
 
     def __init__(self, servers: Servers, settled: Callable[[Ticket], None], statement_timeout_s: float) -> None:
         runtime = self._runtime = servers.runtime
@@ -121,13 +122,13 @@ class Purges:
         self._session = Session("outbox-purge", partial(self._database.connect, "purge"), self._post, runtime)
 
     def submit(self, purges: Sequence[Purge]) -> Ticket:
-        """One transaction, tried until it succeeds."""
+        """Tried until it succeeds, or is given up because the lanes have ended."""
         ticket = Ticket(purges, self._runtime)
         self._send(ticket, 0)
         return ticket
 
     def ask(self, job: Callable[[Connection], Any], may_go_on: Callable[[], bool] = lambda: True) -> Any:
-        """The job's result, after what was submitted before; its error, or None when it may not go on."""
+        """The job's result; its error, or None when it may not go on. What was submitted before has been tried once."""
         answer: dict[str, Any] = {}
         awaited = Awaited(self._runtime)
 

@@ -1,9 +1,9 @@
 """The connection on which a process reads the table, and what is known of it: reader, frontier, file.
 
 Everything here belongs to the reading thread and needs no lock of its own. While it waits for PostgreSQL it calls
-`meanwhile`, and before each statement `leave_out`; both take the lock of the round for a moment, which the reading
-thread must therefore not hold when it calls anything here. What has failed is a value: what the thread does then, it
-decides from that alone.
+`meanwhile`, and before it reads a page `leave_out`; both take the lock of the round for a moment, which the reading
+thread must therefore not hold when it calls anything here. A failure is returned, not raised. The reading thread
+decides from it what to do next.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """The rounds of a process, as its lanes see them: what a lane calls, from its own thread.
 
 Lanes that are ready have their shares of each page posted to their mailboxes; what has become of a share they tell
-here. Everything is done under the lock of the round (`Lanes.changed`), which is held for a moment only. Three other
-locks are waited for: `preparing`, while the first lane checks tables and topics; `careful turn` and `sending turn`,
-which lanes hold while they send. Statements of a lane run on the connection of the purges, behind what was submitted
-before.
+here. What lanes and reader share is under the lock of the round (`Lanes.changed`), which is held for a moment only.
+Four other locks are waited for: `preparing`, while the first lane checks tables and topics; `state row`, while one lane
+asks for that row; `careful turn` and `sending turn`, which lanes hold while they send. Statements of a lane run on the
+connection of the purges, after what was submitted before was tried once.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ from outbox.harvest.resize import IdleLanes
 
 
 class Rounds:
-    """Lanes of one table in one process. Ends when its last lane has left; then it takes no more."""
+    """What the lanes of one table in one process share from round to round. Ends when its last lane has left; then it
+    takes no more."""
 
     def __init__(self, conf: Conf, servers: Servers, owner_name: str, unsettled: set[int] | None = None) -> None:
         """`unsettled`: lanes that this process has left so, and not taken over since. All its rounds know them."""
@@ -167,7 +168,8 @@ class Rounds:
             self._lanes.changed.notify_all()
 
     def committed(self, lane: LaneState, batch: Batch, entry: Entry) -> None:
-        """The batch is in Kafka; its rows are deleted when the round ends."""
+        """The batch is in Kafka. Its purge is sent when the page has ended, or, after the last page of a backlog, when
+        the next read has returned."""
         rows, batch.rows = batch.rows, []  # given up outside of the lock: thousands of them take milliseconds
         with self._lanes.changed:
             if not lane.has(batch.session):

@@ -48,7 +48,7 @@ class Owned:
     state: State
     entry: Entry | None = None
     server: str = ""
-    """Which has shown the state, see `backends.server_of`."""
+    """The server that has shown the state, see `backends.server_of`."""
 
 
 class UnreadableMark(Exception):
@@ -201,7 +201,7 @@ class Takeover:
         return replace(known, marked=newest_change_of_any(self._kafka, identity, give_up_at, self._conf, state))
 
     def _settle(self, judged: PurgeEntry | MoveOnly, may_go_on: Callable[[], bool]) -> Stop | None:
-        """Looks once more, beside the guard that the same statement's file gives: rows and file belong together."""
+        """Looks the rows up again and purges them only if the table still has the file in which they were found."""
         purge = Purge(judged.entry, 0)
         stop: Stop | None = self._purges.ask(
             lambda connection: settle_purge(self._database.statements, connection, purge), may_go_on

@@ -237,7 +237,7 @@ class Transactions:
     @contextmanager
     def _turn_to_send(self, batch: Batch) -> Iterator[float]:
         """Since when. The lanes of a process share the interpreter: if they send at once, all of them end late; in
-        turn, the first has its answers when the last has sent. A turn that does not come is done without."""
+        turn, the first has its answers when the last has sent. A lane that gets no turn in time sends without one."""
         turn = self._rounds.sending_turn
         is_mine = turn.acquire(timeout=_TURN_S if batch.rows and not self._ending.is_asked_for else 0)
         try:

@@ -49,7 +49,8 @@ class Purge:
 
 
 class Ticket(Awaited):
-    """The purge of one round: it is settled when every batch of it is purged or stopped."""
+    """The purge of one round: it is settled when every batch of it is purged or stopped, or with an error when it is
+    given up because the lanes of the process have ended."""
 
     def __init__(self, purges: Sequence[Purge], runtime: Runtime) -> None:
         super().__init__(runtime)
@@ -60,7 +61,7 @@ class Ticket(Awaited):
         """Those whose errands are done."""
         self.flushed_since: float | None = None
         """Everything that the server showed since then, and before the purge was sent, is on its disk: the purge
-        deleted rows at its first attempt, over a connection as old as this."""
+        moved m of a lane at its first attempt, over a connection as old as this."""
         self.flushed_on = ""
         """Which server that is."""
 
@@ -83,7 +84,7 @@ class Batch:
     topics: Set[str]
     """Of the whole page: those of the rows, and perhaps others."""
     flush: Awaited | None = None
-    """None: the purge of the batch before flushes what was read."""
+    """None: the purge of the batch before was sent after the read, and must prove that what was read is on disk."""
     previous: Ticket | None = None
     """Must be settled before this batch commits."""
     created: Mapping[int, int] = field(default_factory=dict)
@@ -92,7 +93,7 @@ class Batch:
     server: str = ""
     """From which it was read, see `backends.server_of`."""
     left_out: int = 0
-    """How often its lane had left records out when it was dealt."""
+    """How often its lane had left records out when the page was divided."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,12 +103,12 @@ class Doubt:
 
 @dataclass(frozen=True, slots=True)
 class Retake:
-    """The lane count is to be changed, or was: take the lane over again."""
+    """Take the lane over again: the lane count is to be changed or was, or a page came from another server."""
 
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """Wake up: the lane is to finish or to be abandoned."""
+    """Wake up: the lane is to finish or to be abandoned, or no order came for a while."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -124,10 +124,11 @@ class Claim(Protocol):
 
 class DatabasePort(Protocol):
     identity: UUID | None
-    """Of the database, once a connection has been opened; and so the other two."""
+    """Of the database, once a connection has been opened; and so `state` and `sequence`."""
     state: State
     sequence: str
     owner: str
+    """Set by the rounds, for connections to show."""
 
     @property
     def statements(self) -> Statements: ...

@@ -1,10 +1,11 @@
 """Changing the lane count while harvesters work: what the owner of lane 0 does, and how its successor goes on.
 
 The count lives in the state row. In order: partitions for the new lanes; "closed, going to N" into the row; every old
-lane's transactional id initialised and its last batch settled; N and "open" into the row. Owners read the row only
-after their own init: whoever saw the old count is fenced by the third step, whoever is initialised later finds the
-lanes closed. Each step may be done twice, so a successor just goes on from what the row says: what that asks for, and
-which lanes are settled, is decided in `core.exactly_once.resize`. All of this runs in the thread of lane 0.
+lane's transactional id initialised and its last batch settled; N and "open" into the row. An owner reads the count that
+it relies on after its own init: if that is the old one, the third step fences the owner; if the init comes later, the
+owner finds the lanes closed. Each step may be done twice, so a successor just goes on from what the row says: what that
+asks for, and which lanes are settled, is decided in `core.exactly_once.resize`. All of this runs in the thread of lane
+0.
 
 Before the lanes are opened, the number of the change is marked in lane 0's ledger partition. A row with a smaller
 number is that of a server which took over from, or was restored to, a state before the change: then every lane that

@@ -1,7 +1,7 @@
 """What threads take from the machine: time, random numbers, each other and what they wait for.
 
-Who is given a `Runtime` imports none of it. Production has one, `outbox.runtime.threads`; the simulation of the tests
-has another, on a virtual clock.
+Who is given a `Runtime` takes none of it from elsewhere, but for what touches a real connection: the simulation of the
+tests replaces that. Production has one, `outbox.runtime.threads`; the simulation has another, on a virtual clock.
 """
 
 from __future__ import annotations

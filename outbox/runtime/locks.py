@@ -14,7 +14,7 @@ LOCKS = {
     "sending turn": "which lane of the process hands records to its client: one at a time",
     "round": "the lanes, the page being sent, what is in flight, the holds",
     "lease": "until when the lease on the table is relied on, when it is repeated, which lanes it shows",
-    "database identity": "which database, and which tables, the first connection has found",
+    "database identity": "which database the first connection has found; state row and tables, as the last one has",
     "ledger client": "the consumer that reads the ledger",
     "lane's host": "whether the end of a leadership was announced, and whether it is over",
     "receivers": "events that receivers of signals have not seen yet",
@@ -23,9 +23,9 @@ LOCKS = {
 LEAVES = frozenset({"round", "lease"})
 
 THREADS = {
-    "outbox-harvester": "starts the election and the workers of the lanes, and ends them",
+    "outbox-harvester": "starts the election and ends it, and ends the workers that are left",
     "outbox-election-N": "three of them: polls the group (`stand_in_group`), reads heartbeats (`read_heartbeats`), "
-    "sends them and tells the election the time (`tick`)",
+    "sends them and tells the election the time (`tick`); any of them starts and ends workers, as the election decides",
     "outbox-lane-N": "the worker of lane N: takes it over, sends its batches; owns its producer",
     "outbox-reader": "exactly-once: reads the pages of all lanes, deals them out; owns the connection that reads",
     "outbox-purge": "exactly-once: purges, looks at the state row, repeats the lease; owns a connection",

@@ -4,8 +4,8 @@ The edge turns whatever was raised into one of the failures below, and asks the 
 has raised may say less. `blame` has an answer for every failure of every attempt: the actions, in their order. The last
 one says how the lane goes on: it is taken over again, at once or after a pause.
 
-A transaction in which nothing is told apart says at most that something in it was refused. So the next one is
-*probing*: each of its records has a report of its own, and the ledger's entry is sent when all are acknowledged.
+A normal transaction has no report for each record. When it fails, nobody may know which record was refused. So the next
+transaction *probes*: each record has a report, and the ledger's entry is sent only when all are acknowledged.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Where the worker of one lane stands. Pure.
 
-The lane's thread owns what it is doing, and whether an operator must decide first; others see the phase, which is one
-word. How it ends is asked for by the host, in one thread: that thread owns the ending, and the lane's thread only reads
-it. It may be in the middle of a wait, so it looks again and again. The deadline is there before the state that needs
-it, and a state is set in one piece.
+The lane's thread changes its activity and decision; other threads only read the phase, and whether it has ended. The
+host sets the ending, and the lane's thread reads it again during each wait. `finish` stores the deadline before the
+state.
 """
 
 from __future__ import annotations
@@ -25,9 +24,10 @@ class Activity(Enum):
     BACKING_OFF_TAKEOVER = "backing off from taking over"
     BACKING_OFF_READY = "backing off from being ready"
     BACKING_OFF_SENDING = "backing off from sending"
-    """Until the next attempt to take it over; so all three."""
+    """The lane waits before its next takeover. This holds for all three."""
     STOPPED = "stopped"
-    """Neither sending nor deleting can be right until an operator has decided."""
+    """Nothing is sent or deleted until the lane was examined again, which is soon. Then it goes on if an operator has
+    decided, or if what was in the way has gone."""
     CLOSED = "closed"
     """The count of lanes is being changed."""
     IDLE = "idle"
@@ -42,7 +42,7 @@ class Did(Enum):
     DEALT = "a batch was dealt to it"
     DELIVERED = "the batch is done with, and the next may follow"
     FAILED = "nobody is to blame, or the election is asked"
-    STOPPED = "an operator must decide"
+    STOPPED = "it must not go on, and says why"
     FOUND_CLOSED = "the lanes are closed"
     FOUND_IDLE = "the lane is not in use"
     END = "its thread ends"
@@ -83,11 +83,11 @@ PHASES: Mapping[Activity, str] = {
 class Decision(Enum):
     NONE = "none"
     AWAITED = "awaited"
-    """Of an operator, also while the lane is looked at once more."""
+    """Of an operator, as far as the lane can tell; also while it is examined again."""
 
 
 class Judged(Enum):
-    STOPPED = "only an operator can decide"
+    STOPPED = "it must not go on, and says why"
     TAKEN_OVER = "both sides agree"
 
 
@@ -176,7 +176,7 @@ class EndOfLane:
         self._region = Region(ENDING)
         self._deadline = float("inf")
 
-    # ---- in the host's thread
+    # ---- by the host
 
     def finish(self, deadline: float) -> None:
         self._deadline = deadline

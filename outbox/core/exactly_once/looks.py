@@ -12,8 +12,11 @@ _SHARE = 10  # of the time that looking takes: so much is left for reading
 
 class Look(Enum):
     STALE = "stale"
+    """The holds of some lane are not known."""
     ASKED = "asked"
+    """They are being read."""
     FRESH = "fresh"
+    """They are known, and read again when the pause is over."""
 
 
 class Looked(Enum):
@@ -57,7 +60,7 @@ class HoldsLook:
         self._region.on(Looked.FAILED)
 
     def loaded(self, asked_at: float, now: float) -> None:
-        """The pause begins when they are there, and is longer where that takes long: however many holds there are,
-        reading goes on."""
+        """The pause begins when they are there. If reading them took long, the pause is ten times as long: however
+        many holds there are, pages are read most of the time."""
         self._region.on(Looked.LOADED)
         self._due_at = now + max(PAUSE_S, _SHARE * (now - asked_at))

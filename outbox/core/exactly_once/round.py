@@ -1,10 +1,9 @@
-"""The round of a process: a page is read, the one before it is sent, and what was sent before that is purged.
+"""The rounds of a process: each reads a page, sends it and purges what was sent, beside the ones before and after it.
 
-Three regions go on together. The *reader* reads a page beside the sending of the one before if there is more to read,
-else when that has ended. The *page being sent* ends when every lane that has a share of it has committed it or failed.
-The *purge* of what was committed is sent when the page ends; after the last of a backlog it is held back until the next
-read has returned, for then it flushes what that has shown, too: one commit instead of two. It is held back for nothing
-longer than that read.
+Three regions go on together. The *reader* reads a page beside the sending of the one before if that was full, else when
+that has ended. The *page being sent* ends when every lane that has a share of it has committed it or failed. The
+*purge* of what was committed is sent when the page ends. After the last page of a backlog it waits until the next read
+returns: its commit then flushes that page too. If that read is not sent, or takes long, the purge does not wait for it.
 
 Pure: who owns it holds a lock, and submits what is `due` before giving it up.
 """
@@ -119,9 +118,13 @@ class Purging(Enum):
     """Of the page that was sent last."""
 
     NONE = "none"
+    """Nothing was committed since the last one, and that one is done."""
     HELD_BACK = "held back"
+    """Until the next read has returned: one commit for both."""
     DUE = "due"
+    """To be submitted before the lock is given up."""
     UNDER_WAY = "under way"
+    """Submitted, and repeated until it is done."""
 
 
 class Purges(Enum):

@@ -24,7 +24,7 @@ class Probing(Enum):
 
 class Probe(Enum):
     BEGUN = "a transaction begins"
-    ACKNOWLEDGED = "every record is acknowledged"
+    ACKNOWLEDGED = "no record is under way, and no report says that one has failed"
     WANTED = "the next attempt must tell the records apart"
     DELIVERED = "a batch is committed"
     FOUND_NOTHING_YET = "a batch is committed, and the record at fault is still looked for"
@@ -54,9 +54,9 @@ class Commit(Enum):
     """How far the transaction is."""
 
     NONE = "none"
-    """Nothing of it is with the brokers."""
+    """No transaction is in use, and of none it is in doubt whether it was committed."""
     OPEN = "open"
-    """Begun. One of which nothing was sent is the next batch's."""
+    """The transaction has begun. If nothing was sent in it, the next batch uses it."""
     IN_DOUBT = "in doubt"
     """A commit was begun, and whether it took effect is not known: only the ledger tells."""
     DONE = "done"

@@ -1,8 +1,9 @@
 """Where something that is held stands: the table of a record that was refused or has crashed processes.
 
 A record *waits* for its next attempt, during which it is *trying*, alone. One that becomes a dead letter, or is to be
-deleted, is *leaving*: a batch takes that along, and while it is *under way* nothing else changes it. When the record is
-gone its hold is *over*, until the next read has been told where to begin.
+deleted, is *leaving*. A batch takes that along: it is *under way* until the batch is purged or has failed, unless it is
+refused once more or the table no longer knows it. When the record is gone its hold is *over*, until the next read has
+been told where to begin.
 """
 
 from __future__ import annotations
@@ -21,11 +22,17 @@ NEVER = float("inf")
 
 class State(Enum):
     WAITING = "waiting"
+    """For its next attempt, or for an operator. What follows of its key is held back."""
     TRYING = "trying"
+    """The attempt is under way, or begins with the next page."""
     LEAVING = "leaving"
+    """The next batch is to take its removal along."""
     UNDER_WAY = "under way"
+    """A batch has taken its removal along, and is not purged yet."""
     OVER = "over"
+    """The record is gone, and the next read begins where its key was left."""
     ENDED = "ended"
+    """There is no hold any more."""
 
 
 class Event(Enum):

@@ -18,8 +18,11 @@ class Promise(Enum):
     """That what an operator has paused is left alone."""
 
     PAUSED = "paused"
+    """It is left alone, and no batch has promised so yet."""
     CONFIRMING = "confirming"
+    """A batch is to write the promise down."""
     CONFIRMED = "confirmed"
+    """The table has the promise."""
 
 
 class Said(Enum):

@@ -50,7 +50,7 @@ class HoldRow:
     confirmed_by: tuple[int, ...] = ()
     history: tuple[dict[str, Any], ...] = ()
     is_there: bool = True
-    """The record at the head is still in the outbox, or there is none."""
+    """The record at the head is still in the outbox. True also when the hold has no record."""
     head_lane: int | None = None
     """Of the record at the head of a whole topic, which every lane leaves alone."""
 
