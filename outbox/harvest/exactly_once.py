@@ -67,6 +67,7 @@ from outbox.harvest.exactly_once_values import (
     End,
     ExactlyOnceStatistics,
     LaneStopped,
+    MayNotGoOn,
     Retake,
 )
 from outbox.harvest.lanes import LaneHost, LeftUntidily, owner_name
@@ -211,6 +212,8 @@ class ExactlyOnce:
             pause_s = self._own(rounds)
             if self._transactions.producer is not None:
                 pause_s = self._harvest(rounds)
+        except MayNotGoOn:
+            pause_s = 0.0
         except (psycopg.Error, LedgerUnreachable, LedgerMissing, NoProducer) as error:
             self._troubles.seen("takeover", explained(error))
             pause_s = self._backoff(str(error))
@@ -260,10 +263,7 @@ class ExactlyOnce:
         """A hint before the takeover: it spares the servers an init whose producer would be thrown away. The takeover
         reads the row again after its init. One question serves all lanes of the process."""
         for wanted, max_age_s in ((Idle, _IDLE_SEEN_S), (Closed, _CLOSED_S)):
-            state = rounds.seen_state(max_age_s, self._may_take_over)
-            if state is None:
-                return None
-            found = verdict.waits_for(self._lane, state)
+            found = verdict.waits_for(self._lane, rounds.seen_state(max_age_s, self._may_take_over))
             if isinstance(found, wanted):
                 return found
         return None
@@ -508,8 +508,7 @@ class ExactlyOnce:
         return True
 
     def _was_settled(self, rounds: Rounds) -> bool:
-        state = rounds.seen_state(0.0, self._may_wait)
-        return state is not None and was_settled(self._lane, state, self._transactions.change)
+        return was_settled(self._lane, rounds.seen_state(0.0, self._may_wait), self._transactions.change)
 
     def _left_untidily(self, reason: str, *, is_unpurged: bool) -> bool:
         logger.info("left_untidily lane=%d reason=%r", self._lane, reason)

@@ -45,9 +45,7 @@ class CrashWatch:
                 table.start(connection, lane, owner, ())
             return care
 
-        care = self._rounds.purges.ask(look, self._may_go_on)
-        if care is None:
-            return  # it ends
+        care: crashes.Care = self._rounds.purges.ask(look, self._may_go_on)
         holds.is_careful = care.is_careful
         if care.suspects:
             holds.suspect(care.suspects)

@@ -28,7 +28,7 @@ from outbox.edges.session import BoundedConnection, Connection, Session
 from outbox.edges.sweeper import Sweeper
 from outbox.edges.ways import Claim
 from outbox.failpoints import failpoint
-from outbox.harvest.exactly_once_values import Awaited, Purge, Ticket
+from outbox.harvest.exactly_once_values import Awaited, MayNotGoOn, Purge, Ticket
 from outbox.harvest.lease_keeper import claim_of
 from outbox.harvest.ports import Servers, Statements
 from outbox.harvest.readings import Troubles
@@ -128,7 +128,7 @@ class Purges:
         return ticket
 
     def ask(self, job: Callable[[Connection], Any], may_go_on: Callable[[], bool] = lambda: True) -> Any:
-        """The job's result; its error, or None when it may not go on. What was submitted before has been tried once."""
+        """The job's result, or its error. Raises `MayNotGoOn`. What was submitted before has been tried once."""
         answer: dict[str, Any] = {}
         awaited = Awaited(self._runtime)
 
@@ -138,7 +138,7 @@ class Purges:
         self._session.submit(run, awaited, self._timeout_s)
         while not awaited.wait(0.05):
             if not may_go_on():
-                return None
+                raise MayNotGoOn("the lane ends or is not trusted any more before PostgreSQL has answered")
             if self._closing.is_set() and self._session.join(0):
                 raise psycopg.OperationalError("the connection was closed because the lanes have ended")
         if awaited.error is not None:

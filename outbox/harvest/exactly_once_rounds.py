@@ -120,13 +120,13 @@ class Rounds:
         """A lease that could not be repeated in time may have gone to another mode of delivery."""
         return self._lease.is_trusted()
 
-    def seen_state(self, max_age_s: float, may_go_on: Callable[[], bool]) -> State | None:
-        """The state row as it was so long ago at most; None when it may not go on."""
+    def seen_state(self, max_age_s: float, may_go_on: Callable[[], bool]) -> State:
+        """The state row as it was so long ago at most. Raises `MayNotGoOn`."""
         return self._state_row.not_older(max_age_s, may_go_on)
 
-    def _ask_state(self, may_go_on: Callable[[], bool]) -> State | None:
-        found = self.purges.ask(partial(self.database.statements.state, lanes=self._conf.lanes), may_go_on)
-        return None if found is None else found[1]
+    def _ask_state(self, may_go_on: Callable[[], bool]) -> State:
+        state: State = self.purges.ask(partial(self.database.statements.state, lanes=self._conf.lanes), may_go_on)[1]
+        return state
 
     def release_way(self, lane: LaneState, may_go_on: Callable[[], bool]) -> None:
         """Of the lanes that end in good order the last one: nobody has to wait until this process' lease is old."""

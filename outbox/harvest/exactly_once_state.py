@@ -11,8 +11,8 @@ from collections.abc import Callable
 from outbox.core.verdict import State
 from outbox.runtime import Runtime
 
-Ask = Callable[[Callable[[], bool]], State | None]
-"""Of the server, given whether to go on; None: it may not."""
+Ask = Callable[[Callable[[], bool]], State]
+"""Of the server, given whether to go on."""
 
 
 class SeenState:
@@ -24,13 +24,12 @@ class SeenState:
     def seen(self, asked_at: float, state: State) -> None:
         self._seen = asked_at, state
 
-    def not_older(self, max_age_s: float, may_go_on: Callable[[], bool]) -> State | None:
-        """None when it may not go on."""
+    def not_older(self, max_age_s: float, may_go_on: Callable[[], bool]) -> State:
         with self._asking:
             begun = self._runtime.monotonic()
             asked_at, seen = self._seen
             if begun - asked_at <= max_age_s:
                 return seen
-            if (state := self._ask(may_go_on)) is not None:
-                self.seen(begun, state)
+            state = self._ask(may_go_on)
+            self.seen(begun, state)
             return state

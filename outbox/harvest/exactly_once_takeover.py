@@ -114,7 +114,8 @@ class Takeover:
         """From the next producer on no more bytes in one request, but for a record alone."""
 
     def run(self, timeout_s: float, may_go_on: Callable[[], bool]) -> Outcome:
-        """To be called when the lane's own purges are done and its producer is dropped."""
+        """To be called when the lane's own purges are done and its producer is dropped. Raises `MayNotGoOn`, as all
+        that asks the table does."""
         give_up_at = self._runtime.monotonic() + timeout_s
         transactional_id = self._kafka.transactional_id(self._lane)
         producer = initialised(self._make, transactional_id, give_up_at, may_go_on, self._runtime)
@@ -143,13 +144,12 @@ class Takeover:
 
     def _examine(self, producer: TransactionalProducer, give_up_at: float, may_go_on: Callable[[], bool]) -> Outcome:
         failpoint("after-init")
-        known: Known | None = Known(self._lane, self._settling)
-        while known is not None:
+        known = Known(self._lane, self._settling)
+        while True:
             match step := next_step(known):
                 case PurgeEntry(entry) | MoveOnly(entry):
                     failpoint("before-settle")
-                    stop = self._settle(step, may_go_on)
-                    if stop is not None or not may_go_on():
+                    if (stop := self._settle(step, may_go_on)) is not None:
                         return stop
                     return self._owned(producer, known, entry.batch)
                 case NothingToDo(batch):
@@ -160,7 +160,6 @@ class Takeover:
                     return None
                 case _:
                     return step
-        return None
 
     def _owned(self, producer: TransactionalProducer, known: Known, batch: int) -> Owned:
         assert known.table is not None
@@ -173,20 +172,17 @@ class Takeover:
         step: Ask | CloseForgotten | LookUpRows,
         give_up_at: float,
         may_go_on: Callable[[], bool],
-    ) -> Known | None:
-        """With the answer; None when it may not go on."""
+    ) -> Known:
+        """With the answer."""
         ask, database, table = self._purges.ask, self._database, known.table
         if step is Ask.TABLE:
-            table = ask(self._look, may_go_on)
-            return None if table is None else replace(known, table=table)
+            return replace(known, table=ask(self._look, may_go_on))
         if step is Ask.PURGED:
             again = ask(lambda connection: database.statements.purged(connection, self._lane), may_go_on)
-            return None if again is None else replace(known, purged_again=again)
+            return replace(known, purged_again=again)
         if isinstance(step, LookUpRows):
             entry = step.entry
             found = ask(lambda connection: database.statements.look_up(connection, entry.ids), may_go_on)
-            if found is None:
-                return None
             return replace(known, rows=verdict.found_rows(entry, found.count, found.digest, found.newest))
         assert table is not None
         state, identity = table.state, table.identity

@@ -13,8 +13,13 @@ from outbox.core.ledger import Entry
 from outbox.core.patience import CircuitView, State
 from outbox.core.rows import Row
 from outbox.core.verdict import Stop
+from outbox.exceptions import OutboxError
 from outbox.harvest.lanes import LaneStopped as LaneStopped
 from outbox.runtime import Runtime
+
+
+class MayNotGoOn(OutboxError):
+    """The lane ends or is not trusted any more: nobody waits for the answer, and what it is remains unknown."""
 
 
 class Awaited:

@@ -60,13 +60,12 @@ class LaneCount:
         self._grown_to = 0
 
     def follow(self, may_go_on: Callable[[], bool], partitions_added: Callable[[], None]) -> NotFollowed | None:
-        """Carry out what the row wishes for or has begun, or has forgotten; None: the count stands."""
+        """Carry out what the row wishes for or has begun, or has forgotten; None: the count stands. Raises
+        `MayNotGoOn`."""
         try:
             state = self._remembering_state(may_go_on)
         except UnreadableMark as error:
             return unreadable(0, error.reason)
-        if state is None:
-            return AskElection()
         if (act := resize.next_act(state)) is not Act.SETTLE:
             if self._grown_to != state.lane_count:
                 self._grow_leader_topic(state.lane_count, partitions_added)
@@ -75,17 +74,14 @@ class LaneCount:
             if not self._begin(state, act, may_go_on, partitions_added):
                 return AskElection()
             state = self._state(may_go_on)
-            if state is None or resize.next_act(state) is not Act.SETTLE:
+            if resize.next_act(state) is not Act.SETTLE:
                 return AskElection()
         failpoint("lanes-closed")
         return self._settle_and_open(state, may_go_on)
 
-    def _remembering_state(self, may_go_on: Callable[[], bool]) -> State | None:
+    def _remembering_state(self, may_go_on: Callable[[], bool]) -> State:
         """The state, closed for a settling of all lanes if the ledger knows of a change that it does not."""
-        found = self._identity_and_state(may_go_on)
-        if found is None:
-            return None
-        identity, state = found
+        identity, state = self._identity_and_state(may_go_on)
         try:
             give_up_at = self._runtime.monotonic() + _SETTLE_S
             newest = newest_change_of_any(self._kafka, identity, give_up_at, self._conf, state, waits=False)
@@ -106,14 +102,11 @@ class LaneCount:
             partitions_added()
         self._grown_to = partitions
 
-    def _state(self, may_go_on: Callable[[], bool]) -> State | None:
-        found = self._identity_and_state(may_go_on)
-        return None if found is None else found[1]
+    def _state(self, may_go_on: Callable[[], bool]) -> State:
+        return self._identity_and_state(may_go_on)[1]
 
-    def _identity_and_state(self, may_go_on: Callable[[], bool]) -> tuple[UUID, State] | None:
-        found: tuple[UUID, State] | None = self._ask(
-            lambda statements, c: statements.state(c, self._conf.lanes), may_go_on
-        )
+    def _identity_and_state(self, may_go_on: Callable[[], bool]) -> tuple[UUID, State]:
+        found: tuple[UUID, State] = self._ask(lambda statements, c: statements.state(c, self._conf.lanes), may_go_on)
         return found
 
     def _ask(self, question: Callable[[Any, Any], Any], may_go_on: Callable[[], bool]) -> Any:
@@ -199,7 +192,7 @@ class LaneCount:
                     outcome.producer.drop_and_wait()
             if isinstance(outcome, Stop | Unreadable):
                 return outcome
-            if (now := self._state(may_go_on)) is None or has_ended(state, now):
+            if has_ended(state, self._state(may_go_on)):
                 return None
             self._runtime.sleep(_AGAIN_S)  # a purge was under way
         return None
@@ -242,10 +235,7 @@ class IdleLanes:
             identity, state = statements.state(connection, self._database.state.lane_count)
             return identity, state, statements.purged_of_all(connection), connection.opened_at
 
-        found = self._purges.ask(look, may_go_on)
-        if found is None:
-            return None
-        identity, state, purged, opened_at = found
+        identity, state, purged, opened_at = self._purges.ask(look, may_go_on)
         if self._good.has_all(opened_at, state):
             return None
         self._good.begin(opened_at, identity, state)

@@ -517,7 +517,7 @@ MUTATIONS: dict[str, Planted] = {
 }
 
 FOUND_BY: dict[str, int] = {
-    "ledger entry first": 206,
+    "ledger entry first": 7,
     "no renewal after trouble": 2142,
     "purge by id without guard m": 726,
     "takeover without waiting for the stable offset": 67,
