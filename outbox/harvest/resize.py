@@ -238,9 +238,9 @@ class IdleLanes:
         identity, state, purged, opened_at = self._purges.ask(look, may_go_on)
         if self._good.has_all(opened_at, state):
             return None
-        self._good.begin(opened_at, identity, state)
+        good = self._good.begin(opened_at, identity, state)
         for lane in range(state.lane_count, self._kafka.partitions()):
-            if lane in self._good:
+            if lane in good:
                 continue
             if not may_go_on():
                 return Closed(state.lane_count)  # not None, which would mean that all of them are good
@@ -248,6 +248,6 @@ class IdleLanes:
             forbidden = resize.judge_idle(lane, state, identity, purged.get(lane, 0), entry)
             if forbidden is not None:
                 return forbidden
-            self._good.found(lane)
+            good.add(lane)
         self._good.found_all(opened_at, state)
         return None

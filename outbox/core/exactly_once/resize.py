@@ -80,28 +80,25 @@ def judge_idle(lane: int, state: State, database: UUID, purged: int, entry: Entr
 
 class GoodPartitions:
     """Those at or above the count that agree with the table. After a large shrink there are many, and what was found
-    must not be lost because one of them answers late. The lanes of a process share them, and only save each other work:
-    whoever asks about one that another has found good asks in vain."""
+    must not be lost because one of them answers late. The lanes of a process share them without a lock, and only save
+    each other work: what one has found counts for looks over the same connection only."""
 
     def __init__(self) -> None:
         self._all_of: tuple[float, int] | None = None  # of which connection and count every one was found good
-        self._some_of: tuple[float, UUID, int, int] | None = None  # of which connection, database, count and change
-        self._some: set[int] = set()
+        self._some: tuple[tuple[float, UUID, int, int] | None, set[int]] = None, set()
+        """Of which connection, database, count and change, and which: always both at once."""
 
     def has_all(self, opened_at: float, state: State) -> bool:
         return self._all_of == (opened_at, state.lane_count)
 
-    def begin(self, opened_at: float, database: UUID, state: State) -> None:
-        """What was found over another connection, or of another count, says nothing."""
+    def begin(self, opened_at: float, database: UUID, state: State) -> set[int]:
+        """Those found good so far; the look adds what it finds. What was found over another connection, or of another
+        count, says nothing: a look that still goes on over an older one adds to its own set."""
         of = opened_at, database, state.lane_count, state.resize_no
-        if self._some_of != of:
-            self._some_of, self._some = of, set()
-
-    def __contains__(self, lane: int) -> bool:
-        return lane in self._some
-
-    def found(self, lane: int) -> None:
-        self._some.add(lane)
+        some = self._some
+        if some[0] != of:
+            some = self._some = of, set()
+        return some[1]
 
     def found_all(self, opened_at: float, state: State) -> None:
         self._all_of = opened_at, state.lane_count

@@ -92,16 +92,22 @@ def test_a_lane_out_of_use_that_is_ahead_forbids_every_lane(last, purged, expect
 
 def test_good_partitions_are_remembered_for_one_connection_and_count():
     good = GoodPartitions()
-    good.begin(1.0, HERE, OPEN)
-    good.found(3)
-    good.begin(1.0, HERE, OPEN)
-    assert 3 in good
+    good.begin(1.0, HERE, OPEN).add(3)
+    assert 3 in good.begin(1.0, HERE, OPEN)
     assert not good.has_all(1.0, OPEN)
     good.found_all(1.0, OPEN)
     assert good.has_all(1.0, OPEN)
     assert not good.has_all(2.0, OPEN)
     assert not good.has_all(1.0, replace(OPEN, lane_count=2))
     for opened_at, state in ((2.0, OPEN), (2.0, replace(OPEN, resize_no=2))):
-        good.begin(opened_at, HERE, state)
-        assert 3 not in good
-        good.found(3)
+        some = good.begin(opened_at, HERE, state)
+        assert 3 not in some
+        some.add(3)
+
+
+def test_a_look_over_an_older_connection_tells_nothing_to_one_over_a_newer():
+    good = GoodPartitions()
+    older = good.begin(1.0, HERE, OPEN)
+    good.begin(2.0, HERE, OPEN)
+    older.add(3)
+    assert 3 not in good.begin(2.0, HERE, OPEN)

@@ -1,5 +1,6 @@
 """The look at the ledger's partitions that no lane has any more: after a large shrink there are many."""
 
+import threading
 import time
 import uuid
 from types import SimpleNamespace
@@ -63,3 +64,29 @@ def test_a_lane_that_ends_does_not_look_at_the_rest_and_does_not_call_it_good():
     assert len(ledger.asked) == 5
     assert idle.examine(1.0, lambda: True) is None
     assert len(ledger.asked) == 58
+
+
+def test_a_lane_that_looks_over_an_older_connection_spares_no_other_a_look():
+    ledger = Ledger(late=None)
+    idle, connection = idle_lanes(ledger)
+    begun, ends = threading.Event(), threading.Event()
+
+    def wait_after_five():
+        if len(ledger.asked) == 5 and not begun.is_set():
+            begun.set()
+            assert ends.wait(5.0)
+        return True
+
+    older = threading.Thread(target=idle.examine, args=(1.0, wait_after_five))
+    older.start()
+    assert begun.wait(5.0)
+    connection.opened_at = 2.0  # another lane's statement has found the connection lost
+    ledger.late.add(2)
+    with pytest.raises(LedgerUnreachable):
+        idle.examine(1.0, lambda: True)
+    ends.set()
+    older.join(5.0)
+    assert not older.is_alive()
+    asked = len(ledger.asked)
+    assert idle.examine(1.0, lambda: True) is None
+    assert ledger.asked[asked:] == list(range(2, 60))
