@@ -320,9 +320,7 @@ class Holds:
             self._forget(name)
             hold = Hold(row, row.head, NEVER if row.due_s is None else now + row.due_s)
             self._held.place(name, hold)
-        elif row.reason == hold.row.reason and row.attempts >= hold.row.attempts:
-            hold.row = row
-        else:  # it was read before the last refusal was written
+        else:  # it may have been read before the last refusal was written
             hold.row = replace(hold.row, id=row.id, history=row.history, head_lane=row.head_lane)
         self._heed(name, hold, row, now)
 

@@ -300,3 +300,15 @@ def test_an_older_state_of_the_table_does_not_undo_a_refusal():
         holds.load([hold_row()], now)  # of the first attempt
     [burial] = holds.take_errands().burials
     assert (burial.reason, burial.hold.attempts, burial.hold.code) == ("refused", 3, "MSG_SIZE_TOO_LARGE")
+
+
+def test_the_table_does_not_replace_the_error_of_a_refusal_that_it_may_not_know_yet():
+    holds = Holds()
+    known = replace(hold_row(), due_s=0.0, code="TOPIC_EXCEPTION", error="TOPIC_EXCEPTION: of the attempt before")
+    holds.load([known], 0.0)
+    holds.release_due(1.0)
+    holds.refused(row_of(1), "MSG_SIZE_TOO_LARGE: of this attempt", 1.0, is_sure=False)
+    holds.load([replace(known, attempts=2, wanted="skip")], 2.0)
+    (burial,) = holds.take_errands().burials
+    assert (burial.hold.code, burial.hold.attempts) == ("MSG_SIZE_TOO_LARGE", 1)
+    assert burial.hold.error == "MSG_SIZE_TOO_LARGE: of this attempt"
