@@ -1,9 +1,9 @@
 """Where something that is held stands: the table of a record that was refused or has crashed processes.
 
 A record *waits* for its next attempt, during which it is *trying*, alone. One that becomes a dead letter, or is to be
-deleted, is *leaving*. A batch takes that along: it is *under way* until the batch is purged or has failed, unless it is
-refused once more or the table no longer knows it. When the record is gone its hold is *over*, until the next read has
-been told where to begin.
+deleted, is *leaving*. A batch takes that along: it is *under way* until the batch is purged or has failed, also when
+the batch before had the record too and Kafka refuses it there. When the record is gone its hold is *over*, until the
+next read has been told where to begin.
 """
 
 from __future__ import annotations
@@ -74,7 +74,8 @@ RECORD: Table[State, Event] = Table(
         (State.LEAVING, Event.TO_STAY): State.WAITING,
         (State.LEAVING, Event.TAKEN): State.UNDER_WAY,
         (State.LEAVING, Event.FORGOTTEN): State.ENDED,
-        (State.UNDER_WAY, Event.REFUSED): State.LEAVING,  # the batch before has sent it
+        (State.UNDER_WAY, Event.REFUSED): State.UNDER_WAY,  # by the batch before, which had it too
+        (State.UNDER_WAY, Event.TO_LEAVE): State.UNDER_WAY,
         (State.UNDER_WAY, Event.DONE): State.OVER,
         (State.UNDER_WAY, Event.NOT_DONE): State.LEAVING,
         (State.UNDER_WAY, Event.FORGOTTEN): State.ENDED,

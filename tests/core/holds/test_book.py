@@ -312,3 +312,21 @@ def test_the_table_does_not_replace_the_error_of_a_refusal_that_it_may_not_know_
     (burial,) = holds.take_errands().burials
     assert (burial.hold.code, burial.hold.attempts) == ("MSG_SIZE_TOO_LARGE", 1)
     assert burial.hold.error == "MSG_SIZE_TOO_LARGE: of this attempt"
+
+
+@pytest.mark.parametrize("is_done", [True, False])
+def test_a_record_that_the_batch_before_is_refused_is_removed_once(is_done):
+    holds = Holds()
+    assert holds.keep([row_of(1)]) == [row_of(1)]  # a batch has the record
+    holds.load([hold_row(wanted="skip")], 0.0)  # the owner before has written late, and an operator skips it
+    errands = holds.take_errands()  # the next batch is dealt
+    holds.refused(row_of(1), "MSG_SIZE_TOO_LARGE: by the client", 1.0)
+    assert holds.take_errands() is None, "its removal is under way"
+    if is_done:
+        holds.done(errands)
+        assert holds.take_errands() is None
+        assert holds.release_due(2.0) == [1]
+    else:
+        holds.not_done(errands)
+        holds.load([hold_row(wanted="skip")], 3.0)
+        assert [burial.hold.head for burial in holds.take_errands().burials] == [1]

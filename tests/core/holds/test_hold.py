@@ -24,7 +24,8 @@ RECORDS = """
     leaving    to_stay    waiting
     leaving    taken      under_way
     leaving    forgotten  ended
-    under_way  refused    leaving
+    under_way  refused    under_way
+    under_way  to_leave   under_way
     under_way  done       over
     under_way  not_done   leaving
     under_way  forgotten  ended
