@@ -103,6 +103,8 @@ class Standing:
     """The last batch committed."""
     acknowledged: int = 0
     """The last batch known to be purged."""
+    is_given_up: bool = False
+    """A batch could not be purged: nothing is tried any more, and the next takeover tells what becomes of it."""
     count: int = 0
     """The lane count with which it was taken over."""
     change: int = 0
@@ -128,7 +130,12 @@ class Standing:
 
     @property
     def unpurged(self) -> bool:
+        """Rows that were sent are perhaps in the table."""
         return self.acknowledged < self.submitted
+
+    @property
+    def is_being_purged(self) -> bool:
+        return self.unpurged and not self.is_given_up
 
     def is_outdated(self, state: State) -> bool:
         """Whether the lane is to be taken over anew: it is closed, or was taken over before a change of the count, or
@@ -142,6 +149,7 @@ class Standing:
         """Taken over: `batch` was the last one committed and purged."""
         self.region.on(Told.TAKEN_OVER)
         self.submitted = self.acknowledged = batch
+        self.is_given_up = False
         self.session = next(_SESSIONS)
 
     def may_have(self, session: int) -> bool:
@@ -178,7 +186,7 @@ class Standing:
 
     def stopped(self) -> None:
         """A batch cannot be purged, and nothing is tried any more."""
-        self.submitted = self.acknowledged
+        self.is_given_up = True
         self.recall()
 
     def judge(self, plan: "Plan", purged: int) -> GoOn | AskElection | Stop | None:

@@ -473,7 +473,7 @@ class ExactlyOnce:
             if self._ending.is_awaited:
                 is_settled = self._leave_tidily(rounds)
             else:
-                is_settled = not (self._transactions.is_in_doubt or self._state.unpurged)
+                is_settled = not (self._transactions.is_in_doubt or self._may_have_left_rows)
             rounds.leave(self._state, is_settled=is_settled)
         self._machine.on(Did.END)
         self._log_end()
@@ -497,7 +497,7 @@ class ExactlyOnce:
                 return self._left_untidily("whether the last batch was committed is not known", is_unpurged=True)
             if not rounds.wait_purged(self._state, self._may_wait):
                 return self._left_untidily("PostgreSQL did not confirm the last purge in time", is_unpurged=True)
-            if self._machine.awaits_decision:
+            if self._may_have_left_rows:
                 return self._left_untidily(
                     "the lane is stopped, and what was sent may be in the table", is_unpurged=True
                 )
@@ -506,6 +506,11 @@ class ExactlyOnce:
         except (psycopg.Error, OutboxError) as error:
             return self._left_untidily(str(error), is_unpurged=self._transactions.is_in_doubt or self._state.unpurged)
         return True
+
+    @property
+    def _may_have_left_rows(self) -> bool:
+        """Also when the purge was given up and the lane has not read so yet."""
+        return self._machine.awaits_decision or self._state.unpurged
 
     def _was_settled(self, rounds: Rounds) -> bool:
         return was_settled(self._lane, rounds.seen_state(0.0, self._may_wait), self._transactions.change)

@@ -215,13 +215,13 @@ class Rounds:
             self._lanes.unready(lane)
 
     def wait_purged(self, lane: LaneState, may_go_on: Callable[[], bool]) -> bool:
-        """Until every batch of the lane is purged; False when it may not go on before."""
+        """Until every batch of the lane is purged, or given up; False when it may not go on before."""
         with self._lanes.changed:
-            while lane.unpurged and may_go_on():
+            while lane.is_being_purged and may_go_on():
                 if self._lanes.round.is_ending:
                     raise psycopg.OperationalError("the lanes of this process have ended before their purges")
                 self._lanes.changed.wait(0.05)
-            return not lane.unpurged
+            return not lane.is_being_purged
 
     def guarded(self, action: Callable[[], Any]) -> Any:
         """Run while nothing else looks at the lanes' holds."""

@@ -105,7 +105,12 @@ def test_a_stopped_lane_waits_for_no_purge():
     lane.submitted = 2
     assert lane.unpurged
     lane.stopped()
-    assert (lane.unpurged, lane.ready) == (False, False)
+    assert (lane.is_being_purged, lane.ready) == (False, False)
+    assert lane.unpurged, "what was sent may be in the table until the lane was taken over again"
+    lane.end()
+    lane.begin(2)
+    lane.submitted = 3
+    assert lane.is_being_purged
 
 
 def test_only_a_purge_that_followed_the_read_can_flush_it():
