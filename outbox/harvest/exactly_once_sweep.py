@@ -34,7 +34,7 @@ class Sweep:
         self._session: Session | None = None
         self._sweeper: Sweeper | None = None
         self._block, self._blocks = 0, _BLOCKS_FIRST
-        self._is_under_way = False
+        self._is_under_way = False  # whose turn it is: while it is, everything here belongs to the session's thread
         self._begun_at = runtime.monotonic()
         self._next_at = self._begun_at + conf.sweep_interval_s
         self._found: list[Found] = []
@@ -42,7 +42,7 @@ class Sweep:
         self.passes = 0
 
     def is_due(self, now: float) -> bool:
-        return now >= self._next_at and not self._is_under_way
+        return not self._is_under_way and now >= self._next_at
 
     def look(self, below: Below, lanes: int) -> None:
         """At the next slice, in the background."""
@@ -57,6 +57,8 @@ class Sweep:
         self._session.submit(partial(self._slice, sweeper, below), None, self._conf.statement_timeout_s + 1)
 
     def take(self) -> list[Found]:
+        if self._is_under_way:
+            return []  # what it finds is there the next time
         found, self._found = self._found, []
         return found
 
@@ -107,4 +109,4 @@ class Sweep:
         elif len(found) < _ROWS_MAX // 4:
             self._blocks = min(_BLOCKS_MAX, 4 * self._blocks)
         if found:
-            self._found = found
+            self._found = self._found + found
