@@ -76,6 +76,7 @@ class Lanes:
     def end(self, interrupt_read: Callable[[], None]) -> None:
         """What PostgreSQL is asked at this moment is given up: nothing may wait for it."""
         if not self.round.is_ending:
+            self.unsettled.update(self.known)  # of rounds that break: others may follow before these lanes have left
             self.on(Reads.ENDS)
             self.purges.close()
             interrupt_read()

@@ -37,7 +37,8 @@ class Rounds:
     takes no more."""
 
     def __init__(self, conf: Conf, servers: Servers, owner_name: str, unsettled: set[int] | None = None) -> None:
-        """`unsettled`: lanes that this process has left so, and not taken over since. All its rounds know them."""
+        """`unsettled`: lanes that this process has left so, and not taken over since. All its rounds know them: one
+        after the other, as those that have ended change it no more."""
         self._conf, self.servers, self._runtime = conf, servers, servers.runtime
         self.owner = servers.database.owner = f"{owner_name} {uuid4()}"
         self.careful_turn = servers.runtime.lock("careful turn")
@@ -90,7 +91,7 @@ class Rounds:
         with self._lanes.changed:
             self._lanes.unready(lane)
             if self._lanes.known.get(lane.number) is lane:
-                if not is_settled:
+                if not is_settled and not self._lanes.round.is_ending:
                     self._lanes.unsettled.add(lane.number)
                 del self._lanes.known[lane.number]
                 self._lanes.flights.forget(lane.number)  # else they are those of a worker that follows in this process
@@ -105,8 +106,10 @@ class Rounds:
                 return
             self.purges.ask(lambda connection: self._lease.take(connection, {}))
             self.kafka.prepare(self.database.state.lane_count, self._conf.audit_window_s)
-            if self._conf.notify and self._ear is None and not self._lanes.round.is_ending:
-                self._ear = Ear(self.servers, self.wake)
+            if self._conf.notify and self._ear is None:
+                with self._lanes.changed:  # before the end, or not at all: the end closes it
+                    if not self._lanes.round.is_ending:
+                        self._ear = Ear(self.servers, self.wake)
             self._lease.prepared()
 
     def wake(self) -> None:
@@ -151,7 +154,7 @@ class Rounds:
         beginning, on that server. Of so many lanes: those that were taken over with another count are fenced, or soon
         will be."""
         with self._lanes.changed:
-            if self._lanes.known.get(lane.number) is not lane:
+            if self._lanes.known.get(lane.number) is not lane or self._lanes.round.is_ending:
                 return  # replaced while it took over: what is in flight is its successor's
             lane.begin(batch)
             lane.count = self._lanes.count = count = state.lane_count
@@ -243,7 +246,7 @@ class Rounds:
         return self._lanes.round.is_ending
 
     def _ended(self) -> None:
-        """In the reading thread, at its end."""
+        """In the reading thread, at its end: nobody begins to listen any more."""
         if self._ear is not None:
             self._ear.close()
         self.kafka.close()

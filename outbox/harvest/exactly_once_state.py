@@ -19,7 +19,9 @@ class SeenState:
     def __init__(self, ask: Ask, runtime: Runtime) -> None:
         self._ask, self._runtime = ask, runtime
         self._asking = runtime.lock("state row")
-        self._seen = float("-inf"), State(0)  # when it was asked for, and what it was: always both at once
+        self._seen = float("-inf"), State(0)
+        """When it was asked for, and what it was: always both at once. An older one that replaces a newer is told by
+        its age, and asked for again."""
 
     def seen(self, asked_at: float, state: State) -> None:
         self._seen = asked_at, state
