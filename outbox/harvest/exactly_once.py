@@ -63,6 +63,7 @@ from outbox.harvest.exactly_once_transaction import BatchDropped, NotDelivered, 
 from outbox.harvest.exactly_once_values import (
     Batch,
     Broken,
+    Command,
     Doubt,
     End,
     ExactlyOnceStatistics,
@@ -292,7 +293,7 @@ class ExactlyOnce:
         return self._circuit.failed(self._runtime.monotonic(), reason)
 
     def _pause(self, seconds: float) -> None:
-        """Ends at once when the lane ends; batches and orders of an earlier readiness are stale."""
+        """Ends at once when the lane ends; batches and orders of an earlier readiness are stale, here and later."""
         give_up_at = self._runtime.monotonic() + seconds
         while not self._ending.is_asked_for and (left_s := give_up_at - self._runtime.monotonic()) > 0:
             try:
@@ -306,22 +307,26 @@ class ExactlyOnce:
         self._machine.on(Did.TOOK_OVER)
         while not self._ending.is_asked_for:
             order = self._next_order()
+            if isinstance(order, Batch | Command) and order.session != self._state.session:
+                continue
             if isinstance(order, Batch):
-                if order.session != self._state.session:
-                    continue
                 self._machine.on(Did.DEALT)
                 if (pause_s := self._try(rounds, order)) is not None:
                     return pause_s
                 self._machine.on(Did.DELIVERED)
-            elif isinstance(order, Doubt):
-                self._host.doubt(self._lane)
-                return self._backoff("another owner may be at work")
-            elif isinstance(order, Retake):
-                return 0.0
-            elif isinstance(order, Stop):
-                return self._park(order.text)
+            elif isinstance(order, Command):
+                return self._obey(order.what)
             elif (pause_s := self._renewal()) is not None:
                 return pause_s  # at rest: the next record does not have to wait for it
+        return 0.0
+
+    def _obey(self, what: Doubt | Retake | Stop) -> float:
+        """The pause before the lane is taken over again."""
+        if isinstance(what, Stop):
+            return self._park(what.text)
+        if isinstance(what, Doubt):
+            self._host.doubt(self._lane)
+            return self._backoff("another owner may be at work")
         return 0.0
 
     def _next_order(self) -> Any:

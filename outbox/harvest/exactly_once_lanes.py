@@ -19,10 +19,11 @@ from outbox.core.exactly_once.round import Reads, Round
 from outbox.core.flights import Flights, Plan, Standing
 from outbox.core.holds.book import Holds
 from outbox.core.holds.values import Errands, Writes
+from outbox.core.verdict import Stop
 from outbox.edges.reader import NOTHING, LeftOut
 from outbox.edges.sweeper import Found
 from outbox.harvest.exactly_once_database import Purges
-from outbox.harvest.exactly_once_values import Order, Purge, Retake, Ticket
+from outbox.harvest.exactly_once_values import Command, Doubt, Order, Purge, Retake, Ticket
 from outbox.harvest.ports import Servers
 
 logger = logging.getLogger("outbox.harvest")
@@ -34,6 +35,9 @@ class LaneState(Standing):
 
     post: Callable[[Order], None]
     holds: Holds = field(default_factory=Holds)
+
+    def tell(self, what: Doubt | Retake | Stop) -> None:
+        self.post(Command(self.session, what))
 
 
 class Lanes:
@@ -85,7 +89,7 @@ class Lanes:
     def retake(lanes: Iterable[LaneState]) -> None:
         for lane in lanes:
             if lane.recall():
-                lane.post(Retake())
+                lane.tell(Retake())
 
     def write_holds(self) -> None:
         """For operators, and for whoever takes over; when it fails, the record is refused once more."""
@@ -115,7 +119,7 @@ class Lanes:
                 lane = self.known.get(number)
                 if lane is not None and number in ticket.stops:
                     lane.stopped()
-                    lane.post(ticket.stops[number])
+                    lane.tell(ticket.stops[number])
                 elif lane is not None:
                     lane.purged(batch)
                 self.flights.purged(number, batch)

@@ -325,7 +325,7 @@ class PageReader:
         if judged is None or isinstance(judged, GoOn):
             return judged is not None
         self._lanes.unready(lane)
-        lane.post(judged if isinstance(judged, Stop) else Doubt())
+        lane.tell(judged if isinstance(judged, Stop) else Doubt())
         return False
 
     def _await_page_end(self) -> None:

@@ -112,6 +112,15 @@ class Retake:
 
 
 @dataclass(frozen=True, slots=True)
+class Command:
+    """What the lane is to do next; of no use to one that was taken over, or has failed, since."""
+
+    session: int
+    """Of the lane when it was told."""
+    what: Doubt | Retake | Stop
+
+
+@dataclass(frozen=True, slots=True)
 class End:
     """Wake up: the lane is to finish or to be abandoned, or no order came for a while."""
 
@@ -123,7 +132,7 @@ class Broken:
     error: BaseException
 
 
-Order = Batch | Doubt | Retake | Stop | End | Broken
+Order = Batch | Command | End | Broken
 
 
 @dataclass(frozen=True, slots=True)

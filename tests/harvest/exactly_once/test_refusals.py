@@ -9,7 +9,7 @@ from confluent_kafka.admin import AdminClient
 from outbox.core.verdict import State
 from outbox.edges.ledger_topic import LedgerMissing, LedgerTopic
 from outbox.harvest.exactly_once_takeover import newest_change, newest_change_of_any
-from outbox.harvest.exactly_once_values import Retake
+from outbox.harvest.exactly_once_values import Command, Retake
 from tests.faults.exactly_once.naive import gate_purges
 from tests.harvest.exactly_once.bench import finish, stopped, wait_until
 from tests.support.topics import create_topic
@@ -145,7 +145,7 @@ def test_a_ledger_made_anew_that_forgets_is_refused_at_the_next_takeover(bench):
         admin.delete_topics([ledger])[ledger].result(20)
         wait_until(lambda: ledger not in admin.list_topics(timeout=10).topics)
         create_topic(bench.servers, 1, ledger, **{"cleanup.policy": "delete"})
-        host.worker._mailbox.put(Retake())
+        host.worker._mailbox.put(Command(host.worker._state.session, Retake()))
         error = wait_until(lambda: host.errors)[0]
     assert "cleanup.policy=delete" in str(error)
     assert "kafka-configs.sh --alter" in str(error)
