@@ -189,6 +189,7 @@ class GroupConsumer(_Client):
         if not self._is_member:
             if self._process.kafka_ok:
                 self._is_member, self._contact, self._process.is_evicted = True, now, False
+                self._process.ignorant_until = 0.0  # who has joined again is told like all others
                 group.join(self)
         elif is_told and group.members.get(self.name) is self:
             group.seen[self.name] = self._contact = now
