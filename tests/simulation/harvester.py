@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Any
 
 from greenlet import getcurrent
@@ -23,6 +24,9 @@ logger = logging.getLogger("outbox.harvest")
 class Harvester:
     """`factory` makes its workers; subclasses know their servers. What `harvest.daemon` prepares is there already."""
 
+    watch: Callable[[Simulated], Any] = staticmethod(lambda runtime: runtime)
+    """What the product is given as its runtime."""
+
     def __init__(self, world: Any, name: str, conf: Conf) -> None:
         self.world, self.name, self.conf = world, name, conf
         self.alive, self.paused, self.leaving = True, False, False
@@ -32,38 +36,43 @@ class Harvester:
         origin = world.random.uniform(0, 1e6)  # monotonic clocks of two hosts have nothing in common
         switched_s = getattr(world, "switched_s", SWITCHED_S)
         self.runtime = Simulated(world, origin=origin, switching=world.switching, switched_s=switched_s)
+        self.runtime.steady = getattr(world, "steady", "")
         self.runtime.passed, self.runtime.switched = self.point, getattr(world, "late", lambda seconds: None)
-        self._stopping = self.runtime.event()
-        self._events = Events(Harvester, self, logger, self.runtime)
+        self.given = self.watch(self.runtime)
+        self._stopping = self.given.event()
+        self._events = Events(Harvester, self, logger, self.given)
         self.owned = OwnedLanes(
             conf,
             self.factory(),
             self._events,
             Measurements(),
-            world.fail,
+            self.fail,
             self.left_untidily,
             name=name,
             logger=logger,
-            runtime=self.runtime,
+            runtime=self.given,
         )
         self.member = Member(
             conf,
             self.owned.hear,
-            world.fail,
+            self.fail,
             clients=Clients(self),
             partitions=len(world.group.partitions),
             name=name,
             new_id=world.new_id,
-            runtime=self.runtime,
+            runtime=self.given,
         )
         self.owned.follow(self.member)
         world.processes.append(self)
         self._events.start()
         self.member.start()
-        self.runtime.thread(self._supervise, "supervisor").start()
+        self.given.thread(self._supervise, "outbox-harvester").start()
 
     def factory(self) -> WorkerFactory:
         raise NotImplementedError
+
+    def fail(self, error: BaseException) -> None:
+        self.world.fail(error)
 
     def left_untidily(self, reason: str) -> None:
         pass

@@ -1,4 +1,4 @@
-"""The simulated surroundings: time, the group and its topic. They obey; faults are chosen by the scenario."""
+"""The simulated surroundings: time and the group. They obey; faults are chosen by the scenario."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ class World:
         self.faults: Any = None
         self.events: list[tuple[float, int, Callable[[], None]]] = []
         self._count = 0
-        self.broker = Broker(self)
         self.group = Group(self, cooperative=cooperative)
         self.processes: list[Any] = []
         self.trace = 0
@@ -52,19 +51,3 @@ class World:
             action()
         else:
             raise AssertionError("the simulation did not come to its end: somebody spins")
-
-    def lane_of(self, key: str) -> int:
-        return zlib.crc32(key.encode()) % self.lanes
-
-
-class Broker:
-    """The leader topic's partitions. The data topics live in the checkers: nobody else reads them."""
-
-    def __init__(self, world: World) -> None:
-        self.world = world
-        self.beats: dict[int, list[bytes]] = {}
-
-    def append_beat(self, partition: int, payload: bytes) -> None:
-        self.beats.setdefault(partition, []).append(payload)
-        for process in self.world.processes:
-            self.world.after(self.world.latency(), process.notify)

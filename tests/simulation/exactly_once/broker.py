@@ -176,6 +176,7 @@ class Broker:
         if self.data in transaction.logs and not transaction.process.is_claimed:
             raise Violation(f"{transaction.process.name} has committed after it gave back its claim on the table")
         uids = [uid for found, uid in self.data.records[self.data.stable :] if found is transaction]
+        self.world.note("decided", transaction.process.name, uids)
         for uid in uids:
             self.world.postgres.primary.holds.require_sendable(self._checkers.written[uid])
         self._checkers.decided(uids)

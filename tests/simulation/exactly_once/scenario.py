@@ -12,9 +12,8 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from functools import cache
 from random import Random
-from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -25,8 +24,8 @@ from outbox.conf import Conf, parse
 from outbox.core import ledger
 from outbox.core.frontier import Frontier
 from outbox.core.holds import book
-from outbox.core.neli import Neli
 from outbox.core.resolution import is_sent_as_a_whole
+from outbox.election import member
 from outbox.harvest import exactly_once, exactly_once_reading
 from tests.simulation import world as surroundings
 from tests.simulation.checkers import Violation
@@ -36,6 +35,7 @@ from tests.simulation.exactly_once.database import STATEMENT_TIMEOUT_S
 from tests.simulation.exactly_once.postgres import Postgres
 from tests.simulation.exactly_once.process import Process
 from tests.simulation.group import SESSION_TIMEOUT_S
+from tests.simulation.leader_topic import Topic
 from tests.simulation.runtime import LONG_S, SWITCHED_S, in_thread
 
 FAULTS_S = 7.0
@@ -101,7 +101,9 @@ def settings() -> Conf:
         statement_timeout_s=STATEMENT_TIMEOUT_S,
         transaction_timeout_s=TRANSACTION_TIMEOUT_S,
         commit_timeout_s=0.8,
+        heartbeat_timeout_s=SESSION_TIMEOUT_S / 2,
         session_timeout_s=SESSION_TIMEOUT_S,
+        flush_timeout_s=3.0,
         sweep_interval_s=86_400.0,
         mark_backoff_s=0.1,
     )
@@ -119,6 +121,9 @@ def sized(further: Sequence[tuple[Any, str, Any]] = ()) -> Iterator[None]:
     """Constants of the product that belong to tables and waits of another size."""
     with (
         ExitStack() as stack,
+        patch.object(member, "GROUP_POLL_S", 0.15),
+        patch.object(member, "READ_POLL_S", 0.2),
+        patch.object(member, "AWAITED_POLL_S", 0.02),
         patch.object(exactly_once_reading, "Frontier", NearFrontier),
         patch.object(exactly_once, "_PATIENCE_S", 0.05),
         patch.object(exactly_once, "_PARKED_S", 0.5),
@@ -143,15 +148,19 @@ class World(surroundings.World):
         lanes = 3 if seed % 5 in (LAGGING, RESTLESS) else 1 + seed % 3
         super().__init__(seed, lanes=lanes, cooperative=seed % 4 != 0)
         self.seed, self.faults = seed, Faults()
-        self.conf = settings()
+        self.group.partitions = range(lanes)  # each has a leader, of an idle lane where fewer lanes are in use
+        self.leader_topic = Topic(self)
+        self.conf = replace(settings(), assignor="cooperative-sticky" if self.group.cooperative else "range")
         if seed % 5 in (REFUSING, LAGGING):
             self.conf = replace(self.conf, batch_max=50 if seed % 10 == CRASHING else 4)
         self.switching = self.random.choice((0.0, 0.0, 0.002, 0.02))
-        self.switched_s = SWITCHED_S
+        self.switched_s, self.steady = SWITCHED_S, ""
         if seed % 5 == LAGGING:
             self.switching, self.switched_s = self.random.choice((0.0, 0.1 if seed % 10 == CRASHING else 0.05)), LONG_S
+            self.steady = "outbox-election"  # else lanes would be without an owner for most of the time
         elif seed % 5 == RESTLESS:
             self.switching, self.switched_s = self.random.choice((0.05, 0.2)), LONG_S
+            self.conf = replace(self.conf, flush_timeout_s=0.3)  # whoever has to give lanes back has little time
         self.kafka = Broker(self, checkers)
         self.postgres = Postgres(self, checkers, self.random.randint(1 + self.lanes // 2, self.lanes))
         self.postgres.is_plain = seed // 10 % 3 > 0
@@ -262,8 +271,7 @@ class Scenario:
 
     def spawn(self) -> None:
         self.born += 1
-        neli = partial(_hurried, revoke_timeout_s=0.3) if self.is_restless else Neli
-        Process(self.world, f"p{self.born}", SimpleNamespace(neli=neli))
+        Process(self.world, f"p{self.born}")
 
     # ---- applications
 
@@ -313,7 +321,7 @@ class Scenario:
         if self.is_restless:
             faults += ["join", "stop", "stop"] * 6
         if self.is_crashing:
-            faults = ["stranger", "cut", "join"]
+            faults = ["stranger", "cut"]  # whoever is alone has several lanes
         elif self.is_lagging:
             faults += ["restart"] * 2 + ["fail_over"] * 4 + ["forget_a_change"] * 6
         elif self.is_lossy:
@@ -493,7 +501,7 @@ class Scenario:
     def operate(self) -> None:
         """What `outbox_resolve --purge-sent` does, for lanes that have stopped; nothing else may stop one."""
         for process in self.living():
-            for reason in [host.stopped_for for host in process.lanes.values() if host.stopped_for]:
+            for reason in process.stopped_for():
                 lanes = _LANE_TO_RESOLVE.findall(reason)
                 if not (self.is_lossy and lanes):
                     raise Violation(f"stopped without a cause: {reason}")
@@ -519,11 +527,6 @@ class Scenario:
     def expire(self) -> None:
         self.world.group.expire()
         self.world.after(0.5, self.expire)
-
-
-def _hurried(*given: Any, revoke_timeout_s: float, **named: Any) -> Neli:
-    """Whoever has to give lanes back has little time."""
-    return Neli(*given, **{**named, "revoke_timeout_s": revoke_timeout_s})
 
 
 def run(seed: int, rules: Rules = PLAIN, changed: Callable[[], AbstractContextManager[None]] = nullcontext) -> Outcome:
