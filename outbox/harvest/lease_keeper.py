@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 from uuid import UUID
 
-from outbox.conf import Conf
+from outbox.conf import EXACTLY_ONCE, Conf
 from outbox.core import lease
 from outbox.edges import ways
 from outbox.edges.ways import settled_after
@@ -37,6 +37,7 @@ class LeaseKeeper:
     def __init__(self, conf: Conf, claim: Claim, runtime: Runtime = THREADS) -> None:
         self._claim, self._lanes_max, self._runtime = claim, conf.lanes, runtime
         self._mutex = runtime.lock("lease")
+        self._needs_row = conf.delivery == EXACTLY_ONCE
         self._times = lease.Times(conf.session_timeout_s, lease.BEAT_S)
         self._owned: dict[int, UUID] = {}
 
@@ -94,13 +95,14 @@ class LeaseKeeper:
 
     def take(self, connection: Any, owned: Mapping[int, UUID] | None = None) -> None:
         """Raises `OtherWay` when the table is harvested in another mode. `owned`: the lanes to be shown, if not all
-        that have entered."""
+        that have entered. Exactly-once delivery cannot do without its companion tables: where they are missing, trust
+        ends as usual."""
         begun = self._runtime.monotonic()
         with self._mutex:
             shown = dict(self._owned if owned is None else owned)
         exists = self._claim.take(connection, lanes=self._lanes_max, owned=shown)
         with self._mutex:
-            self._times.taken(begun, exists=exists, shows_lanes=bool(shown))
+            self._times.taken(begun, exists=exists or self._needs_row, shows_lanes=bool(shown))
 
     def release(self, connection: Any) -> None:
         self._claim.release(connection)
