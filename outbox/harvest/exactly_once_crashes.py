@@ -36,22 +36,23 @@ class CrashWatch:
         `is_first`: this worker has not owned the lane before."""
         table, lane, owner, holds = self._table, self._lane.number, self._rounds.owner, self._lane.holds
 
-        def look(connection: Any) -> crashes.Care:
+        def look(connection: Any) -> tuple[bool, crashes.Care]:
             found = table.watch(connection, lane)
             care = crashes.after(found, owner)
             if found is None or found.owner != owner or found.is_clean:
                 table.own(connection, lane, owner, care)
             elif found.started:
                 table.start(connection, lane, owner, ())
-            return care
+            return found is not None and not found.is_clean, care
 
-        care: crashes.Care = self._rounds.purges.ask(look, self._may_go_on)
+        care: crashes.Care
+        is_unclean, care = self._rounds.purges.ask(look, self._may_go_on)
         holds.is_careful = care.is_careful
         if care.suspects:
             holds.suspect(care.suspects)
         if care.culprit is not None:
             logger.error("record_quarantined lane=%d id=%d crashes=%d", lane, care.culprit, care.crashes)
-        elif care.crashes and is_first:
+        elif is_unclean and care.crashes and is_first:  # of an orderly end there is nothing to tell, careful or not
             logger.warning("unclean_takeover lane=%d crashes=%d suspects=%d", lane, care.crashes, len(care.suspects))
 
     def watched(self, batch: Batch, transact: Callable[[], T]) -> T:
