@@ -138,14 +138,16 @@ class Lane:
         return self._activity.state is Activity.ENDED
 
 
-class Ending(Enum):
-    NO = "no"
-    FINISHING = "finishing"
-    """What is in hand is finished by a deadline, and the host awaits an answer."""
-    ABANDONED = "abandoned"
-    """Everything is dropped at once."""
-    CUT_SHORT = "cut short"
-    """Dropped at once, and the host still awaits an answer."""
+class Answer(Enum):
+    NOT_AWAITED = "not awaited"
+    AWAITED = "awaited"
+    """What is in hand is finished by a deadline, and the host is to be told when the lane has ended."""
+
+
+class InHand(Enum):
+    KEPT = "kept"
+    DROPPED = "dropped"
+    """At once: the successor settles it."""
 
 
 class Asked(Enum):
@@ -153,54 +155,60 @@ class Asked(Enum):
     TO_DROP = "the host abandons it"
 
 
-ENDING = Table(
-    "ending",
-    Ending.NO,
+ANSWER = Table(
+    "answer",
+    Answer.NOT_AWAITED,
     {
-        (Ending.NO, Asked.TO_FINISH): Ending.FINISHING,
-        (Ending.NO, Asked.TO_DROP): Ending.ABANDONED,
-        (Ending.FINISHING, Asked.TO_FINISH): Ending.FINISHING,
-        (Ending.FINISHING, Asked.TO_DROP): Ending.CUT_SHORT,
-        (Ending.ABANDONED, Asked.TO_FINISH): Ending.CUT_SHORT,
-        (Ending.ABANDONED, Asked.TO_DROP): Ending.ABANDONED,
-        (Ending.CUT_SHORT, Asked.TO_FINISH): Ending.CUT_SHORT,
-        (Ending.CUT_SHORT, Asked.TO_DROP): Ending.CUT_SHORT,
+        (Answer.NOT_AWAITED, Asked.TO_FINISH): Answer.AWAITED,
+        (Answer.AWAITED, Asked.TO_FINISH): Answer.AWAITED,
+    },
+)
+IN_HAND = Table(
+    "in hand",
+    InHand.KEPT,
+    {
+        (InHand.KEPT, Asked.TO_DROP): InHand.DROPPED,
+        (InHand.DROPPED, Asked.TO_DROP): InHand.DROPPED,
     },
 )
 
 
 class EndOfLane:
-    """How a lane's worker ends, and by when."""
+    """How a lane's worker ends, and by when. Two threads of the host may ask at the same time, one to finish and one to
+    drop: each request has a region of its own and lasts, so neither is lost."""
 
     def __init__(self) -> None:
-        self._region = Region(ENDING)
+        self._answer, self._in_hand = Region(ANSWER), Region(IN_HAND)
         self._deadline = float("inf")
 
     # ---- by the host
 
     def finish(self, deadline: float) -> None:
         self._deadline = deadline
-        self._region.on(Asked.TO_FINISH)
+        self._answer.on(Asked.TO_FINISH)
 
     def abandon(self) -> None:
-        self._region.on(Asked.TO_DROP)
+        self._in_hand.on(Asked.TO_DROP)
 
     # ---- in any thread
 
     @property
     def is_asked_for(self) -> bool:
-        return self._region.state is not Ending.NO
+        return self.is_awaited or self._is_dropped
 
     @property
     def is_awaited(self) -> bool:
         """The host is to be told when it has ended."""
-        return self._region.state in (Ending.FINISHING, Ending.CUT_SHORT)
+        return self._answer.state is Answer.AWAITED
+
+    @property
+    def _is_dropped(self) -> bool:
+        return self._in_hand.state is InHand.DROPPED
 
     def has_come(self, now: float) -> bool:
         """What is in hand has no time left."""
-        state = self._region.state
-        return state in (Ending.ABANDONED, Ending.CUT_SHORT) or (state is Ending.FINISHING and now > self._deadline)
+        return self._is_dropped or (self.is_awaited and now > self._deadline)
 
     def leaves_time(self, now: float) -> bool:
         """To settle what is in hand; an abandoned lane leaves that to its successor."""
-        return self._region.state is Ending.FINISHING and now < self._deadline
+        return self.is_awaited and not self._is_dropped and now < self._deadline

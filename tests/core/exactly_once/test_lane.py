@@ -2,17 +2,16 @@ import pytest
 
 from outbox.core.exactly_once.lane import (
     ACTIVITY,
+    ANSWER,
     DECISION,
-    ENDING,
+    IN_HAND,
     PHASES,
     Activity,
-    Asked,
     Did,
-    Ending,
     EndOfLane,
     Lane,
 )
-from outbox.core.region import UnexpectedEvent
+from outbox.core.region import Table, UnexpectedEvent
 
 OWNING = [Did.TURN, Did.ALLOWED, Did.TOOK_OVER]
 SENDING = [*OWNING, Did.DEALT]
@@ -90,7 +89,7 @@ def test_a_question_to_an_operator_is_news_once_until_the_lane_is_taken_over():
     assert machine.stopped("another question")
 
 
-@pytest.mark.parametrize("table", [ACTIVITY, DECISION])
+@pytest.mark.parametrize("table", [ACTIVITY, DECISION, ANSWER, IN_HAND])
 def test_every_state_can_be_reached(table):
     assert table.unreachable() == set()
 
@@ -114,6 +113,19 @@ def test_how_a_lane_ends_says_what_may_still_be_waited_for(asked, deadline, is_a
     assert (ending.is_awaited, ending.has_come(6), ending.leaves_time(6)) == (is_awaited, has_come, leaves_time)
 
 
-def test_every_state_of_the_ending_can_be_reached_and_takes_every_request():
-    assert ENDING.unreachable() == set()
-    assert set(ENDING.transitions) == {(state, asked) for state in Ending for asked in Asked}
+@pytest.mark.parametrize("first", ["finish", "abandon"])
+def test_of_two_requests_to_end_at_the_same_time_neither_is_lost(monkeypatch, first):
+    ending = EndOfLane()
+    ask = {"finish": lambda: ending.finish(10), "abandon": ending.abandon}
+    others = [name for name in ask if name != first]
+    after = Table.after
+
+    def interrupted(table, state, event):
+        found = after(table, state, event)
+        while others:
+            ask[others.pop()]()  # in another thread, before the first has written down what it found
+        return found
+
+    monkeypatch.setattr(Table, "after", interrupted)
+    ask[first]()
+    assert (ending.is_awaited, ending.has_come(6), ending.leaves_time(6)) == (True, True, False)
