@@ -112,6 +112,7 @@ class ExactlyOnce:
         self._runtime = runtime
         self._find_rounds = rounds
         self._rounds: Rounds | None = None
+        self._is_made = False  # all of its parts are
         self._mailbox: Queue[Any] = runtime.queue()
         holds = Holds(
             lane,
@@ -189,6 +190,7 @@ class ExactlyOnce:
             self._lane_count = LaneCount(self._conf, *parts)
             self._transactions = self._transactions_on(self._rounds)
             self._crashes = CrashWatch(self._state, self._rounds, self._may_go_on, self._host.may_start)
+            self._is_made = True
             while not self._ending.is_asked_for:
                 self._turn(self._rounds)
         except BaseException as error:
@@ -474,16 +476,17 @@ class ExactlyOnce:
     def _close(self) -> None:
         rounds = self._rounds
         if rounds is not None:
-            self._transactions.drop()
-            if self._ending.is_awaited:
-                is_settled = self._leave_tidily(rounds)
-            else:
-                is_settled = not (self._transactions.is_in_doubt or self._may_have_left_rows)
-            rounds.leave(self._state, is_settled=is_settled)
+            rounds.leave(self._state, is_settled=not self._is_made or self._settled(rounds))
         self._machine.on(Did.END)
         self._log_end()
         if self._ending.is_awaited:
             self._host.finished(self._lane)
+
+    def _settled(self, rounds: Rounds) -> bool:
+        self._transactions.drop()
+        if self._ending.is_awaited:
+            return self._leave_tidily(rounds)
+        return not (self._transactions.is_in_doubt or self._may_have_left_rows)
 
     def _log_end(self) -> None:
         """With the seconds of each stage: where the time of a slow lane went."""
