@@ -16,7 +16,7 @@ from outbox.failpoints import failpoint
 from outbox.harvest.exactly_once_lanes import LaneState
 from outbox.harvest.exactly_once_rounds import Rounds
 from outbox.harvest.exactly_once_transaction import BatchDropped
-from outbox.harvest.exactly_once_values import Batch
+from outbox.harvest.exactly_once_values import Batch, MayNotGoOn
 
 logger = logging.getLogger("outbox.harvest")
 
@@ -84,6 +84,8 @@ class CrashWatch:
             self._rounds.purges.tell(lambda connection: table.calm(connection, lane, owner))
 
     def leave(self, may_wait: Callable[[], bool]) -> None:
-        """The owner ends well: its successor need not be careful."""
+        """The owner ends well: its successor need not be careful. Raises `MayNotGoOn`."""
+        if not may_wait():  # a successor in this process has the same name, and may own the lane by now
+            raise MayNotGoOn("the lane has no time left for its farewell")
         table, lane, owner = self._table, self._lane.number, self._rounds.owner
         self._rounds.purges.ask(lambda connection: table.leave(connection, lane, owner), may_wait)

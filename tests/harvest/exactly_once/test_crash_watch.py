@@ -8,6 +8,7 @@ import pytest
 from outbox.core.holds.book import Holds
 from outbox.core.holds.crashes import Watch
 from outbox.harvest.exactly_once_crashes import CrashWatch
+from outbox.harvest.exactly_once_values import MayNotGoOn
 
 
 class Table:
@@ -40,3 +41,14 @@ def test_only_an_owner_that_ended_without_a_farewell_is_told_of(caplog, is_clean
         watch.take_care(is_first=True)
     assert [record.getMessage().split()[0] for record in caplog.records] == told
     assert (holds.is_careful, holds.is_narrow) == (True, True), "the search goes on either way"
+
+
+def test_who_has_no_time_left_leaves_no_farewell_in_the_name_of_its_successor():
+    table = Table(None)
+    watch, _ = watch_of(table)
+    watch.take_care(is_first=True)
+    with pytest.raises(MayNotGoOn):
+        watch.leave(lambda: False)
+    assert table.left == []
+    watch.leave(lambda: True)
+    assert table.left == ["b"]

@@ -546,7 +546,7 @@ FOUND_BY: dict[str, int] = {
     "the lease is released outside of the round's lock": 64,
     "a lane is read for on another server than the one it was taken over on": 1883,
     "purge over a connection to another server without a look": 583,
-    "the claim is given back although a lane has left something in doubt": 724,
+    "the claim is given back although a lane has left something in doubt": 1294,
     "a new file of the table is not noticed": 701,
     "only the owner of lane 0 notices a forgotten change": 376,
     "a hold that ends is not read for from its first record": 2,
