@@ -428,7 +428,9 @@ MUTATIONS: dict[str, Planted] = {
     ),
     "in flight only until the commit": Planted(((Flights, "committed", _end_at_the_commit),)),
     "a settled stop is kept": Planted((_around(Rounds, "ready", _keep_stops),), theme=_LOSSY),
-    "what other lanes have in flight is left out": Planted((_around(Flights, "plan", _plan_for_every_lane),)),
+    "what other lanes have in flight is left out": Planted(
+        (_around(Flights, "plan", _plan_for_every_lane),), theme=_COPIES
+    ),
     "producer reused after an error": Planted(
         (
             _around(exactly_once_takeover, "initialised", _reuse),
