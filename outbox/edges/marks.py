@@ -317,7 +317,11 @@ class Marks:
             self._walk_at = now + max(_WALK_S, _WALK_SHARE * (now - begun))
         if not self._sees:
             return rows
-        sequence, snapshot, age, *_ = rows.pop(0)
+        header: tuple[Any, ...] = rows.pop(0)
+        sequence, snapshot, age, *_ = header
+        if sequence is None:  # made anew meanwhile, see `reader.SEQUENCE_ANEW`
+            self._settled.reset()
+            return rows
         # A mark may have ended early for the size of its values, so one with rows has not seen all.
         last = given["look"] if is_partial else max((row.id for row in rows), default=None)
         self._settled.note(parse_snapshot(snapshot, int(age)), sequence, last)

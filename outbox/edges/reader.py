@@ -32,6 +32,8 @@ _PAGES = 20  # that are read in a dearer way before the cheaper one is tried aga
 _SIZED_STEP = 2
 _SIZED_ROWS = 1000  # of the first page at that step; from its records the caller sees how many the next should have
 _LANE_APART = 1 << 48  # ids of a page are not so far apart; were they, the lanes would only be less together
+SEQUENCE_ANEW = "the sequence of the table's ids was made anew while it was read"
+"""As ALTER SEQUENCE … RESTART does, which does not wait for readers: they may find the old file already empty."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -256,6 +258,8 @@ class Reader:
 
     def _page(self, rows: list[Row], look: int, grouped: bool, is_full: bool, passes_over: bool) -> Page:
         sequence, snapshot, age, seen, purged, *_ = rows[0]
+        if sequence is None:
+            raise psycopg.OperationalError(SEQUENCE_ANEW)
         del rows[0]
         place = _place_of_dealt if grouped else itemgetter(0)
         if grouped and look < self._lowest_dealt:

@@ -311,6 +311,14 @@ def test_the_frontier_finds_late_rows_restarted_and_explicit_ids(url, db, reader
     assert read_all(db, reader, frontier) == [1]
 
 
+def test_a_sequence_that_is_made_anew_meanwhile_fails_the_read_as_an_outage(db):
+    """ALTER SEQUENCE … RESTART replaces its file and does not wait for readers. They may see a file without a row."""
+    db.execute("CREATE TABLE without_row (last_value bigint, is_called boolean)")
+    insert(db, "t", ["k"])
+    with pytest.raises(psycopg.OperationalError, match="made anew"):
+        Reader("outbox", "without_row").read(db, 0, [0], [], 10)
+
+
 @pytest.mark.parametrize("lanes", [1, 3])
 @pytest.mark.parametrize("is_sized", [False, True])
 def test_held_topics_and_lanes_are_passed_over(db, lanes, is_sized):

@@ -145,6 +145,18 @@ def test_a_late_record_is_marked_before_a_later_one_of_its_key(db, connect):
         marks.mark(db, leader, 10)
 
 
+def test_a_sequence_that_is_made_anew_during_a_mark_starts_the_walk_again(db, monkeypatch):
+    """ALTER SEQUENCE … RESTART replaces its file and does not wait for readers. They may see a file without a row."""
+    db.execute("CREATE TABLE without_row (last_value bigint, is_called boolean)")
+    monkeypatch.setattr(Marks, "_sequence", lambda self, connection: "without_row")
+    insert(db, "paused", ["k"])
+    (free,) = insert(db, "t", ["k"])
+    leader, marks = uuid.uuid4(), claimed(db, epoch=next(EPOCHS))
+    marks.held = PAUSED
+    assert [row.id for row in marks.mark(db, leader, 10)] == [free]
+    assert marks._settled.look == 0
+
+
 def test_held_backlogs_are_left_out_without_a_sequence_too(db):
     db.execute("ALTER TABLE outbox ALTER id DROP DEFAULT; ALTER SEQUENCE outbox_id_seq OWNED BY NONE")
     db.execute("INSERT INTO outbox (id, kafka_topic, kafka_key) VALUES (7, 'paused', 'k'), (8, 't', 'k')")

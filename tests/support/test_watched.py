@@ -1,7 +1,10 @@
+import subprocess
+import sys
 from queue import Empty
 
 import pytest
 
+import outbox.harvest.exactly_once
 from outbox.runtime.threads import Threads
 from tests.support.watched import LockRule, Watched, held, waits_for
 
@@ -77,3 +80,20 @@ def test_threads_are_noted_without_their_numbers(watched):
     for thread in threads:
         thread.join()
     assert watched.seen.taken == {(LATER, "outbox-lane")}
+
+
+def test_harvesters_of_this_process_are_watched():
+    assert isinstance(outbox.harvest.exactly_once.THREADS, Watched)
+
+
+@pytest.mark.parametrize("first", ["tests.settings", "tests.harvest.exactly_once.runner", "tests.cli.classic"])
+def test_harvesters_of_processes_that_tests_start_are_watched(first):
+    look = f"import {first}, outbox.harvest.exactly_once as it; print(type(it.THREADS).__name__)"
+    done = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "Watched\n", done.stderr
+
+
+def test_a_process_that_has_imported_modules_of_harvesters_before_goes_on_unwatched():
+    look = "import outbox.edges.session as it; import tests; print(type(it.THREADS).__name__)"
+    done = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "Threads\n", done.stderr
