@@ -349,7 +349,7 @@ class Reader:
         """One statement in two moments: its snapshot, and later the sequence, the next xid and the clock."""
         if not connection._process.is_claimed:
             raise Violation(f"{connection._process.name} reads after it gave back its claim on the table")
-        connection._world.limits.append(limit)
+        connection._world.limits[connection._process.name] = limit
         page = Answer(connection._runtime, "PostgreSQL")
         server, world = connection.server, connection._world
 

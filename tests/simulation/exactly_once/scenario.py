@@ -167,8 +167,8 @@ class World(surroundings.World):
         self.tasks: list[Any] = []
         self.late: Callable[[float], None] = lambda delay_s: None
         self.evicted: Callable[[], None] = lambda: None
-        self.limits: list[int] = []
-        """Of the rows of each page that was asked for."""
+        self.limits: dict[str, int] = {}
+        """Rows of the page that each process has asked for last."""
         self.has_other_mode, self.claimed_at = False, 0.0
         self.watches = False
         """Whether processes end without warning only for what they send."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from unittest.mock import patch
+
 import pytest
 
+from outbox.core.exactly_once.pages import PageSizes
 from tests.simulation.checkers import Violation
 from tests.simulation.exactly_once.mutations import FOUND_BY, MUTATIONS, Planted
-from tests.simulation.exactly_once.scenario import run
+from tests.simulation.exactly_once.scenario import PLAIN, run
 
 MUTATION_SEEDS = 2_000
 
@@ -32,6 +35,18 @@ def test_a_failing_seed_names_its_replay_command() -> None:
     name = "cursor instead of frontier"
     with pytest.raises(Violation, match=r"replay: pytest tests/simulation/exactly_once --seed \d+"):
         MUTATIONS[name].run(FOUND_BY[name])
+
+
+def test_pages_that_do_not_grow_again_are_found_beside_others_that_do() -> None:
+    enlarge, made = PageSizes.enlarge, []
+
+    def enlarge_others(sizes: PageSizes) -> None:
+        made.append(sizes)
+        if sizes is not made[0]:
+            enlarge(sizes)
+
+    with pytest.raises(Violation, match=r"not grown again: .*: 40\b"):
+        run(155, PLAIN, lambda: patch.object(PageSizes, "enlarge", enlarge_others))
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS)
