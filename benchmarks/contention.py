@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from benchmarks.drains import Drains
 from benchmarks.servers import Database
-from outbox.inserts import Statements
+from outbox.messages.inserts import Statements
 
 WRITERS, OTHERS = 6, 2
 HOLD_S = 0.005

@@ -12,14 +12,14 @@ if TYPE_CHECKING:
     from outbox.api import correlation as correlation
     from outbox.api import stash as stash
     from outbox.api import stash_many as stash_many
-    from outbox.consumed import identity as identity
+    from outbox.messages.consumed import identity as identity
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "Message": "outbox.api",
     "correlation": "outbox.api",
-    "identity": "outbox.consumed",
+    "identity": "outbox.messages.consumed",
     "stash": "outbox.api",
     "stash_many": "outbox.api",
 }

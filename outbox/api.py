@@ -1,7 +1,8 @@
 """Stashing: `stash` and `stash_many` put messages into the outbox table, in the caller's transaction.
 
-Here: the two calls, their connection and their transaction. What a message may hold is in ``outbox.validation``, the
-SQL in ``outbox.inserts``. Models are imported at first use, because ``outbox`` is imported before apps are ready.
+Here: the two calls, their connection and their transaction. What a message may hold is in
+``outbox.messages.validation``, the SQL in ``outbox.messages.inserts``. Models are imported at first use, because
+``outbox`` is imported before apps are ready.
 """
 
 from collections.abc import Iterable, Iterator
@@ -14,11 +15,11 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import Model
 
 from outbox.conf import Conf, current
-from outbox.context import correlation
 from outbox.exceptions import InvalidMessage, OutboxError, StashOutsideTransaction
-from outbox.inserts import Statements, copy_many, insert_few, insert_one, lock_many, statements
-from outbox.message import Headers, Message, as_pairs, shown
-from outbox.validation import Row, Validator
+from outbox.messages.context import correlation
+from outbox.messages.inserts import Statements, copy_many, insert_few, insert_one, lock_many, statements
+from outbox.messages.message import Headers, Message, as_pairs, shown
+from outbox.messages.validation import Row, Validator
 
 __all__ = ["Headers", "Message", "correlation", "stash", "stash_many"]
 

@@ -19,7 +19,7 @@ from typing import Any
 from django.db import connections, router, transaction
 
 from outbox.api import stash_many
-from outbox.message import Message
+from outbox.messages.message import Message
 
 RECORDS_PER_TRANSACTION = 20
 # Two neighbouring classes of transaction times differ by 5%.

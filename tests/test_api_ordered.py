@@ -10,7 +10,7 @@ from django.db import connection, transaction
 
 import outbox
 from outbox import Message
-from outbox.inserts import ORDER_LOCK, ORDER_SLOT, ORDER_SLOTS
+from outbox.messages.inserts import ORDER_LOCK, ORDER_SLOT, ORDER_SLOTS
 from outbox.models import OutboxRecord
 
 pytestmark = pytest.mark.django_db(transaction=True)

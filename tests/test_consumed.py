@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 import outbox
-from outbox.consumed import Identity
+from outbox.messages.consumed import Identity
 from tests.support.databases import ROOT
 
 PAIRS = [("a", b"x"), ("outbox-id", b"42")]

@@ -6,8 +6,8 @@ import threading
 import pytest
 
 from outbox import correlation
-from outbox.context import current_correlation_id
 from outbox.exceptions import InvalidMessage
+from outbox.messages.context import current_correlation_id
 
 
 def test_blocks_nest_and_end_also_by_an_exception():

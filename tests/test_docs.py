@@ -3,7 +3,7 @@
 import re
 
 from outbox import __version__, checks, conf, failpoints
-from outbox.inserts import ORDER_LOCK, ORDER_SLOT
+from outbox.messages.inserts import ORDER_LOCK, ORDER_SLOT
 from tests.support.databases import ROOT
 
 DOCS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("benchmarks/*.md")])

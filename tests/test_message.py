@@ -5,11 +5,11 @@ import enum
 
 import pytest
 
-import outbox.context
-import outbox.message
+import outbox.messages.context
+import outbox.messages.message
 from outbox import Message
 from outbox.exceptions import InvalidMessage, OutboxError
-from outbox.message import as_pairs
+from outbox.messages.message import as_pairs
 
 
 def test_message_is_a_frozen_value():
@@ -95,5 +95,5 @@ def test_invalid_message_is_an_outbox_error_and_a_value_error():
 
 
 def test_public_names_survive_the_import_of_their_modules():
-    assert outbox.correlation is outbox.context.correlation
-    assert outbox.Message is outbox.message.Message
+    assert outbox.correlation is outbox.messages.context.correlation
+    assert outbox.Message is outbox.messages.message.Message

@@ -10,11 +10,11 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import models
 
 from outbox.conf import parse
-from outbox.context import correlation
 from outbox.exceptions import InvalidMessage, OutboxError
-from outbox.message import as_pairs
+from outbox.messages.context import correlation
+from outbox.messages.message import as_pairs
+from outbox.messages.validation import HEADER_RESERVE_BYTES, RESERVE_BYTES, Validator, message_ids
 from outbox.serializers import json
-from outbox.validation import HEADER_RESERVE_BYTES, RESERVE_BYTES, Validator, message_ids
 
 PLAIN = {"MESSAGE_ID_HEADER": None}
 

@@ -21,7 +21,6 @@ from uuid import UUID
 import psycopg
 
 from outbox.conf import Conf
-from outbox.context import is_tracing
 from outbox.core import verdict
 from outbox.core.exactly_once.blame import (
     Action,
@@ -75,6 +74,7 @@ from outbox.harvest.lanes import LaneHost, LeftUntidily, owner_name
 from outbox.harvest.ports import Servers
 from outbox.harvest.readings import Meter, Troubles
 from outbox.harvest.resize import LaneCount
+from outbox.messages.context import is_tracing
 from outbox.runtime import Queue, Runtime
 from outbox.runtime.threads import THREADS
 

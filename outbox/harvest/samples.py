@@ -19,7 +19,7 @@ import psycopg
 
 from outbox.edges import locks, samples, table
 from outbox.harvest.readings import Troubles
-from outbox.inserts import ORDER_LOCK
+from outbox.messages.inserts import ORDER_LOCK
 
 logger = logging.getLogger("outbox.harvest")
 

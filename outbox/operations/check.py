@@ -18,7 +18,7 @@ from outbox.edges import backends, keepers, locks, marks, overview, rights, tabl
 from outbox.edges.backends import Pooled
 from outbox.edges.keepers import RowsKept
 from outbox.exceptions import OutboxError
-from outbox.inserts import ORDER_LOCK
+from outbox.messages.inserts import ORDER_LOCK
 from outbox.operations import check_kafka, stats
 from outbox.operations.findings import Finding, Level, error, ok, skipped, warning
 

@@ -89,7 +89,7 @@ def test_a_process_that_does_not_use_it_does_not_load_it():
     code = """
     import sys, django
     django.setup()
-    from outbox.context import is_tracing, trace_headers
+    from outbox.messages.context import is_tracing, trace_headers
     import outbox.harvest.daemon
     assert trace_headers() == () and not is_tracing()
     assert not any(name.startswith("opentelemetry") for name in sys.modules)

@@ -12,7 +12,7 @@ from outbox import conf
 from outbox.edges import locks, samples, table
 from outbox.edges.marks import Marks
 from outbox.harvest.samples import Sampler
-from outbox.inserts import ORDER_LOCK
+from outbox.messages.inserts import ORDER_LOCK
 from outbox.operations import check
 from outbox.operations.findings import Level
 from tests.support.databases import fresh_database

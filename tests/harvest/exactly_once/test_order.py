@@ -10,7 +10,7 @@ import pytest
 
 from outbox.core.frontier import LOOK_BACK_IDS, Frontier
 from outbox.harvest import exactly_once_reading
-from outbox.inserts import Statements
+from outbox.messages.inserts import Statements
 from tests.harvest.exactly_once.bench import finish, wait_until
 from tests.harvest.exactly_once.test_lanes import working_lanes
 

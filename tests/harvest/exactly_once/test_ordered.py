@@ -7,7 +7,7 @@ import time
 import psycopg
 import pytest
 
-from outbox.inserts import Statements
+from outbox.messages.inserts import Statements
 
 WRITERS, TURNS, KEY = 16, 6, "contended"
 

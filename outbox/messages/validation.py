@@ -10,9 +10,9 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from outbox.conf import Conf
-from outbox.context import TRACE_PARENT, current_correlation_id, trace_headers
 from outbox.exceptions import InvalidMessage, OutboxError
-from outbox.message import Pair, shown
+from outbox.messages.context import TRACE_PARENT, current_correlation_id, trace_headers
+from outbox.messages.message import Pair, shown
 from outbox.serializers import Serializer, resolve
 
 TOPIC_MAX = 249

@@ -1,6 +1,6 @@
 """`Message`, the value that `stash_many` takes, and the one form of headers: a tuple of pairs of strings.
 
-What a message may contain is decided in ``outbox.validation``; here only the shape.
+What a message may contain is decided in ``outbox.messages.validation``; here only the shape.
 """
 
 import reprlib

@@ -1,6 +1,7 @@
 """Every statement with which `stash` and `stash_many` write, through Django's connection.
 
-What goes into the rows is decided before (``outbox.validation``); transactions are the caller's (``outbox.api``).
+What goes into the rows is decided before (``outbox.messages.validation``); transactions are the caller's
+(``outbox.api``).
 """
 
 from collections.abc import Iterable, Sequence
@@ -11,7 +12,7 @@ from typing import Any
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from outbox.exceptions import OutboxError
-from outbox.validation import Row
+from outbox.messages.validation import Row
 
 # First half of the advisory lock of ordered=True ("outb" in ASCII); the second half is one of ORDER_SLOTS. Every writer
 # of a key must take the same lock, in any language: see ORDER_SLOT. One lock per key instead of one per slot would
