@@ -29,10 +29,10 @@ from outbox.admin_pages.base import may_see_payload, waiting
 from outbox.admin_pages.editing import edit_view
 from outbox.admin_pages.wording import plural
 from outbox.admin_paging import BINARY_PREFIX_BYTES, LIST_CHARS, Count, RecordPaginator, count, with_preview
-from outbox.expressions import known
 from outbox.models import OutboxRecord
 from outbox.operations import actions as operations
 from outbox.redaction import TEXT_MAX, redact
+from outbox.schema.expressions import known
 
 HEADER_CHARS = 1_000
 # How many rows at either end of the table are asked for their topics, and how many topics the filter offers.

@@ -14,9 +14,9 @@ from django.core.paginator import Paginator
 from django.db.models import BinaryField, Func, IntegerField
 from django.db.models.functions import Left, Substr
 
-from outbox.fields import TextField
 from outbox.models import OutboxRecord
 from outbox.redaction import TEXT_MAX, keeps_everything
+from outbox.schema.fields import TextField
 
 # Up to here rows are counted, and paged through; beyond, the planner's estimate is shown.
 COUNT_EXACT_MAX = 10_000

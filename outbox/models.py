@@ -12,9 +12,9 @@ from django.db import models
 from django.db.models import Q
 from django.db.models.functions import Now
 
-from outbox import fields
 from outbox.conf import table_name
-from outbox.expressions import EmptyIntegerArray, EmptyTextArray, SuppliedTime, no_null_element, same_length
+from outbox.schema import fields
+from outbox.schema.expressions import EmptyIntegerArray, EmptyTextArray, SuppliedTime, no_null_element, same_length
 
 # The layout that older programs know, in its order.
 CLASSIC_COLUMNS = (

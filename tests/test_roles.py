@@ -12,10 +12,10 @@ from django.db import connection, transaction
 from django.db.utils import ProgrammingError
 
 import outbox
-from outbox import roles
 from outbox.models import DeadLetter, Hold
 from outbox.operations import actions
 from outbox.operations.actions import Selector
+from outbox.schema import roles
 from tests.harvest import hosts
 from tests.harvest.exactly_once.conftest import bench  # noqa: F401
 

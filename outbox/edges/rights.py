@@ -1,4 +1,5 @@
-"""What the database role of a harvester must be allowed, asked at once. What a role is given says `outbox.roles`."""
+"""What the database role of a harvester must be allowed, asked at once. What a role is given says
+`outbox.schema.roles`."""
 
 from __future__ import annotations
 

@@ -3,9 +3,9 @@ import django.contrib.postgres.functions
 import django.db.models.lookups
 from django.db import migrations, models
 
-import outbox.expressions
-from outbox.adoption import CreateOrAdoptTable
+import outbox.schema.expressions
 from outbox.conf import table_name
+from outbox.schema.adoption import CreateOrAdoptTable
 
 
 class Migration(migrations.Migration):
@@ -42,7 +42,7 @@ class Migration(migrations.Migration):
                     "kafka_header_keys",
                     django.contrib.postgres.fields.ArrayField(
                         base_field=models.TextField(),
-                        db_default=outbox.expressions.EmptyTextArray(),
+                        db_default=outbox.schema.expressions.EmptyTextArray(),
                         size=None,
                         verbose_name="header names",
                     ),
@@ -51,7 +51,7 @@ class Migration(migrations.Migration):
                     "kafka_header_values",
                     django.contrib.postgres.fields.ArrayField(
                         base_field=models.TextField(),
-                        db_default=outbox.expressions.EmptyTextArray(),
+                        db_default=outbox.schema.expressions.EmptyTextArray(),
                         size=None,
                         verbose_name="header values",
                     ),
@@ -82,16 +82,18 @@ class Migration(migrations.Migration):
                 "constraints": [
                     models.CheckConstraint(
                         condition=django.db.models.lookups.Exact(
-                            outbox.expressions.Cardinality("kafka_header_keys"),
-                            outbox.expressions.Cardinality("kafka_header_values"),
+                            outbox.schema.expressions.Cardinality("kafka_header_keys"),
+                            outbox.schema.expressions.Cardinality("kafka_header_values"),
                         ),
                         name="outbox_headers_paired",
                     ),
                     models.CheckConstraint(
                         condition=models.Q(
-                            django.db.models.lookups.IsNull(outbox.expressions.NullPosition("kafka_header_keys"), True),
                             django.db.models.lookups.IsNull(
-                                outbox.expressions.NullPosition("kafka_header_values"), True
+                                outbox.schema.expressions.NullPosition("kafka_header_keys"), True
+                            ),
+                            django.db.models.lookups.IsNull(
+                                outbox.schema.expressions.NullPosition("kafka_header_values"), True
                             ),
                         ),
                         name="outbox_headers_not_null",

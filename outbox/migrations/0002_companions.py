@@ -9,8 +9,8 @@ from django.db import migrations
 from django.db.backends.base.schema import BaseDatabaseSchemaEditor
 from django.db.migrations.state import ProjectState
 
-from outbox.adoption import in_short_attempts
 from outbox.conf import table_name
+from outbox.schema.adoption import in_short_attempts
 
 
 def _quoted(name: str) -> str:

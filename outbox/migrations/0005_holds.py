@@ -11,7 +11,7 @@ import django.contrib.postgres.fields
 import django.db.models.functions.datetime
 from django.db import migrations, models
 
-import outbox.expressions
+import outbox.schema.expressions
 from outbox.conf import table_name
 from outbox.exceptions import OutboxError
 
@@ -137,7 +137,9 @@ STATE_OPERATIONS = [
             (
                 "confirmed_by",
                 django.contrib.postgres.fields.ArrayField(
-                    base_field=models.IntegerField(), db_default=outbox.expressions.EmptyIntegerArray(), size=None
+                    base_field=models.IntegerField(),
+                    db_default=outbox.schema.expressions.EmptyIntegerArray(),
+                    size=None,
                 ),
             ),
             ("history", models.JSONField(db_default=models.Value([], models.JSONField()))),
@@ -166,13 +168,13 @@ STATE_OPERATIONS = [
             (
                 "header_keys",
                 django.contrib.postgres.fields.ArrayField(
-                    base_field=models.TextField(), db_default=outbox.expressions.EmptyTextArray(), size=None
+                    base_field=models.TextField(), db_default=outbox.schema.expressions.EmptyTextArray(), size=None
                 ),
             ),
             (
                 "header_values",
                 django.contrib.postgres.fields.ArrayField(
-                    base_field=models.TextField(), db_default=outbox.expressions.EmptyTextArray(), size=None
+                    base_field=models.TextField(), db_default=outbox.schema.expressions.EmptyTextArray(), size=None
                 ),
             ),
             ("stashed_at", models.DateTimeField(blank=True, null=True)),

@@ -8,9 +8,9 @@ from typing import Any
 
 from django.db import DatabaseError, migrations, models
 
-from outbox.adoption import in_short_attempts, is_lock
 from outbox.conf import table_name
 from outbox.exceptions import OutboxError
+from outbox.schema.adoption import in_short_attempts, is_lock
 
 _BUILD_S = 60
 

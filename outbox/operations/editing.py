@@ -15,13 +15,13 @@ from django.db import IntegrityError, connections, transaction
 
 from outbox import conf as settings
 from outbox.exceptions import InvalidMessage
-from outbox.expressions import has_time
-from outbox.fields import is_not_utf8
 from outbox.messages.message import as_pairs
 from outbox.messages.validation import Row, Validator
 from outbox.models import DeadLetter, Hold, OutboxRecord
 from outbox.operations.outcomes import REFUSED, Outcome, alias_of, audit, put_back
 from outbox.operations.selection import OperationRefused, lane_count
+from outbox.schema.expressions import has_time
+from outbox.schema.fields import is_not_utf8
 
 FIELDS = ("topic", "key", "value", "headers")
 _LOOK_S = 0.1

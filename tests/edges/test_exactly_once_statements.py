@@ -8,7 +8,6 @@ from datetime import UTC, datetime
 import psycopg
 import pytest
 
-from outbox.adoption import guarded_default
 from outbox.core import frontier as core_frontier
 from outbox.core.frontier import Frontier
 from outbox.core.times import INFINITE, NONE, time_of
@@ -18,6 +17,7 @@ from outbox.edges.int8_arrays import Ids
 from outbox.edges.marks import WrongTable
 from outbox.edges.reader import LeftOut, Reader, UnknownAges, UnorderedPage, check_ages
 from outbox.edges.sweeper import Below, Sweeper
+from outbox.schema.adoption import guarded_default
 from tests.support.tables import create_companions, insert
 
 

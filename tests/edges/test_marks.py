@@ -10,9 +10,9 @@ import uuid
 import psycopg
 import pytest
 
-from outbox.adoption import guarded_default
 from outbox.edges.marks import ClaimBlocked, Marks, Scopes, StillThere, WrongTable
 from outbox.edges.table import connect_bounded
+from outbox.schema.adoption import guarded_default
 from tests.harvest.hosts import wait_until
 from tests.support.tables import create_table, insert
 

@@ -20,7 +20,6 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 
-from outbox import roles
 from outbox.conf import AT_LEAST_ONCE, EXACTLY_ONCE
 from outbox.devstack import Kafka
 from outbox.edges import rights
@@ -32,6 +31,7 @@ from outbox.edges.ways import NoRights
 from outbox.election.errors import KafkaUnreachable
 from outbox.exceptions import OutboxError
 from outbox.harvest import Harvester, starting
+from outbox.schema import roles
 from tests.harvest.exactly_once.bench import Bench, wait_until
 from tests.support.databases import fresh_database
 from tests.support.topics import create_topic

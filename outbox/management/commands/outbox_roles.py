@@ -8,8 +8,9 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError
 from django.db import connections
 
-from outbox import conf, roles
+from outbox import conf
 from outbox.edges.table import identifier
+from outbox.schema import roles
 
 
 class Command(BaseCommand):

@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 
 import psycopg
 
-from outbox.adoption import guarded_default
 from outbox.conf import parse
 from outbox.core import ledger
 from outbox.harvest.exactly_once import ExactlyOnceFactory
 from outbox.harvest.exactly_once_values import LaneStopped
+from outbox.schema.adoption import guarded_default
 from tests.harvest.hosts import Host, finish, wait_until
 from tests.support.databases import ROOT
 from tests.support.tables import create_companions, create_table

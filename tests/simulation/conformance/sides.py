@@ -18,7 +18,6 @@ import psycopg
 from confluent_kafka import KafkaError, KafkaException
 
 from outbox import wakeups
-from outbox.adoption import guarded_default
 from outbox.conf import parse
 from outbox.core.faults import Kind, kind_of
 from outbox.core.frontier import Snapshot
@@ -33,6 +32,7 @@ from outbox.exceptions import OutboxError
 from outbox.harvest.exactly_once_database import Database
 from outbox.harvest.exactly_once_kafka import Kafka
 from outbox.runtime.threads import THREADS
+from outbox.schema.adoption import guarded_default
 from tests.simulation.exactly_once import database as simulated_database
 from tests.simulation.exactly_once import kafka as simulated_kafka
 from tests.simulation.exactly_once.checkers import TOPIC, Checkers, Written

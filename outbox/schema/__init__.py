@@ -1,0 +1,1 @@
+"""What migrations need: adopting a table, expressions of columns and constraints, fields, roles."""
