@@ -4,7 +4,7 @@
 ``<TABLE>_purged``: (lane, batch): the last batch of each lane whose rows were deleted, called m.
 ``<TABLE>_lane``: who owns a lane, shown to operators and never trusted (`ways`).
 
-Each function takes a connection and decides nothing; what the numbers mean is said in `core.verdict`.
+Each function takes a connection and decides nothing; what the numbers mean is said in `core.exactly_once.judgement`.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import psycopg
 from psycopg import sql
 
 from outbox.core import times
-from outbox.core.ledger import digest
-from outbox.core.verdict import State
+from outbox.core.exactly_once.judgement import State
+from outbox.core.exactly_once.ledger import digest
 from outbox.edges import backends, int8_arrays, keepers, timestamps
 from outbox.edges.int8_arrays import Ids
 from outbox.edges.marks import WrongTable

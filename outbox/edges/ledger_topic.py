@@ -1,8 +1,8 @@
 """The ledger topic: one partition per lane, written only inside the lanes' transactions, read backwards at a takeover.
 
-What an entry says is in `core.ledger`, what follows from it in `core.verdict`. Nobody waits inside a client: its waits
-end by the wall clock, and last as much longer when that is set back (`wall_clock`). A client whose own threads wait for
-so long is replaced at the next attempt.
+What an entry says is in `core.exactly_once.ledger`, what follows from it in `core.exactly_once.judgement`. Nobody waits
+inside a client: its waits end by the wall clock, and last as much longer when that is set back (`wall_clock`). A client
+whose own threads wait for so long is replaced at the next attempt.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from outbox.core import ledger
+from outbox.core.exactly_once import ledger
 from outbox.core.faults import Kind, kind_of
 from outbox.edges.kafka import dispose, require_bootstrap
 from outbox.exceptions import OutboxError

@@ -18,8 +18,8 @@ from zlib import crc32
 import psycopg
 from psycopg import sql
 
+from outbox.core.at_least_once.settled import Settled
 from outbox.core.frontier import parse_snapshot
-from outbox.core.settled import Settled
 from outbox.edges import backends, keepers, locks, sizes
 from outbox.edges.backends import BACKEND
 from outbox.edges.reader import SMALL_BYTES, lane_of_row
@@ -300,7 +300,7 @@ class Marks:
         return rows
 
     def _mark_unheld(self, connection: psycopg.Connection[Any], given: dict[str, Any], held: Scopes) -> list[Row]:
-        """Not walking over a held backlog again and again: see `core.settled`."""
+        """Not walking over a held backlog again and again: see `core.at_least_once.settled`."""
         begun = time.monotonic()
         if held != self._walked_with or begun >= self._walk_at:
             self._settled.reset()

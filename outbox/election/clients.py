@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import UUID
 
 from outbox.conf import Conf
-from outbox.core import neli
+from outbox.core.election import neli
 from outbox.edges.kafka import make, require_bootstrap
 from outbox.election.ports import GroupConsumer, HeartbeatProducer, HeartbeatReader, OnCommit, OnError
 from outbox.exceptions import missing_extra

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from outbox.conf import AT_LEAST_ONCE, Conf
-from outbox.core import neli
+from outbox.core.election import neli
 from outbox.edges.kafka import brokers_at_work, dispose
 from outbox.election.clients import Clients, heartbeat_of
 from outbox.election.errors import ElectionRefused, KafkaUnreachable, foreign_database, is_outage

@@ -15,15 +15,15 @@ from typing import Any
 from uuid import UUID
 
 from outbox.conf import Conf
-from outbox.core import scoreboard_values as values
-from outbox.core.scoreboard import Phase, Scoreboard
+from outbox.core.at_least_once import values as values
+from outbox.core.at_least_once.scoreboard import Phase, Scoreboard
+from outbox.core.contract import LaneHost, LaneStopped
 from outbox.edges import kafka
 from outbox.edges.producers import MakeProducer, Producers
 from outbox.edges.session import Connect
 from outbox.failpoints import failpoint
 from outbox.harvest.at_least_once_holds import HeldMarks
-from outbox.harvest.lanes import LaneHost, LaneStopped, owner_name
-from outbox.harvest.lease_keeper import LeaseKeeper
+from outbox.harvest.lease_keeper import LeaseKeeper, owner_name
 from outbox.harvest.mark_servers import MarkDatabase, MarkServers
 from outbox.harvest.readings import LaneStatistics, Meter, Troubles, keys_in_flight
 from outbox.harvest.statements import Statements

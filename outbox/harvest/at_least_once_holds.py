@@ -16,6 +16,8 @@ from uuid import UUID
 
 from outbox.conf import Conf
 from outbox.core import faults
+from outbox.core.at_least_once.scoreboard import Phase, Scoreboard
+from outbox.core.at_least_once.values import RecordHeld
 from outbox.core.holds.values import (
     BY_OPERATORS,
     DISCARD,
@@ -31,8 +33,6 @@ from outbox.core.holds.values import (
     is_given_up,
     rejected,
 )
-from outbox.core.scoreboard import Phase, Scoreboard
-from outbox.core.scoreboard_values import RecordHeld
 from outbox.edges.marks import Scopes
 from outbox.harvest.mark_servers import HoldStatements
 from outbox.harvest.statements import Statements

@@ -19,6 +19,7 @@ from typing import Any
 from uuid import UUID
 
 from outbox import conf as settings
+from outbox.core.contract import WorkerFactory
 from outbox.edges.wall_clock import WallClock, nudge_all
 from outbox.election.clients import Clients
 from outbox.election.errors import denied
@@ -27,7 +28,6 @@ from outbox.election.topic import LeaderTopic
 from outbox.exceptions import OutboxError
 from outbox.harvest import starting
 from outbox.harvest.events import Events
-from outbox.harvest.lanes import WorkerFactory
 from outbox.harvest.measurements import Measured, Measurements
 from outbox.harvest.owned import OwnedLanes
 from outbox.harvest.retries import Found, until_reachable

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
 
+from outbox.core.contract import STOPPED
 from outbox.edges.overview import BACKLOG_MAX, DatabaseUnreachable, Overview
 from outbox.exceptions import OutboxError
 from outbox.harvest.daemon import Harvester
-from outbox.harvest.lanes import STOPPED
 
 _POLL_S = 0.05
 _STUCK_S = 3.0  # nothing moves for so long while keys are held back or lanes are stopped

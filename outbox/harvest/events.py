@@ -15,9 +15,9 @@ from typing import Any
 from django.dispatch import Signal
 
 from outbox import signals
-from outbox.core.neli import LeaderAcquired, LeaderFenced, LeaderRefreshed, LeaderRevoked
-from outbox.core.scoreboard_values import RecordHeld
-from outbox.harvest.lanes import BatchDelivered, LaneStopped, MeterRead
+from outbox.core.at_least_once.values import RecordHeld
+from outbox.core.contract import BatchDelivered, LaneStopped, MeterRead
+from outbox.core.election.neli import LeaderAcquired, LeaderFenced, LeaderRefreshed, LeaderRevoked
 from outbox.runtime import Runtime, Thread
 from outbox.runtime.threads import THREADS
 

@@ -21,7 +21,8 @@ from uuid import UUID
 import psycopg
 
 from outbox.conf import Conf
-from outbox.core import verdict
+from outbox.core.contract import LaneHost, LeftUntidily
+from outbox.core.exactly_once import judgement
 from outbox.core.exactly_once.blame import (
     Action,
     Fenced,
@@ -36,15 +37,15 @@ from outbox.core.exactly_once.blame import (
     Weigh,
     blame,
 )
+from outbox.core.exactly_once.judgement import AskElection, Closed, Idle, Stop
 from outbox.core.exactly_once.lane import Did, EndOfLane, Lane
+from outbox.core.exactly_once.ledger import LedgerEntryError
 from outbox.core.exactly_once.takeover import Unreadable, unreadable, was_settled
 from outbox.core.exactly_once.transaction import Producer, judge
 from outbox.core.holds.book import Holds
 from outbox.core.holds.hold import Name
-from outbox.core.ledger import LedgerEntryError
 from outbox.core.patience import Backoff, Circuit
 from outbox.core.rows import Row, parts_of
-from outbox.core.verdict import AskElection, Closed, Idle, Stop
 from outbox.edges.kafka import let_go
 from outbox.edges.ledger_topic import LedgerMissing, LedgerUnreachable
 from outbox.edges.texts import explained
@@ -70,7 +71,7 @@ from outbox.harvest.exactly_once_values import (
     MayNotGoOn,
     Retake,
 )
-from outbox.harvest.lanes import LaneHost, LeftUntidily, owner_name
+from outbox.harvest.lease_keeper import owner_name
 from outbox.harvest.ports import Servers
 from outbox.harvest.readings import Meter, Troubles
 from outbox.harvest.resize import LaneCount
@@ -266,7 +267,7 @@ class ExactlyOnce:
         """A hint before the takeover: it spares the servers an init whose producer would be thrown away. The takeover
         reads the row again after its init. One question serves all lanes of the process."""
         for wanted, max_age_s in ((Idle, _IDLE_SEEN_S), (Closed, _CLOSED_S)):
-            found = verdict.waits_for(self._lane, rounds.seen_state(max_age_s, self._may_take_over))
+            found = judgement.waits_for(self._lane, rounds.seen_state(max_age_s, self._may_take_over))
             if isinstance(found, wanted):
                 return found
         return None

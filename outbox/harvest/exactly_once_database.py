@@ -17,9 +17,9 @@ import psycopg
 
 from outbox import wakeups
 from outbox.conf import Conf
-from outbox.core import verdict
-from outbox.core.ledger import Entry
-from outbox.core.verdict import LookUpRows, MoveOnly, PurgeEntry, State, Stop
+from outbox.core.exactly_once import judgement
+from outbox.core.exactly_once.judgement import LookUpRows, MoveOnly, PurgeEntry, State, Stop
+from outbox.core.exactly_once.ledger import Entry
 from outbox.edges import backends, companions, notifications, table
 from outbox.edges.companions import Companions, OtherDatabase
 from outbox.edges.holds import HoldTable
@@ -276,14 +276,14 @@ def settle_purge(statements: Statements, connection: Any, purge: Purge) -> Stop 
     for _ in range(_SETTLE_ATTEMPTS_MAX):
         statements.require_backend(connection)  # which the purge asks for as well, and does nothing elsewhere
         purged = statements.purged(connection, entry.lane)
-        judged = verdict.after_purge(entry, purged)
+        judged = judgement.after_purge(entry, purged)
         if isinstance(judged, Stop):
             return judged
         if not isinstance(judged, LookUpRows):
             return None
         found = statements.look_up(connection, entry.ids)
-        rows = verdict.found_rows(entry, found.count, found.digest, found.newest)
-        settled = verdict.settle(entry, rows)
+        rows = judgement.found_rows(entry, found.count, found.digest, found.newest)
+        settled = judgement.settle(entry, rows)
         if isinstance(settled, Stop):
             return settled
         ids: Sequence[int] = entry.ids if isinstance(settled, PurgeEntry) else ()
@@ -310,4 +310,4 @@ def _refuse_kept(
 ) -> None:
     """Rows that were deleted by somebody else are gone. Those that are still there would be sent again."""
     if deleted < len(ids) and (count := statements.kept(connection, entry.lane, entry.batch, ids, filenode)):
-        raise _RowsKept(entry.lane, verdict.rows_kept(entry, statements.why_kept(connection, count)))
+        raise _RowsKept(entry.lane, judgement.rows_kept(entry, statements.why_kept(connection, count)))

@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from outbox.conf import Conf
+from outbox.core.exactly_once.flights import Flights, Plan, Standing
+from outbox.core.exactly_once.judgement import Stop
 from outbox.core.exactly_once.looks import HoldsLook
 from outbox.core.exactly_once.pages import IdlePause, PageSizes
 from outbox.core.exactly_once.round import Reads, Round
-from outbox.core.flights import Flights, Plan, Standing
 from outbox.core.holds.book import Holds
 from outbox.core.holds.values import Errands, Writes
-from outbox.core.verdict import Stop
 from outbox.edges.reader import NOTHING, LeftOut
 from outbox.edges.sweeper import Found
 from outbox.harvest.exactly_once_database import Purges

@@ -18,10 +18,10 @@ from functools import partial
 from typing import Any
 
 from outbox.conf import Conf
+from outbox.core.exactly_once.flights import Plan, may_flush
+from outbox.core.exactly_once.judgement import GoOn, Stop
 from outbox.core.exactly_once.round import News, Reads, Step
-from outbox.core.flights import Plan, may_flush
 from outbox.core.rows import Row, size_of
-from outbox.core.verdict import GoOn, Stop
 from outbox.edges import backends
 from outbox.edges.backends import Pooled
 from outbox.edges.companions import OtherDatabase

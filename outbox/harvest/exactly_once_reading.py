@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import psycopg
 
 from outbox.core import times
+from outbox.core.exactly_once.flights import Plan
 from outbox.core.exactly_once.reading import ReadPatience
-from outbox.core.flights import Plan
 from outbox.core.frontier import Frontier
 from outbox.core.holds.values import HoldRow
 from outbox.edges.reader import NOTHING, LeftOut, Page

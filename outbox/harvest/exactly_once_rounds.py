@@ -17,11 +17,11 @@ from uuid import uuid4
 import psycopg
 
 from outbox.conf import Conf
+from outbox.core.at_least_once.values import RecordHeld
+from outbox.core.exactly_once.judgement import State
+from outbox.core.exactly_once.ledger import Entry
 from outbox.core.exactly_once.round import News
-from outbox.core.ledger import Entry
 from outbox.core.rows import Row
-from outbox.core.scoreboard_values import RecordHeld
-from outbox.core.verdict import State
 from outbox.harvest.exactly_once_lanes import Lanes, LaneState
 from outbox.harvest.exactly_once_reader import PageReader
 from outbox.harvest.exactly_once_state import SeenState

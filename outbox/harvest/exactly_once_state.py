@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from outbox.core.verdict import State
+from outbox.core.exactly_once.judgement import State
 from outbox.runtime import Runtime
 
 Ask = Callable[[Callable[[], bool]], State]

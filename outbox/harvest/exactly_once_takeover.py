@@ -13,7 +13,19 @@ from typing import Any
 from uuid import UUID
 
 from outbox.conf import Conf
-from outbox.core import verdict
+from outbox.core.exactly_once import judgement
+from outbox.core.exactly_once.judgement import (
+    AskElection,
+    Closed,
+    Idle,
+    LookUpRows,
+    MoveOnly,
+    NothingToDo,
+    PurgeEntry,
+    State,
+    Stop,
+)
+from outbox.core.exactly_once.ledger import Entry, LedgerEntryError
 from outbox.core.exactly_once.takeover import (
     Ask,
     CloseForgotten,
@@ -25,8 +37,6 @@ from outbox.core.exactly_once.takeover import (
     next_step,
     unreadable,
 )
-from outbox.core.ledger import Entry, LedgerEntryError
-from outbox.core.verdict import AskElection, Closed, Idle, LookUpRows, MoveOnly, NothingToDo, PurgeEntry, State, Stop
 from outbox.edges import backends
 from outbox.edges.ledger_topic import LedgerMissing
 from outbox.edges.transactions import TransactionalProducer, initialised
@@ -63,7 +73,7 @@ def newest_change(ledger: KafkaPort, identity: UUID, give_up_at: float, *, waits
     """The latest change of the lane count that the ledger knows of: each is marked in the partition of lane 0 before
     the lanes are opened. Raises `LedgerMissing`: a ledger that is not there knows nothing, also not of none."""
     try:
-        return verdict.change_of(ledger.last_entry(0, give_up_at, waits=waits), identity)
+        return judgement.change_of(ledger.last_entry(0, give_up_at, waits=waits), identity)
     except LedgerEntryError as error:
         raise UnreadableMark(error) from error
 
@@ -183,7 +193,7 @@ class Takeover:
         if isinstance(step, LookUpRows):
             entry = step.entry
             found = ask(lambda connection: database.statements.look_up(connection, entry.ids), may_go_on)
-            return replace(known, rows=verdict.found_rows(entry, found.count, found.digest, found.newest))
+            return replace(known, rows=judgement.found_rows(entry, found.count, found.digest, found.newest))
         assert table is not None
         state, identity = table.state, table.identity
         if step is Ask.LEDGER:

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from outbox.conf import Conf
-from outbox.core import faults, ledger, times
-from outbox.core.exactly_once import blame, transaction
+from outbox.core import faults, times
+from outbox.core.exactly_once import blame, ledger, transaction
 from outbox.core.exactly_once.blame import Attempt, Weighed
+from outbox.core.exactly_once.flights import has_flushed
 from outbox.core.exactly_once.lane import EndOfLane
+from outbox.core.exactly_once.ledger import Entry
 from outbox.core.exactly_once.transaction import COMMIT, PROBING, Commit, Probe, Probing, Step
-from outbox.core.flights import has_flushed
 from outbox.core.holds.hold import Name
-from outbox.core.ledger import Entry
 from outbox.core.region import Region
 from outbox.core.rows import Row, parts_of
 from outbox.core.sizes import Sizes

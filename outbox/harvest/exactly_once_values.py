@@ -8,13 +8,13 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
+from outbox.core.contract import LaneStopped as LaneStopped
+from outbox.core.exactly_once.judgement import Stop
+from outbox.core.exactly_once.ledger import Entry
 from outbox.core.holds.values import Errands
-from outbox.core.ledger import Entry
 from outbox.core.patience import CircuitView, State
 from outbox.core.rows import Row
-from outbox.core.verdict import Stop
 from outbox.exceptions import OutboxError
-from outbox.harvest.lanes import LaneStopped as LaneStopped
 from outbox.runtime import Runtime
 
 

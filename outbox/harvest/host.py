@@ -7,10 +7,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 from uuid import UUID
 
-from outbox.core.neli import LeaderAcquired, LeaderRevoked
-from outbox.core.scoreboard_values import DeadlineExceeded, NotPurged, RecordHeld, RemarkRequested
+from outbox.core.at_least_once.values import DeadlineExceeded, NotPurged, RecordHeld, RemarkRequested
+from outbox.core.contract import BatchDelivered, LaneStopped, LaneWorker, LeftUntidily, MeterRead
+from outbox.core.election.neli import LeaderAcquired, LeaderRevoked
 from outbox.harvest.events import Events
-from outbox.harvest.lanes import BatchDelivered, LaneStopped, LaneWorker, LeftUntidily, MeterRead
 from outbox.harvest.measurements import Measurements
 from outbox.runtime import Runtime
 from outbox.runtime.threads import THREADS

@@ -7,6 +7,8 @@ it may hold that of the rounds, and takes none meanwhile.
 
 from __future__ import annotations
 
+import os
+import socket
 from collections.abc import Mapping
 from typing import Any
 from uuid import UUID
@@ -18,6 +20,11 @@ from outbox.edges.ways import settled_after
 from outbox.harvest.ports import Claim
 from outbox.runtime import Runtime
 from outbox.runtime.threads import THREADS
+
+
+def owner_name() -> str:
+    """What this process is called where processes name each other."""
+    return f"{socket.gethostname()}_{os.getpid()}"
 
 
 def claim_of(conf: Conf, owner: str) -> ways.Claim:

@@ -12,13 +12,20 @@ from typing import Any
 from uuid import UUID
 
 from outbox.conf import Conf
-from outbox.core import neli
-from outbox.core.neli import AbandonBatch, FinishBatch, LeaderAcquired, LeaderFenced, LeaderRefreshed, LeaderRevoked
+from outbox.core.contract import LaneWorker, WorkerFactory
+from outbox.core.election import neli
+from outbox.core.election.neli import (
+    AbandonBatch,
+    FinishBatch,
+    LeaderAcquired,
+    LeaderFenced,
+    LeaderRefreshed,
+    LeaderRevoked,
+)
 from outbox.election.member import Member
 from outbox.failpoints import failpoint
 from outbox.harvest.events import Events
 from outbox.harvest.host import Host
-from outbox.harvest.lanes import LaneWorker, WorkerFactory
 from outbox.harvest.measurements import Measurements
 from outbox.runtime import Runtime
 from outbox.runtime.threads import THREADS

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 from uuid import UUID
 
+from outbox.core.exactly_once.judgement import State
+from outbox.core.exactly_once.ledger import Entry
 from outbox.core.holds.crashes import Care, Watch
 from outbox.core.holds.values import Errands, HoldRow
-from outbox.core.ledger import Entry
-from outbox.core.verdict import State
 from outbox.edges.companions import Found
 from outbox.edges.reader import LeftOut, Page
 from outbox.edges.session import Connection

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from uuid import UUID
 
-from outbox.core import scoreboard_values as values
+from outbox.core.at_least_once import values as values
+from outbox.core.at_least_once.scoreboard import Scoreboard
+from outbox.core.contract import MeterRead
 from outbox.core.patience import CircuitView, State
-from outbox.core.scoreboard import Scoreboard
-from outbox.harvest.lanes import MeterRead
 from outbox.runtime import Runtime
 from outbox.runtime.threads import THREADS
 

@@ -22,13 +22,12 @@ from typing import Any
 from uuid import UUID, uuid4
 
 from outbox.conf import Conf
-from outbox.core import ledger as entries
-from outbox.core import verdict
-from outbox.core.exactly_once import resize
+from outbox.core.exactly_once import judgement, resize
+from outbox.core.exactly_once import ledger as entries
+from outbox.core.exactly_once.judgement import AskElection, Closed, State, Stop
+from outbox.core.exactly_once.ledger import Entry
 from outbox.core.exactly_once.resize import Act, GoodPartitions
 from outbox.core.exactly_once.takeover import Unreadable, has_ended, unreadable
-from outbox.core.ledger import Entry
-from outbox.core.verdict import AskElection, Closed, State, Stop
 from outbox.edges.ledger_topic import LedgerMissing, LedgerOpen, LedgerRefused
 from outbox.failpoints import failpoint
 from outbox.harvest.exactly_once_database import Purges
@@ -91,7 +90,7 @@ class LaneCount:
             if state.resize_to is not None:
                 raise
             return replace(state, wanted=None)
-        if not verdict.forgets_change(state, newest):
+        if not judgement.forgets_change(state, newest):
             return state
         close_forgotten(self._servers, self._purges, state, newest, may_go_on)
         return self._state(may_go_on)

@@ -15,9 +15,10 @@ from typing import Any
 from uuid import UUID, uuid4
 
 from outbox.conf import Conf
-from outbox.core import ledger, verdict
-from outbox.core.ledger import Entry, LedgerEntryError, UnknownEntryVersion
-from outbox.core.resolution import (
+from outbox.core.exactly_once import judgement, ledger
+from outbox.core.exactly_once.judgement import AskElection, Facts, State, Stop, Why, change_of
+from outbox.core.exactly_once.ledger import Entry, LedgerEntryError, UnknownEntryVersion
+from outbox.core.exactly_once.resolution import (
     UNREADABLE,
     Case,
     Decision,
@@ -27,7 +28,6 @@ from outbox.core.resolution import (
     is_sent_as_a_whole,
     objection,
 )
-from outbox.core.verdict import AskElection, Facts, State, Stop, Why, change_of
 from outbox.edges import keepers
 from outbox.edges.ledger_history import LedgerHistory
 from outbox.edges.ledger_topic import LedgerMissing, Record
@@ -128,7 +128,7 @@ class Resolver:
     def _judged(self, lane: int, sides: _Sides, entry: Entry | None) -> Case:
         # In a repair every lane is settled, and judged like one in use.
         if lane >= sides.state.lane_count and sides.state.resize_to is None:
-            found: Any = verdict.idle_lane(lane, sides.state.lane_count, sides.identity, sides.purged, entry)
+            found: Any = judgement.idle_lane(lane, sides.state.lane_count, sides.identity, sides.purged, entry)
         else:
             found = self._verdict(lane, sides, entry)
         if not isinstance(found, Stop):
@@ -141,11 +141,11 @@ class Resolver:
     def _verdict(self, lane: int, sides: _Sides, entry: Entry | None) -> Any:
         again = self._sides(lane).purged
         facts = Facts(lane, sides.identity, sides.state, sides.purged, entry, again, settling=True)
-        found = verdict.takeover(facts)
-        if isinstance(found, verdict.LookUpRows):
+        found = judgement.takeover(facts)
+        if isinstance(found, judgement.LookUpRows):
             assert entry is not None
             rows = self._ask(lambda statements, c: statements.look_up(c, entry.ids))
-            return verdict.settle(entry, verdict.found_rows(entry, rows.count, rows.digest, rows.newest))
+            return judgement.settle(entry, judgement.found_rows(entry, rows.count, rows.digest, rows.newest))
         return found
 
     def _entries(self, lane: int, database: UUID) -> Iterator[Entry]:

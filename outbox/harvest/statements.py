@@ -11,8 +11,8 @@ from functools import partial
 from typing import Any
 
 from outbox.conf import Conf
-from outbox.core import scoreboard_values as values
-from outbox.core.scoreboard import Scoreboard
+from outbox.core.at_least_once import values as values
+from outbox.core.at_least_once.scoreboard import Scoreboard
 from outbox.edges.backends import Pooled
 from outbox.edges.keepers import RowsKept
 from outbox.edges.marks import WrongTable

@@ -7,10 +7,10 @@ from datetime import timedelta
 from itertools import islice
 from typing import Any
 
-from outbox.core.ledger import Entry
+from outbox.core.contract import BatchDelivered, Traced
+from outbox.core.exactly_once.ledger import Entry
 from outbox.core.times import time_of
 from outbox.harvest.exactly_once_values import Batch
-from outbox.harvest.lanes import BatchDelivered, Traced
 from outbox.messages.context import STASHED_AT, TRACE_PARENT, TRACE_STATE
 from outbox.runtime import Runtime
 

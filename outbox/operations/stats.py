@@ -13,7 +13,7 @@ import psycopg
 from psycopg import sql
 
 from outbox.conf import AT_LEAST_ONCE, EXACTLY_ONCE, Conf
-from outbox.core.ledger import LedgerEntryError
+from outbox.core.exactly_once.ledger import LedgerEntryError
 from outbox.edges import backlog as backlogs
 from outbox.edges import table
 from outbox.edges.ledger_topic import LedgerMissing, LedgerTopic, LedgerUnreachable

@@ -19,8 +19,8 @@ The records pass through the executors only. The modules, from the outside in:
                  process with the query; `job.py` is what that is told, `setup.py` makes it from settings and
                  flags, `troubles.py` reads what became of a query
     entries.py   the ledger entry of a slice; pure
-    expressions.py  SQL expressions: the checksum of a record, equal to that of `core.ledger`, and its slice
-    audit.py     the proof that all was delivered, behind `outbox_audit`: `audit_reading.py` is what it reads,
+    expressions.py  SQL expressions: the checksum of a record, equal to that of `core.exactly_once.ledger`, and its
+    slice audit.py     the proof that all was delivered, behind `outbox_audit`: `audit_reading.py` is what it reads,
                  `audit_sinks.py` finds the ledgers of sinks, `audit_pairing.py` pairs records that share an id,
                  `audit_absent.py` counts ids that are nowhere, `verdict.py` is what it is asked and finds
 

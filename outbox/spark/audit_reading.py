@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from outbox.core import ledger
+from outbox.core.exactly_once import ledger
 from outbox.edges.table import connect_plainly, identifier
 from outbox.exceptions import OutboxError
 from outbox.spark import entries, expressions

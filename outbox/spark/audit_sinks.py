@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from outbox.core.ledger import ForeignEntry, LedgerEntryError
+from outbox.core.exactly_once.ledger import ForeignEntry, LedgerEntryError
 from outbox.spark.fencing import SliceLedger
 
 PREFIX = "outbox-spark-"

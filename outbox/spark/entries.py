@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from outbox.core.ledger import DamagedEntry, ForeignEntry, UnknownEntryVersion
+from outbox.core.exactly_once.ledger import DamagedEntry, ForeignEntry, UnknownEntryVersion
 from outbox.exceptions import OutboxError
 
 FORMAT_VERSION = 1
@@ -68,7 +68,7 @@ class Entry:
     """The count of slices of the epoch before: 0 for the first."""
     count: int
     digest: int
-    """The sum of the records' checksums, as in `core.ledger`."""
+    """The sum of the records' checksums, as in `core.exactly_once.ledger`."""
     ids: tuple[int, ...] = ()
     """Ascending; of the column `id`, where there is one."""
     origin: str = ""

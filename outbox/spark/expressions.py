@@ -1,4 +1,5 @@
-"""SQL expressions on a DataFrame of records: the checksum of each, as `core.ledger` defines it, and its slice.
+"""SQL expressions on a DataFrame of records: the checksum of each, as `core.exactly_once.ledger` defines it, and its
+slice.
 
 The columns: topic (string), key (string or binary), value (string or binary; null is a tombstone), headers
 (array<struct<key: string, value: binary or string>>, or none), id (bigint, or none). Each function takes the names of
@@ -19,7 +20,7 @@ _32 = 0xFFFFFFFF
 
 
 def checksum(columns: Collection[str]) -> Column:
-    """CRC-32 of the record's bytes; the same number as `zlib.crc32(core.ledger.record_bytes(row))`."""
+    """CRC-32 of the record's bytes; the same number as `zlib.crc32(core.exactly_once.ledger.record_bytes(row))`."""
     return _column(checksum_sql(columns))
 
 

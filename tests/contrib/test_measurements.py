@@ -3,8 +3,8 @@
 import uuid
 from dataclasses import dataclass
 
+from outbox.core.contract import BatchDelivered
 from outbox.core.patience import CircuitView, State
-from outbox.harvest.lanes import BatchDelivered
 from outbox.harvest.measurements import Histogram, Measurements
 
 

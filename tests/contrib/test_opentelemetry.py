@@ -15,7 +15,7 @@ from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, Trace
 
 import outbox
 from outbox.contrib.opentelemetry import context_of, tell
-from outbox.harvest.lanes import BatchDelivered, Traced
+from outbox.core.contract import BatchDelivered, Traced
 from outbox.models import OutboxRecord
 from tests.harvest.exactly_once.conftest import bench  # noqa: F401
 from tests.harvest.hosts import wait_until

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from outbox.core.flights import STAND, Flights, Stand, Standing, Told, has_flushed, may_flush
+from outbox.core.exactly_once.flights import STAND, Flights, Stand, Standing, Told, has_flushed, may_flush
+from outbox.core.exactly_once.judgement import AskElection, GoOn, State, Stop
 from outbox.core.region import UnexpectedEvent
-from outbox.core.verdict import AskElection, GoOn, State, Stop
 
 
 @dataclass(eq=False)

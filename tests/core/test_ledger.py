@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outbox.core import verdict as v
-from outbox.core.ledger import (
+from outbox.core.exactly_once import judgement as v
+from outbox.core.exactly_once.ledger import (
     DamagedEntry,
     Entry,
     ForeignEntry,

@@ -8,7 +8,7 @@ from uuid import UUID
 
 import pytest
 
-from outbox.core.neli import (
+from outbox.core.election.neli import (
     AbandonBatch,
     ClassicHeartbeat,
     ConfirmMembership,

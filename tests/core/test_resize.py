@@ -12,8 +12,8 @@ from uuid import UUID
 
 import pytest
 
-from outbox.core import verdict as v
-from outbox.core.ledger import Entry
+from outbox.core.exactly_once import judgement as v
+from outbox.core.exactly_once.ledger import Entry
 
 HERE, THERE = UUID(int=1), UUID(int=2)
 NOON = datetime(2026, 1, 1, tzinfo=UTC)

@@ -6,10 +6,18 @@ from uuid import UUID
 
 import pytest
 
-from outbox.core.ledger import Entry
-from outbox.core.resolution import UNREADABLE, Case, Decision, Listed, entries_after, is_sent_as_a_whole, objection
+from outbox.core.exactly_once.judgement import Why
+from outbox.core.exactly_once.ledger import Entry
+from outbox.core.exactly_once.resolution import (
+    UNREADABLE,
+    Case,
+    Decision,
+    Listed,
+    entries_after,
+    is_sent_as_a_whole,
+    objection,
+)
 from outbox.core.times import time_of
-from outbox.core.verdict import Why
 
 HERE, THERE = UUID(int=1), UUID(int=2)
 NOON = datetime(2026, 1, 1, tzinfo=UTC)

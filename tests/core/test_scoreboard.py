@@ -9,8 +9,8 @@ from uuid import UUID
 
 import pytest
 
-from outbox.core.scoreboard import Phase, Scoreboard
-from outbox.core.scoreboard_values import (
+from outbox.core.at_least_once.scoreboard import Phase, Scoreboard
+from outbox.core.at_least_once.values import (
     Claim,
     DeadlineExceeded,
     DropProducers,

@@ -2,8 +2,8 @@
 
 import random
 
+from outbox.core.at_least_once.settled import Settled
 from outbox.core.frontier import Snapshot
-from outbox.core.settled import Settled
 
 
 class World:

@@ -22,8 +22,8 @@ from uuid import UUID
 
 import pytest
 
-from outbox.core import verdict as v
-from outbox.core.ledger import Entry
+from outbox.core.exactly_once import judgement as v
+from outbox.core.exactly_once.ledger import Entry
 
 NOON = datetime(2026, 1, 1, tzinfo=UTC)
 HERE = UUID(int=1)

@@ -348,7 +348,7 @@ def test_what_is_missing_is_named(db):
 
 
 def test_looking_up_tells_count_digest_and_youngest(db, statements, reader):
-    from outbox.core.ledger import digest
+    from outbox.core.exactly_once.ledger import digest
 
     ids = insert(db, "t", ["a", "b"])
     page = reader.read(db, 0, (0,), (), 10)

@@ -13,8 +13,8 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 
-from outbox.core import ledger
-from outbox.core.ledger import Entry
+from outbox.core.exactly_once import ledger
+from outbox.core.exactly_once.ledger import Entry
 from outbox.edges.ledger_topic import LedgerMissing, LedgerRefused, LedgerTopic, LedgerUnreachable
 from tests.support.databases import ROOT
 from tests.support.topics import create_topic

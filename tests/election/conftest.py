@@ -9,7 +9,7 @@ from confluent_kafka import ConsumerGroupState
 from confluent_kafka.admin import AdminClient
 
 from outbox.conf import parse
-from outbox.core import neli
+from outbox.core.election import neli
 from outbox.election.clients import Clients
 from outbox.election.member import Member
 from outbox.election.topic import LeaderTopic

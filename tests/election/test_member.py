@@ -9,7 +9,7 @@ from statistics import median
 import pytest
 from confluent_kafka import Producer
 
-from outbox.core import neli
+from outbox.core.election import neli
 from outbox.devstack import Kafka
 from outbox.election.clients import Clients
 from outbox.election.errors import ElectionRefused

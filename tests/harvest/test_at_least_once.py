@@ -7,10 +7,10 @@ from collections import Counter
 import psycopg
 import pytest
 
-from outbox.core.scoreboard_values import NotPurged, RecordHeld, RemarkRequested
+from outbox.core.at_least_once.values import NotPurged, RecordHeld, RemarkRequested
+from outbox.core.contract import MeterRead
 from outbox.edges.marks import Marks, WrongTable
 from outbox.edges.table import connect_bounded
-from outbox.harvest.lanes import MeterRead
 from tests.harvest.hosts import Host, finish, wait_until
 from tests.support.proxy import HOLD, PRODUCE
 

@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 import psycopg
 import pytest
 
-from outbox.core.scoreboard_values import RecordHeld, RemarkRequested
+from outbox.core.at_least_once.values import RecordHeld, RemarkRequested
 from tests.harvest.hosts import finish, wait_until
 from tests.support.proxy import DROP, HOLD, PRODUCE, TO_CLIENT, TO_SERVER, Proxy
 

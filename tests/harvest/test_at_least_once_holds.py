@@ -4,7 +4,7 @@ import psycopg
 import pytest
 
 from outbox import conf
-from outbox.core.scoreboard_values import RecordHeld
+from outbox.core.at_least_once.values import RecordHeld
 from outbox.edges.holds import HoldTable
 from outbox.harvest import at_least_once_holds
 from outbox.harvest.statements import Statements

@@ -19,8 +19,9 @@ from django.dispatch import Signal
 from outbox import signals
 from outbox.conf import AT_LEAST_ONCE, EVENTS, EXACTLY_ONCE, parse
 from outbox.contrib import celery
-from outbox.core.neli import LeaderAcquired, LeaderFenced, LeaderRefreshed, LeaderRevoked
-from outbox.core.scoreboard_values import NotPurged, RecordHeld
+from outbox.core.at_least_once.values import NotPurged, RecordHeld
+from outbox.core.contract import BatchDelivered, LaneStopped, MeterRead
+from outbox.core.election.neli import LeaderAcquired, LeaderFenced, LeaderRefreshed, LeaderRevoked
 from outbox.edges.overview import DatabaseUnreachable
 from outbox.election import topic as election_topic
 from outbox.election.clients import Clients
@@ -31,7 +32,6 @@ from outbox.harvest.at_least_once import AtLeastOnce
 from outbox.harvest.daemon import default_factory
 from outbox.harvest.events import translate
 from outbox.harvest.exactly_once import ExactlyOnce
-from outbox.harvest.lanes import BatchDelivered, LaneStopped, MeterRead
 from tests.support.databases import ROOT, fresh_database
 from tests.support.proxy import TO_SERVER, Proxy
 from tests.support.tables import create_table, insert

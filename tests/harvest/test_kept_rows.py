@@ -7,10 +7,10 @@ from contextlib import contextmanager
 import pytest
 
 from outbox.conf import AT_LEAST_ONCE, EXACTLY_ONCE
+from outbox.core.contract import LaneStopped, LeftUntidily
 from outbox.edges.keepers import RowsKept
 from outbox.harvest import Harvester, exactly_once_database
 from outbox.harvest.exactly_once import ExactlyOnceFactory
-from outbox.harvest.lanes import LaneStopped, LeftUntidily
 from tests.harvest import hosts
 from tests.harvest.exactly_once.bench import Bench, finish, stopped, wait_until
 from tests.support.databases import fresh_database

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from outbox.core.scoreboard_values import DeadlineExceeded
+from outbox.core.at_least_once.values import DeadlineExceeded
 from outbox.edges.kafka import idempotent_producer
 from outbox.edges.marks import Marks
 from outbox.edges.session import Session

@@ -10,7 +10,7 @@ import confluent_kafka
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from outbox.core import neli
+from outbox.core.election import neli
 from outbox.edges.kafka import idempotent_producer
 from outbox.election.clients import Clients
 from outbox.exceptions import OutboxError

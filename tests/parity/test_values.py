@@ -8,8 +8,7 @@ import pytest
 
 from outbox import conf, signals
 from outbox.cli import reaper
-from outbox.core.neli import LeaderAcquired, LeaderFenced, LeaderRefreshed, LeaderRevoked
-from outbox.core.scoreboard_values import (
+from outbox.core.at_least_once.values import (
     DeadlineExceeded,
     DropProducers,
     Finished,
@@ -19,9 +18,10 @@ from outbox.core.scoreboard_values import (
     RemarkRequested,
     Reset,
 )
+from outbox.core.contract import MeterRead
+from outbox.core.election.neli import LeaderAcquired, LeaderFenced, LeaderRefreshed, LeaderRevoked
 from outbox.harvest.events import translate
 from outbox.harvest.host import Host
-from outbox.harvest.lanes import MeterRead
 from outbox.harvest.readings import Meter
 from tests.core.test_scoreboard import LIMITS, ME, Bench, Row
 

@@ -13,7 +13,7 @@ import pytest
 from confluent_kafka import Consumer, ConsumerGroupState, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from outbox.core.scoreboard_values import RecordHeld
+from outbox.core.at_least_once.values import RecordHeld
 from outbox.edges.kafka import idempotent_producer
 from outbox.edges.marks import Marks
 from outbox.edges.producers import Producers

@@ -9,10 +9,10 @@ from typing import Any
 from greenlet import getcurrent
 
 from outbox.conf import Conf
+from outbox.core.contract import WorkerFactory
 from outbox.election.member import Member
 from outbox.harvest.daemon import JOIN_TIMEOUT_S, LEAVE_TIMEOUT_S
 from outbox.harvest.events import Events
-from outbox.harvest.lanes import WorkerFactory
 from outbox.harvest.measurements import Measurements
 from outbox.harvest.owned import OwnedLanes
 from tests.simulation.leader_topic import Clients

@@ -16,7 +16,7 @@ from django.core.management import CommandError, call_command
 from django.db import connection
 from py4j.protocol import Py4JNetworkError
 
-from outbox.core import ledger
+from outbox.core.exactly_once import ledger
 from outbox.edges.ledger_topic import LedgerTopic
 from outbox.edges.transactions import TransactionalProducer, properties_of
 from outbox.management.commands import outbox_audit

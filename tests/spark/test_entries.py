@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from outbox.core.ledger import DamagedEntry, ForeignEntry, UnknownEntryVersion
+from outbox.core.exactly_once.ledger import DamagedEntry, ForeignEntry, UnknownEntryVersion
 from outbox.spark import entries
 from outbox.spark.entries import Entry, judge
 

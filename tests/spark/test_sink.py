@@ -5,7 +5,7 @@ import uuid
 import pytest
 from confluent_kafka import Producer
 
-from outbox.core import ledger
+from outbox.core.exactly_once import ledger
 from outbox.exceptions import OutboxError
 from outbox.spark import KafkaSink, expressions
 from outbox.spark.sink import _homes_after

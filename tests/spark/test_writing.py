@@ -9,7 +9,7 @@ import zlib
 import pyarrow as pa
 import pytest
 
-from outbox.core import ledger
+from outbox.core.exactly_once import ledger
 from outbox.spark import entries, fencing, writing
 from outbox.spark.plan import CHECKSUM, PART, Plan, RecordUnfit, RefusedByKafka, SliceFailed, Superseded
 from outbox.spark.stream import Fenced

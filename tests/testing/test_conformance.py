@@ -7,7 +7,7 @@ from django.conf import settings
 from django.db import connection
 from django.test import override_settings
 
-from outbox.core.scoreboard_values import RecordHeld
+from outbox.core.at_least_once.values import RecordHeld
 from outbox.testing import MemoryBroker, OutboxKit
 from outbox.testing.broker import murmur2, partition_of
 from tests.harvest.exactly_once.bench import Bench, wait_until

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from uuid import UUID
 
-from outbox.core import verdict
-from outbox.core.ledger import Entry
-from outbox.core.verdict import Closed, State, Stop
+from outbox.core.exactly_once import judgement
+from outbox.core.exactly_once.judgement import Closed, State, Stop
+from outbox.core.exactly_once.ledger import Entry
 
 
 class Act(Enum):
@@ -72,8 +72,8 @@ def marked(last: Entry, change: int) -> Entry | None:
 def judge_idle(lane: int, state: State, database: UUID, purged: int, entry: Entry | None) -> Closed | Stop | None:
     """What the last entry of a lane at or above the count forbids every lane. Closed: lane 0's owner knows better than
     an operator."""
-    stop = verdict.idle_lane(lane, state.lane_count, database, purged, entry)
-    if stop is not None and verdict.forgets_change(state, verdict.change_of(entry, database)):
+    stop = judgement.idle_lane(lane, state.lane_count, database, purged, entry)
+    if stop is not None and judgement.forgets_change(state, judgement.change_of(entry, database)):
         return Closed(state.lane_count)
     return stop
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 
+from outbox.core.at_least_once.values import RecordHeld
 from outbox.core.holds.crashes import CAREFUL_MAX
 from outbox.core.holds.hold import NEVER, Event, Hold, Name, Pause, Register, State
 from outbox.core.holds.removals import Removals
@@ -33,7 +34,6 @@ from outbox.core.holds.values import (
 )
 from outbox.core.names import LONG_KEY, held_key
 from outbox.core.rows import Row
-from outbox.core.scoreboard_values import RecordHeld
 
 _UNKNOWN_S = 30.0  # for which an attempt is waited for whose record the table of holds does not know
 _LONG_KEY = LONG_KEY // 4  # characters; shorter ones are called by themselves

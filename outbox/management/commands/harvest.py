@@ -162,8 +162,9 @@ def _add_spark(parser: ArgumentParser) -> None:
 
 
 def _spark_harvester(options: dict[str, Any]) -> tuple[Any, Stop]:
+    from outbox.core.contract import MeterRead
     from outbox.harvest.daemon import Harvester
-    from outbox.harvest.lanes import MeterRead, owner_name
+    from outbox.harvest.lease_keeper import owner_name
     from outbox.spark import setup
     from outbox.spark.engine import Engine
 

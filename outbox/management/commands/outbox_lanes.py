@@ -17,7 +17,7 @@ import psycopg
 from django.core.management.base import BaseCommand, CommandError
 
 from outbox import conf as settings
-from outbox.core.verdict import State
+from outbox.core.exactly_once.judgement import State
 from outbox.edges import companions, table
 from outbox.edges.companions import Companions
 from outbox.exceptions import OutboxError

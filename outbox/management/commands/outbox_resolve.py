@@ -10,7 +10,7 @@ import psycopg
 from django.core.management.base import BaseCommand, CommandError
 
 from outbox import conf as settings
-from outbox.core.resolution import Case, Decision, Outcome
+from outbox.core.exactly_once.resolution import Case, Decision, Outcome
 from outbox.exceptions import OutboxError
 
 EXIT_CODES = {
@@ -59,7 +59,7 @@ class Command(BaseCommand):
 
     @staticmethod
     def _run(options: dict[str, Any], decision: Decision) -> Outcome:
-        from outbox.core.resolution import objection
+        from outbox.core.exactly_once.resolution import objection
         from outbox.harvest.resolve import NotResolved, Resolver
 
         conf = _conf(options["database"])

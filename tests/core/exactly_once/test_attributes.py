@@ -8,7 +8,7 @@ import outbox
 ATTRIBUTES_MAX = 25
 PATTERNS = (
     "core/exactly_once/*.py",
-    "core/flights.py",
+    "core/exactly_once/flights.py",
     "core/lease.py",
     "harvest/lease_keeper.py",
     "harvest/exactly_once*.py",

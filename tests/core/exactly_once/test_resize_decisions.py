@@ -6,7 +6,8 @@ from uuid import UUID
 
 import pytest
 
-from outbox.core import verdict as v
+from outbox.core.exactly_once import judgement as v
+from outbox.core.exactly_once.ledger import Entry
 from outbox.core.exactly_once.resize import (
     Act,
     GoodPartitions,
@@ -20,7 +21,6 @@ from outbox.core.exactly_once.resize import (
     may_have_been_open,
     next_act,
 )
-from outbox.core.ledger import Entry
 
 HERE = UUID(int=1)
 OPEN = v.State(3, resize_no=1)

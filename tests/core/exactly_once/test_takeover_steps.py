@@ -7,7 +7,8 @@ from uuid import UUID
 
 import pytest
 
-from outbox.core import verdict as v
+from outbox.core.exactly_once import judgement as v
+from outbox.core.exactly_once.ledger import Entry
 from outbox.core.exactly_once.takeover import (
     Ask,
     CloseForgotten,
@@ -19,7 +20,6 @@ from outbox.core.exactly_once.takeover import (
     next_step,
     was_settled,
 )
-from outbox.core.ledger import Entry
 
 HERE = UUID(int=1)
 OPEN = v.State(3, resize_no=2)

@@ -13,7 +13,7 @@ from uuid import uuid4
 
 from django.core.management import execute_from_command_line
 
-from outbox.core.neli import FinishBatch, LeaderAcquired, LeaderRevoked
+from outbox.core.election.neli import FinishBatch, LeaderAcquired, LeaderRevoked
 from outbox.harvest import daemon
 
 

@@ -9,7 +9,7 @@ from uuid import uuid4
 
 import psycopg
 
-from outbox.core import ledger, verdict
+from outbox.core.exactly_once import judgement, ledger
 from outbox.edges import companions, transactions
 from outbox.edges.companions import Companions
 from outbox.edges.ledger_topic import LedgerTopic
@@ -90,7 +90,7 @@ def purge_by_range(monkeypatch):
 
 def compare_nothing(monkeypatch):
     """A takeover deletes the rows of the last entry without looking at them."""
-    monkeypatch.setitem(verdict._SETTLED, verdict.Rows.DIFFERENT, verdict.PurgeEntry)
+    monkeypatch.setitem(judgement._SETTLED, judgement.Rows.DIFFERENT, judgement.PurgeEntry)
 
 
 def never_flush(monkeypatch):

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import psycopg
 
 from outbox.conf import parse
-from outbox.core import ledger
+from outbox.core.exactly_once import ledger
 from outbox.harvest.exactly_once import ExactlyOnceFactory
 from outbox.harvest.exactly_once_values import LaneStopped
 from outbox.schema.adoption import guarded_default

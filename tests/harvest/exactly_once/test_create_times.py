@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from outbox.core import ledger
+from outbox.core.exactly_once import ledger
 from outbox.harvest import exactly_once_reading
 from outbox.harvest.resolve import Resolver
 from tests.faults.exactly_once import naive

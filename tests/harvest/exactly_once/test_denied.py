@@ -19,7 +19,7 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 
-from outbox.core.scoreboard_values import RecordHeld
+from outbox.core.at_least_once.values import RecordHeld
 from outbox.edges.transactions import TransactionalProducer
 from tests.harvest.exactly_once.bench import Bench, wait_until
 from tests.support.databases import fresh_database

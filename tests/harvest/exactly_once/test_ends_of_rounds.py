@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from outbox.conf import parse
-from outbox.core.verdict import State
+from outbox.core.exactly_once.judgement import State
 from outbox.harvest import exactly_once_rounds
 from outbox.harvest.exactly_once_lanes import LaneState
 from outbox.harvest.exactly_once_rounds import Rounds

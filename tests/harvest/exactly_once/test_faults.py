@@ -6,7 +6,7 @@ import time
 import psycopg
 import pytest
 
-from outbox.core.scoreboard_values import RecordHeld
+from outbox.core.at_least_once.values import RecordHeld
 from outbox.edges import transactions
 from tests.harvest.exactly_once.bench import finish, stopped, wait_until
 from tests.support.proxy import (

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
+from outbox.core.at_least_once.values import RecordHeld
 from outbox.core.holds.book import Holds
-from outbox.core.scoreboard_values import RecordHeld
 from outbox.edges.holds import HoldTable
 from outbox.edges.transactions import TransactionalProducer
 from outbox.operations import actions

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from outbox.core.verdict import Closed, State
+from outbox.core.exactly_once.judgement import Closed, State
 from outbox.edges.ledger_topic import LedgerUnreachable
 from outbox.harvest.ports import Servers
 from outbox.harvest.resize import IdleLanes

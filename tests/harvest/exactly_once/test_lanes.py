@@ -10,12 +10,12 @@ import time
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from outbox.core import verdict
-from outbox.core.resolution import Decision
+from outbox.core.contract import LeftUntidily
+from outbox.core.exactly_once import judgement
+from outbox.core.exactly_once.resolution import Decision
 from outbox.edges.transactions import TransactionalProducer
 from outbox.harvest import resize
 from outbox.harvest.exactly_once import ExactlyOnceFactory
-from outbox.harvest.lanes import LeftUntidily
 from outbox.harvest.resolve import Resolver
 from tests.faults.fleet import Fleet
 from tests.harvest.exactly_once.bench import stopped, wait_until
@@ -225,7 +225,7 @@ def test_a_failover_to_before_a_change_lets_no_lane_send_what_another_has_sent(b
         bench.db.execute(f"INSERT INTO outbox_{name} SELECT * FROM saved_{name}")
     bench.db.execute("INSERT INTO outbox SELECT * FROM saved")
     if not is_heeded:
-        monkeypatch.setattr(verdict, "forgets_change", lambda state, newest: False)
+        monkeypatch.setattr(judgement, "forgets_change", lambda state, newest: False)
     with working_lanes(bench, [1]) as hosts:
         if not is_heeded:
             wait_until(lambda: len(bench.read()) > 40)

@@ -6,7 +6,7 @@ import uuid
 import pytest
 from confluent_kafka.admin import AdminClient
 
-from outbox.core.verdict import State
+from outbox.core.exactly_once.judgement import State
 from outbox.edges.ledger_topic import LedgerMissing, LedgerTopic
 from outbox.harvest.exactly_once_takeover import newest_change, newest_change_of_any
 from outbox.harvest.exactly_once_values import Command, Retake

@@ -10,8 +10,8 @@ import pytest
 from confluent_kafka import Consumer, Producer
 from confluent_kafka.admin import AdminClient
 
+from outbox.core.at_least_once.values import RecordHeld
 from outbox.core.holds import trials
-from outbox.core.scoreboard_values import RecordHeld
 from outbox.core.sizes import Sizes
 from outbox.edges.ledger_topic import LedgerTopic
 from outbox.edges.transactions import TransactionalProducer

@@ -7,8 +7,8 @@ from collections import Counter
 
 import pytest
 
-from outbox.core.resolution import UNREADABLE, Decision
-from outbox.core.verdict import Why
+from outbox.core.exactly_once.judgement import Why
+from outbox.core.exactly_once.resolution import UNREADABLE, Decision
 from outbox.harvest.resolve import NotResolved, Resolver
 from tests.harvest.exactly_once.bench import finish, stopped, wait_until
 from tests.harvest.exactly_once.test_daemon import harvester

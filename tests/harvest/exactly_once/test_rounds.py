@@ -6,7 +6,7 @@ import time
 import psycopg
 import pytest
 
-from outbox.core.verdict import State
+from outbox.core.exactly_once.judgement import State
 from outbox.edges.reader import Reader
 from outbox.edges.transactions import ReportsMissing, TransactionalProducer
 from outbox.harvest.exactly_once_database import Database

@@ -8,12 +8,12 @@ from types import SimpleNamespace
 import psycopg
 import pytest
 
-from outbox.core.scoreboard_values import RecordHeld
+from outbox.core.at_least_once.values import RecordHeld
+from outbox.core.contract import MeterRead
 from outbox.edges.companions import Companions
 from outbox.edges.marks import WrongTable
 from outbox.harvest import exactly_once_transaction
 from outbox.harvest.exactly_once import ExactlyOnceFactory
-from outbox.harvest.lanes import MeterRead
 from tests.harvest.exactly_once.bench import Host, finish, wait_until
 from tests.support.topics import create_topic
 

@@ -15,9 +15,9 @@ from typing import Any
 from unittest.mock import patch
 from uuid import UUID
 
-from outbox.core.neli import Effect, Neli, State, _Lane
-from outbox.core.scoreboard import Phase, Scoreboard, _Key
-from outbox.core.scoreboard_values import Record
+from outbox.core.at_least_once.scoreboard import Phase, Scoreboard, _Key
+from outbox.core.at_least_once.values import Record
+from outbox.core.election.neli import Effect, Neli, State, _Lane
 from outbox.edges.producers import Producers
 from outbox.harvest.at_least_once import AtLeastOnce
 from outbox.harvest.at_least_once_holds import HeldMarks

@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+from outbox.core.contract import WorkerFactory
 from outbox.harvest.at_least_once import AtLeastOnceFactory
-from outbox.harvest.lanes import WorkerFactory
 from outbox.harvest.mark_servers import MarkServers
 from tests.simulation.at_least_once.database import Connection, Database
 from tests.simulation.at_least_once.kafka import Client, Message

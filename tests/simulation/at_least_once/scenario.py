@@ -20,7 +20,7 @@ from greenlet import getcurrent
 
 from outbox import failpoints
 from outbox.conf import Conf, parse
-from outbox.core import scoreboard_values as values
+from outbox.core.at_least_once import values as values
 from outbox.election import member
 from outbox.harvest import at_least_once, at_least_once_holds
 from outbox.harvest.at_least_once import AtLeastOnce

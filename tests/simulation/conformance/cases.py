@@ -12,10 +12,10 @@ import psycopg
 import pytest
 from confluent_kafka import KafkaException
 
-from outbox.core import ledger
+from outbox.core.exactly_once import ledger
+from outbox.core.exactly_once.ledger import Entry
 from outbox.core.holds.crashes import Care
 from outbox.core.holds.values import Burial, Errands, HoldRow, rejected
-from outbox.core.ledger import Entry
 from outbox.edges import backends
 from outbox.edges.ledger_topic import LedgerMissing, LedgerUnreachable
 from outbox.edges.reader import LeftOut

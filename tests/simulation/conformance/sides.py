@@ -19,12 +19,12 @@ from confluent_kafka import KafkaError, KafkaException
 
 from outbox import wakeups
 from outbox.conf import parse
+from outbox.core.exactly_once.judgement import State
+from outbox.core.exactly_once.ledger import Entry
 from outbox.core.faults import Kind, kind_of
 from outbox.core.frontier import Snapshot
 from outbox.core.holds.crashes import Care, Watch
 from outbox.core.holds.values import Burial, Errands, HoldRow
-from outbox.core.ledger import Entry
-from outbox.core.verdict import State
 from outbox.edges.companions import Companions, Found
 from outbox.edges.reader import Page
 from outbox.edges.transactions import TransactionalProducer, kafka_error

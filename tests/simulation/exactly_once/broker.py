@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from outbox.core.ledger import BEGINNING
+from outbox.core.exactly_once.ledger import BEGINNING
 from tests.simulation.checkers import Violation
 from tests.simulation.exactly_once.checkers import Checkers
 from tests.simulation.world import World

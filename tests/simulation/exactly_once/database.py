@@ -11,9 +11,9 @@ from uuid import UUID
 
 import psycopg
 
+from outbox.core.exactly_once.judgement import State
 from outbox.core.frontier import Snapshot
 from outbox.core.holds.values import Errands
-from outbox.core.verdict import State
 from outbox.edges import backends
 from outbox.edges.companions import Found
 from outbox.edges.reader import LeftOut, Page

@@ -14,8 +14,8 @@ from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException
 
-from outbox.core import ledger
-from outbox.core.ledger import Entry
+from outbox.core.exactly_once import ledger
+from outbox.core.exactly_once.ledger import Entry
 from outbox.edges.ledger_topic import LedgerMissing, LedgerOpen, LedgerRefused, LedgerUnreachable
 from outbox.edges.transactions import TransactionalProducer
 from tests.simulation.exactly_once import broker as b

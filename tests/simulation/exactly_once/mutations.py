@@ -16,15 +16,16 @@ from unittest.mock import patch
 
 from confluent_kafka import KafkaException
 
-from outbox.core import ledger, times, verdict
+from outbox.core import times
+from outbox.core.exactly_once import judgement, ledger
+from outbox.core.exactly_once.flights import Flights, Plan, Share, Standing
+from outbox.core.exactly_once.judgement import Facts, NothingToDo, Rows, Verdict
 from outbox.core.exactly_once.pages import PageSizes
 from outbox.core.exactly_once.round import News, Reads
-from outbox.core.flights import Flights, Plan, Share, Standing
 from outbox.core.frontier import Frontier, Snapshot
 from outbox.core.holds import book, crashes
 from outbox.core.holds.book import Holds
 from outbox.core.holds.crashes import Care
-from outbox.core.verdict import Facts, NothingToDo, Rows, Verdict
 from outbox.edges import backends, transactions
 from outbox.edges.reader import Page
 from outbox.edges.transactions import TransactionalProducer
@@ -442,12 +443,12 @@ MUTATIONS: dict[str, Planted] = {
     "a page dealt out before a refusal is sent as it is": Planted(
         (_around(Rounds, "left_out", _forget_left_out),), theme=_REFUSING
     ),
-    "takeover sends the last batch again": Planted(((verdict, "takeover", _resend),)),
-    "rows compared by ids alone": Planted(((verdict, "found_rows", _by_ids),)),
-    "times of records compared with the clock": Planted((_around(verdict, "found_rows", _by_the_clock),)),
+    "takeover sends the last batch again": Planted(((judgement, "takeover", _resend),)),
+    "rows compared by ids alone": Planted(((judgement, "found_rows", _by_ids),)),
+    "times of records compared with the clock": Planted((_around(judgement, "found_rows", _by_the_clock),)),
     "lanes opened before the old ones are settled": Planted(((LaneCount, "_lanes_to_settle", _settle_none),)),
     "a forgotten change of the count is not noticed": Planted(
-        ((verdict, "forgets_change", lambda state, newest: False),),
+        ((judgement, "forgets_change", lambda state, newest: False),),
         theme=_COPIES,
     ),
     "a read is counted from its return instead of its start": Planted(

@@ -18,12 +18,12 @@ from uuid import UUID
 
 import psycopg
 
-from outbox.core import ledger
+from outbox.core.exactly_once import ledger
+from outbox.core.exactly_once.judgement import State
 from outbox.core.frontier import Snapshot
 from outbox.core.holds.crashes import Care, Watch
 from outbox.core.holds.values import Burial, Errands
 from outbox.core.times import time_of
-from outbox.core.verdict import State
 from outbox.edges.companions import Found
 from outbox.edges.reader import LeftOut
 from outbox.edges.sweeper import Below

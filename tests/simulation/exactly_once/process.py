@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from outbox.core.contract import STOPPED, WorkerFactory
 from outbox.edges.ways import OtherWay
 from outbox.harvest.exactly_once import ExactlyOnce, ExactlyOnceFactory
-from outbox.harvest.lanes import STOPPED, WorkerFactory
 from outbox.harvest.ports import Servers
 from tests.simulation.exactly_once.database import Connection, Database
 from tests.simulation.exactly_once.kafka import Client, Kafka

@@ -21,10 +21,10 @@ from greenlet import getcurrent
 
 from outbox import failpoints
 from outbox.conf import Conf, parse
-from outbox.core import ledger
+from outbox.core.exactly_once import ledger
+from outbox.core.exactly_once.resolution import is_sent_as_a_whole
 from outbox.core.frontier import Frontier
 from outbox.core.holds import book
-from outbox.core.resolution import is_sent_as_a_whole
 from outbox.election import member
 from outbox.harvest import exactly_once, exactly_once_reading
 from tests.simulation import world as surroundings

@@ -33,7 +33,7 @@ from operator import sub
 from uuid import UUID
 from zlib import crc32
 
-from .times import INFINITE, NONE, time_of
+from outbox.core.times import INFINITE, NONE, time_of
 
 Row = tuple[int, str, str, str | None, Sequence[str] | None, Sequence[str] | None, bytes | None]
 """id, topic, key, value, header keys, header values, binary value: the columns of the read, in its order."""

@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from uuid import UUID
 
-from .ledger import Entry
-from .verdict import Why
+from outbox.core.exactly_once.judgement import Why
+from outbox.core.exactly_once.ledger import Entry
 
 UNREADABLE = "unreadable"
 

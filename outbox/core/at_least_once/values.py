@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 from uuid import UUID
 
-from .holds.values import BACKOFF_MAX_S, BACKOFF_MIN_S
+from outbox.core.holds.values import BACKOFF_MAX_S, BACKOFF_MIN_S
 
 
 class Record(Protocol):

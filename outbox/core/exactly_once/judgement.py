@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from enum import Enum
 from uuid import UUID
 
-from .ledger import Entry
+from outbox.core.exactly_once.ledger import Entry
 
 
 class Rows(Enum):

@@ -16,8 +16,8 @@ from functools import partial
 from itertools import count
 from typing import Protocol
 
-from .region import Region, Table
-from .verdict import AskElection, GoOn, State, Stop, round_check
+from outbox.core.exactly_once.judgement import AskElection, GoOn, State, Stop, round_check
+from outbox.core.region import Region, Table
 
 SHARES_OF_A_PAGE_MAX = 1.5
 """A page for several lanes is larger than one for a single lane, but not much: its rows are in memory all at once, and

@@ -2,21 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import socket
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 from uuid import UUID
-
-if TYPE_CHECKING:
-    from outbox.conf import Conf
-
-
-def owner_name() -> str:
-    """What this process is called where processes tell of each other."""
-    return f"{socket.gethostname()}_{os.getpid()}"
-
 
 STOPPED = "stopped"
 """Phase of a lane in which neither sending nor deleting can be right until an operator has decided."""
@@ -137,5 +126,5 @@ class LaneWorker(Protocol):
         keys are held back. Thread-safe."""
 
 
-WorkerFactory = Callable[["Conf", int, UUID, int, LaneHost], LaneWorker]
-"""Called with (conf, lane, leader_id, epoch, host); makes a worker without starting it."""
+WorkerFactory = Callable[[Any, int, UUID, int, LaneHost], LaneWorker]
+"""Called with (settings, lane, leader_id, epoch, host); makes a worker without starting it."""

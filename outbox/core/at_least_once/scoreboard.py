@@ -52,9 +52,7 @@ from types import MappingProxyType
 from uuid import UUID
 from zlib import crc32
 
-from .holds.values import pause_s
-from .names import held_key
-from .scoreboard_values import (
+from outbox.core.at_least_once.values import (
     Claim,
     DeadlineExceeded,
     DropProducers,
@@ -76,6 +74,8 @@ from .scoreboard_values import (
     Superseded,
     Sweep,
 )
+from outbox.core.holds.values import pause_s
+from outbox.core.names import held_key
 
 _NEVER = float("inf")
 

@@ -1,0 +1,1 @@
+"""The decisions of at-least-once delivery. Pure."""
