@@ -52,7 +52,7 @@ def produce(database: Database, servers: str, topic: str, fill: Fill, *, transac
 
 def delete(database: Database, records: int) -> float:
     """By arrays of ids, one statement each; empties the table."""
-    from outbox.edges.int8_arrays import Ids, register
+    from outbox.edges.postgres.common.int8_arrays import Ids, register
 
     connection = database.connection
     register(connection)

@@ -271,7 +271,7 @@ def _inspect_time(cursor: Any, table: str, quoted: str) -> Iterator[CheckMessage
 
 
 def _inspect_sequence(cursor: Any, table: str, quoted: str) -> Iterator[CheckMessage]:
-    from outbox.edges import numbering
+    from outbox.edges.postgres.preflight import numbering
 
     hint = "Without it records of one key can be delivered out of order. Run: migrate outbox zero --fake, then "
     hint += "migrate outbox, which sets the default and the sequence right."

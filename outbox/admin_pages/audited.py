@@ -13,7 +13,7 @@ from django.utils.dateparse import parse_datetime
 
 from outbox.admin_pages.wording import ago, plural
 from outbox.conf import Conf
-from outbox.edges.table import identifier
+from outbox.edges.postgres.common.table import identifier
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from outbox.admin_pages.charts import Chart, Point, Series
 from outbox.admin_pages.verdict import Verdict, verdict
 from outbox.admin_pages.wording import clock, duration, moment, number, rate
 from outbox.conf import Conf
-from outbox.edges.table import PLANNER
+from outbox.edges.postgres.common.table import PLANNER
 from outbox.models import Sample
 from outbox.operations import stats
 

@@ -15,7 +15,7 @@ from django.urls import reverse
 
 from outbox.admin_pages.wording import ago, counted, duration, plural
 from outbox.core.faults import KINDS, in_plain_words
-from outbox.edges import backlog
+from outbox.edges.postgres.counts import backlog
 from outbox.models import DeadLetter, Hold
 
 SHOWN_MAX = 10

@@ -18,8 +18,8 @@ from typing import Any
 
 from outbox import __version__
 from outbox.conf import EXACTLY_ONCE
-from outbox.edges import backlog as backlogs
-from outbox.edges import table
+from outbox.edges.postgres.common import table
+from outbox.edges.postgres.counts import backlog as backlogs
 from outbox.exceptions import missing_extra
 from outbox.harvest.measurements import Histogram, Measured
 from outbox.harvest.readings import Troubles

@@ -159,7 +159,7 @@ def produce(
     record: tuple[Any, ...],
     on_delivery: Callable[[Any, Any], None],
 ) -> None:
-    """Hand one row of `edges.table.read` to the client; waits while the client's queue is full."""
+    """Hand one row of `edges.postgres.common.table.read` to the client; waits while the client's queue is full."""
     _, topic, key, value, names, values, binary = record
     payload = bytes(binary) if binary is not None else value
     headers = list(zip(names, values, strict=True)) if names else None

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from outbox.core.faults import Kind, is_refusal, kind_of
 from outbox.edges import kafka
-from outbox.edges.marks import Row
-from outbox.edges.texts import check_names, not_utf8
+from outbox.edges.postgres.at_least_once.marks import Row
+from outbox.edges.postgres.common.texts import check_names, not_utf8
 from outbox.edges.wall_clock import nudged
 from outbox.runtime import Runtime
 from outbox.runtime.threads import THREADS

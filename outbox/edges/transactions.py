@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 from outbox.core.faults import Kind, kind_of
 from outbox.edges.kafka import PRODUCER_DEFAULTS, make, require_bootstrap
-from outbox.edges.texts import check_names, not_utf8
+from outbox.edges.postgres.common.texts import check_names, not_utf8
 from outbox.edges.wall_clock import nudged
 from outbox.exceptions import OutboxError, missing_extra
 from outbox.runtime import Runtime, Thread

@@ -19,8 +19,8 @@ from outbox.core.at_least_once import values as values
 from outbox.core.at_least_once.scoreboard import Phase, Scoreboard
 from outbox.core.contract import LaneHost, LaneStopped
 from outbox.edges import kafka
+from outbox.edges.postgres.common.session import Connect
 from outbox.edges.producers import MakeProducer, Producers
-from outbox.edges.session import Connect
 from outbox.failpoints import failpoint
 from outbox.harvest.at_least_once_holds import HeldMarks
 from outbox.harvest.lease_keeper import LeaseKeeper, owner_name

@@ -33,7 +33,7 @@ from outbox.core.holds.values import (
     is_given_up,
     rejected,
 )
-from outbox.edges.marks import Scopes
+from outbox.edges.postgres.at_least_once.marks import Scopes
 from outbox.harvest.mark_servers import HoldStatements
 from outbox.harvest.statements import Statements
 

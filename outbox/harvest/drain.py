@@ -8,7 +8,7 @@ from contextlib import closing
 from dataclasses import dataclass
 
 from outbox.core.contract import STOPPED
-from outbox.edges.overview import BACKLOG_MAX, DatabaseUnreachable, Overview
+from outbox.edges.postgres.counts.overview import BACKLOG_MAX, DatabaseUnreachable, Overview
 from outbox.exceptions import OutboxError
 from outbox.harvest.daemon import Harvester
 

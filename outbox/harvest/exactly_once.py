@@ -48,7 +48,7 @@ from outbox.core.patience import Backoff, Circuit
 from outbox.core.rows import Row, parts_of
 from outbox.edges.kafka import let_go
 from outbox.edges.ledger_topic import LedgerMissing, LedgerUnreachable
-from outbox.edges.texts import explained
+from outbox.edges.postgres.common.texts import explained
 from outbox.edges.transactions import NoProducer, ReportsMissing
 from outbox.exceptions import OutboxError
 from outbox.failpoints import failpoint

@@ -20,13 +20,14 @@ from outbox.conf import Conf
 from outbox.core.exactly_once import judgement
 from outbox.core.exactly_once.judgement import LookUpRows, MoveOnly, PurgeEntry, State, Stop
 from outbox.core.exactly_once.ledger import Entry
-from outbox.edges import backends, companions, notifications, table
-from outbox.edges.companions import Companions, OtherDatabase
-from outbox.edges.holds import HoldTable
-from outbox.edges.reader import Reader
-from outbox.edges.session import BoundedConnection, Connection, Session
-from outbox.edges.sweeper import Sweeper
-from outbox.edges.ways import Claim
+from outbox.edges.postgres.common import backends, notifications, table
+from outbox.edges.postgres.common.leases import Claim
+from outbox.edges.postgres.common.session import BoundedConnection, Connection, Session
+from outbox.edges.postgres.exactly_once import companions
+from outbox.edges.postgres.exactly_once.companions import Companions, OtherDatabase
+from outbox.edges.postgres.exactly_once.reader import Reader
+from outbox.edges.postgres.exactly_once.sweeper import Sweeper
+from outbox.edges.postgres.holds import HoldTable
 from outbox.failpoints import failpoint
 from outbox.harvest.exactly_once_values import Awaited, MayNotGoOn, Purge, Ticket
 from outbox.harvest.lease_keeper import claim_of

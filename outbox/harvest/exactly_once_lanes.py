@@ -20,8 +20,8 @@ from outbox.core.exactly_once.pages import IdlePause, PageSizes
 from outbox.core.exactly_once.round import Reads, Round
 from outbox.core.holds.book import Holds
 from outbox.core.holds.values import Errands, Writes
-from outbox.edges.reader import NOTHING, LeftOut
-from outbox.edges.sweeper import Found
+from outbox.edges.postgres.exactly_once.reader import NOTHING, LeftOut
+from outbox.edges.postgres.exactly_once.sweeper import Found
 from outbox.harvest.exactly_once_database import Purges
 from outbox.harvest.exactly_once_values import Command, Doubt, Order, Purge, Retake, Ticket
 from outbox.harvest.ports import Servers

@@ -22,13 +22,13 @@ from outbox.core.exactly_once.flights import Plan, may_flush
 from outbox.core.exactly_once.judgement import GoOn, Stop
 from outbox.core.exactly_once.round import News, Reads, Step
 from outbox.core.rows import Row, size_of
-from outbox.edges import backends
-from outbox.edges.backends import Pooled
-from outbox.edges.companions import OtherDatabase
-from outbox.edges.reader import LeftOut, Page
-from outbox.edges.sweeper import Below
-from outbox.edges.texts import explained
-from outbox.edges.ways import NoRights, OtherWay
+from outbox.edges.postgres.common import backends
+from outbox.edges.postgres.common.backends import Pooled
+from outbox.edges.postgres.common.leases import NoRights, OtherWay
+from outbox.edges.postgres.common.texts import explained
+from outbox.edges.postgres.exactly_once.companions import OtherDatabase
+from outbox.edges.postgres.exactly_once.reader import LeftOut, Page
+from outbox.edges.postgres.exactly_once.sweeper import Below
 from outbox.harvest.exactly_once_lanes import Lanes, LaneState
 from outbox.harvest.exactly_once_reading import Failed, Read, ReadConnection
 from outbox.harvest.exactly_once_state import SeenState

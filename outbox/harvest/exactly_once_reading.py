@@ -18,8 +18,8 @@ from outbox.core.exactly_once.flights import Plan
 from outbox.core.exactly_once.reading import ReadPatience
 from outbox.core.frontier import Frontier
 from outbox.core.holds.values import HoldRow
-from outbox.edges.reader import NOTHING, LeftOut, Page
-from outbox.edges.session import Connection, StatementOverdue
+from outbox.edges.postgres.common.session import Connection, StatementOverdue
+from outbox.edges.postgres.exactly_once.reader import NOTHING, LeftOut, Page
 from outbox.harvest.lease_keeper import LeaseKeeper
 from outbox.harvest.ports import Reader, Servers
 

@@ -13,9 +13,9 @@ from functools import partial
 from typing import Any
 
 from outbox.conf import Conf
-from outbox.edges.session import Connection, Session
-from outbox.edges.sweeper import Below, Found
-from outbox.edges.texts import explained
+from outbox.edges.postgres.common.session import Connection, Session
+from outbox.edges.postgres.common.texts import explained
+from outbox.edges.postgres.exactly_once.sweeper import Below, Found
 from outbox.harvest.ports import Servers, Sweeper
 from outbox.harvest.readings import Troubles
 

@@ -15,8 +15,8 @@ from uuid import UUID
 
 from outbox.conf import EXACTLY_ONCE, Conf
 from outbox.core import lease
-from outbox.edges import ways
-from outbox.edges.ways import settled_after
+from outbox.edges.postgres.common import leases
+from outbox.edges.postgres.common.leases import settled_after
 from outbox.harvest.ports import Claim
 from outbox.runtime import Runtime
 from outbox.runtime.threads import THREADS
@@ -27,9 +27,9 @@ def owner_name() -> str:
     return f"{socket.gethostname()}_{os.getpid()}"
 
 
-def claim_of(conf: Conf, owner: str) -> ways.Claim:
+def claim_of(conf: Conf, owner: str) -> leases.Claim:
     """On the conf's table for its delivery, by the time-outs that it sets."""
-    return ways.Claim(
+    return leases.Claim(
         conf.table,
         conf.delivery,
         owner,

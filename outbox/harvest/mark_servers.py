@@ -14,19 +14,19 @@ from uuid import UUID
 
 from outbox.conf import Conf
 from outbox.core.holds.values import Errands, HoldRow
-from outbox.edges import backends, table
-from outbox.edges.holds import HoldTable
-from outbox.edges.marks import Marks, Row, Scopes
+from outbox.edges.postgres.at_least_once.marks import Marks, Row, Scopes
+from outbox.edges.postgres.common import backends, table
+from outbox.edges.postgres.common.leases import Claim
+from outbox.edges.postgres.common.session import Connect, Connection
+from outbox.edges.postgres.holds import HoldTable
 from outbox.edges.producers import Client
-from outbox.edges.session import Connect, Connection
-from outbox.edges.ways import Claim
 from outbox.harvest import ports
 from outbox.harvest.lease_keeper import claim_of
 from outbox.runtime import Runtime
 
 
 class MarkStatements(Protocol):
-    """Of one lane, see `edges.marks`."""
+    """Of one lane, see `edges.postgres.at_least_once.marks`."""
 
     held: Scopes
     large: dict[int, int]
@@ -50,7 +50,7 @@ class MarkStatements(Protocol):
 
 
 class HoldStatements(Protocol):
-    """On the tables of holds and dead letters, see `edges.holds`."""
+    """On the tables of holds and dead letters, see `edges.postgres.holds`."""
 
     def exist(self, connection: Any) -> bool: ...
 

@@ -15,17 +15,17 @@ from outbox.core.exactly_once.judgement import State
 from outbox.core.exactly_once.ledger import Entry
 from outbox.core.holds.crashes import Care, Watch
 from outbox.core.holds.values import Errands, HoldRow
-from outbox.edges.companions import Found
-from outbox.edges.reader import LeftOut, Page
-from outbox.edges.session import Connection
-from outbox.edges.sweeper import Below
-from outbox.edges.sweeper import Found as Missed
+from outbox.edges.postgres.common.session import Connection
+from outbox.edges.postgres.exactly_once.companions import Found
+from outbox.edges.postgres.exactly_once.reader import LeftOut, Page
+from outbox.edges.postgres.exactly_once.sweeper import Below
+from outbox.edges.postgres.exactly_once.sweeper import Found as Missed
 from outbox.edges.transactions import TransactionalProducer
 from outbox.runtime import Interrupt, Runtime
 
 
 class Statements(Protocol):
-    """On the table and its companions, see `edges.companions`."""
+    """On the table and its companions, see `edges.postgres.exactly_once.companions`."""
 
     def state(self, connection: Any, lanes: int) -> tuple[UUID, State]: ...
 
@@ -67,7 +67,7 @@ class Statements(Protocol):
 
 
 class HoldStatements(Protocol):
-    """On the tables of holds, dead letters and crashes, see `edges.holds`."""
+    """On the tables of holds, dead letters and crashes, see `edges.postgres.holds`."""
 
     def load(self, connection: Any, lanes: int) -> list[HoldRow]: ...
 
@@ -87,7 +87,7 @@ class HoldStatements(Protocol):
 
 
 class Reader(Protocol):
-    """Reads pages, see `edges.reader`."""
+    """Reads pages, see `edges.postgres.exactly_once.reader`."""
 
     lanes: int
     sequence: str
@@ -105,7 +105,7 @@ class Reader(Protocol):
 
 
 class Sweeper(Protocol):
-    """Looks at blocks of the table, see `edges.sweeper`."""
+    """Looks at blocks of the table, see `edges.postgres.exactly_once.sweeper`."""
 
     lanes: int
 
@@ -115,7 +115,7 @@ class Sweeper(Protocol):
 
 
 class Claim(Protocol):
-    """Of this process on the table, see `edges.ways`."""
+    """Of this process on the table, see `edges.postgres.common.leases`."""
 
     def take(self, connection: Any, *, lanes: int, owned: Mapping[int, UUID]) -> bool: ...
 

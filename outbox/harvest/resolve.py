@@ -28,9 +28,9 @@ from outbox.core.exactly_once.resolution import (
     is_sent_as_a_whole,
     objection,
 )
-from outbox.edges import keepers
 from outbox.edges.ledger_history import LedgerHistory
 from outbox.edges.ledger_topic import LedgerMissing, Record
+from outbox.edges.postgres.preflight import keepers
 from outbox.edges.transactions import TransactionalProducer, initialised, properties_of
 from outbox.exceptions import OutboxError
 from outbox.failpoints import failpoint

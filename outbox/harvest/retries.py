@@ -10,8 +10,8 @@ from threading import Event
 from typing import TypeVar
 
 from outbox.core.patience import Backoff
-from outbox.edges.overview import DatabaseUnreachable
-from outbox.edges.ways import OtherWay
+from outbox.edges.postgres.common.leases import OtherWay
+from outbox.edges.postgres.counts.overview import DatabaseUnreachable
 from outbox.election.errors import KafkaUnreachable
 
 Found = TypeVar("Found")

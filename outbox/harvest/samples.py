@@ -17,7 +17,8 @@ from typing import Any
 
 import psycopg
 
-from outbox.edges import locks, samples, table
+from outbox.edges.postgres.common import locks, table
+from outbox.edges.postgres.counts import samples
 from outbox.harvest.readings import Troubles
 from outbox.messages.inserts import ORDER_LOCK
 

@@ -9,11 +9,14 @@ from typing import Any
 from uuid import UUID
 
 from outbox.conf import EXACTLY_ONCE, Conf
-from outbox.edges import companions, keepers, numbering, overview, plans, rights, table
-from outbox.edges.companions import Companions
 from outbox.edges.ledger_topic import LedgerUnreachable
-from outbox.edges.marks import COLUMNS
-from outbox.edges.reader import Reader, check_ages
+from outbox.edges.postgres.at_least_once.marks import COLUMNS
+from outbox.edges.postgres.common import table
+from outbox.edges.postgres.counts import overview
+from outbox.edges.postgres.exactly_once import companions
+from outbox.edges.postgres.exactly_once.companions import Companions
+from outbox.edges.postgres.exactly_once.reader import Reader, check_ages
+from outbox.edges.postgres.preflight import keepers, numbering, plans, privileges
 from outbox.edges.transaction_log import BrokersMissing, TransactionLog
 from outbox.edges.transactions import TransactionsRefused
 from outbox.election.errors import KafkaUnreachable
@@ -31,7 +34,7 @@ def look(conf: Conf, owner: str) -> UUID | None:
     with overview.connected(conf.database, companions.connect if is_exact else table.connect_session) as connection:
         columns = [*COLUMNS, overview.BINARY] if is_exact else COLUMNS
         overview.check_columns(connection, conf.database, conf.table, columns)
-        rights.check(connection, conf.table, exactly_once=is_exact)
+        privileges.check(connection, conf.table, exactly_once=is_exact)
         sequence = companions.sequence_of(connection, conf.table) if is_exact else ""
         notes = keepers.check(connection, conf.table, marks=not is_exact)
         notes += numbering.check(connection, conf.table, exactly_once=is_exact)

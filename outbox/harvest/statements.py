@@ -13,12 +13,12 @@ from typing import Any
 from outbox.conf import Conf
 from outbox.core.at_least_once import values as values
 from outbox.core.at_least_once.scoreboard import Scoreboard
-from outbox.edges.backends import Pooled
-from outbox.edges.keepers import RowsKept
-from outbox.edges.marks import WrongTable
-from outbox.edges.session import Session
-from outbox.edges.texts import explained
-from outbox.edges.ways import NoRights, OtherWay
+from outbox.edges.postgres.at_least_once.marks import WrongTable
+from outbox.edges.postgres.common.backends import Pooled
+from outbox.edges.postgres.common.leases import NoRights, OtherWay
+from outbox.edges.postgres.common.session import Session
+from outbox.edges.postgres.common.texts import explained
+from outbox.edges.postgres.preflight.keepers import RowsKept
 from outbox.failpoints import failpoint
 from outbox.harvest.lease_keeper import LeaseKeeper
 from outbox.harvest.mark_servers import MarkServers

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from outbox.edges.overview import BACKLOG_MAX, DatabaseUnreachable, Overview
+from outbox.edges.postgres.counts.overview import BACKLOG_MAX, DatabaseUnreachable, Overview
 from outbox.harvest.daemon import Harvester
 
 _ERASE = "\r\033[K"

@@ -12,7 +12,7 @@ from typing import Any
 
 from django.db import connections, transaction
 
-from outbox.edges.table import identifier
+from outbox.edges.postgres.common.table import identifier
 from outbox.models import DeadLetter, Hold, OutboxRecord
 from outbox.operations.editing import NotConfirmed, edit, edit_dead
 from outbox.operations.outcomes import IDS_KEPT, REFUSED, Outcome, alias_of, audit, put_back

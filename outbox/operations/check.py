@@ -14,9 +14,12 @@ import psycopg
 from psycopg import sql
 
 from outbox.conf import AT_LEAST_ONCE, EXACTLY_ONCE, Conf
-from outbox.edges import backends, keepers, locks, marks, overview, rights, table
-from outbox.edges.backends import Pooled
-from outbox.edges.keepers import RowsKept
+from outbox.edges.postgres.at_least_once import marks
+from outbox.edges.postgres.common import backends, locks, table
+from outbox.edges.postgres.common.backends import Pooled
+from outbox.edges.postgres.counts import overview
+from outbox.edges.postgres.preflight import keepers, privileges
+from outbox.edges.postgres.preflight.keepers import RowsKept
 from outbox.exceptions import OutboxError
 from outbox.messages.inserts import ORDER_LOCK
 from outbox.operations import check_kafka, stats
@@ -142,7 +145,7 @@ def _rights(connection: stats.Connection, conf: Conf) -> Iterator[Finding]:
         companion = table.identifier(f"{conf.table}_{suffix}").as_string()
         if is_exact and not _value(connection, "SELECT to_regclass(%s) IS NOT NULL", companion):
             yield error("rights", f"the companion table {companion} is missing", "python manage.py migrate outbox")
-    found = rights.missing(connection, conf.table, exactly_once=is_exact)
+    found = privileges.missing(connection, conf.table, exactly_once=is_exact)
     missing = [f"{', '.join(given)} on {name}" for name, given in found.items()]
     sequence = _value(connection, "SELECT pg_get_serial_sequence(%s, 'id')", table.identifier(conf.table).as_string())
     if sequence and not _value(connection, "SELECT has_sequence_privilege(%s, 'SELECT')", sequence):

@@ -150,7 +150,7 @@ def _change(
 
 
 def lane_of(key: str, record_id: int, alias: str) -> int:
-    """As in `edges.reader.lane_of_row`."""
+    """As in `edges.postgres.exactly_once.reader.lane_of_row`."""
     count = lane_count(alias)
     if not key and not settings.current().keep_empty_key:
         return (record_id & (1 << 63) - 1) % count

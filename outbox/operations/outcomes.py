@@ -8,7 +8,7 @@ from typing import Any
 from django.db import connections
 
 from outbox import conf as settings
-from outbox.edges.table import identifier
+from outbox.edges.postgres.common.table import identifier
 from outbox.models import AuditRow, DeadLetter, Hold, OutboxRecord
 
 REFUSED = (Hold.Reason.PARKED, Hold.Reason.QUARANTINED)

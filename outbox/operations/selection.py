@@ -12,7 +12,7 @@ from django.db.models import BigIntegerField, F, Func, Q
 from django.db.models.functions import Now
 
 from outbox import conf as settings
-from outbox.edges.table import identifier
+from outbox.edges.postgres.common.table import identifier
 from outbox.exceptions import OutboxError
 from outbox.models import DeadLetter, Hold
 
@@ -119,7 +119,7 @@ def lane_count(alias: str) -> int:
 
 
 def lane_expression(alias: str) -> Any:
-    """The lane of a row with `key` and `record_id`: as in `edges.reader.lane_of_row`."""
+    """The lane of a row with `key` and `record_id`: as in `edges.postgres.exactly_once.reader.lane_of_row`."""
     count, keep = lane_count(alias), settings.current().keep_empty_key
     number = "hashtextextended(k, 0)" if keep else "CASE WHEN k = '' THEN r ELSE hashtextextended(k, 0) END"
     template = f"(SELECT ({number} & 9223372036854775807) %%%% {count} FROM (VALUES (%(expressions)s)) AS t(k, r))"

@@ -14,10 +14,10 @@ from psycopg import sql
 
 from outbox.conf import AT_LEAST_ONCE, EXACTLY_ONCE, Conf
 from outbox.core.exactly_once.ledger import LedgerEntryError
-from outbox.edges import backlog as backlogs
-from outbox.edges import table
 from outbox.edges.ledger_topic import LedgerMissing, LedgerTopic, LedgerUnreachable
-from outbox.edges.marks import WrongTable
+from outbox.edges.postgres.at_least_once.marks import WrongTable
+from outbox.edges.postgres.common import table
+from outbox.edges.postgres.counts import backlog as backlogs
 from outbox.exceptions import OutboxError
 
 ALIVE_S = 10.0  # heartbeats come every few seconds

@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from outbox.core.exactly_once import ledger
-from outbox.edges.table import connect_plainly, identifier
+from outbox.edges.postgres.common.table import connect_plainly, identifier
 from outbox.exceptions import OutboxError
 from outbox.spark import entries, expressions
 from outbox.spark.verdict import AuditImpossible, NotNow, Request

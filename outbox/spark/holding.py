@@ -15,7 +15,7 @@ import psycopg
 from psycopg import sql
 
 from outbox.core.holds.values import BY_OPERATORS, OF_RECORDS
-from outbox.edges.table import identifier
+from outbox.edges.postgres.common.table import identifier
 
 Connection = psycopg.Connection[Any]
 

@@ -15,9 +15,9 @@ from psycopg import sql
 from pyspark.sql.datasource import InputPartition
 
 from outbox.core.times import NONE
-from outbox.edges.table import identifier
-from outbox.edges.texts import has_encoding, not_utf8
-from outbox.edges.timestamps import KNOWN
+from outbox.edges.postgres.common.table import identifier
+from outbox.edges.postgres.common.texts import has_encoding, not_utf8
+from outbox.edges.postgres.common.timestamps import KNOWN
 from outbox.exceptions import OutboxError
 from outbox.spark import stream
 from outbox.spark.options import Options

@@ -14,10 +14,11 @@ from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
 from outbox.conf import EXACTLY_ONCE, Conf
-from outbox.edges import keepers, numbering, overview
-from outbox.edges.marks import COLUMNS, WrongTable
-from outbox.edges.table import connect_session, identifier, parameters
-from outbox.edges.ways import Claim, settled_after
+from outbox.edges.postgres.at_least_once.marks import COLUMNS, WrongTable
+from outbox.edges.postgres.common.leases import Claim, settled_after
+from outbox.edges.postgres.common.table import connect_session, identifier, parameters
+from outbox.edges.postgres.counts import overview
+from outbox.edges.postgres.preflight import keepers, numbering
 from outbox.exceptions import OutboxError
 from outbox.spark import start
 from outbox.spark.driver import resolve

@@ -31,7 +31,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
-from outbox.edges.session import BoundedConnection
+from outbox.edges.postgres.common.session import BoundedConnection
 from outbox.exceptions import OutboxError
 from outbox.failpoints import failpoint
 from outbox.spark import stream

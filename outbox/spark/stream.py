@@ -25,12 +25,13 @@ import psycopg
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 
-from outbox.edges import keepers, numbering, rights, sizes
-from outbox.edges.marks import WrongTable
-from outbox.edges.session import BoundedConnection
-from outbox.edges.table import connect_bounded, connect_session, identifier
-from outbox.edges.timestamps import KNOWN
-from outbox.edges.ways import Claim, settled_after
+from outbox.edges.postgres.at_least_once.marks import WrongTable
+from outbox.edges.postgres.common import sizes
+from outbox.edges.postgres.common.leases import Claim, settled_after
+from outbox.edges.postgres.common.session import BoundedConnection
+from outbox.edges.postgres.common.table import connect_bounded, connect_session, identifier
+from outbox.edges.postgres.common.timestamps import KNOWN
+from outbox.edges.postgres.preflight import keepers, numbering, privileges
 from outbox.exceptions import OutboxError
 from outbox.spark.holding import FREE
 
@@ -190,7 +191,7 @@ class Stream:
                 f"The Spark source needs the tables {', '.join(row[0])}, which do not exist. Run: python manage.py "
                 "migrate outbox, or correct the options table and url."
             )
-        rights.require_migrated(connection, self.table)
+        privileges.require_migrated(connection, self.table)
 
     def state(self, connection: Connection) -> State:
         row = connection.execute(

@@ -9,7 +9,7 @@ from typing import Any
 
 from psycopg import sql
 
-from outbox.edges import table
+from outbox.edges.postgres.common import table
 from outbox.exceptions import OutboxError
 
 KINDS = {

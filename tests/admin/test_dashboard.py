@@ -13,7 +13,7 @@ from django.utils.html import escape
 from outbox import conf
 from outbox.admin_pages import dashboard, held
 from outbox.admin_pages.verdict import BAD, GOOD, WARN, verdict
-from outbox.edges import backlog
+from outbox.edges.postgres.counts import backlog
 from outbox.models import DeadLetter, Hold, OutboxRecord, Sample
 from outbox.operations import stats
 from tests.admin.conftest import DASHBOARD, SECRET, dead, page, parked, record

@@ -15,7 +15,7 @@ from django.urls import resolve, reverse
 from django.utils.safestring import mark_safe
 
 from outbox.admin_pages import acting, base, editing, payload
-from outbox.edges import table
+from outbox.edges.postgres.common import table
 from outbox.models import AuditRow, DeadLetter, Hold, OutboxRecord
 from outbox.redaction import TEXT_MAX
 from tests.admin.conftest import (

@@ -7,7 +7,7 @@ from django.db import connection
 from django.urls import reverse
 
 from outbox.admin_paging import COUNT_EXACT_MAX
-from outbox.edges import backlog
+from outbox.edges.postgres.counts import backlog
 from outbox.models import OutboxRecord
 from tests.admin.conftest import DASHBOARD, DEAD, HOLDS, dead, parked
 from tests.admin.test_dashboard import PARTS, read_so_far, sql

@@ -20,7 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from outbox.contrib import metrics_server, prometheus
 from outbox.contrib.metrics_server import address_of, serving
 from outbox.contrib.prometheus import CATALOGUE
-from outbox.edges.backlog import Backlog
+from outbox.edges.postgres.counts.backlog import Backlog
 from outbox.exceptions import OutboxError
 from outbox.harvest.measurements import Measurements
 from tests.harvest.processes import Harvest

@@ -8,11 +8,12 @@ from contextlib import contextmanager
 import psycopg
 import pytest
 
-from outbox.edges import backends, companions, table
-from outbox.edges.backends import OptionsIgnored, OtherBackend, SessionShared
-from outbox.edges.companions import Companions
-from outbox.edges.marks import Marks
-from outbox.edges.reader import Reader
+from outbox.edges.postgres.at_least_once.marks import Marks
+from outbox.edges.postgres.common import backends, table
+from outbox.edges.postgres.common.backends import OptionsIgnored, OtherBackend, SessionShared
+from outbox.edges.postgres.exactly_once import companions
+from outbox.edges.postgres.exactly_once.companions import Companions
+from outbox.edges.postgres.exactly_once.reader import Reader
 from outbox.harvest.exactly_once_database import settle_purge
 from outbox.harvest.exactly_once_values import Purge
 from tests.harvest.exactly_once.bench import create_tables

@@ -11,12 +11,12 @@ import pytest
 from outbox.core import frontier as core_frontier
 from outbox.core.frontier import Frontier
 from outbox.core.times import INFINITE, NONE, time_of
-from outbox.edges import companions
-from outbox.edges.companions import Companions
-from outbox.edges.int8_arrays import Ids
-from outbox.edges.marks import WrongTable
-from outbox.edges.reader import LeftOut, Reader, UnknownAges, UnorderedPage, check_ages
-from outbox.edges.sweeper import Below, Sweeper
+from outbox.edges.postgres.at_least_once.marks import WrongTable
+from outbox.edges.postgres.common.int8_arrays import Ids
+from outbox.edges.postgres.exactly_once import companions
+from outbox.edges.postgres.exactly_once.companions import Companions
+from outbox.edges.postgres.exactly_once.reader import LeftOut, Reader, UnknownAges, UnorderedPage, check_ages
+from outbox.edges.postgres.exactly_once.sweeper import Below, Sweeper
 from outbox.schema.adoption import guarded_default
 from tests.support.tables import create_companions, insert
 

@@ -6,8 +6,8 @@ from outbox.core.holds.book import Holds
 from outbox.core.holds.crashes import Care
 from outbox.core.holds.values import Burial, Errands, HoldRow, rejected
 from outbox.core.names import held_key
-from outbox.edges import companions
-from outbox.edges.holds import HoldTable
+from outbox.edges.postgres.exactly_once import companions
+from outbox.edges.postgres.holds import HoldTable
 from tests.support.tables import create_companions, insert
 
 HELD = "SELECT record_id, wanted, attempts, jsonb_array_length(history) FROM outbox_hold"

@@ -6,9 +6,9 @@ import os
 import psycopg
 import pytest
 
-from outbox.edges import keepers, numbering
-from outbox.edges.keepers import RowsKept
-from outbox.edges.numbering import UnorderedIds
+from outbox.edges.postgres.preflight import keepers, numbering
+from outbox.edges.postgres.preflight.keepers import RowsKept
+from outbox.edges.postgres.preflight.numbering import UnorderedIds
 from tests.harvest.exactly_once.bench import create_tables
 from tests.support.databases import fresh_database
 from tests.support.tables import create_table, insert

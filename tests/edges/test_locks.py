@@ -1,8 +1,8 @@
 """What people are told of whoever is in the way of an advisory lock. Who that is, tests/edges/test_marks.py asks."""
 
-from outbox.edges import locks
-from outbox.edges.locks import Holder
-from outbox.edges.marks import ClaimBlocked
+from outbox.edges.postgres.at_least_once.marks import ClaimBlocked
+from outbox.edges.postgres.common import locks
+from outbox.edges.postgres.common.locks import Holder
 
 FIRST, SECOND = Holder(12, "web", "psql", 3.0, 0), Holder(13, "web", "", None, 0)
 

@@ -10,8 +10,8 @@ import uuid
 import psycopg
 import pytest
 
-from outbox.edges.marks import ClaimBlocked, Marks, Scopes, StillThere, WrongTable
-from outbox.edges.table import connect_bounded
+from outbox.edges.postgres.at_least_once.marks import ClaimBlocked, Marks, Scopes, StillThere, WrongTable
+from outbox.edges.postgres.common.table import connect_bounded
 from outbox.schema.adoption import guarded_default
 from tests.harvest.hosts import wait_until
 from tests.support.tables import create_table, insert

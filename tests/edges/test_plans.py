@@ -6,9 +6,11 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from outbox.edges import companions, int8_arrays, plans, table
-from outbox.edges.companions import Companions
-from outbox.edges.reader import Reader
+from outbox.edges.postgres.common import int8_arrays, table
+from outbox.edges.postgres.exactly_once import companions
+from outbox.edges.postgres.exactly_once.companions import Companions
+from outbox.edges.postgres.exactly_once.reader import Reader
+from outbox.edges.postgres.preflight import plans
 from tests.harvest.exactly_once.bench import create_tables
 from tests.support.databases import fresh_database
 

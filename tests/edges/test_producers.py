@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from outbox.edges.marks import Row
+from outbox.edges.postgres.at_least_once.marks import Row
 from outbox.edges.producers import Producers
 from tests.harvest.hosts import wait_until
 from tests.support.proxy import Proxy

@@ -8,8 +8,8 @@ from functools import partial
 import psycopg
 import pytest
 
-from outbox.edges.session import Session, StatementOverdue
-from outbox.edges.table import connect_bounded
+from outbox.edges.postgres.common.session import Session, StatementOverdue
+from outbox.edges.postgres.common.table import connect_bounded
 from tests.support.proxy import TO_CLIENT, Proxy
 
 

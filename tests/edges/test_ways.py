@@ -7,8 +7,8 @@ import psycopg
 import pytest
 
 from outbox.conf import AT_LEAST_ONCE, EXACTLY_ONCE
-from outbox.edges.marks import WrongTable
-from outbox.edges.ways import Claim, NoRights, OtherWay, settled_after
+from outbox.edges.postgres.at_least_once.marks import WrongTable
+from outbox.edges.postgres.common.leases import Claim, NoRights, OtherWay, settled_after
 from tests.harvest.exactly_once.bench import create_tables
 from tests.support.databases import fresh_database
 from tests.support.tables import create_table

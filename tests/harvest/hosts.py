@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from outbox.conf import Conf, parse
-from outbox.edges.table import connect_bounded
+from outbox.edges.postgres.common.table import connect_bounded
 from outbox.harvest.at_least_once import AtLeastOnce
 
 _epochs = itertools.count(1)

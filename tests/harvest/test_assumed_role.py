@@ -12,8 +12,8 @@ from django.core.management import call_command
 from django.db import connections
 
 from outbox.conf import AT_LEAST_ONCE, EXACTLY_ONCE
-from outbox.edges import table
-from outbox.edges.marks import Marks
+from outbox.edges.postgres.at_least_once.marks import Marks
+from outbox.edges.postgres.common import table
 from outbox.harvest import starting
 from outbox.harvest.at_least_once import AtLeastOnceFactory
 from outbox.harvest.exactly_once import ExactlyOnceFactory

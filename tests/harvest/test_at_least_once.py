@@ -9,8 +9,8 @@ import pytest
 
 from outbox.core.at_least_once.values import NotPurged, RecordHeld, RemarkRequested
 from outbox.core.contract import MeterRead
-from outbox.edges.marks import Marks, WrongTable
-from outbox.edges.table import connect_bounded
+from outbox.edges.postgres.at_least_once.marks import Marks, WrongTable
+from outbox.edges.postgres.common.table import connect_bounded
 from tests.harvest.hosts import Host, finish, wait_until
 from tests.support.proxy import HOLD, PRODUCE
 

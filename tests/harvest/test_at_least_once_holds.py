@@ -5,7 +5,7 @@ import pytest
 
 from outbox import conf
 from outbox.core.at_least_once.values import RecordHeld
-from outbox.edges.holds import HoldTable
+from outbox.edges.postgres.holds import HoldTable
 from outbox.harvest import at_least_once_holds
 from outbox.harvest.statements import Statements
 from outbox.operations import actions, stats

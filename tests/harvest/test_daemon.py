@@ -22,7 +22,7 @@ from outbox.contrib import celery
 from outbox.core.at_least_once.values import NotPurged, RecordHeld
 from outbox.core.contract import BatchDelivered, LaneStopped, MeterRead
 from outbox.core.election.neli import LeaderAcquired, LeaderFenced, LeaderRefreshed, LeaderRevoked
-from outbox.edges.overview import DatabaseUnreachable
+from outbox.edges.postgres.counts.overview import DatabaseUnreachable
 from outbox.election import topic as election_topic
 from outbox.election.clients import Clients
 from outbox.election.errors import KafkaUnreachable
@@ -427,7 +427,7 @@ def test_it_stops_in_bounded_time_while_postgres_is_away(postgres, bootstrap_ser
         create_table(db)
         topic = create_topic(bootstrap_servers)
         source = {"conninfo": proxy.rewrite(url), "connect_timeout": 2}
-        monkeypatch.setattr("outbox.edges.table.parameters", lambda alias: source)
+        monkeypatch.setattr("outbox.edges.postgres.common.table.parameters", lambda alias: source)
         one = Harvester(conf).start()
         wait_until(lambda: one.is_leader)
         insert(db, topic, ["a"] * 50)
@@ -454,7 +454,7 @@ def test_a_lane_is_given_back_in_bounded_time_while_postgres_is_away(
         create_table(db)
         topic = create_topic(bootstrap_servers)
         source = {"conninfo": proxy.rewrite(url), "connect_timeout": 2}
-        monkeypatch.setattr("outbox.edges.table.parameters", lambda alias: source)
+        monkeypatch.setattr("outbox.edges.postgres.common.table.parameters", lambda alias: source)
         first = harvester(two, worker_factory=None).start()
         wait_until(lambda: set(first.leader_ids) == {0, 1})
         insert(db, topic, [f"k{n}" for n in range(50)])

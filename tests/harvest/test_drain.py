@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from outbox.edges.overview import BACKLOG_MAX, DatabaseUnreachable
+from outbox.edges.postgres.counts.overview import BACKLOG_MAX, DatabaseUnreachable
 from outbox.harvest import drain as module
 from outbox.harvest.drain import Drained, HeldBack, NotElected, drain, told
 

@@ -8,7 +8,7 @@ import pytest
 
 from outbox.conf import AT_LEAST_ONCE, EXACTLY_ONCE
 from outbox.core.contract import LaneStopped, LeftUntidily
-from outbox.edges.keepers import RowsKept
+from outbox.edges.postgres.preflight.keepers import RowsKept
 from outbox.harvest import Harvester, exactly_once_database
 from outbox.harvest.exactly_once import ExactlyOnceFactory
 from tests.harvest import hosts
@@ -27,7 +27,7 @@ def bench(postgres, bootstrap_servers, monkeypatch):
     with fresh_database(os.environ["DATABASE_URL"]) as url:
         made = Bench(url, bootstrap_servers)
         made.db.execute("CREATE TABLE kept (n int); INSERT INTO kept VALUES (0)")
-        monkeypatch.setattr("outbox.edges.table.parameters", lambda alias: {"conninfo": url})
+        monkeypatch.setattr("outbox.edges.postgres.common.table.parameters", lambda alias: {"conninfo": url})
         monkeypatch.setattr("outbox.harvest.exactly_once._PARKED_S", 0.3)
         yield made
         made.close()

@@ -6,8 +6,8 @@ import pytest
 
 from outbox.core.at_least_once.values import DeadlineExceeded
 from outbox.edges.kafka import idempotent_producer
-from outbox.edges.marks import Marks
-from outbox.edges.session import Session
+from outbox.edges.postgres.at_least_once.marks import Marks
+from outbox.edges.postgres.common.session import Session
 from tests.harvest.hosts import wait_until
 from tests.support.proxy import HOLD, PRODUCE
 

@@ -13,8 +13,8 @@ from django.urls import reverse
 
 from outbox.conf import AT_LEAST_ONCE, EXACTLY_ONCE
 from outbox.core.holds.values import Burial, Errands, HoldRow
-from outbox.edges import companions
-from outbox.edges.holds import HoldTable
+from outbox.edges.postgres.exactly_once import companions
+from outbox.edges.postgres.holds import HoldTable
 from outbox.models import DeadLetter, Hold, OutboxRecord
 from outbox.operations import actions
 from outbox.operations.actions import OperationRefused, Selector

@@ -13,9 +13,10 @@ from django.core.management import CommandError, call_command
 
 from outbox.conf import AT_LEAST_ONCE, EXACTLY_ONCE
 from outbox.devstack.folders import dispose, new_folder
-from outbox.edges import backends, companions, table
-from outbox.edges.backends import OptionsIgnored, Pooled, SessionShared
-from outbox.edges.companions import Companions
+from outbox.edges.postgres.common import backends, table
+from outbox.edges.postgres.common.backends import OptionsIgnored, Pooled, SessionShared
+from outbox.edges.postgres.exactly_once import companions
+from outbox.edges.postgres.exactly_once.companions import Companions
 from outbox.harvest import Harvester, exactly_once_database
 from outbox.harvest.resolve import Resolver
 from outbox.spark import setup
@@ -69,7 +70,7 @@ def behind(bench, own_servers, monkeypatch):
 
 
 def lead(monkeypatch, url):
-    monkeypatch.setattr("outbox.edges.table.parameters", lambda alias: {"conninfo": url})
+    monkeypatch.setattr("outbox.edges.postgres.common.table.parameters", lambda alias: {"conninfo": url})
     monkeypatch.setattr("outbox.spark.setup.parameters", lambda alias: {"conninfo": url})
 
 

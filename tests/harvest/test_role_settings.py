@@ -5,7 +5,8 @@ import os
 import pytest
 
 from outbox.conf import AT_LEAST_ONCE, EXACTLY_ONCE
-from outbox.edges import samples, table
+from outbox.edges.postgres.common import table
+from outbox.edges.postgres.counts import samples
 from tests.harvest.exactly_once.bench import Bench
 from tests.harvest.processes import Harvest
 from tests.support.databases import django, fresh_database

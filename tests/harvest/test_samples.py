@@ -9,8 +9,9 @@ import psycopg
 import pytest
 
 from outbox import conf
-from outbox.edges import locks, samples, table
-from outbox.edges.marks import Marks
+from outbox.edges.postgres.at_least_once.marks import Marks
+from outbox.edges.postgres.common import locks, table
+from outbox.edges.postgres.counts import samples
 from outbox.harvest.samples import Sampler
 from outbox.messages.inserts import ORDER_LOCK
 from outbox.operations import check

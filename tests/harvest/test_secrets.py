@@ -10,8 +10,9 @@ from confluent_kafka.admin import AdminClient, ScramCredentialInfo, ScramMechani
 
 from outbox.conf import EXACTLY_ONCE
 from outbox.devstack import Kafka
-from outbox.edges import ledger_topic, table
+from outbox.edges import ledger_topic
 from outbox.edges.ledger_topic import LedgerTopic, LedgerUnreachable
+from outbox.edges.postgres.common import table
 from outbox.election.clients import Clients
 from outbox.election.errors import ElectionRefused
 from outbox.harvest import Harvester, daemon, exactly_once_kafka, mark_servers
@@ -187,7 +188,7 @@ def test_a_password_that_was_changed_is_taken_up_and_one_that_was_not_ends_the_p
     monkeypatch.setattr(daemon, "DENIED_S", DENIED_S)
     with fresh_database(os.environ["DATABASE_URL"]) as url:
         bench = Bench(url, rotating.inside)
-        monkeypatch.setattr("outbox.edges.table.parameters", lambda alias: {"conninfo": url})
+        monkeypatch.setattr("outbox.edges.postgres.common.table.parameters", lambda alias: {"conninfo": url})
         given = {
             "DELIVERY": EXACTLY_ONCE if factory is ExactlyOnceFactory else "at-least-once",
             "BOOTSTRAP_SERVERS": rotating.bootstrap_servers,

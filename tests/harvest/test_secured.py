@@ -67,7 +67,7 @@ def secured(tmp_path_factory, pytestconfig):
 def bench(postgres, secured, monkeypatch):
     with fresh_database(os.environ["DATABASE_URL"]) as url:
         made = Bench(url, secured.inside)
-        monkeypatch.setattr("outbox.edges.table.parameters", lambda alias: {"conninfo": url})
+        monkeypatch.setattr("outbox.edges.postgres.common.table.parameters", lambda alias: {"conninfo": url})
         yield made
         made.close()
 

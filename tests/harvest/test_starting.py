@@ -22,12 +22,12 @@ from confluent_kafka.admin import (
 
 from outbox.conf import AT_LEAST_ONCE, EXACTLY_ONCE
 from outbox.devstack import Kafka
-from outbox.edges import rights
-from outbox.edges.numbering import UnorderedIds
-from outbox.edges.plans import WholeTableRead
+from outbox.edges.postgres.common.leases import NoRights
+from outbox.edges.postgres.preflight import privileges
+from outbox.edges.postgres.preflight.numbering import UnorderedIds
+from outbox.edges.postgres.preflight.plans import WholeTableRead
 from outbox.edges.transaction_log import TOPIC, TransactionLog
 from outbox.edges.transactions import TransactionsRefused
-from outbox.edges.ways import NoRights
 from outbox.election.errors import KafkaUnreachable
 from outbox.exceptions import OutboxError
 from outbox.harvest import Harvester, starting
@@ -108,7 +108,9 @@ def parameters(request, monkeypatch):
     for name in ("bench", "guarded_bench"):
         if name in request.fixturenames:
             url = request.getfixturevalue(name).url
-            monkeypatch.setattr("outbox.edges.table.parameters", lambda alias, url=url: {"conninfo": url})
+            monkeypatch.setattr(
+                "outbox.edges.postgres.common.table.parameters", lambda alias, url=url: {"conninfo": url}
+            )
 
 
 def error_of(made):
@@ -169,12 +171,12 @@ def test_missing_rights_in_the_database_are_one_error_with_the_statements(bench,
         bench.db.execute(statement)
     with psycopg.connect(bench.url, autocommit=True) as asked:
         asked.execute(f"SET ROLE {role}")
-        rights.check(asked, "outbox", exactly_once=delivery == EXACTLY_ONCE)
+        privileges.check(asked, "outbox", exactly_once=delivery == EXACTLY_ONCE)
         bench.db.execute(
             f"REVOKE INSERT ON outbox_hold FROM {role}; REVOKE ALL ON outbox_dead, outbox_watch FROM {role}"
         )
         with pytest.raises(NoRights) as caught:
-            rights.check(asked, "outbox", exactly_once=delivery == EXACTLY_ONCE)
+            privileges.check(asked, "outbox", exactly_once=delivery == EXACTLY_ONCE)
     granted = re.findall(r"GRANT [^;]*? TO \w+", str(caught.value))
     assert granted[0] == f'GRANT INSERT ON "outbox_hold" TO {role}'
     assert granted[1] == f'GRANT SELECT, INSERT, UPDATE, DELETE ON "outbox_dead" TO {role}'
@@ -182,7 +184,7 @@ def test_missing_rights_in_the_database_are_one_error_with_the_statements(bench,
     bench.db.execute("; ".join(granted))
     with psycopg.connect(bench.url, autocommit=True) as asked:
         asked.execute(f"SET ROLE {role}")
-        rights.check(asked, "outbox", exactly_once=delivery == EXACTLY_ONCE)
+        privileges.check(asked, "outbox", exactly_once=delivery == EXACTLY_ONCE)
     bench.db.execute(f"DROP OWNED BY {role}; DROP ROLE {role}")
 
 
@@ -271,7 +273,7 @@ def test_a_log_that_cannot_be_made_is_refused_at_the_start(postgres, kafka_facto
     cluster = kafka_factory(properties={"transaction.state.log.replication.factor": "3"})
     with fresh_database(os.environ["DATABASE_URL"]) as url:
         bench = Bench(url, cluster.bootstrap_servers)
-        monkeypatch.setattr("outbox.edges.table.parameters", lambda alias: {"conninfo": url})
+        monkeypatch.setattr("outbox.edges.postgres.common.table.parameters", lambda alias: {"conninfo": url})
         with pytest.raises(KafkaUnreachable, match="want 3 replicas of their transaction log"):
             starting.LookAtBrokers(bench.conf())()  # others may be starting beside it
         monkeypatch.setattr(starting, "BROKERS_S", 1.0)
@@ -291,7 +293,7 @@ def test_a_broker_that_is_away_at_the_first_start_is_waited_for(postgres, kafka_
     cluster = kafka_factory(brokers=3)
     with fresh_database(os.environ["DATABASE_URL"]) as url:
         bench = Bench(url, cluster.bootstrap_servers)
-        monkeypatch.setattr("outbox.edges.table.parameters", lambda alias: {"conninfo": url})
+        monkeypatch.setattr("outbox.edges.postgres.common.table.parameters", lambda alias: {"conninfo": url})
         conf = bench.conf(HEARTBEAT_TIMEOUT=2, SESSION_TIMEOUT=6)
         create_topic(bench.servers, 1, conf.leader_topic, copies=3)
         bench.stash(["a", "b"])

@@ -18,7 +18,7 @@ import pytest
 
 from outbox.conf import AT_LEAST_ONCE, EXACTLY_ONCE
 from outbox.core import lease
-from outbox.edges.ways import OtherWay
+from outbox.edges.postgres.common.leases import OtherWay
 from outbox.harvest import Harvester
 from outbox.harvest.at_least_once import AtLeastOnceFactory
 from outbox.harvest.drain import NotElected, drain
@@ -167,7 +167,7 @@ def test_lanes_of_one_process_repeat_one_claim(bench):
     conf = bench.conf(**LIMITS, DELIVERY=AT_LEAST_ONCE, LANES=count)
     with ExitStack() as stack:
         stack.enter_context(pytest.MonkeyPatch.context()).setattr(
-            "outbox.edges.table.parameters", lambda alias: {"conninfo": bench.url}
+            "outbox.edges.postgres.common.table.parameters", lambda alias: {"conninfo": bench.url}
         )
         made = []
         for lane in range(count):
@@ -197,7 +197,7 @@ def test_lanes_of_one_process_repeat_one_claim(bench):
 @contextmanager
 def harvester(bench, way, **given):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("outbox.edges.table.parameters", lambda alias: {"conninfo": bench.url})
+        patch.setattr("outbox.edges.postgres.common.table.parameters", lambda alias: {"conninfo": bench.url})
         made = Harvester(bench.conf(**LIMITS, DELIVERY=way, **given), fail_fast=given.pop("fail_fast", False))
         try:
             yield made.start()
@@ -230,7 +230,7 @@ def test_a_drain_that_may_not_begin_names_the_other_way(bench):
         "INSERT INTO outbox_state (lanes, way, way_owner, way_time) VALUES (1, 'at-least-once', 'web1', 'infinity')"
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("outbox.edges.table.parameters", lambda alias: {"conninfo": bench.url})
+        patch.setattr("outbox.edges.postgres.common.table.parameters", lambda alias: {"conninfo": bench.url})
         with pytest.raises(NotElected, match=r"within 4 s\. The table 'outbox' is harvested by 'web1'"):
             drain(Harvester(bench.conf(**LIMITS)), 4)  # it must have asked PostgreSQL to know the reason
 

@@ -12,7 +12,7 @@ from django.core.management import CommandError, call_command
 from django.db import connection
 
 import outbox
-from outbox.edges import table
+from outbox.edges.postgres.common import table
 from outbox.models import AuditRow, DeadLetter, Hold, OutboxRecord
 from outbox.operations import actions
 from outbox.operations.actions import NothingSelected, OperationRefused, Selector

@@ -14,7 +14,7 @@ from django.core.management import CommandError, call_command
 from django.db import connections
 
 from outbox import conf
-from outbox.edges import backlog
+from outbox.edges.postgres.counts import backlog
 from outbox.operations import check_kafka
 from outbox.operations import stats as operations_stats
 from tests.harvest.processes import Harvest

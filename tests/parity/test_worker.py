@@ -15,9 +15,9 @@ from confluent_kafka.admin import AdminClient
 
 from outbox.core.at_least_once.values import RecordHeld
 from outbox.edges.kafka import idempotent_producer
-from outbox.edges.marks import Marks
+from outbox.edges.postgres.at_least_once.marks import Marks
+from outbox.edges.postgres.common.table import connect_bounded
 from outbox.edges.producers import Producers
-from outbox.edges.table import connect_bounded
 from outbox.exceptions import OutboxError
 from outbox.harvest import Harvester, State
 from outbox.harvest.at_least_once import AtLeastOnce
@@ -335,7 +335,7 @@ def test_heartbeats_name_the_member_and_take_no_partition_but_their_lane(bench):
 
 def test_a_generation_that_was_dropped_takes_no_more(bench):
     """Handing records to producers that have ended never blocks; nothing of it is sent."""
-    from outbox.edges.marks import Row
+    from outbox.edges.postgres.at_least_once.marks import Row
 
     producers = Producers({"bootstrap.servers": bench.servers}, delivery_timeout_s=5)
     producers.drop()

@@ -12,7 +12,7 @@ from django.db import connections
 from outbox import conf
 from outbox.devstack import spark_install
 from outbox.devstack.errors import DevstackError
-from outbox.edges.ways import OtherWay
+from outbox.edges.postgres.common.leases import OtherWay
 from outbox.spark import setup
 from outbox.spark.job import Job
 from outbox.spark.setup import Flags

@@ -8,10 +8,10 @@ from datetime import UTC, datetime, timedelta
 import psycopg
 import pytest
 
-from outbox.edges.backends import SessionShared
-from outbox.edges.keepers import RowsKept
-from outbox.edges.numbering import UnorderedIds
-from outbox.edges.ways import Claim, OtherWay
+from outbox.edges.postgres.common.backends import SessionShared
+from outbox.edges.postgres.common.leases import Claim, OtherWay
+from outbox.edges.postgres.preflight.keepers import RowsKept
+from outbox.edges.postgres.preflight.numbering import UnorderedIds
 from outbox.spark import stream
 from outbox.spark.options import Options, WrongOptions
 from outbox.spark.source import OutboxSource, OutboxStreamReader

@@ -94,6 +94,6 @@ def test_harvesters_of_processes_that_tests_start_are_watched(first):
 
 
 def test_a_process_that_has_imported_modules_of_harvesters_before_goes_on_unwatched():
-    look = "import outbox.edges.session as it; import tests; print(type(it.THREADS).__name__)"
+    look = "import outbox.edges.postgres.common.session as it; import tests; print(type(it.THREADS).__name__)"
     done = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, timeout=60)
     assert done.stdout == "Threads\n", done.stderr

@@ -203,7 +203,7 @@ def install() -> None:
         return
     threads.THREADS = Watched(plain)
 
-    from outbox.edges.session import BoundedConnection
+    from outbox.edges.postgres.common.session import BoundedConnection
 
     wait, make_record = BoundedConnection.wait, logging.getLogRecordFactory()
 

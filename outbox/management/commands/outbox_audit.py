@@ -15,7 +15,7 @@ from django.core.management.base import BaseCommand, CommandError
 
 from outbox import conf as settings
 from outbox.conf import Conf
-from outbox.edges.table import parameters
+from outbox.edges.postgres.common.table import parameters
 from outbox.exceptions import OutboxError
 from outbox.operations import stats
 from outbox.spark import start

@@ -18,8 +18,9 @@ from django.core.management.base import BaseCommand, CommandError
 
 from outbox import conf as settings
 from outbox.core.exactly_once.judgement import State
-from outbox.edges import companions, table
-from outbox.edges.companions import Companions
+from outbox.edges.postgres.common import table
+from outbox.edges.postgres.exactly_once import companions
+from outbox.edges.postgres.exactly_once.companions import Companions
 from outbox.exceptions import OutboxError
 
 EXIT_CODES = {

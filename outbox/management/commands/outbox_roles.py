@@ -9,7 +9,7 @@ from django.core.management.base import BaseCommand, CommandError
 from django.db import connections
 
 from outbox import conf
-from outbox.edges.table import identifier
+from outbox.edges.postgres.common.table import identifier
 from outbox.schema import roles
 
 

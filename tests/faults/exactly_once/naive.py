@@ -10,10 +10,11 @@ from uuid import uuid4
 import psycopg
 
 from outbox.core.exactly_once import judgement, ledger
-from outbox.edges import companions, transactions
-from outbox.edges.companions import Companions
+from outbox.edges import transactions
 from outbox.edges.ledger_topic import LedgerTopic
-from outbox.edges.reader import Reader
+from outbox.edges.postgres.exactly_once import companions
+from outbox.edges.postgres.exactly_once.companions import Companions
+from outbox.edges.postgres.exactly_once.reader import Reader
 from outbox.harvest import exactly_once_kafka, exactly_once_rounds
 from outbox.harvest.exactly_once_database import Purges
 

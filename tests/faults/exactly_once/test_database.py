@@ -17,8 +17,8 @@ import pytest
 
 from outbox.core import lease
 from outbox.core.frontier import Frontier
-from outbox.edges import companions
-from outbox.edges.reader import Reader
+from outbox.edges.postgres.exactly_once import companions
+from outbox.edges.postgres.exactly_once.reader import Reader
 from tests.faults.exactly_once import naive
 from tests.faults.exactly_once.acts import settle
 from tests.harvest.exactly_once.bench import stopped, wait_until

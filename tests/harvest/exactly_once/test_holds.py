@@ -6,7 +6,7 @@ import pytest
 
 from outbox.core.at_least_once.values import RecordHeld
 from outbox.core.holds.book import Holds
-from outbox.edges.holds import HoldTable
+from outbox.edges.postgres.holds import HoldTable
 from outbox.edges.transactions import TransactionalProducer
 from outbox.operations import actions
 from outbox.operations.actions import Selector

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from outbox.core.exactly_once import ledger
-from outbox.edges.companions import Companions
+from outbox.edges.postgres.exactly_once.companions import Companions
 from outbox.edges.transactions import TransactionalProducer, properties_of
 from tests.harvest.exactly_once.bench import finish, wait_until
 

@@ -9,7 +9,7 @@ import pytest
 
 from outbox.core.holds.crashes import Care
 from outbox.core.holds.values import rejected
-from outbox.edges.holds import HoldTable
+from outbox.edges.postgres.holds import HoldTable
 from outbox.harvest.exactly_once_rounds import Rounds
 from outbox.harvest.exactly_once_transaction import Transactions
 from outbox.operations import actions

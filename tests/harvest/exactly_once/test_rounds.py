@@ -7,7 +7,7 @@ import psycopg
 import pytest
 
 from outbox.core.exactly_once.judgement import State
-from outbox.edges.reader import Reader
+from outbox.edges.postgres.exactly_once.reader import Reader
 from outbox.edges.transactions import ReportsMissing, TransactionalProducer
 from outbox.harvest.exactly_once_database import Database
 from outbox.harvest.exactly_once_lanes import LaneState

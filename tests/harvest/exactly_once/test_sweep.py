@@ -3,7 +3,7 @@
 import threading
 from types import SimpleNamespace
 
-from outbox.edges.sweeper import Below
+from outbox.edges.postgres.exactly_once.sweeper import Below
 from outbox.harvest.exactly_once_sweep import Sweep
 from outbox.harvest.ports import Servers
 from outbox.runtime.threads import THREADS

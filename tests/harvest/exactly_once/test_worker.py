@@ -10,8 +10,8 @@ import pytest
 
 from outbox.core.at_least_once.values import RecordHeld
 from outbox.core.contract import MeterRead
-from outbox.edges.companions import Companions
-from outbox.edges.marks import WrongTable
+from outbox.edges.postgres.at_least_once.marks import WrongTable
+from outbox.edges.postgres.exactly_once.companions import Companions
 from outbox.harvest import exactly_once_transaction
 from outbox.harvest.exactly_once import ExactlyOnceFactory
 from tests.harvest.exactly_once.bench import Host, finish, wait_until

@@ -11,8 +11,8 @@ from uuid import UUID
 import psycopg
 
 from outbox.core.holds.values import Errands, HoldRow
-from outbox.edges.marks import Row, Scopes
-from outbox.edges.session import StatementOverdue
+from outbox.edges.postgres.at_least_once.marks import Row, Scopes
+from outbox.edges.postgres.common.session import StatementOverdue
 from tests.simulation.at_least_once.table import Table, Transaction
 from tests.simulation.exactly_once import database
 from tests.simulation.runtime import Answer

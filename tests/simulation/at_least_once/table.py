@@ -1,7 +1,7 @@
 """The simulated table with marks, its holds and dead letters, and the sessions that hold the claims of lanes.
 
-The statements are those of `outbox.edges.marks` and `outbox.edges.holds`, with what they guard. Each is atomic. Within
-a transaction it takes effect at the end; until then nobody else changes anything.
+The statements are those of `outbox.edges.postgres.at_least_once.marks` and `outbox.edges.postgres.holds`, with what
+they guard. Each is atomic. Within a transaction it takes effect at the end; until then nobody else changes anything.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 from uuid import UUID
 
 from outbox.core.holds.values import Errands
-from outbox.edges.marks import Row, Scopes
+from outbox.edges.postgres.at_least_once.marks import Row, Scopes
 from tests.simulation.at_least_once.checkers import Checkers
 from tests.simulation.exactly_once.holds import Hold, HoldTable
 from tests.simulation.exactly_once.postgres import Locked

@@ -14,13 +14,13 @@ import psycopg
 from outbox.core.exactly_once.judgement import State
 from outbox.core.frontier import Snapshot
 from outbox.core.holds.values import Errands
-from outbox.edges import backends
-from outbox.edges.companions import Found
-from outbox.edges.reader import LeftOut, Page
-from outbox.edges.session import StatementOverdue
-from outbox.edges.sweeper import Below
-from outbox.edges.sweeper import Found as Missed
-from outbox.edges.ways import OtherWay
+from outbox.edges.postgres.common import backends
+from outbox.edges.postgres.common.leases import OtherWay
+from outbox.edges.postgres.common.session import StatementOverdue
+from outbox.edges.postgres.exactly_once.companions import Found
+from outbox.edges.postgres.exactly_once.reader import LeftOut, Page
+from outbox.edges.postgres.exactly_once.sweeper import Below
+from outbox.edges.postgres.exactly_once.sweeper import Found as Missed
 from tests.simulation.checkers import Violation
 from tests.simulation.exactly_once.holds import Holds
 from tests.simulation.exactly_once.postgres import IDENTITY, Locked, Server, Stored, Transaction

@@ -1,7 +1,7 @@
 """The simulated table of holds, and the statements on it as one process reaches them: a `HoldStatements`.
 
-The statements are those of `outbox.edges.holds`, with what they guard. A hold is never changed in place: copies of a
-server share them.
+The statements are those of `outbox.edges.postgres.holds`, with what they guard. A hold is never changed in place:
+copies of a server share them.
 """
 
 from __future__ import annotations

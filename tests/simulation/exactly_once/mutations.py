@@ -26,8 +26,9 @@ from outbox.core.frontier import Frontier, Snapshot
 from outbox.core.holds import book, crashes
 from outbox.core.holds.book import Holds
 from outbox.core.holds.crashes import Care
-from outbox.edges import backends, transactions
-from outbox.edges.reader import Page
+from outbox.edges import transactions
+from outbox.edges.postgres.common import backends
+from outbox.edges.postgres.exactly_once.reader import Page
 from outbox.edges.transactions import TransactionalProducer
 from outbox.harvest import (
     exactly_once_reading,

@@ -24,10 +24,10 @@ from outbox.core.frontier import Snapshot
 from outbox.core.holds.crashes import Care, Watch
 from outbox.core.holds.values import Burial, Errands
 from outbox.core.times import time_of
-from outbox.edges.companions import Found
-from outbox.edges.reader import LeftOut
-from outbox.edges.sweeper import Below
-from outbox.edges.sweeper import Found as Missed
+from outbox.edges.postgres.exactly_once.companions import Found
+from outbox.edges.postgres.exactly_once.reader import LeftOut
+from outbox.edges.postgres.exactly_once.sweeper import Below
+from outbox.edges.postgres.exactly_once.sweeper import Found as Missed
 from tests.simulation.exactly_once.checkers import DEAD, DISCARDED, Checkers, Written
 from tests.simulation.exactly_once.holds import Hold, HoldTable
 
@@ -320,7 +320,7 @@ class Server:
         self.holds.lift([id_])
 
     def run(self, transaction: Transaction, lane: int, errands: Errands) -> None:
-        """What the lane deletes or promises beside its purge, see `outbox.edges.holds`."""
+        """What the lane deletes or promises beside its purge, see `outbox.edges.postgres.holds`."""
         for burial in errands.burials:
             if self._is_there(transaction, burial.hold.head) and not self.holds.is_of_another(burial.hold.head):
                 transaction.deleted[burial.hold.head] = None

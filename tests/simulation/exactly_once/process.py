@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from outbox.core.contract import STOPPED, WorkerFactory
-from outbox.edges.ways import OtherWay
+from outbox.edges.postgres.common.leases import OtherWay
 from outbox.harvest.exactly_once import ExactlyOnce, ExactlyOnceFactory
 from outbox.harvest.ports import Servers
 from tests.simulation.exactly_once.database import Connection, Database

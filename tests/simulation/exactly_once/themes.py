@@ -9,7 +9,7 @@ from typing import Any
 
 from outbox.conf import SKIP
 from outbox.core.exactly_once import looks
-from outbox.edges.ways import settled_after
+from outbox.edges.postgres.common.leases import settled_after
 from outbox.harvest import exactly_once_sweep
 from tests.simulation.checkers import Violation
 from tests.simulation.exactly_once.checkers import DEAD, TOPIC, Written

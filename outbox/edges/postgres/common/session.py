@@ -55,7 +55,7 @@ class BoundedConnection(psycopg.Connection[Any]):
     called every `meanwhile_s`."""
 
     opened_at = float("-inf")  # on the monotonic clock, as whoever opens it has noted
-    backend = ""  # with which it began, see `edges.backends`
+    backend = ""  # with which it began, see `edges.postgres.common.backends`
     give_up_at = float("inf")
     interrupt: Interrupt | None = None
     meanwhile: Callable[[], None] | None = None

@@ -19,12 +19,12 @@ from psycopg import sql
 
 from outbox.core.frontier import Snapshot, parse_snapshot
 from outbox.core.rows import Row
-from outbox.edges import sizes
-from outbox.edges.backends import BACKEND
-from outbox.edges.int8_arrays import Ids
-from outbox.edges.plans import Example
-from outbox.edges.table import identifier
-from outbox.edges.timestamps import CREATED
+from outbox.edges.postgres.common import sizes
+from outbox.edges.postgres.common.backends import BACKEND
+from outbox.edges.postgres.common.int8_arrays import Ids
+from outbox.edges.postgres.common.table import identifier
+from outbox.edges.postgres.common.timestamps import CREATED
+from outbox.edges.postgres.preflight.plans import Example
 from outbox.exceptions import OutboxError
 
 SMALL_BYTES = 1000
@@ -70,7 +70,7 @@ class Page:
     read_at: datetime
     filenode: int
     backend: str
-    """Which has answered, see `edges.backends`."""
+    """Which has answered, see `edges.postgres.common.backends`."""
     is_full: bool
     """There may be more."""
     passes_over: bool

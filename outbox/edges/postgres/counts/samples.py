@@ -8,8 +8,8 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from outbox.edges.backlog import COUNT_MAX, backlog
-from outbox.edges.table import identifier
+from outbox.edges.postgres.common.table import identifier
+from outbox.edges.postgres.counts.backlog import COUNT_MAX, backlog
 
 KEEP = timedelta(hours=24)
 

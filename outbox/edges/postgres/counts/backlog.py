@@ -12,7 +12,7 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from outbox.edges import table
+from outbox.edges.postgres.common import table
 
 COUNT_MAX = 100_000
 # Ids are drawn before create_time's order is settled: the oldest record is among the first few.

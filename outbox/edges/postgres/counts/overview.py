@@ -9,8 +9,8 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from outbox.edges import table
-from outbox.edges.marks import COLUMNS, WrongTable
+from outbox.edges.postgres.at_least_once.marks import COLUMNS, WrongTable
+from outbox.edges.postgres.common import table
 from outbox.exceptions import OutboxError
 
 BINARY = "kafka_value_binary"

@@ -10,9 +10,9 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from outbox.edges import backends
-from outbox.edges.session import BoundedConnection
-from outbox.edges.texts import has_encoding, take_bytes
+from outbox.edges.postgres.common import backends
+from outbox.edges.postgres.common.session import BoundedConnection
+from outbox.edges.postgres.common.texts import has_encoding, take_bytes
 
 BESIDE = "outbox look"
 """What a connection is called that is there for a moment."""

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import psycopg
 
-from outbox.edges.table import identifier
+from outbox.edges.postgres.common.table import identifier
 from outbox.exceptions import OutboxError
 
 Connection = psycopg.Connection[Any]

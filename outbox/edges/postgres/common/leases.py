@@ -18,8 +18,8 @@ from uuid import UUID
 import psycopg
 from psycopg import sql
 
-from outbox.edges.marks import WrongTable
-from outbox.edges.table import identifier
+from outbox.edges.postgres.at_least_once.marks import WrongTable
+from outbox.edges.postgres.common.table import identifier
 from outbox.exceptions import OutboxError
 
 Connection = psycopg.Connection[Any]

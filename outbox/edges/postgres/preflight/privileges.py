@@ -7,9 +7,9 @@ from typing import Any
 
 import psycopg
 
-from outbox.edges.marks import WrongTable
-from outbox.edges.table import identifier
-from outbox.edges.ways import RIGHTS, NoRights
+from outbox.edges.postgres.at_least_once.marks import WrongTable
+from outbox.edges.postgres.common.leases import RIGHTS, NoRights
+from outbox.edges.postgres.common.table import identifier
 
 _OF_ALL = ("state", "lane", "hold", "dead")
 _OF_EXACTLY_ONCE = ("purged", "watch")

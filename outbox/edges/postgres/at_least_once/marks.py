@@ -20,12 +20,13 @@ from psycopg import sql
 
 from outbox.core.at_least_once.settled import Settled
 from outbox.core.frontier import parse_snapshot
-from outbox.edges import backends, keepers, locks, sizes
-from outbox.edges.backends import BACKEND
-from outbox.edges.reader import SMALL_BYTES, lane_of_row
-from outbox.edges.table import identifier
-from outbox.edges.texts import ERRORS, has_encoding
-from outbox.edges.timestamps import CREATED
+from outbox.edges.postgres.common import backends, locks, sizes
+from outbox.edges.postgres.common.backends import BACKEND
+from outbox.edges.postgres.common.table import identifier
+from outbox.edges.postgres.common.texts import ERRORS, has_encoding
+from outbox.edges.postgres.common.timestamps import CREATED
+from outbox.edges.postgres.exactly_once.reader import SMALL_BYTES, lane_of_row
+from outbox.edges.postgres.preflight import keepers
 from outbox.exceptions import OutboxError
 
 _MUTEX = -1  # no epoch is negative

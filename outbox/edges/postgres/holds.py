@@ -12,8 +12,8 @@ from psycopg import sql
 from outbox.core.holds.crashes import Care, Watch
 from outbox.core.holds.values import HISTORY_MAX, OF_RECORDS, TEXT_MAX, Burial, Errands, HoldRow
 from outbox.core.names import LONG_KEY
-from outbox.edges.reader import lane_of_row
-from outbox.edges.table import identifier
+from outbox.edges.postgres.common.table import identifier
+from outbox.edges.postgres.exactly_once.reader import lane_of_row
 
 Connection = psycopg.Connection[Any]
 _REASONS = ", ".join(map(repr, OF_RECORDS))

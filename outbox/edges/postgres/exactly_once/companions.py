@@ -20,13 +20,14 @@ from psycopg import sql
 from outbox.core import times
 from outbox.core.exactly_once.judgement import State
 from outbox.core.exactly_once.ledger import digest
-from outbox.edges import backends, int8_arrays, keepers, timestamps
-from outbox.edges.int8_arrays import Ids
-from outbox.edges.marks import WrongTable
-from outbox.edges.plans import Example
-from outbox.edges.session import BoundedConnection
-from outbox.edges.table import connect_session, identifier
-from outbox.edges.timestamps import CREATED, Time
+from outbox.edges.postgres.at_least_once.marks import WrongTable
+from outbox.edges.postgres.common import backends, int8_arrays, timestamps
+from outbox.edges.postgres.common.int8_arrays import Ids
+from outbox.edges.postgres.common.session import BoundedConnection
+from outbox.edges.postgres.common.table import connect_session, identifier
+from outbox.edges.postgres.common.timestamps import CREATED, Time
+from outbox.edges.postgres.preflight import keepers
+from outbox.edges.postgres.preflight.plans import Example
 from outbox.exceptions import OutboxError
 
 Connection = psycopg.Connection[Any]

@@ -14,9 +14,9 @@ import psycopg
 from psycopg import sql
 
 from outbox.core.names import LONG_KEY
-from outbox.edges.int8_arrays import Ids
-from outbox.edges.reader import NOTHING, LeftOut, lane_of_row
-from outbox.edges.table import identifier
+from outbox.edges.postgres.common.int8_arrays import Ids
+from outbox.edges.postgres.common.table import identifier
+from outbox.edges.postgres.exactly_once.reader import NOTHING, LeftOut, lane_of_row
 
 Found = tuple[int, str, str, int]
 """id, topic, key, lane. A long key is left out: its record is read again, as if it had been missed."""

@@ -1,0 +1,1 @@
+"""Every statement on PostgreSQL that is not a migration. Nothing here decides."""

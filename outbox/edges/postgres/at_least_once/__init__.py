@@ -1,0 +1,1 @@
+"""The statements of at-least-once delivery."""

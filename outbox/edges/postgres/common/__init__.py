@@ -1,0 +1,1 @@
+"""Connections, sessions, types and leases that all protocols share."""

@@ -1,0 +1,1 @@
+"""How much waits and how old it is, for people. Never asked while records are on their way."""

@@ -1,0 +1,1 @@
+"""What is asked of a table and a role before a harvester relies on them."""
