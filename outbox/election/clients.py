@@ -9,7 +9,7 @@ from uuid import UUID
 
 from outbox.conf import Conf
 from outbox.core.election import neli
-from outbox.edges.kafka import make, require_bootstrap
+from outbox.edges.kafka.common.clients import make, require_bootstrap
 from outbox.election.ports import GroupConsumer, HeartbeatProducer, HeartbeatReader, OnCommit, OnError
 from outbox.exceptions import missing_extra
 

@@ -29,7 +29,7 @@ from uuid import UUID, uuid4
 
 from outbox.conf import AT_LEAST_ONCE, Conf
 from outbox.core.election import neli as core
-from outbox.edges.wall_clock import nudged
+from outbox.edges.kafka.common.wall_clock import nudged
 from outbox.election.clients import DATABASE_HEADER, heartbeat_of
 from outbox.election.errors import Denials, ElectionRefused, Seldom, Troubles, foreign_database, group_refusal
 from outbox.election.ports import ElectionClients, GroupConsumer, HeartbeatProducer, HeartbeatReader

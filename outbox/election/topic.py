@@ -10,7 +10,7 @@ from uuid import UUID
 
 from outbox.conf import AT_LEAST_ONCE, Conf
 from outbox.core.election import neli
-from outbox.edges.kafka import brokers_at_work, dispose
+from outbox.edges.kafka.common.clients import brokers_at_work, dispose
 from outbox.election.clients import Clients, heartbeat_of
 from outbox.election.errors import ElectionRefused, KafkaUnreachable, foreign_database, is_outage
 from outbox.election.ports import HeartbeatReader

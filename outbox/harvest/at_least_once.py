@@ -18,9 +18,9 @@ from outbox.conf import Conf
 from outbox.core.at_least_once import values as values
 from outbox.core.at_least_once.scoreboard import Phase, Scoreboard
 from outbox.core.contract import LaneHost, LaneStopped
-from outbox.edges import kafka
+from outbox.edges.kafka.at_least_once.idempotent import MakeProducer, Producers
+from outbox.edges.kafka.common import clients
 from outbox.edges.postgres.common.session import Connect
-from outbox.edges.producers import MakeProducer, Producers
 from outbox.failpoints import failpoint
 from outbox.harvest.at_least_once_holds import HeldMarks
 from outbox.harvest.lease_keeper import LeaseKeeper, owner_name
@@ -74,7 +74,7 @@ class AtLeastOnce:
         host: LaneHost,
         *,
         connect: Connect | None = None,
-        make_producer: MakeProducer = kafka.idempotent_producer,
+        make_producer: MakeProducer = clients.idempotent_producer,
         servers: MarkServers | None = None,
         lease: LeaseKeeper | None = None,
     ) -> None:
@@ -336,4 +336,4 @@ class AtLeastOnceFactory:
 
 
 def _servers_of(conf: Conf) -> MarkServers:
-    return MarkServers(THREADS, MarkDatabase(conf), lambda lane, properties: kafka.idempotent_producer(properties))
+    return MarkServers(THREADS, MarkDatabase(conf), lambda lane, properties: clients.idempotent_producer(properties))

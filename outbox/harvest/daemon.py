@@ -20,7 +20,7 @@ from uuid import UUID
 
 from outbox import conf as settings
 from outbox.core.contract import WorkerFactory
-from outbox.edges.wall_clock import WallClock, nudge_all
+from outbox.edges.kafka.common.wall_clock import WallClock, nudge_all
 from outbox.election.clients import Clients
 from outbox.election.errors import denied
 from outbox.election.member import Member

@@ -46,10 +46,10 @@ from outbox.core.holds.book import Holds
 from outbox.core.holds.hold import Name
 from outbox.core.patience import Backoff, Circuit
 from outbox.core.rows import Row, parts_of
-from outbox.edges.kafka import let_go
-from outbox.edges.ledger_topic import LedgerMissing, LedgerUnreachable
+from outbox.edges.kafka.common.clients import let_go
+from outbox.edges.kafka.exactly_once.ledger_topic import LedgerMissing, LedgerUnreachable
+from outbox.edges.kafka.exactly_once.transactional import NoProducer, ReportsMissing
 from outbox.edges.postgres.common.texts import explained
-from outbox.edges.transactions import NoProducer, ReportsMissing
 from outbox.exceptions import OutboxError
 from outbox.failpoints import failpoint
 from outbox.harvest import telling

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from outbox.conf import Conf
-from outbox.edges.ledger_topic import LedgerTopic
-from outbox.edges.transactions import TransactionalProducer, properties_of
+from outbox.edges.kafka.exactly_once.ledger_topic import LedgerTopic
+from outbox.edges.kafka.exactly_once.transactional import TransactionalProducer, properties_of
 
 
 class Kafka(LedgerTopic):

@@ -37,9 +37,9 @@ from outbox.core.exactly_once.takeover import (
     next_step,
     unreadable,
 )
-from outbox.edges.ledger_topic import LedgerMissing
+from outbox.edges.kafka.exactly_once.ledger_topic import LedgerMissing
+from outbox.edges.kafka.exactly_once.transactional import TransactionalProducer, initialised
 from outbox.edges.postgres.common import backends
-from outbox.edges.transactions import TransactionalProducer, initialised
 from outbox.failpoints import failpoint
 from outbox.harvest.exactly_once_database import Purges, settle_purge
 from outbox.harvest.exactly_once_values import Purge

@@ -24,8 +24,13 @@ from outbox.core.holds.hold import Name
 from outbox.core.region import Region
 from outbox.core.rows import Row, parts_of
 from outbox.core.sizes import Sizes
-from outbox.edges.kafka import PRODUCER_DEFAULTS
-from outbox.edges.transactions import RecordRefused, ReportsMissing, TransactionalProducer, kafka_error
+from outbox.edges.kafka.common.clients import PRODUCER_DEFAULTS
+from outbox.edges.kafka.exactly_once.transactional import (
+    RecordRefused,
+    ReportsMissing,
+    TransactionalProducer,
+    kafka_error,
+)
 from outbox.exceptions import OutboxError
 from outbox.failpoints import failpoint
 from outbox.harvest.exactly_once_lanes import LaneState
@@ -288,7 +293,7 @@ class Transactions:
 
     def failure(self, error: BaseException) -> blame.Failure:
         """What was raised, as a value. The client is asked for the cause where it may know more than it has raised, so
-        no exception may be handled meanwhile (see `edges.kafka`)."""
+        no exception may be handled meanwhile (see `edges.kafka.common.clients`)."""
         if isinstance(error, BatchDropped):
             return blame.Dropped(str(error))
         if isinstance(error, ReportsMissing):

@@ -14,12 +14,12 @@ from uuid import UUID
 
 from outbox.conf import Conf
 from outbox.core.holds.values import Errands, HoldRow
+from outbox.edges.kafka.at_least_once.idempotent import Client
 from outbox.edges.postgres.at_least_once.marks import Marks, Row, Scopes
 from outbox.edges.postgres.common import backends, table
 from outbox.edges.postgres.common.leases import Claim
 from outbox.edges.postgres.common.session import Connect, Connection
 from outbox.edges.postgres.holds import HoldTable
-from outbox.edges.producers import Client
 from outbox.harvest import ports
 from outbox.harvest.lease_keeper import claim_of
 from outbox.runtime import Runtime

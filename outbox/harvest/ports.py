@@ -15,12 +15,12 @@ from outbox.core.exactly_once.judgement import State
 from outbox.core.exactly_once.ledger import Entry
 from outbox.core.holds.crashes import Care, Watch
 from outbox.core.holds.values import Errands, HoldRow
+from outbox.edges.kafka.exactly_once.transactional import TransactionalProducer
 from outbox.edges.postgres.common.session import Connection
 from outbox.edges.postgres.exactly_once.companions import Found
 from outbox.edges.postgres.exactly_once.reader import LeftOut, Page
 from outbox.edges.postgres.exactly_once.sweeper import Below
 from outbox.edges.postgres.exactly_once.sweeper import Found as Missed
-from outbox.edges.transactions import TransactionalProducer
 from outbox.runtime import Interrupt, Runtime
 
 
@@ -152,7 +152,7 @@ class DatabasePort(Protocol):
 
 
 class KafkaPort(Protocol):
-    """The ledger topic, see `edges.ledger_topic`, and the producers."""
+    """The ledger topic, see `edges.kafka.exactly_once.ledger_topic`, and the producers."""
 
     name: str
 

@@ -28,7 +28,7 @@ from outbox.core.exactly_once.judgement import AskElection, Closed, State, Stop
 from outbox.core.exactly_once.ledger import Entry
 from outbox.core.exactly_once.resize import Act, GoodPartitions
 from outbox.core.exactly_once.takeover import Unreadable, has_ended, unreadable
-from outbox.edges.ledger_topic import LedgerMissing, LedgerOpen, LedgerRefused
+from outbox.edges.kafka.exactly_once.ledger_topic import LedgerMissing, LedgerOpen, LedgerRefused
 from outbox.failpoints import failpoint
 from outbox.harvest.exactly_once_database import Purges
 from outbox.harvest.exactly_once_takeover import (

@@ -28,10 +28,10 @@ from outbox.core.exactly_once.resolution import (
     is_sent_as_a_whole,
     objection,
 )
-from outbox.edges.ledger_history import LedgerHistory
-from outbox.edges.ledger_topic import LedgerMissing, Record
+from outbox.edges.kafka.exactly_once.ledger_history import LedgerHistory
+from outbox.edges.kafka.exactly_once.ledger_topic import LedgerMissing, Record
+from outbox.edges.kafka.exactly_once.transactional import TransactionalProducer, initialised, properties_of
 from outbox.edges.postgres.preflight import keepers
-from outbox.edges.transactions import TransactionalProducer, initialised, properties_of
 from outbox.exceptions import OutboxError
 from outbox.failpoints import failpoint
 from outbox.harvest.exactly_once_database import Database, Source

@@ -9,7 +9,9 @@ from typing import Any
 from uuid import UUID
 
 from outbox.conf import EXACTLY_ONCE, Conf
-from outbox.edges.ledger_topic import LedgerUnreachable
+from outbox.edges.kafka.exactly_once.ledger_topic import LedgerUnreachable
+from outbox.edges.kafka.exactly_once.transaction_log import BrokersMissing, TransactionLog
+from outbox.edges.kafka.exactly_once.transactional import TransactionsRefused
 from outbox.edges.postgres.at_least_once.marks import COLUMNS
 from outbox.edges.postgres.common import table
 from outbox.edges.postgres.counts import overview
@@ -17,8 +19,6 @@ from outbox.edges.postgres.exactly_once import companions
 from outbox.edges.postgres.exactly_once.companions import Companions
 from outbox.edges.postgres.exactly_once.reader import Reader, check_ages
 from outbox.edges.postgres.preflight import keepers, numbering, plans, privileges
-from outbox.edges.transaction_log import BrokersMissing, TransactionLog
-from outbox.edges.transactions import TransactionsRefused
 from outbox.election.errors import KafkaUnreachable
 from outbox.harvest.lease_keeper import claim_of
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from outbox.conf import AT_LEAST_ONCE, EXACTLY_ONCE, Conf
 from outbox.core import faults
-from outbox.edges import transactions
+from outbox.edges.kafka.exactly_once import transactional
 from outbox.exceptions import OutboxError
 from outbox.operations.findings import Finding, Level, error, ok, skipped, warning
 
@@ -174,15 +174,15 @@ class _Brokers:
 def _transactions(conf: Conf) -> Finding:
     """Initialise a transactional id that no lane uses."""
     name = f"{conf.name}-check"
-    properties = transactions.properties_of(
+    properties = transactional.properties_of(
         conf.producer_properties, name, transaction_timeout_s=conf.transaction_timeout_s
     )
     give_up_at = time.monotonic() + _INIT_S
     try:
-        producer = transactions.initialised(
-            lambda: transactions.TransactionalProducer(properties), name, give_up_at, lambda: True
+        producer = transactional.initialised(
+            lambda: transactional.TransactionalProducer(properties), name, give_up_at, lambda: True
         )
-    except (transactions.TransactionsRefused, transactions.NoProducer) as failure:
+    except (transactional.TransactionsRefused, transactional.NoProducer) as failure:
         return error("transactions", str(failure), "See the reason named.")
     except Exception as failure:
         return error("transactions", _words(failure), "Correct KAFKA or PRODUCER in OUTBOX.")
@@ -192,10 +192,10 @@ def _transactions(conf: Conf) -> Finding:
 
 
 def _name(failure: BaseException) -> str:
-    found = transactions.kafka_error(failure)
+    found = transactional.kafka_error(failure)
     return found.name() if found is not None else "_FAIL"
 
 
 def _words(failure: BaseException) -> str:
-    found = transactions.kafka_error(failure)
+    found = transactional.kafka_error(failure)
     return f"{found.name()}: {found.str()}" if found is not None else f"{type(failure).__name__}: {failure}"

@@ -14,7 +14,7 @@ from psycopg import sql
 
 from outbox.conf import AT_LEAST_ONCE, EXACTLY_ONCE, Conf
 from outbox.core.exactly_once.ledger import LedgerEntryError
-from outbox.edges.ledger_topic import LedgerMissing, LedgerTopic, LedgerUnreachable
+from outbox.edges.kafka.exactly_once.ledger_topic import LedgerMissing, LedgerTopic, LedgerUnreachable
 from outbox.edges.postgres.at_least_once.marks import WrongTable
 from outbox.edges.postgres.common import table
 from outbox.edges.postgres.counts import backlog as backlogs

@@ -9,7 +9,13 @@ from importlib import import_module
 
 from pyspark.daemon import manager
 
-for wanted in ("pandas", "pyarrow.compute", "confluent_kafka", "outbox.edges.transactions", "outbox.spark.writing"):
+for wanted in (
+    "pandas",
+    "pyarrow.compute",
+    "confluent_kafka",
+    "outbox.edges.kafka.exactly_once.transactional",
+    "outbox.spark.writing",
+):
     import_module(wanted)
 
 # Spark puts the jar of its core on the path. It holds no Python, and a worker would read its 5,000 names anew for every

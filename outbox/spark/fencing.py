@@ -8,13 +8,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from outbox.edges.kafka import require_bootstrap
-from outbox.edges.ledger_topic import LedgerTopic
+from outbox.edges.kafka.common.clients import require_bootstrap
+from outbox.edges.kafka.exactly_once.ledger_topic import LedgerTopic
 from outbox.spark import entries
 from outbox.spark.plan import Plan
 
 if TYPE_CHECKING:
-    from outbox.edges.transactions import TransactionalProducer
+    from outbox.edges.kafka.exactly_once.transactional import TransactionalProducer
 
 _ENTRY_BYTES_MAX = 16_000_000
 
@@ -43,7 +43,7 @@ def ledger_of(properties: Mapping[str, Any], name: str) -> SliceLedger:
 
 def initialise(plan: Plan, slice_: int, give_up_at: float) -> TransactionalProducer:
     """A producer that has fenced every older one of the slice."""
-    from outbox.edges.transactions import TransactionalProducer, initialised, properties_of
+    from outbox.edges.kafka.exactly_once.transactional import TransactionalProducer, initialised, properties_of
 
     name = plan.transactional_id(slice_)
     properties = {

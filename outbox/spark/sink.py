@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from outbox.edges.ledger_topic import LedgerMissing
+from outbox.edges.kafka.exactly_once.ledger_topic import LedgerMissing
 from outbox.exceptions import OutboxError
 from outbox.spark import entries, expressions, fencing, writing
 from outbox.spark.columns import check as check_columns

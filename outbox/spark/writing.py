@@ -22,14 +22,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from outbox.core import faults
-from outbox.edges.kafka import let_go
-from outbox.edges.ledger_topic import LedgerUnreachable
+from outbox.edges.kafka.common.clients import let_go
+from outbox.edges.kafka.exactly_once.ledger_topic import LedgerUnreachable
 from outbox.failpoints import failpoint
 from outbox.spark import entries, expressions, fencing
 from outbox.spark.plan import CHECKSUM, PART, Plan, RecordUnfit, RefusedByKafka, SliceFailed, Superseded, compare
 
 if TYPE_CHECKING:
-    from outbox.edges.transactions import TransactionalProducer
+    from outbox.edges.kafka.exactly_once.transactional import TransactionalProducer
 
 logger = logging.getLogger("outbox.spark")
 
@@ -241,7 +241,7 @@ class _Slice:
 
     def refusal(self, error: Exception) -> RefusedByKafka | None:
         """What Kafka will not take as it is, if that is the reason of `error`."""
-        from outbox.edges.transactions import kafka_error
+        from outbox.edges.kafka.exactly_once.transactional import kafka_error
 
         if not _is_of_kafka(error):
             return None
@@ -268,7 +268,7 @@ class _Slice:
 
 
 def _is_of_kafka(error: Exception) -> bool:
-    from outbox.edges.transactions import ReportsMissing, kafka_error
+    from outbox.edges.kafka.exactly_once.transactional import ReportsMissing, kafka_error
 
     return kafka_error(error) is not None or isinstance(error, ReportsMissing | LedgerUnreachable)
 
@@ -298,7 +298,7 @@ def _produce(
     producer: TransactionalProducer, rows: Any, plan: Plan, give_up_at: float, failed: list[_Failure] | None = None
 ) -> None:
     """Positional arguments: by name each call costs half as much again."""
-    from outbox.edges.transactions import kafka_error
+    from outbox.edges.kafka.exactly_once.transactional import kafka_error
 
     produce = producer.client.produce
     header, keep = plan.id_header, plan.keep_empty_key

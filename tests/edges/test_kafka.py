@@ -6,7 +6,7 @@ import weakref
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Producer
 
-from outbox.edges.kafka import make, raising
+from outbox.edges.kafka.common.clients import make, raising
 
 
 def raise_no_exception():

@@ -15,7 +15,7 @@ from confluent_kafka.admin import AdminClient
 
 from outbox.core.exactly_once import ledger
 from outbox.core.exactly_once.ledger import Entry
-from outbox.edges.ledger_topic import LedgerMissing, LedgerRefused, LedgerTopic, LedgerUnreachable
+from outbox.edges.kafka.exactly_once.ledger_topic import LedgerMissing, LedgerRefused, LedgerTopic, LedgerUnreachable
 from tests.support.databases import ROOT
 from tests.support.topics import create_topic
 from tests.support.wall_clock import WallClock
@@ -177,7 +177,7 @@ def test_a_client_that_never_saw_the_topic_knows_that_it_is_missing(topic, boots
 
 
 def test_brokers_that_do_not_answer(monkeypatch):
-    monkeypatch.setattr("outbox.edges.ledger_topic._REQUEST_S", 1.0)
+    monkeypatch.setattr("outbox.edges.kafka.exactly_once.ledger_topic._REQUEST_S", 1.0)
     topic = LedgerTopic({"bootstrap.servers": "127.0.0.1:1"}, "ledger")
     with pytest.raises(LedgerUnreachable):
         topic._high_watermark(0)
@@ -210,7 +210,7 @@ def test_the_limits_of_many_topics_are_one_question(topic, bootstrap_servers, mo
 
 ASKING = """
 import os, sys, time
-from outbox.edges import ledger_topic
+from outbox.edges.kafka.exactly_once import ledger_topic
 
 ledger_topic._REQUEST_S = 1.0
 servers, name, question = sys.argv[1:]

@@ -5,8 +5,8 @@ from contextlib import contextmanager
 
 import pytest
 
+from outbox.edges.kafka.at_least_once.idempotent import Producers
 from outbox.edges.postgres.at_least_once.marks import Row
-from outbox.edges.producers import Producers
 from tests.harvest.hosts import wait_until
 from tests.support.proxy import Proxy
 from tests.support.topics import create_topic, read_topic

@@ -2,7 +2,7 @@
 
 import pytest
 
-from outbox.edges.transactions import _ClientLog, is_trouble
+from outbox.edges.kafka.exactly_once.transactional import _ClientLog, is_trouble
 
 STATES = (
     *("INIT", "DOWN", "TRY_CONNECT", "CONNECT", "SSL_HANDSHAKE", "APIVERSION_QUERY", "AUTH_LEGACY", "AUTH_HANDSHAKE"),

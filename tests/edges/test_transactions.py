@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 
-from outbox.edges.transactions import TransactionalProducer, properties_of
+from outbox.edges.kafka.exactly_once.transactional import TransactionalProducer, properties_of
 from tests.harvest.hosts import wait_until
 from tests.support.topics import create_topic
 

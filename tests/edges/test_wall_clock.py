@@ -1,6 +1,6 @@
 """What tells that the wall clock was set back. What follows is tested in tests/harvest/test_clock.py."""
 
-from outbox.edges.wall_clock import WallClock
+from outbox.edges.kafka.common.wall_clock import WallClock
 
 
 def test_only_a_clock_that_was_set_back_is_told_once():

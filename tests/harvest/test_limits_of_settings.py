@@ -5,7 +5,7 @@ import time
 import pytest
 
 from outbox.core.at_least_once.values import DeadlineExceeded
-from outbox.edges.kafka import idempotent_producer
+from outbox.edges.kafka.common.clients import idempotent_producer
 from outbox.edges.postgres.at_least_once.marks import Marks
 from outbox.edges.postgres.common.session import Session
 from tests.harvest.hosts import wait_until

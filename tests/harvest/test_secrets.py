@@ -10,8 +10,8 @@ from confluent_kafka.admin import AdminClient, ScramCredentialInfo, ScramMechani
 
 from outbox.conf import EXACTLY_ONCE
 from outbox.devstack import Kafka
-from outbox.edges import ledger_topic
-from outbox.edges.ledger_topic import LedgerTopic, LedgerUnreachable
+from outbox.edges.kafka.exactly_once import ledger_topic
+from outbox.edges.kafka.exactly_once.ledger_topic import LedgerTopic, LedgerUnreachable
 from outbox.edges.postgres.common import table
 from outbox.election.clients import Clients
 from outbox.election.errors import ElectionRefused

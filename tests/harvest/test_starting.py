@@ -22,12 +22,12 @@ from confluent_kafka.admin import (
 
 from outbox.conf import AT_LEAST_ONCE, EXACTLY_ONCE
 from outbox.devstack import Kafka
+from outbox.edges.kafka.exactly_once.transaction_log import TOPIC, TransactionLog
+from outbox.edges.kafka.exactly_once.transactional import TransactionsRefused
 from outbox.edges.postgres.common.leases import NoRights
 from outbox.edges.postgres.preflight import privileges
 from outbox.edges.postgres.preflight.numbering import UnorderedIds
 from outbox.edges.postgres.preflight.plans import WholeTableRead
-from outbox.edges.transaction_log import TOPIC, TransactionLog
-from outbox.edges.transactions import TransactionsRefused
 from outbox.election.errors import KafkaUnreachable
 from outbox.exceptions import OutboxError
 from outbox.harvest import Harvester, starting

@@ -11,7 +11,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from outbox.core.election import neli
-from outbox.edges.kafka import idempotent_producer
+from outbox.edges.kafka.common.clients import idempotent_producer
 from outbox.election.clients import Clients
 from outbox.exceptions import OutboxError
 from outbox.harvest import State, daemon
@@ -308,7 +308,7 @@ def test_nothing_that_decides_reads_the_wall_clock():
         "harvest/daemon.py",
         "harvest/resize.py",
         "harvest/samples.py",
-        "edges/wall_clock.py",
+        "edges/kafka/common/wall_clock.py",
         "runtime/threads.py",
     }
 

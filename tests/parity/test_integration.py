@@ -10,7 +10,7 @@ from functools import partial
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from outbox.edges.kafka import idempotent_producer
+from outbox.edges.kafka.common.clients import idempotent_producer
 from outbox.harvest import Harvester
 from outbox.harvest.at_least_once import AtLeastOnce
 from tests.harvest import hosts

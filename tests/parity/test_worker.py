@@ -14,10 +14,10 @@ from confluent_kafka import Consumer, ConsumerGroupState, KafkaError, KafkaExcep
 from confluent_kafka.admin import AdminClient
 
 from outbox.core.at_least_once.values import RecordHeld
-from outbox.edges.kafka import idempotent_producer
+from outbox.edges.kafka.at_least_once.idempotent import Producers
+from outbox.edges.kafka.common.clients import idempotent_producer
 from outbox.edges.postgres.at_least_once.marks import Marks
 from outbox.edges.postgres.common.table import connect_bounded
-from outbox.edges.producers import Producers
 from outbox.exceptions import OutboxError
 from outbox.harvest import Harvester, State
 from outbox.harvest.at_least_once import AtLeastOnce

@@ -17,8 +17,8 @@ from django.db import connection
 from py4j.protocol import Py4JNetworkError
 
 from outbox.core.exactly_once import ledger
-from outbox.edges.ledger_topic import LedgerTopic
-from outbox.edges.transactions import TransactionalProducer, properties_of
+from outbox.edges.kafka.exactly_once.ledger_topic import LedgerTopic
+from outbox.edges.kafka.exactly_once.transactional import TransactionalProducer, properties_of
 from outbox.management.commands import outbox_audit
 from outbox.spark import KafkaSink, audit, expressions
 from outbox.spark.audit_reading import Offsets, java_properties

@@ -135,7 +135,7 @@ def _audit(spark: Any, request: Request, say: Callable[[str], None]) -> Verdict:
     from py4j.protocol import Py4JError, Py4JNetworkError  # type: ignore[import-untyped]
     from pyspark.errors import PySparkException
 
-    from outbox.edges.ledger_topic import LedgerUnreachable
+    from outbox.edges.kafka.exactly_once.ledger_topic import LedgerUnreachable
     from outbox.spark import audit
     from outbox.spark.troubles import judge
 

@@ -10,8 +10,8 @@ from uuid import uuid4
 import psycopg
 
 from outbox.core.exactly_once import judgement, ledger
-from outbox.edges import transactions
-from outbox.edges.ledger_topic import LedgerTopic
+from outbox.edges.kafka.exactly_once import transactional
+from outbox.edges.kafka.exactly_once.ledger_topic import LedgerTopic
 from outbox.edges.postgres.exactly_once import companions
 from outbox.edges.postgres.exactly_once.companions import Companions
 from outbox.edges.postgres.exactly_once.reader import Reader
@@ -106,17 +106,17 @@ def purge_without_waiting_for_the_disk(monkeypatch):
 
 def keep_the_producer(monkeypatch):
     """After a connection was lost, go on as if nothing were under way any more."""
-    monkeypatch.setattr(transactions, "is_trouble", lambda facility, text, was_connected: False)
+    monkeypatch.setattr(transactional, "is_trouble", lambda facility, text, was_connected: False)
 
 
 def trust_the_state_of_connections(monkeypatch):
     """A connection that fails in a state before UP is taken for one that never was."""
 
     def is_trouble(facility, text, was_connected):
-        not_up = transactions._NOT_CONNECTED.search(text) or transactions._NOT_YET_UP.search(text)
+        not_up = transactional._NOT_CONNECTED.search(text) or transactional._NOT_YET_UP.search(text)
         return facility == "REQTMOUT" or (facility == "FAIL" and not not_up)
 
-    monkeypatch.setattr(transactions, "is_trouble", is_trouble)
+    monkeypatch.setattr(transactional, "is_trouble", is_trouble)
 
 
 def fence_nobody(monkeypatch):
@@ -132,13 +132,13 @@ def fence_nobody(monkeypatch):
 def take_every_failure_for_trouble(monkeypatch):
     """Also that of a connection that never was."""
     monkeypatch.setattr(
-        transactions, "is_trouble", lambda facility, text, was_connected: facility in ("FAIL", "REQTMOUT")
+        transactional, "is_trouble", lambda facility, text, was_connected: facility in ("FAIL", "REQTMOUT")
     )
 
 
 def entry_first(monkeypatch):
     """The ledger's entry is sent before the records that it speaks for."""
-    producer = transactions.TransactionalProducer
+    producer = transactional.TransactionalProducer
     send, send_entry, later = producer.send, producer.send_entry, {}
 
     def keep(self, rows, give_up_at, report=None):
@@ -164,7 +164,7 @@ def swallow_errors_of_produce(monkeypatch):
             except Exception:
                 continue
 
-    monkeypatch.setattr(transactions.TransactionalProducer, "send", send)
+    monkeypatch.setattr(transactional.TransactionalProducer, "send", send)
 
 
 def exclude(monkeypatch, *, after_the_read):
@@ -195,7 +195,7 @@ def one_partition_for_all_lanes(monkeypatch):
     high, between, send = (
         LedgerTopic._high_watermark,
         LedgerTopic._last_between,
-        (transactions.TransactionalProducer.send_entry),
+        (transactional.TransactionalProducer.send_entry),
     )
 
     def last_stable(self, lane, high_):
@@ -212,7 +212,7 @@ def one_partition_for_all_lanes(monkeypatch):
         lambda self, lane, start, _, until: between(self, 0, min(start, self.stable), self.stable, until),
     )
     monkeypatch.setattr(
-        transactions.TransactionalProducer,
+        transactional.TransactionalProducer,
         "send_entry",
         lambda self, topic, partition, *entry: send(self, topic, 0, *entry),
     )
@@ -225,10 +225,10 @@ def stalled_neighbour(bench):
     topic = LedgerTopic({"bootstrap.servers": bench.servers}, f"{bench.name}.ledger")
     topic.prepare(2, 3600)
     topic.close()
-    properties = transactions.properties_of(
+    properties = transactional.properties_of(
         {"bootstrap.servers": bench.servers}, f"{bench.name}-1", transaction_timeout_s=60
     )
-    producer = transactions.TransactionalProducer(properties)
+    producer = transactional.TransactionalProducer(properties)
     producer.initialise(20)
     producer.begin()
     producer.send_entry(topic.name, 1, ledger.entry_key(1), b"never committed")

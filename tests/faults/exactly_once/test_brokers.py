@@ -55,7 +55,7 @@ def test_a_broker_of_three_is_lost_in_the_middle_of_commits(fragile_exact_scenes
 ASK = """
 import sys, time
 from confluent_kafka.admin import AdminClient
-from outbox.edges.kafka import brokers_at_work
+from outbox.edges.kafka.common.clients import brokers_at_work
 admin, seen = AdminClient({"bootstrap.servers": sys.argv[1]}), set()
 give_up_at = time.monotonic() + 30
 while len(seen) < 2 and time.monotonic() < give_up_at:

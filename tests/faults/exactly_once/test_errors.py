@@ -12,7 +12,7 @@ import pytest
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 from outbox.devstack import Kafka
-from outbox.edges.transactions import TransactionalProducer, kafka_error, properties_of
+from outbox.edges.kafka.exactly_once.transactional import TransactionalProducer, kafka_error, properties_of
 from tests.faults.exactly_once import naive
 from tests.harvest.exactly_once.bench import wait_until
 from tests.harvest.exactly_once.test_kills import _is_stopped as is_stopped

@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager
 import pytest
 
 from outbox.devstack import Kafka
-from outbox.edges.transactions import TransactionalProducer, properties_of
+from outbox.edges.kafka.exactly_once.transactional import TransactionalProducer, properties_of
 from tests.faults.exactly_once import naive
 from tests.harvest.exactly_once.bench import wait_until
 from tests.support.proxy import API_VERSIONS, CLIENT, CUT, END_TXN, HOLD, INIT_PRODUCER_ID, PASS, TO_SERVER, Proxy

@@ -42,7 +42,7 @@ def die_of(value):
     """A record of this value ends the process, as a bug in a native library would: no handler runs, nothing is said."""
     import ctypes
 
-    from outbox.edges.transactions import TransactionalProducer
+    from outbox.edges.kafka.exactly_once.transactional import TransactionalProducer
 
     send = TransactionalProducer.send
 

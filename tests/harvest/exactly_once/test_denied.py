@@ -20,7 +20,7 @@ from confluent_kafka.admin import (
 )
 
 from outbox.core.at_least_once.values import RecordHeld
-from outbox.edges.transactions import TransactionalProducer
+from outbox.edges.kafka.exactly_once.transactional import TransactionalProducer
 from tests.harvest.exactly_once.bench import Bench, wait_until
 from tests.support.databases import fresh_database
 from tests.support.topics import create_topic

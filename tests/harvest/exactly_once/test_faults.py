@@ -7,7 +7,7 @@ import psycopg
 import pytest
 
 from outbox.core.at_least_once.values import RecordHeld
-from outbox.edges import transactions
+from outbox.edges.kafka.exactly_once import transactional
 from tests.harvest.exactly_once.bench import finish, stopped, wait_until
 from tests.support.proxy import (
     ADD_PARTITIONS_TO_TXN,
@@ -88,13 +88,13 @@ def test_a_late_commit_does_not_end_the_next_transaction(proxied):
 
 def test_a_late_commit_would_end_the_next_transaction_if_the_producer_were_kept(proxied, monkeypatch):
     """The control: without the renewal the same fault doubles records."""
-    monkeypatch.setattr(transactions, "is_trouble", lambda facility, text, was_connected: False)
+    monkeypatch.setattr(transactional, "is_trouble", lambda facility, text, was_connected: False)
     assert late_commits(proxied) > 0
 
 
 def test_a_commit_repeated_without_a_line_in_the_log_stops_the_lane_and_is_reported(proxied, monkeypatch):
     """As with a client that words its log differently: the statistics notice, later."""
-    monkeypatch.setattr(transactions, "is_trouble", lambda facility, text, was_connected: False)
+    monkeypatch.setattr(transactional, "is_trouble", lambda facility, text, was_connected: False)
     proxied.stash([f"key-{n % 20}" for n in range(3000)])
     with proxied.working(PRODUCER={"statistics.interval.ms": 100}) as host:
         wait_until(lambda: host.worker.statistics().delivered)
@@ -112,8 +112,8 @@ def test_a_commit_repeated_without_a_line_in_the_log_stops_the_lane_and_is_repor
 def test_a_producer_notices_that_the_connection_of_its_commit_was_cut(proxied):
     """The canary: a client that words its log differently must fail here."""
     given = {"bootstrap.servers": proxied.servers}
-    properties = transactions.properties_of(given, proxied.name, transaction_timeout_s=10)
-    producer = transactions.TransactionalProducer(properties)
+    properties = transactional.properties_of(given, proxied.name, transaction_timeout_s=10)
+    producer = transactional.TransactionalProducer(properties)
     producer.initialise(10)
     producer.begin()
     producer.send([(1, proxied.topic, "k", "v", None, None, None)], time.monotonic() + 10)
@@ -132,8 +132,8 @@ def test_a_producer_notices_that_the_connection_of_its_commit_was_cut(proxied):
 
 def test_a_broker_that_nobody_listens_on_is_no_trouble(bench):
     given = {"bootstrap.servers": f"127.0.0.1:1,{bench.servers}"}
-    properties = transactions.properties_of(given, bench.name, transaction_timeout_s=10)
-    producer = transactions.TransactionalProducer(properties)
+    properties = transactional.properties_of(given, bench.name, transaction_timeout_s=10)
+    producer = transactional.TransactionalProducer(properties)
     producer.initialise(10)
     deadline = time.monotonic() + 1
     while time.monotonic() < deadline:
@@ -200,7 +200,7 @@ def test_brokers_without_transactions_or_rights_are_one_error_at_the_start(proxi
     proxied.proxy.edit = edit
     with proxied.working() as host:
         error = wait_until(lambda: host.errors)[0]
-        assert isinstance(error, transactions.TransactionsRefused)
+        assert isinstance(error, transactional.TransactionsRefused)
         assert code in str(error)
         assert remedy in str(error)
         assert host.worker.join(15)

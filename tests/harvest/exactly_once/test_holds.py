@@ -6,8 +6,8 @@ import pytest
 
 from outbox.core.at_least_once.values import RecordHeld
 from outbox.core.holds.book import Holds
+from outbox.edges.kafka.exactly_once.transactional import TransactionalProducer
 from outbox.edges.postgres.holds import HoldTable
-from outbox.edges.transactions import TransactionalProducer
 from outbox.operations import actions
 from outbox.operations.actions import Selector
 from tests.harvest.exactly_once.bench import finish, wait_until

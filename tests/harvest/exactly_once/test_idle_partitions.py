@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from outbox.core.exactly_once.judgement import Closed, State
-from outbox.edges.ledger_topic import LedgerUnreachable
+from outbox.edges.kafka.exactly_once.ledger_topic import LedgerUnreachable
 from outbox.harvest.ports import Servers
 from outbox.harvest.resize import IdleLanes
 from outbox.runtime.threads import THREADS

@@ -7,8 +7,8 @@ import time
 import pytest
 
 from outbox.core.exactly_once import ledger
+from outbox.edges.kafka.exactly_once.transactional import TransactionalProducer, properties_of
 from outbox.edges.postgres.exactly_once.companions import Companions
-from outbox.edges.transactions import TransactionalProducer, properties_of
 from tests.harvest.exactly_once.bench import finish, wait_until
 
 # The waits inside of one test may together take longer than a test may otherwise.

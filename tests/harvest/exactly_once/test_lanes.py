@@ -13,7 +13,7 @@ from confluent_kafka import KafkaError, KafkaException
 from outbox.core.contract import LeftUntidily
 from outbox.core.exactly_once import judgement
 from outbox.core.exactly_once.resolution import Decision
-from outbox.edges.transactions import TransactionalProducer
+from outbox.edges.kafka.exactly_once.transactional import TransactionalProducer
 from outbox.harvest import resize
 from outbox.harvest.exactly_once import ExactlyOnceFactory
 from outbox.harvest.resolve import Resolver
@@ -156,7 +156,7 @@ def test_the_leader_topic_gets_the_partitions_that_the_count_needs(bench):
 
 
 def test_a_change_that_topics_do_not_allow_is_refused_and_nothing_closes(bench, monkeypatch):
-    from outbox.edges.ledger_topic import LedgerRefused, LedgerTopic
+    from outbox.edges.kafka.exactly_once.ledger_topic import LedgerRefused, LedgerTopic
 
     def refuse(self, topic, partitions):
         if partitions > 1:

@@ -7,7 +7,7 @@ import pytest
 from confluent_kafka.admin import AdminClient
 
 from outbox.core.exactly_once.judgement import State
-from outbox.edges.ledger_topic import LedgerMissing, LedgerTopic
+from outbox.edges.kafka.exactly_once.ledger_topic import LedgerMissing, LedgerTopic
 from outbox.harvest.exactly_once_takeover import newest_change, newest_change_of_any
 from outbox.harvest.exactly_once_values import Command, Retake
 from tests.faults.exactly_once.naive import gate_purges

@@ -13,8 +13,8 @@ from confluent_kafka.admin import AdminClient
 from outbox.core.at_least_once.values import RecordHeld
 from outbox.core.holds import trials
 from outbox.core.sizes import Sizes
-from outbox.edges.ledger_topic import LedgerTopic
-from outbox.edges.transactions import TransactionalProducer
+from outbox.edges.kafka.exactly_once.ledger_topic import LedgerTopic
+from outbox.edges.kafka.exactly_once.transactional import TransactionalProducer
 from tests.harvest.exactly_once.bench import wait_until
 from tests.harvest.exactly_once.test_denied import set_config
 from tests.support.topics import create_topic

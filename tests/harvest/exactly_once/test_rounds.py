@@ -7,8 +7,8 @@ import psycopg
 import pytest
 
 from outbox.core.exactly_once.judgement import State
+from outbox.edges.kafka.exactly_once.transactional import ReportsMissing, TransactionalProducer
 from outbox.edges.postgres.exactly_once.reader import Reader
-from outbox.edges.transactions import ReportsMissing, TransactionalProducer
 from outbox.harvest.exactly_once_database import Database
 from outbox.harvest.exactly_once_lanes import LaneState
 from outbox.harvest.exactly_once_rounds import Rounds

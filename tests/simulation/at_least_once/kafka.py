@@ -40,7 +40,7 @@ class Message:
 
 
 class Client:
-    """What `edges.producers` takes for a Producer of confluent-kafka."""
+    """What `edges.kafka.at_least_once.idempotent` takes for a Producer of confluent-kafka."""
 
     def __init__(self, process: Any, lane: int, properties: Mapping[str, Any]) -> None:
         self._process, self._world, self._runtime, self.lane = process, process.world, process.runtime, lane

@@ -18,7 +18,7 @@ from uuid import UUID
 from outbox.core.at_least_once.scoreboard import Phase, Scoreboard, _Key
 from outbox.core.at_least_once.values import Record
 from outbox.core.election.neli import Effect, Neli, State, _Lane
-from outbox.edges.producers import Producers
+from outbox.edges.kafka.at_least_once.idempotent import Producers
 from outbox.harvest.at_least_once import AtLeastOnce
 from outbox.harvest.at_least_once_holds import HeldMarks
 from outbox.harvest.host import Host

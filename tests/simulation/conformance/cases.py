@@ -16,13 +16,13 @@ from outbox.core.exactly_once import ledger
 from outbox.core.exactly_once.ledger import Entry
 from outbox.core.holds.crashes import Care
 from outbox.core.holds.values import Burial, Errands, HoldRow, rejected
-from outbox.edges.ledger_topic import LedgerMissing, LedgerUnreachable
+from outbox.edges.kafka.exactly_once.ledger_topic import LedgerMissing, LedgerUnreachable
+from outbox.edges.kafka.exactly_once.transactional import RecordRefused, TransactionalProducer, initialised
 from outbox.edges.postgres.common import backends
 from outbox.edges.postgres.common.leases import OtherWay
 from outbox.edges.postgres.common.session import StatementOverdue
 from outbox.edges.postgres.exactly_once.reader import LeftOut
 from outbox.edges.postgres.exactly_once.sweeper import Below
-from outbox.edges.transactions import RecordRefused, TransactionalProducer, initialised
 from tests.simulation.conformance.sides import LANES, Script
 from tests.simulation.exactly_once.checkers import TOPIC
 

@@ -13,7 +13,7 @@ from typing import Any
 from confluent_kafka import OFFSET_END, KafkaError, KafkaException, TopicPartition
 
 from outbox.conf import parse
-from outbox.edges.kafka import idempotent_producer
+from outbox.edges.kafka.common.clients import idempotent_producer
 from outbox.election.clients import Clients
 from outbox.election.topic import LeaderTopic
 from outbox.runtime.threads import THREADS

@@ -25,9 +25,9 @@ from outbox.core.faults import Kind, kind_of
 from outbox.core.frontier import Snapshot
 from outbox.core.holds.crashes import Care, Watch
 from outbox.core.holds.values import Burial, Errands, HoldRow
+from outbox.edges.kafka.exactly_once.transactional import TransactionalProducer, kafka_error
 from outbox.edges.postgres.exactly_once.companions import Companions, Found
 from outbox.edges.postgres.exactly_once.reader import Page
-from outbox.edges.transactions import TransactionalProducer, kafka_error
 from outbox.exceptions import OutboxError
 from outbox.harvest.exactly_once_database import Database
 from outbox.harvest.exactly_once_kafka import Kafka

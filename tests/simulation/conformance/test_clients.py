@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pytest
 
-from outbox.edges import producers
+from outbox.edges.kafka.at_least_once import idempotent
 from outbox.election import ports
 from tests.simulation.conformance.clients import CASES, Script, real, simulated
 
@@ -20,7 +20,7 @@ PORTS = (
     ports.HeartbeatReader,
     ports.HeartbeatProducer,
     ports.ElectionClients,
-    producers.Client,
+    idempotent.Client,
 )
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from outbox.edges import transactions
+from outbox.edges.kafka.exactly_once import transactional
 from outbox.harvest import ports
 from tests.simulation.conformance.cases import CASES
 from tests.simulation.conformance.sides import Script, real, simulated
@@ -78,7 +78,7 @@ def test_both_sides_answer_the_same(case: Case, url: str, bootstrap_servers: str
 
 def test_every_method_of_a_port_is_called() -> None:
     wanted = {(port.__name__, name) for port in PORTS for name in _methods(port)}
-    wanted |= {("client", name) for name in called_on_a_client(inspect.getsource(transactions))}
+    wanted |= {("client", name) for name in called_on_a_client(inspect.getsource(transactional))}
     assert wanted - NOT_SIMULATED.keys() == called() & wanted
     assert wanted >= NOT_SIMULATED.keys()
     assert len(NOT_SIMULATED) <= NOT_SIMULATED_MAX

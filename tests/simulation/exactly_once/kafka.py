@@ -16,8 +16,8 @@ from confluent_kafka import KafkaError, KafkaException
 
 from outbox.core.exactly_once import ledger
 from outbox.core.exactly_once.ledger import Entry
-from outbox.edges.ledger_topic import LedgerMissing, LedgerOpen, LedgerRefused, LedgerUnreachable
-from outbox.edges.transactions import TransactionalProducer
+from outbox.edges.kafka.exactly_once.ledger_topic import LedgerMissing, LedgerOpen, LedgerRefused, LedgerUnreachable
+from outbox.edges.kafka.exactly_once.transactional import TransactionalProducer
 from tests.simulation.exactly_once import broker as b
 from tests.simulation.runtime import Answer
 

@@ -26,10 +26,10 @@ from outbox.core.frontier import Frontier, Snapshot
 from outbox.core.holds import book, crashes
 from outbox.core.holds.book import Holds
 from outbox.core.holds.crashes import Care
-from outbox.edges import transactions
+from outbox.edges.kafka.exactly_once import transactional
+from outbox.edges.kafka.exactly_once.transactional import TransactionalProducer
 from outbox.edges.postgres.common import backends
 from outbox.edges.postgres.exactly_once.reader import Page
-from outbox.edges.transactions import TransactionalProducer
 from outbox.harvest import (
     exactly_once_reading,
     exactly_once_takeover,
@@ -402,7 +402,7 @@ _BARE_EVEN, _REFUSING_EVEN, _REFUSING_ODD, _RESTLESS_EVEN = ((last, 10) for last
 _OPERATED, _UNDECIDED, _POISONED, _KEPT, _UNRULY, _QUIET, _LEASED, _SLOW = (
     (10 * slot + 5, 10 * SLOTS) for slot in range(SLOTS)
 )
-_NO_TROUBLE = transactions, "is_trouble", lambda facility, text, was_connected: False
+_NO_TROUBLE = transactional, "is_trouble", lambda facility, text, was_connected: False
 
 MUTATIONS: dict[str, Planted] = {
     "ledger entry first": Planted(

@@ -12,10 +12,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from outbox.core.faults import Kind, is_refusal, kind_of
-from outbox.edges import kafka
+from outbox.edges.kafka.common.clients import idempotent_producer
+from outbox.edges.kafka.common.wall_clock import nudged
 from outbox.edges.postgres.at_least_once.marks import Row
 from outbox.edges.postgres.common.texts import check_names, not_utf8
-from outbox.edges.wall_clock import nudged
 from outbox.runtime import Runtime
 from outbox.runtime.threads import THREADS
 
@@ -78,7 +78,7 @@ class Producers:
         *,
         delivery_timeout_s: float,
         keep_empty_key: bool = False,
-        make: MakeProducer = kafka.idempotent_producer,
+        make: MakeProducer = idempotent_producer,
         may_send: Callable[[], bool] = lambda: True,
         runtime: Runtime = THREADS,
     ) -> None:

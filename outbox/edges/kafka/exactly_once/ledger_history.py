@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
-from outbox.edges.ledger_topic import LedgerOpen, LedgerTopic, Record
+from outbox.edges.kafka.exactly_once.ledger_topic import LedgerOpen, LedgerTopic, Record
 
 _STABLE_POLL_S = 0.05
 _WINDOW = 256  # offsets read at once: entries of large batches have some 15 kB

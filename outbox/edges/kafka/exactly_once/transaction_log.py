@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from outbox.core.faults import Kind, kind_of
-from outbox.edges.kafka import brokers_at_work, dispose, require_bootstrap
-from outbox.edges.ledger_topic import LedgerUnreachable
-from outbox.edges.transactions import TransactionsRefused
+from outbox.edges.kafka.common.clients import brokers_at_work, dispose, require_bootstrap
+from outbox.edges.kafka.exactly_once.ledger_topic import LedgerUnreachable
+from outbox.edges.kafka.exactly_once.transactional import TransactionsRefused
 from outbox.exceptions import missing_extra
 
 if TYPE_CHECKING:

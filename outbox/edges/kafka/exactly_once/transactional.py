@@ -26,9 +26,9 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from outbox.core.faults import Kind, kind_of
-from outbox.edges.kafka import PRODUCER_DEFAULTS, make, require_bootstrap
+from outbox.edges.kafka.common.clients import PRODUCER_DEFAULTS, make, require_bootstrap
+from outbox.edges.kafka.common.wall_clock import nudged
 from outbox.edges.postgres.common.texts import check_names, not_utf8
-from outbox.edges.wall_clock import nudged
 from outbox.exceptions import OutboxError, missing_extra
 from outbox.runtime import Runtime, Thread
 from outbox.runtime.threads import THREADS
@@ -312,7 +312,7 @@ class TransactionalProducer:
 
     def cause(self) -> KafkaError | None:
         """Why the open transaction can only be aborted: what follows such an error is refused with `_STATE` alone. Not
-        to be asked while an exception is handled (see `edges.kafka`).
+        to be asked while an exception is handled (see `edges.kafka.common.clients`).
 
         To begin another one is refused too, by the error that came first; and it does nothing else."""
         self.poll()
@@ -389,8 +389,8 @@ def _paired(names: Sequence[Any], texts: Sequence[Any] | None) -> list[tuple[str
 
 
 def _dispose(held: list[Producer], may_register: bool, runtime: Runtime) -> Thread:
-    """Destroying a client joins its threads: elsewhere, and where no exception is being handled (see `edges.kafka`).
-    The list is the only one to hold it."""
+    """Destroying a client joins its threads: elsewhere, and where no exception is being handled (see
+    `edges.kafka.common.clients`). The list is the only one to hold it."""
 
     def forget() -> None:
         _silence(held[0], may_register)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from outbox.core.exactly_once import ledger
 from outbox.core.faults import Kind, kind_of
-from outbox.edges.kafka import dispose, require_bootstrap
+from outbox.edges.kafka.common.clients import dispose, require_bootstrap
 from outbox.exceptions import OutboxError
 from outbox.runtime import Runtime
 from outbox.runtime.threads import THREADS

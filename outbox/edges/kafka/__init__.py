@@ -1,0 +1,1 @@
+"""Every call of a Kafka client. Nothing here decides."""

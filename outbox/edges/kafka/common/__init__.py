@@ -1,0 +1,1 @@
+"""Clients built from the settings, shared by all protocols."""

@@ -1,0 +1,1 @@
+"""The transactional producer, the ledger topic and the brokers' transaction log."""
