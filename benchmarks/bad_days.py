@@ -221,7 +221,7 @@ def _looks(drains: Drains) -> dict[str, tuple[Any, float]]:
     from outbox import conf
     from outbox.contrib.prometheus import SAMPLE_INTERVAL_S, exposition, registry_of, take_sample
     from outbox.edges.postgres.counts import samples
-    from outbox.harvest.daemon import Harvester
+    from outbox.harvest.harvester import Harvester
     from outbox.harvest.samples import EVERY_S
 
     given = conf.parse({"NAME": "sampled", "BOOTSTRAP_SERVERS": drains.servers})

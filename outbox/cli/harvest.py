@@ -20,7 +20,7 @@ from outbox.cli.configuration import Configuration
 from outbox.exceptions import OutboxError
 
 if TYPE_CHECKING:
-    from outbox.harvest.daemon import Harvester
+    from outbox.harvest.harvester import Harvester
 
 OK, FAILED, UNUSABLE, FORCED = 0, 1, 2, 5
 
@@ -82,7 +82,7 @@ def run(found: Configuration, file: str, *, fail_fast: bool = False) -> int:
         logger.warning("configuration_note %s", note)
     _set_up_django(found)
     from outbox.harvest import collector
-    from outbox.harvest.daemon import Harvester
+    from outbox.harvest.harvester import Harvester
 
     collector.relax()
     signals: list[int] = []

@@ -21,7 +21,7 @@ from outbox.conf import EXACTLY_ONCE
 from outbox.edges.postgres.common import table
 from outbox.edges.postgres.counts import backlog as backlogs
 from outbox.exceptions import missing_extra
-from outbox.harvest.measurements import Histogram, Measured
+from outbox.harvest.metrics import Histogram, Measured
 from outbox.harvest.readings import Troubles
 
 try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from outbox.harvest.daemon import Harvester, State
+    from outbox.harvest.harvester import Harvester, State
 
 __all__ = ["Harvester", "State"]
 
@@ -14,6 +14,6 @@ def __getattr__(name: str) -> Any:
     """Imported at first use, so that a web process does not pay for the daemon."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from outbox.harvest import daemon
+    from outbox.harvest import harvester
 
-    return getattr(daemon, name)
+    return getattr(harvester, name)

@@ -17,7 +17,7 @@ from outbox.conf import EXACTLY_ONCE, Conf
 from outbox.core import lease
 from outbox.edges.postgres.common import leases
 from outbox.edges.postgres.common.leases import settled_after
-from outbox.harvest.ports import Claim
+from outbox.harvest.exactly_once.ports import Claim
 from outbox.runtime import Runtime
 from outbox.runtime.threads import THREADS
 

@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 from outbox.edges.postgres.counts.overview import BACKLOG_MAX, DatabaseUnreachable, Overview
-from outbox.harvest.daemon import Harvester
+from outbox.harvest.harvester import Harvester
 
 _ERASE = "\r\033[K"
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from outbox.core.contract import BatchDelivered
 from outbox.core.patience import CircuitView, State
-from outbox.harvest.measurements import Histogram, Measurements
+from outbox.harvest.metrics import Histogram, Measurements
 
 
 @dataclass

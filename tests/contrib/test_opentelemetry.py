@@ -90,7 +90,7 @@ def test_a_process_that_does_not_use_it_does_not_load_it():
     import sys, django
     django.setup()
     from outbox.messages.context import is_tracing, trace_headers
-    import outbox.harvest.daemon
+    import outbox.harvest.harvester
     assert trace_headers() == () and not is_tracing()
     assert not any(name.startswith("opentelemetry") for name in sys.modules)
     """

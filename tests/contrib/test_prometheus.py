@@ -22,7 +22,7 @@ from outbox.contrib.metrics_server import address_of, serving
 from outbox.contrib.prometheus import CATALOGUE
 from outbox.edges.postgres.counts.backlog import Backlog
 from outbox.exceptions import OutboxError
-from outbox.harvest.measurements import Measurements
+from outbox.harvest.metrics import Measurements
 from tests.harvest.processes import Harvest
 from tests.support import promtool
 from tests.support.databases import ROOT, fresh_database

@@ -14,8 +14,8 @@ from outbox.edges.postgres.common.backends import OptionsIgnored, OtherBackend, 
 from outbox.edges.postgres.exactly_once import companions
 from outbox.edges.postgres.exactly_once.companions import Companions
 from outbox.edges.postgres.exactly_once.reader import Reader
-from outbox.harvest.exactly_once_database import settle_purge
-from outbox.harvest.exactly_once_values import Purge
+from outbox.harvest.exactly_once.rounds.database import settle_purge
+from outbox.harvest.exactly_once.values import Purge
 from tests.harvest.exactly_once.bench import create_tables
 from tests.support.databases import fresh_database
 from tests.support.pooler import Pooler

@@ -13,7 +13,7 @@ from typing import Any
 
 from outbox.conf import Conf, parse
 from outbox.edges.postgres.common.table import connect_bounded
-from outbox.harvest.at_least_once import AtLeastOnce
+from outbox.harvest.at_least_once.lane import AtLeastOnce
 
 _epochs = itertools.count(1)
 

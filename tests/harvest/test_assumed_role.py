@@ -14,9 +14,9 @@ from django.db import connections
 from outbox.conf import AT_LEAST_ONCE, EXACTLY_ONCE
 from outbox.edges.postgres.at_least_once.marks import Marks
 from outbox.edges.postgres.common import table
-from outbox.harvest import starting
-from outbox.harvest.at_least_once import AtLeastOnceFactory
-from outbox.harvest.exactly_once import ExactlyOnceFactory
+from outbox.harvest import preflight
+from outbox.harvest.at_least_once.lane import AtLeastOnceFactory
+from outbox.harvest.exactly_once.lane import ExactlyOnceFactory
 from outbox.operations import check
 from outbox.spark import setup, stream
 from tests.harvest import hosts
@@ -75,7 +75,7 @@ def alias(roles, login, django_db_blocker, monkeypatch):
 def test_harvesters_of_both_modes_assume_the_role(bench, alias):
     exact, least = ExactlyOnceFactory(), AtLeastOnceFactory()
     for delivery, factory in ((EXACTLY_ONCE, exact), (AT_LEAST_ONCE, least), (AT_LEAST_ONCE, least)):
-        starting.look(bench.conf(DELIVERY=delivery), "owner")
+        preflight.look(bench.conf(DELIVERY=delivery), "owner")
         with bench.working(factory=factory, DELIVERY=delivery) as host:
             bench.stash(["a", "b"] * 20)
             bench.wait_empty()

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 
 from outbox.edges.postgres.counts.overview import BACKLOG_MAX, DatabaseUnreachable
-from outbox.harvest import drain as module
-from outbox.harvest.drain import Drained, HeldBack, NotElected, drain, told
+from outbox.harvest import once as module
+from outbox.harvest.once import Drained, HeldBack, NotElected, drain, told
 
 
 class Harvester:

@@ -9,8 +9,9 @@ import pytest
 from outbox.conf import AT_LEAST_ONCE, EXACTLY_ONCE
 from outbox.core.contract import LaneStopped, LeftUntidily
 from outbox.edges.postgres.preflight.keepers import RowsKept
-from outbox.harvest import Harvester, exactly_once_database
-from outbox.harvest.exactly_once import ExactlyOnceFactory
+from outbox.harvest import Harvester
+from outbox.harvest.exactly_once.lane import ExactlyOnceFactory
+from outbox.harvest.exactly_once.rounds import database
 from tests.harvest import hosts
 from tests.harvest.exactly_once.bench import Bench, finish, stopped, wait_until
 from tests.support.databases import fresh_database
@@ -28,7 +29,7 @@ def bench(postgres, bootstrap_servers, monkeypatch):
         made = Bench(url, bootstrap_servers)
         made.db.execute("CREATE TABLE kept (n int); INSERT INTO kept VALUES (0)")
         monkeypatch.setattr("outbox.edges.postgres.common.table.parameters", lambda alias: {"conninfo": url})
-        monkeypatch.setattr("outbox.harvest.exactly_once._PARKED_S", 0.3)
+        monkeypatch.setattr("outbox.harvest.exactly_once.lane._PARKED_S", 0.3)
         yield made
         made.close()
 
@@ -123,7 +124,7 @@ def test_a_lane_that_ends_while_its_rows_survive_has_not_ended_in_good_order(ben
 
 
 def test_without_the_count_rows_that_survive_are_sent_again(bench, monkeypatch):
-    monkeypatch.setattr(exactly_once_database, "_refuse_kept", lambda *given: None)
+    monkeypatch.setattr(database, "_refuse_kept", lambda *given: None)
     bench.db.execute(FUNCTION.format(ALL) + TRIGGER)
     with bench.working(SWEEP_INTERVAL=0.2):
         bench.stash(["a"])
@@ -156,14 +157,14 @@ def test_a_lane_beside_one_that_keeps_its_rows_goes_on(bench):
 
 
 def test_rows_that_somebody_else_deletes_stop_nothing(bench, caplog, monkeypatch):
-    failpoint = exactly_once_database.failpoint
+    failpoint = database.failpoint
 
     def delete(name):
         failpoint(name)
         if name == "before-purge":
             bench.db.execute("DELETE FROM outbox WHERE kafka_key <> 'a'")
 
-    monkeypatch.setattr(exactly_once_database, "failpoint", delete)
+    monkeypatch.setattr(database, "failpoint", delete)
     with bench.working() as host:
         for keys in (["a", "b"], ["b"], ["a"]):
             bench.stash(keys)

@@ -17,8 +17,9 @@ from outbox.edges.postgres.common import backends, table
 from outbox.edges.postgres.common.backends import OptionsIgnored, Pooled, SessionShared
 from outbox.edges.postgres.exactly_once import companions
 from outbox.edges.postgres.exactly_once.companions import Companions
-from outbox.harvest import Harvester, exactly_once_database
-from outbox.harvest.resolve import Resolver
+from outbox.harvest import Harvester
+from outbox.harvest.exactly_once.resolve import Resolver
+from outbox.harvest.exactly_once.rounds import database
 from outbox.spark import setup
 from tests.harvest.exactly_once.bench import Bench, stopped, wait_until
 from tests.support import pgbouncer
@@ -142,7 +143,7 @@ def test_any_pooler_of_transactions_ends_the_start(bench, monkeypatch, delivery)
 def test_a_connection_that_outlives_a_failover_deletes_nothing_there(bench, unseen, monkeypatch, is_guarded):
     """The copy lags by one batch, and draws its ids a second time. Without the guard records are lost."""
     held, gate = threading.Event(), threading.Event()
-    failpoint = exactly_once_database.failpoint
+    failpoint = database.failpoint
 
     def hold(name):
         failpoint(name)
@@ -150,7 +151,7 @@ def test_a_connection_that_outlives_a_failover_deletes_nothing_there(bench, unse
             held.set()
             gate.wait(30)
 
-    monkeypatch.setattr(exactly_once_database, "failpoint", hold)
+    monkeypatch.setattr(database, "failpoint", hold)
     if not is_guarded:
         monkeypatch.setattr(backends, "BACKEND", "''")
         monkeypatch.setattr(backends, "require", lambda *given: None)

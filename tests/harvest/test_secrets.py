@@ -15,9 +15,12 @@ from outbox.edges.kafka.exactly_once.ledger_topic import LedgerTopic, LedgerUnre
 from outbox.edges.postgres.common import table
 from outbox.election.clients import Clients
 from outbox.election.errors import ElectionRefused
-from outbox.harvest import Harvester, daemon, exactly_once_kafka, mark_servers
-from outbox.harvest.at_least_once import AtLeastOnceFactory
-from outbox.harvest.exactly_once import ExactlyOnceFactory
+from outbox.harvest import Harvester
+from outbox.harvest import harvester as daemon
+from outbox.harvest.at_least_once import ports
+from outbox.harvest.at_least_once.lane import AtLeastOnceFactory
+from outbox.harvest.exactly_once import kafka as exactly_once_kafka
+from outbox.harvest.exactly_once.lane import ExactlyOnceFactory
 from tests.harvest import hosts
 from tests.harvest.exactly_once.bench import Bench
 from tests.harvest.hosts import wait_until
@@ -93,7 +96,7 @@ def test_every_connection_of_an_at_least_once_lane_asks_when_it_is_made(monkeypa
     secret, used = Secret(), []
     monkeypatch.setattr(table, "parameters", lambda alias: {"password": secret()})
     monkeypatch.setattr(table, "connect_session", lambda source, **given: used.append(source["password"]))
-    connect = mark_servers.connector(hosts.settings())
+    connect = ports.connector(hosts.settings())
     connect()
     secret.value = "second"
     connect()

@@ -30,7 +30,7 @@ from outbox.edges.postgres.preflight.numbering import UnorderedIds
 from outbox.edges.postgres.preflight.plans import WholeTableRead
 from outbox.election.errors import KafkaUnreachable
 from outbox.exceptions import OutboxError
-from outbox.harvest import Harvester, starting
+from outbox.harvest import Harvester, preflight
 from outbox.schema import roles
 from tests.harvest.exactly_once.bench import Bench, wait_until
 from tests.support.databases import fresh_database
@@ -138,10 +138,10 @@ def test_tables_that_are_not_migrated_are_named(bench, missing, told):
 
 
 def test_a_start_warns_where_records_may_come_without_a_time(bench, caplog):
-    starting.look(bench.conf(), "somebody")
+    preflight.look(bench.conf(), "somebody")
     assert "create_time_nullable" not in caplog.text
     bench.db.execute("ALTER TABLE outbox ALTER create_time DROP NOT NULL, ALTER create_time DROP DEFAULT")
-    starting.look(bench.conf(), "somebody")
+    preflight.look(bench.conf(), "somebody")
     assert "ALTER TABLE outbox ALTER create_time SET NOT NULL" in caplog.text
 
 
@@ -189,7 +189,7 @@ def test_missing_rights_in_the_database_are_one_error_with_the_statements(bench,
 
 
 def test_a_harvester_looks_at_its_rights_before_it_begins(bench, monkeypatch):
-    monkeypatch.setattr("outbox.harvest.starting.rights.missing", lambda *given, **named: {"x": ["SELECT"]})
+    monkeypatch.setattr("outbox.harvest.preflight.privileges.missing", lambda *given, **named: {"x": ["SELECT"]})
     assert "GRANT SELECT ON x TO" in str(error_of(harvester(bench)))
 
 
@@ -275,8 +275,8 @@ def test_a_log_that_cannot_be_made_is_refused_at_the_start(postgres, kafka_facto
         bench = Bench(url, cluster.bootstrap_servers)
         monkeypatch.setattr("outbox.edges.postgres.common.table.parameters", lambda alias: {"conninfo": url})
         with pytest.raises(KafkaUnreachable, match="want 3 replicas of their transaction log"):
-            starting.LookAtBrokers(bench.conf())()  # others may be starting beside it
-        monkeypatch.setattr(starting, "BROKERS_S", 1.0)
+            preflight.LookAtBrokers(bench.conf())()  # others may be starting beside it
+        monkeypatch.setattr(preflight, "BROKERS_S", 1.0)
         began = time.monotonic()
         error = error_of(Harvester(bench.conf()))
         assert time.monotonic() - began >= 1
@@ -289,7 +289,7 @@ def test_a_log_that_cannot_be_made_is_refused_at_the_start(postgres, kafka_facto
 @pytest.mark.slow
 def test_a_broker_that_is_away_at_the_first_start_is_waited_for(postgres, kafka_factory, monkeypatch):
     """There is no transaction log yet, and it could not be made: but topics tell of the third broker."""
-    monkeypatch.setattr(starting, "BROKERS_S", 0.0)
+    monkeypatch.setattr(preflight, "BROKERS_S", 0.0)
     cluster = kafka_factory(brokers=3)
     with fresh_database(os.environ["DATABASE_URL"]) as url:
         bench = Bench(url, cluster.bootstrap_servers)

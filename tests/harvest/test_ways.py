@@ -20,11 +20,11 @@ from outbox.conf import AT_LEAST_ONCE, EXACTLY_ONCE
 from outbox.core import lease
 from outbox.edges.postgres.common.leases import OtherWay
 from outbox.harvest import Harvester
-from outbox.harvest.at_least_once import AtLeastOnceFactory
-from outbox.harvest.drain import NotElected, drain
-from outbox.harvest.exactly_once import ExactlyOnceFactory
-from outbox.harvest.exactly_once_rounds import Rounds
+from outbox.harvest.at_least_once.lane import AtLeastOnceFactory
+from outbox.harvest.exactly_once.lane import ExactlyOnceFactory
+from outbox.harvest.exactly_once.rounds.rounds import Rounds
 from outbox.harvest.lease_keeper import LeaseKeeper
+from outbox.harvest.once import NotElected, drain
 from tests.cli import classic
 from tests.harvest import hosts
 from tests.harvest.exactly_once.bench import Bench, create_tables

@@ -14,7 +14,8 @@ from outbox.core.election import neli
 from outbox.edges.kafka.common.clients import idempotent_producer
 from outbox.election.clients import Clients
 from outbox.exceptions import OutboxError
-from outbox.harvest import State, daemon
+from outbox.harvest import State
+from outbox.harvest import harvester as daemon
 from tests.parity.loopback import Beats, Loopback, Standing, Worker, harvester, settings, wait_until
 from tests.support.databases import ROOT
 
@@ -305,8 +306,8 @@ def test_nothing_that_decides_reads_the_wall_clock():
                 if wall and (node.value.id, node.attr) in {("time", "time"), ("time", "time_ns"), ("datetime", "now")}:
                     found.add(path.relative_to(ROOT / "outbox").as_posix())
     assert found <= {
-        "harvest/daemon.py",
-        "harvest/resize.py",
+        "harvest/harvester.py",
+        "harvest/exactly_once/resize.py",
         "harvest/samples.py",
         "edges/kafka/common/wall_clock.py",
         "runtime/threads.py",

@@ -12,7 +12,7 @@ from confluent_kafka import KafkaError, KafkaException
 
 from outbox.edges.kafka.common.clients import idempotent_producer
 from outbox.harvest import Harvester
-from outbox.harvest.at_least_once import AtLeastOnce
+from outbox.harvest.at_least_once.lane import AtLeastOnce
 from tests.harvest import hosts
 from tests.harvest.hosts import wait_until
 from tests.support.checker import Writer, judge

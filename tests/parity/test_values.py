@@ -21,7 +21,7 @@ from outbox.core.at_least_once.values import (
 from outbox.core.contract import MeterRead
 from outbox.core.election.neli import LeaderAcquired, LeaderFenced, LeaderRefreshed, LeaderRevoked
 from outbox.harvest.events import translate
-from outbox.harvest.host import Host
+from outbox.harvest.lane_host import Host
 from outbox.harvest.readings import Meter
 from tests.core.test_scoreboard import LIMITS, ME, Bench, Row
 

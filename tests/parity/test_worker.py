@@ -20,7 +20,7 @@ from outbox.edges.postgres.at_least_once.marks import Marks
 from outbox.edges.postgres.common.table import connect_bounded
 from outbox.exceptions import OutboxError
 from outbox.harvest import Harvester, State
-from outbox.harvest.at_least_once import AtLeastOnce
+from outbox.harvest.at_least_once.lane import AtLeastOnce
 from tests.harvest import hosts
 from tests.harvest.hosts import finish, wait_until
 from tests.parity.loopback import Loopback

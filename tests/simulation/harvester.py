@@ -11,10 +11,10 @@ from greenlet import getcurrent
 from outbox.conf import Conf
 from outbox.core.contract import WorkerFactory
 from outbox.election.member import Member
-from outbox.harvest.daemon import JOIN_TIMEOUT_S, LEAVE_TIMEOUT_S
 from outbox.harvest.events import Events
-from outbox.harvest.measurements import Measurements
-from outbox.harvest.owned import OwnedLanes
+from outbox.harvest.harvester import JOIN_TIMEOUT_S, LEAVE_TIMEOUT_S
+from outbox.harvest.metrics import Measurements
+from outbox.harvest.owned_lanes import OwnedLanes
 from tests.simulation.leader_topic import Clients
 from tests.simulation.runtime import SWITCHED_S, Simulated
 
@@ -22,7 +22,8 @@ logger = logging.getLogger("outbox.harvest")
 
 
 class Harvester:
-    """`factory` makes its workers; subclasses know their servers. What `harvest.daemon` prepares is there already."""
+    """`factory` makes its workers; subclasses know their servers. What `harvest.harvester` prepares is there
+    already."""
 
     watch: Callable[[Simulated], Any] = staticmethod(lambda runtime: runtime)
     """What the product is given as its runtime."""
@@ -78,7 +79,7 @@ class Harvester:
         pass
 
     def _supervise(self) -> None:
-        """As `harvest.daemon` does, from a stop on."""
+        """As `harvest.harvester` does, from a stop on."""
         self._stopping.wait()
         self.member.stop()
         self.member.join(self.conf.revoke_timeout_s + LEAVE_TIMEOUT_S)

@@ -4,7 +4,7 @@ from queue import Empty
 
 import pytest
 
-import outbox.harvest.exactly_once
+import outbox.harvest.exactly_once.lane
 from outbox.runtime.threads import Threads
 from tests.support.watched import LockRule, Watched, held, waits_for
 
@@ -83,12 +83,12 @@ def test_threads_are_noted_without_their_numbers(watched):
 
 
 def test_harvesters_of_this_process_are_watched():
-    assert isinstance(outbox.harvest.exactly_once.THREADS, Watched)
+    assert isinstance(outbox.harvest.exactly_once.lane.THREADS, Watched)
 
 
 @pytest.mark.parametrize("first", ["tests.settings", "tests.harvest.exactly_once.runner", "tests.cli.classic"])
 def test_harvesters_of_processes_that_tests_start_are_watched(first):
-    look = f"import {first}, outbox.harvest.exactly_once as it; print(type(it.THREADS).__name__)"
+    look = f"import {first}, outbox.harvest.exactly_once.lane as it; print(type(it.THREADS).__name__)"
     done = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, timeout=60)
     assert done.stdout == "Watched\n", done.stderr
 

@@ -61,7 +61,7 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         from outbox.harvest import collector
-        from outbox.harvest.drain import HeldBack, NotElected
+        from outbox.harvest.once import HeldBack, NotElected
 
         _show_log(options["verbosity"])
         collector.relax()
@@ -89,7 +89,7 @@ class Command(BaseCommand):
         return 0
 
     def _drain(self, harvester: Any, wait_s: float) -> int:
-        from outbox.harvest.drain import drain, told
+        from outbox.harvest.once import drain, told
 
         def show(left: int) -> None:
             if self.stderr.isatty():
@@ -127,7 +127,7 @@ Stop = Callable[[bool], None]
 
 def _harvester(options: dict[str, Any]) -> tuple[Any, Stop]:
     """And what a signal calls."""
-    from outbox.harvest.daemon import Harvester
+    from outbox.harvest.harvester import Harvester
 
     if options["engine"] == "spark":
         return _spark_harvester(options)
@@ -163,7 +163,7 @@ def _add_spark(parser: ArgumentParser) -> None:
 
 def _spark_harvester(options: dict[str, Any]) -> tuple[Any, Stop]:
     from outbox.core.contract import MeterRead
-    from outbox.harvest.daemon import Harvester
+    from outbox.harvest.harvester import Harvester
     from outbox.harvest.lease_keeper import owner_name
     from outbox.spark import setup
     from outbox.spark.engine import Engine

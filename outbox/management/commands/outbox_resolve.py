@@ -60,7 +60,7 @@ class Command(BaseCommand):
     @staticmethod
     def _run(options: dict[str, Any], decision: Decision) -> Outcome:
         from outbox.core.exactly_once.resolution import objection
-        from outbox.harvest.resolve import NotResolved, Resolver
+        from outbox.harvest.exactly_once.resolve import NotResolved, Resolver
 
         conf = _conf(options["database"])
         try:

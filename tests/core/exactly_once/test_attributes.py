@@ -8,11 +8,9 @@ import outbox
 ATTRIBUTES_MAX = 25
 PATTERNS = (
     "core/exactly_once/*.py",
-    "core/exactly_once/flights.py",
     "core/lease.py",
     "harvest/lease_keeper.py",
-    "harvest/exactly_once*.py",
-    "harvest/resize.py",
+    "harvest/exactly_once/**/*.py",
 )
 
 

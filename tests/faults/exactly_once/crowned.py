@@ -14,7 +14,7 @@ from uuid import uuid4
 from django.core.management import execute_from_command_line
 
 from outbox.core.election.neli import FinishBatch, LeaderAcquired, LeaderRevoked
-from outbox.harvest import daemon
+from outbox.harvest import harvester
 
 
 class Crown:
@@ -70,5 +70,5 @@ class Crown:
 
 
 if __name__ == "__main__":
-    daemon.Member = Crown
+    harvester.Member = Crown
     execute_from_command_line(["manage.py", *sys.argv[1:]])

@@ -15,8 +15,9 @@ from outbox.edges.kafka.exactly_once.ledger_topic import LedgerTopic
 from outbox.edges.postgres.exactly_once import companions
 from outbox.edges.postgres.exactly_once.companions import Companions
 from outbox.edges.postgres.exactly_once.reader import Reader
-from outbox.harvest import exactly_once_kafka, exactly_once_rounds
-from outbox.harvest.exactly_once_database import Purges
+from outbox.harvest.exactly_once import kafka
+from outbox.harvest.exactly_once.rounds import rounds
+from outbox.harvest.exactly_once.rounds.database import Purges
 
 
 class Gate:
@@ -121,12 +122,12 @@ def trust_the_state_of_connections(monkeypatch):
 
 def fence_nobody(monkeypatch):
     """Every owner has a transactional id of its own."""
-    of_lane = exactly_once_kafka.properties_of
+    of_lane = kafka.properties_of
 
     def of_owner(given, transactional_id, **times):
         return of_lane(given, f"{transactional_id}-{uuid4()}", **times)
 
-    monkeypatch.setattr(exactly_once_kafka, "properties_of", of_owner)
+    monkeypatch.setattr(kafka, "properties_of", of_owner)
 
 
 def take_every_failure_for_trouble(monkeypatch):
@@ -170,7 +171,7 @@ def swallow_errors_of_produce(monkeypatch):
 def exclude(monkeypatch, *, after_the_read):
     """Leave out what is in flight here instead of in the statement: by what was in flight before, or is after it."""
     of_rounds, read = [], Reader.read
-    init = exactly_once_rounds.Rounds.__init__
+    init = rounds.Rounds.__init__
 
     def remember(self, *arguments):
         of_rounds.append(self)
@@ -186,7 +187,7 @@ def exclude(monkeypatch, *, after_the_read):
         cut = rows[:limit]
         return replace(page, rows=cut, last_id=cut[-1][0] if cut else None, is_full=len(rows) > limit)
 
-    monkeypatch.setattr(exactly_once_rounds.Rounds, "__init__", remember)
+    monkeypatch.setattr(rounds.Rounds, "__init__", remember)
     monkeypatch.setattr(Reader, "read", filtered)
 
 

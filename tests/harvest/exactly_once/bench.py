@@ -16,8 +16,8 @@ import psycopg
 
 from outbox.conf import parse
 from outbox.core.exactly_once import ledger
-from outbox.harvest.exactly_once import ExactlyOnceFactory
-from outbox.harvest.exactly_once_values import LaneStopped
+from outbox.harvest.exactly_once.lane import ExactlyOnceFactory
+from outbox.harvest.exactly_once.values import LaneStopped
 from outbox.schema.adoption import guarded_default
 from tests.harvest.hosts import Host, finish, wait_until
 from tests.support.databases import ROOT

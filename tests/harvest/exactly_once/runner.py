@@ -66,7 +66,7 @@ def main():
     from django.conf import settings
 
     from outbox.conf import parse
-    from outbox.harvest.exactly_once import ExactlyOnceFactory
+    from outbox.harvest.exactly_once.lane import ExactlyOnceFactory
 
     conf = parse({**settings.OUTBOX, **given["settings"]})
     factory, workers, over = ExactlyOnceFactory(), [], threading.Event()

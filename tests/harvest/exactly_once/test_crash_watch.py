@@ -7,8 +7,8 @@ import pytest
 
 from outbox.core.holds.book import Holds
 from outbox.core.holds.crashes import Watch
-from outbox.harvest.exactly_once_crashes import CrashWatch
-from outbox.harvest.exactly_once_values import MayNotGoOn
+from outbox.harvest.exactly_once.crashes import CrashWatch
+from outbox.harvest.exactly_once.values import MayNotGoOn
 
 
 class Table:

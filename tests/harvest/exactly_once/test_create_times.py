@@ -5,8 +5,8 @@ import re
 import pytest
 
 from outbox.core.exactly_once import ledger
-from outbox.harvest import exactly_once_reading
-from outbox.harvest.resolve import Resolver
+from outbox.harvest.exactly_once.resolve import Resolver
+from outbox.harvest.exactly_once.rounds import read_connection
 from tests.faults.exactly_once import naive
 from tests.harvest.exactly_once.bench import finish, stopped, wait_until
 from tests.harvest.exactly_once.test_kills import wait_killed
@@ -52,7 +52,7 @@ def test_a_successor_settles_a_batch_whatever_its_times_are(bench, times):
 
 
 def test_a_held_record_without_a_time_disturbs_no_read(bench, monkeypatch):
-    monkeypatch.setattr(exactly_once_reading, "_SAMPLE_S", 0.0)
+    monkeypatch.setattr(read_connection, "_SAMPLE_S", 0.0)
     reading = "SELECT pid, backend_start FROM pg_stat_activity WHERE application_name = 'outbox read'"
     for time in ODD:
         supply(bench, ["held"], time)

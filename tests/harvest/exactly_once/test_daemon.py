@@ -8,8 +8,8 @@ import sys
 import psycopg
 import pytest
 
-from outbox.harvest.daemon import Harvester, StopOutOfTime
-from outbox.harvest.exactly_once import ExactlyOnceFactory
+from outbox.harvest.exactly_once.lane import ExactlyOnceFactory
+from outbox.harvest.harvester import Harvester, StopOutOfTime
 from tests.harvest.exactly_once.bench import wait_until
 from tests.support.databases import ROOT
 
@@ -22,8 +22,8 @@ import os, sys, time, django
 django.setup()
 from django.conf import settings
 from outbox.conf import parse
-from outbox.harvest.daemon import Harvester
-from outbox.harvest.exactly_once import ExactlyOnceFactory
+from outbox.harvest.harvester import Harvester
+from outbox.harvest.exactly_once.lane import ExactlyOnceFactory
 given = eval(sys.argv[1])
 harvester = Harvester(parse({**settings.OUTBOX, **given}), worker_factory=ExactlyOnceFactory()).start()
 harvester.wait()

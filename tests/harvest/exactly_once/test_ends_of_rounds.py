@@ -7,10 +7,10 @@ import pytest
 
 from outbox.conf import parse
 from outbox.core.exactly_once.judgement import State
-from outbox.harvest import exactly_once_rounds
-from outbox.harvest.exactly_once_lanes import LaneState
-from outbox.harvest.exactly_once_rounds import Rounds
-from outbox.harvest.ports import Servers
+from outbox.harvest.exactly_once.ports import Servers
+from outbox.harvest.exactly_once.rounds import rounds as exactly_once_rounds
+from outbox.harvest.exactly_once.rounds.lanes import LaneState
+from outbox.harvest.exactly_once.rounds.rounds import Rounds
 from outbox.runtime.threads import THREADS
 
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from outbox.conf import parse
-from outbox.harvest.exactly_once import ExactlyOnce
+from outbox.harvest.exactly_once.lane import ExactlyOnce
 from outbox.runtime.threads import THREADS
 
 

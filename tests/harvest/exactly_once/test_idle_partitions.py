@@ -9,8 +9,8 @@ import pytest
 
 from outbox.core.exactly_once.judgement import Closed, State
 from outbox.edges.kafka.exactly_once.ledger_topic import LedgerUnreachable
-from outbox.harvest.ports import Servers
-from outbox.harvest.resize import IdleLanes
+from outbox.harvest.exactly_once.ports import Servers
+from outbox.harvest.exactly_once.resize import IdleLanes
 from outbox.runtime.threads import THREADS
 
 HERE = uuid.uuid4()

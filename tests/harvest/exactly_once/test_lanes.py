@@ -14,9 +14,9 @@ from outbox.core.contract import LeftUntidily
 from outbox.core.exactly_once import judgement
 from outbox.core.exactly_once.resolution import Decision
 from outbox.edges.kafka.exactly_once.transactional import TransactionalProducer
-from outbox.harvest import resize
-from outbox.harvest.exactly_once import ExactlyOnceFactory
-from outbox.harvest.resolve import Resolver
+from outbox.harvest.exactly_once import resize
+from outbox.harvest.exactly_once.lane import ExactlyOnceFactory
+from outbox.harvest.exactly_once.resolve import Resolver
 from tests.faults.fleet import Fleet
 from tests.harvest.exactly_once.bench import stopped, wait_until
 from tests.harvest.exactly_once.test_daemon import harvester

@@ -9,7 +9,7 @@ import psycopg
 import pytest
 
 from outbox.core.frontier import LOOK_BACK_IDS, Frontier
-from outbox.harvest import exactly_once_reading
+from outbox.harvest.exactly_once.rounds import read_connection
 from outbox.messages.inserts import Statements
 from tests.harvest.exactly_once.bench import finish, wait_until
 from tests.harvest.exactly_once.test_lanes import working_lanes
@@ -83,7 +83,7 @@ def look_back(monkeypatch, ids):
                 again.append(found)
             return found
 
-    monkeypatch.setattr(exactly_once_reading, "Frontier", Watched)
+    monkeypatch.setattr(read_connection, "Frontier", Watched)
     return again
 
 
@@ -142,7 +142,7 @@ def is_reordered(bench):
 @pytest.mark.parametrize("locks", [ROW_LOCKS, ADVISORY_LOCKS])
 def test_a_cursor_with_a_sweep_reorders_keys(bench, monkeypatch, locks):
     """The control: it loses nothing and doubles nothing, and the order of keys is gone."""
-    monkeypatch.setattr(exactly_once_reading, "Frontier", Cursor)
+    monkeypatch.setattr(read_connection, "Frontier", Cursor)
     deliver_under_contention(bench, locks, 2, lambda: is_reordered(bench))
     found = bench.by_key()
     assert {key: sorted(values) for key, values in found.items()} == {

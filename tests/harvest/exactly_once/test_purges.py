@@ -5,9 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from outbox.harvest.exactly_once_database import Purges
-from outbox.harvest.exactly_once_values import MayNotGoOn
-from outbox.harvest.ports import Servers
+from outbox.harvest.exactly_once.ports import Servers
+from outbox.harvest.exactly_once.rounds.database import Purges
+from outbox.harvest.exactly_once.values import MayNotGoOn
 from outbox.runtime.threads import THREADS
 
 

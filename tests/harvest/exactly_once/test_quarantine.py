@@ -10,8 +10,8 @@ import pytest
 from outbox.core.holds.crashes import Care
 from outbox.core.holds.values import rejected
 from outbox.edges.postgres.holds import HoldTable
-from outbox.harvest.exactly_once_rounds import Rounds
-from outbox.harvest.exactly_once_transaction import Transactions
+from outbox.harvest.exactly_once.rounds.rounds import Rounds
+from outbox.harvest.exactly_once.transaction import Transactions
 from outbox.operations import actions
 from tests.harvest.exactly_once.bench import finish, wait_until
 from tests.support.databases import leading

@@ -8,8 +8,8 @@ from confluent_kafka.admin import AdminClient
 
 from outbox.core.exactly_once.judgement import State
 from outbox.edges.kafka.exactly_once.ledger_topic import LedgerMissing, LedgerTopic
-from outbox.harvest.exactly_once_takeover import newest_change, newest_change_of_any
-from outbox.harvest.exactly_once_values import Command, Retake
+from outbox.harvest.exactly_once.takeover import newest_change, newest_change_of_any
+from outbox.harvest.exactly_once.values import Command, Retake
 from tests.faults.exactly_once.naive import gate_purges
 from tests.harvest.exactly_once.bench import finish, stopped, wait_until
 from tests.support.topics import create_topic
@@ -78,9 +78,9 @@ def test_a_database_that_goes_back_under_a_living_owner_stops_it(bench):
 
 
 def test_a_lane_goes_on_when_both_sides_agree_again(bench, monkeypatch):
-    from outbox.harvest import exactly_once
+    from outbox.harvest.exactly_once import lane
 
-    monkeypatch.setattr(exactly_once, "_PARKED_S", 0.2)
+    monkeypatch.setattr(lane, "_PARKED_S", 0.2)
     deliver(bench)
     purged = bench.purged
     bench.db.execute("UPDATE outbox_purged SET batch = 0")

@@ -9,7 +9,7 @@ import pytest
 
 from outbox.core.exactly_once.judgement import Why
 from outbox.core.exactly_once.resolution import UNREADABLE, Decision
-from outbox.harvest.resolve import NotResolved, Resolver
+from outbox.harvest.exactly_once.resolve import NotResolved, Resolver
 from tests.harvest.exactly_once.bench import finish, stopped, wait_until
 from tests.harvest.exactly_once.test_daemon import harvester
 from tests.harvest.exactly_once.test_kills import wait_killed

@@ -9,10 +9,10 @@ import pytest
 from outbox.core.exactly_once.judgement import State
 from outbox.edges.kafka.exactly_once.transactional import ReportsMissing, TransactionalProducer
 from outbox.edges.postgres.exactly_once.reader import Reader
-from outbox.harvest.exactly_once_database import Database
-from outbox.harvest.exactly_once_lanes import LaneState
-from outbox.harvest.exactly_once_rounds import Rounds
-from outbox.harvest.ports import Servers
+from outbox.harvest.exactly_once.ports import Servers
+from outbox.harvest.exactly_once.rounds.database import Database
+from outbox.harvest.exactly_once.rounds.lanes import LaneState
+from outbox.harvest.exactly_once.rounds.rounds import Rounds
 from outbox.runtime.threads import THREADS
 from tests.harvest.exactly_once.bench import wait_until
 from tests.support.topics import create_topic

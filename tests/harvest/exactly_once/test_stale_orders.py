@@ -8,8 +8,8 @@ import pytest
 from outbox.conf import parse
 from outbox.core.exactly_once.judgement import Stop, Why
 from outbox.core.exactly_once.lane import Did
-from outbox.harvest.exactly_once import ExactlyOnce
-from outbox.harvest.exactly_once_values import Doubt, Retake
+from outbox.harvest.exactly_once.lane import ExactlyOnce
+from outbox.harvest.exactly_once.values import Doubt, Retake
 from outbox.runtime.threads import THREADS
 
 

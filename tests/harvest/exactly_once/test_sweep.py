@@ -4,8 +4,8 @@ import threading
 from types import SimpleNamespace
 
 from outbox.edges.postgres.exactly_once.sweeper import Below
-from outbox.harvest.exactly_once_sweep import Sweep
-from outbox.harvest.ports import Servers
+from outbox.harvest.exactly_once.ports import Servers
+from outbox.harvest.exactly_once.rounds.sweep import Sweep
 from outbox.runtime.threads import THREADS
 from tests.harvest.exactly_once.bench import wait_until
 

@@ -12,8 +12,8 @@ from outbox.core.at_least_once.values import RecordHeld
 from outbox.core.contract import MeterRead
 from outbox.edges.postgres.at_least_once.marks import WrongTable
 from outbox.edges.postgres.exactly_once.companions import Companions
-from outbox.harvest import exactly_once_transaction
-from outbox.harvest.exactly_once import ExactlyOnceFactory
+from outbox.harvest.exactly_once import transaction
+from outbox.harvest.exactly_once.lane import ExactlyOnceFactory
 from tests.harvest.exactly_once.bench import Host, finish, wait_until
 from tests.support.topics import create_topic
 
@@ -166,7 +166,7 @@ def test_nothing_is_sent_without_trust(bench):
 
 @pytest.mark.parametrize("piece", [500, 7])
 def test_a_refused_record_holds_its_key_and_an_operator_can_free_it(bench, monkeypatch, piece):
-    monkeypatch.setattr(exactly_once_transaction, "_PIECE", piece)
+    monkeypatch.setattr(transaction, "_PIECE", piece)
     ids = bench.stash(["bad", "bad", "good"] * 60)
     bench.db.execute("UPDATE outbox SET kafka_value = repeat('x', 2000000) WHERE id = %s", [ids[30]])
     with bench.working() as host:
@@ -181,7 +181,7 @@ def test_a_refused_record_holds_its_key_and_an_operator_can_free_it(bench, monke
 
 @pytest.mark.parametrize("piece", [500, 3])
 def test_a_record_that_the_broker_refuses_is_found_among_its_batch(bench, monkeypatch, piece):
-    monkeypatch.setattr(exactly_once_transaction, "_PIECE", piece)
+    monkeypatch.setattr(transaction, "_PIECE", piece)
     bench.topic = create_topic(bench.servers, 1, **{"max.message.bytes": "20000"})
     ids = bench.stash([f"key-{n}" for n in range(40)])
     bench.db.execute(  # random, so that compression does not make it acceptable
@@ -330,5 +330,5 @@ def test_a_record_refused_while_the_rest_is_handed_over_is_found_too(bench):
 def test_a_report_tells_its_record_by_its_place_in_the_batch():
     failures = []
     error = SimpleNamespace(name=lambda: "MSG_SIZE_TOO_LARGE", str=lambda: "too large")
-    exactly_once_transaction._reporter(failures, begin=500)(3)(error, None)
+    transaction._reporter(failures, begin=500)(3)(error, None)
     assert failures == [(503, "MSG_SIZE_TOO_LARGE", "too large")]

@@ -5,8 +5,8 @@ import uuid
 from types import SimpleNamespace
 
 from outbox.conf import EXACTLY_ONCE, parse
-from outbox.harvest import exactly_once
-from outbox.harvest.exactly_once import ExactlyOnce
+from outbox.harvest.exactly_once import lane as exactly_once
+from outbox.harvest.exactly_once.lane import ExactlyOnce
 from outbox.runtime.threads import THREADS
 
 

@@ -19,9 +19,9 @@ from outbox.core.at_least_once.scoreboard import Phase, Scoreboard, _Key
 from outbox.core.at_least_once.values import Record
 from outbox.core.election.neli import Effect, Neli, State, _Lane
 from outbox.edges.kafka.at_least_once.idempotent import Producers
-from outbox.harvest.at_least_once import AtLeastOnce
-from outbox.harvest.at_least_once_holds import HeldMarks
-from outbox.harvest.host import Host
+from outbox.harvest.at_least_once.holds import HeldMarks
+from outbox.harvest.at_least_once.lane import AtLeastOnce
+from outbox.harvest.lane_host import Host
 from tests.simulation.at_least_once.scenario import PLAIN, Outcome, Rules, around, run
 
 

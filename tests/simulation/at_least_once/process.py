@@ -6,8 +6,8 @@ from functools import partial
 from typing import Any
 
 from outbox.core.contract import WorkerFactory
-from outbox.harvest.at_least_once import AtLeastOnceFactory
-from outbox.harvest.mark_servers import MarkServers
+from outbox.harvest.at_least_once.lane import AtLeastOnceFactory
+from outbox.harvest.at_least_once.ports import MarkServers
 from tests.simulation.at_least_once.database import Connection, Database
 from tests.simulation.at_least_once.kafka import Client, Message
 from tests.simulation.harvester import Harvester

@@ -22,9 +22,10 @@ from outbox import failpoints
 from outbox.conf import Conf, parse
 from outbox.core.at_least_once import values as values
 from outbox.election import member
-from outbox.harvest import at_least_once, at_least_once_holds
-from outbox.harvest.at_least_once import AtLeastOnce
-from outbox.harvest.statements import Statements
+from outbox.harvest.at_least_once import holds as at_least_once_holds
+from outbox.harvest.at_least_once import lane as at_least_once
+from outbox.harvest.at_least_once.lane import AtLeastOnce
+from outbox.harvest.at_least_once.statements import Statements
 from tests.simulation import world as surroundings
 from tests.simulation.at_least_once.checkers import HEARTBEAT_TIMEOUT_S, Checkers
 from tests.simulation.at_least_once.kafka import DELIVERY_TIMEOUT_S

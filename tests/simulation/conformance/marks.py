@@ -18,7 +18,7 @@ from outbox.conf import parse
 from outbox.core.holds.values import Burial, Errands, HoldRow
 from outbox.edges.postgres.at_least_once.marks import Scopes
 from outbox.edges.postgres.common.table import connect_session
-from outbox.harvest.mark_servers import MarkDatabase
+from outbox.harvest.at_least_once.ports import MarkDatabase
 from tests.simulation.at_least_once import database as simulated_database
 from tests.simulation.at_least_once.checkers import Checkers
 from tests.simulation.at_least_once.scenario import PLAIN, World

@@ -29,8 +29,8 @@ from outbox.edges.kafka.exactly_once.transactional import TransactionalProducer,
 from outbox.edges.postgres.exactly_once.companions import Companions, Found
 from outbox.edges.postgres.exactly_once.reader import Page
 from outbox.exceptions import OutboxError
-from outbox.harvest.exactly_once_database import Database
-from outbox.harvest.exactly_once_kafka import Kafka
+from outbox.harvest.exactly_once.kafka import Kafka
+from outbox.harvest.exactly_once.rounds.database import Database
 from outbox.runtime.threads import THREADS
 from outbox.schema.adoption import guarded_default
 from tests.simulation.exactly_once import database as simulated_database

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from outbox.edges.kafka.exactly_once import transactional
-from outbox.harvest import ports
+from outbox.harvest.exactly_once import ports
 from tests.simulation.conformance.cases import CASES
 from tests.simulation.conformance.sides import Script, real, simulated
 from tests.simulation.exactly_once import database, holds, kafka

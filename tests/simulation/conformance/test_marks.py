@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from outbox.harvest import mark_servers, ports
+from outbox.harvest.at_least_once import ports as mark_servers
+from outbox.harvest.exactly_once import ports
 from tests.simulation.conformance.marks import CASES, Script, real, simulated
 from tests.support.databases import fresh_database
 

@@ -30,22 +30,19 @@ from outbox.edges.kafka.exactly_once import transactional
 from outbox.edges.kafka.exactly_once.transactional import TransactionalProducer
 from outbox.edges.postgres.common import backends
 from outbox.edges.postgres.exactly_once.reader import Page
-from outbox.harvest import (
-    exactly_once_reading,
-    exactly_once_takeover,
-    exactly_once_transaction,
-)
-from outbox.harvest.exactly_once_crashes import CrashWatch
-from outbox.harvest.exactly_once_database import Purges
-from outbox.harvest.exactly_once_lanes import Lanes
-from outbox.harvest.exactly_once_reader import PageReader
-from outbox.harvest.exactly_once_reading import Failed, Read, ReadConnection
-from outbox.harvest.exactly_once_rounds import Rounds
-from outbox.harvest.exactly_once_sweep import Sweep
-from outbox.harvest.exactly_once_transaction import Transactions
-from outbox.harvest.exactly_once_values import Awaited, Batch, Ticket
+from outbox.harvest.exactly_once import takeover, transaction
+from outbox.harvest.exactly_once.crashes import CrashWatch
+from outbox.harvest.exactly_once.resize import LaneCount
+from outbox.harvest.exactly_once.rounds import read_connection
+from outbox.harvest.exactly_once.rounds.database import Purges
+from outbox.harvest.exactly_once.rounds.lanes import Lanes
+from outbox.harvest.exactly_once.rounds.read_connection import Failed, Read, ReadConnection
+from outbox.harvest.exactly_once.rounds.reader import PageReader
+from outbox.harvest.exactly_once.rounds.rounds import Rounds
+from outbox.harvest.exactly_once.rounds.sweep import Sweep
+from outbox.harvest.exactly_once.transaction import Transactions
+from outbox.harvest.exactly_once.values import Awaited, Batch, Ticket
 from outbox.harvest.lease_keeper import LeaseKeeper
-from outbox.harvest.resize import LaneCount
 from tests.simulation.exactly_once.scenario import (
     CRASHING,
     LAGGING,
@@ -415,13 +412,13 @@ MUTATIONS: dict[str, Planted] = {
     "no renewal after trouble": Planted((_NO_TROUBLE,), theme=_REFUSING_EVEN),
     "purge by id without guard m": Planted(rules=replace(PLAIN, guarded=False), theme=_LOSSY),
     "takeover without waiting for the stable offset": Planted(rules=replace(PLAIN, waits_for_stable=False)),
-    "cursor instead of frontier": Planted(((exactly_once_reading, "Frontier", Cursor),)),
-    "ended transactions are not looked back for": Planted(((exactly_once_reading, "Frontier", NothingHasEnded),)),
+    "cursor instead of frontier": Planted(((read_connection, "Frontier", Cursor),)),
+    "ended transactions are not looked back for": Planted(((read_connection, "Frontier", NothingHasEnded),)),
     "exclusions copied after the select": Planted((_around(ReadConnection, "_read_from", _exclude_late),)),
     "no flush": Planted(
         (
             (PageReader, "_flush", _flush_nothing),
-            (exactly_once_transaction, "has_flushed", lambda since, asked_at: True),
+            (transaction, "has_flushed", lambda since, asked_at: True),
         )
     ),
     "the frontier is not reset for a lane that joins": Planted((_around(Rounds, "ready", _keep_frontier),)),
@@ -435,7 +432,7 @@ MUTATIONS: dict[str, Planted] = {
     ),
     "producer reused after an error": Planted(
         (
-            _around(exactly_once_takeover, "initialised", _reuse),
+            _around(takeover, "initialised", _reuse),
             _around(TransactionalProducer, "drop", _drop_troubled),
         ),
         theme=_BARE_EVEN,
@@ -489,7 +486,7 @@ MUTATIONS: dict[str, Planted] = {
         theme=_LOSSY,
     ),
     "only the owner of lane 0 notices a forgotten change": Planted(
-        ((exactly_once_takeover, "close_forgotten", _nothing),), theme=_STUBBORN
+        ((takeover, "close_forgotten", _nothing),), theme=_STUBBORN
     ),
     "a hold that ends is not read for from its first record": Planted(
         (_around(Holds, "release_due", _release_from_nowhere),), theme=_REFUSING

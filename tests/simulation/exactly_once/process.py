@@ -6,8 +6,8 @@ from typing import Any
 
 from outbox.core.contract import STOPPED, WorkerFactory
 from outbox.edges.postgres.common.leases import OtherWay
-from outbox.harvest.exactly_once import ExactlyOnce, ExactlyOnceFactory
-from outbox.harvest.ports import Servers
+from outbox.harvest.exactly_once.lane import ExactlyOnce, ExactlyOnceFactory
+from outbox.harvest.exactly_once.ports import Servers
 from tests.simulation.exactly_once.database import Connection, Database
 from tests.simulation.exactly_once.kafka import Client, Kafka
 from tests.simulation.harvester import Harvester

@@ -26,7 +26,8 @@ from outbox.core.exactly_once.resolution import is_sent_as_a_whole
 from outbox.core.frontier import Frontier
 from outbox.core.holds import book
 from outbox.election import member
-from outbox.harvest import exactly_once, exactly_once_reading
+from outbox.harvest.exactly_once import lane as exactly_once
+from outbox.harvest.exactly_once.rounds import read_connection
 from tests.simulation import world as surroundings
 from tests.simulation.checkers import Violation
 from tests.simulation.exactly_once.broker import TRANSACTION_TIMEOUT_S, Broker
@@ -124,7 +125,7 @@ def sized(further: Sequence[tuple[Any, str, Any]] = ()) -> Iterator[None]:
         patch.object(member, "GROUP_POLL_S", 0.15),
         patch.object(member, "READ_POLL_S", 0.2),
         patch.object(member, "AWAITED_POLL_S", 0.02),
-        patch.object(exactly_once_reading, "Frontier", NearFrontier),
+        patch.object(read_connection, "Frontier", NearFrontier),
         patch.object(exactly_once, "_PATIENCE_S", 0.05),
         patch.object(exactly_once, "_PARKED_S", 0.5),
         patch.object(book, "_UNKNOWN_S", 3.0),

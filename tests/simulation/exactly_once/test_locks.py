@@ -5,7 +5,7 @@ from unittest.mock import patch
 
 import pytest
 
-from outbox.harvest.exactly_once_rounds import Rounds
+from outbox.harvest.exactly_once.rounds.rounds import Rounds
 from tests.simulation.checkers import Violation
 from tests.simulation.exactly_once.scenario import PLAIN, run
 from tests.support.protocol import watched

@@ -10,7 +10,7 @@ from typing import Any
 from outbox.conf import SKIP
 from outbox.core.exactly_once import looks
 from outbox.edges.postgres.common.leases import settled_after
-from outbox.harvest import exactly_once_sweep
+from outbox.harvest.exactly_once.rounds import sweep
 from tests.simulation.checkers import Violation
 from tests.simulation.exactly_once.checkers import DEAD, TOPIC, Written
 from tests.simulation.exactly_once.holds import QUARANTINED, REFUSED, WANTED
@@ -282,9 +282,9 @@ class Unruly(Kept):
     """Writers without key that draw an id before they have a transaction."""
 
     sizes = (
-        (exactly_once_sweep, "_PAUSE_S", 0.05),
-        (exactly_once_sweep, "_BLOCKS_FIRST", 2),
-        (exactly_once_sweep, "_BLOCKS_MIN", 1),
+        (sweep, "_PAUSE_S", 0.05),
+        (sweep, "_BLOCKS_FIRST", 2),
+        (sweep, "_BLOCKS_MIN", 1),
     )
 
     def __init__(self, seed: int, rules: Rules) -> None:

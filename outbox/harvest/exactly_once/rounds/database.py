@@ -29,9 +29,9 @@ from outbox.edges.postgres.exactly_once.reader import Reader
 from outbox.edges.postgres.exactly_once.sweeper import Sweeper
 from outbox.edges.postgres.holds import HoldTable
 from outbox.failpoints import failpoint
-from outbox.harvest.exactly_once_values import Awaited, MayNotGoOn, Purge, Ticket
+from outbox.harvest.exactly_once.ports import Servers, Statements
+from outbox.harvest.exactly_once.values import Awaited, MayNotGoOn, Purge, Ticket
 from outbox.harvest.lease_keeper import claim_of
-from outbox.harvest.ports import Servers, Statements
 from outbox.harvest.readings import Troubles
 from outbox.runtime import Interrupt, Runtime
 from outbox.runtime.threads import THREADS

@@ -33,11 +33,11 @@ from outbox.edges.kafka.exactly_once.transactional import (
 )
 from outbox.exceptions import OutboxError
 from outbox.failpoints import failpoint
-from outbox.harvest.exactly_once_lanes import LaneState
-from outbox.harvest.exactly_once_rounds import Rounds
-from outbox.harvest.exactly_once_takeover import Owned
-from outbox.harvest.exactly_once_values import Batch
-from outbox.harvest.telling import Stopwatch
+from outbox.harvest.exactly_once.batch_report import Stopwatch
+from outbox.harvest.exactly_once.rounds.lanes import LaneState
+from outbox.harvest.exactly_once.rounds.rounds import Rounds
+from outbox.harvest.exactly_once.takeover import Owned
+from outbox.harvest.exactly_once.values import Batch
 
 if TYPE_CHECKING:
     from confluent_kafka import KafkaError

@@ -30,8 +30,9 @@ from outbox.core.exactly_once.resize import Act, GoodPartitions
 from outbox.core.exactly_once.takeover import Unreadable, has_ended, unreadable
 from outbox.edges.kafka.exactly_once.ledger_topic import LedgerMissing, LedgerOpen, LedgerRefused
 from outbox.failpoints import failpoint
-from outbox.harvest.exactly_once_database import Purges
-from outbox.harvest.exactly_once_takeover import (
+from outbox.harvest.exactly_once.ports import Servers
+from outbox.harvest.exactly_once.rounds.database import Purges
+from outbox.harvest.exactly_once.takeover import (
     Owned,
     Takeover,
     UnreadableMark,
@@ -39,7 +40,6 @@ from outbox.harvest.exactly_once_takeover import (
     newest_change,
     newest_change_of_any,
 )
-from outbox.harvest.ports import Servers
 
 logger = logging.getLogger("outbox.harvest")
 

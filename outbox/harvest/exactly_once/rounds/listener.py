@@ -8,7 +8,7 @@ from collections.abc import Callable
 import psycopg
 
 from outbox.exceptions import OutboxError
-from outbox.harvest.ports import Servers
+from outbox.harvest.exactly_once.ports import Servers
 
 logger = logging.getLogger("outbox.harvest")
 

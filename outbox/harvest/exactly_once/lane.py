@@ -52,15 +52,17 @@ from outbox.edges.kafka.exactly_once.transactional import NoProducer, ReportsMis
 from outbox.edges.postgres.common.texts import explained
 from outbox.exceptions import OutboxError
 from outbox.failpoints import failpoint
-from outbox.harvest import telling
-from outbox.harvest.exactly_once_crashes import CrashWatch
-from outbox.harvest.exactly_once_database import Database, Source
-from outbox.harvest.exactly_once_kafka import Kafka
-from outbox.harvest.exactly_once_lanes import LaneState
-from outbox.harvest.exactly_once_rounds import Rounds
-from outbox.harvest.exactly_once_takeover import Outcome, Owned, Takeover
-from outbox.harvest.exactly_once_transaction import BatchDropped, NotDelivered, Transactions
-from outbox.harvest.exactly_once_values import (
+from outbox.harvest.exactly_once import batch_report
+from outbox.harvest.exactly_once.crashes import CrashWatch
+from outbox.harvest.exactly_once.kafka import Kafka
+from outbox.harvest.exactly_once.ports import Servers
+from outbox.harvest.exactly_once.resize import LaneCount
+from outbox.harvest.exactly_once.rounds.database import Database, Source
+from outbox.harvest.exactly_once.rounds.lanes import LaneState
+from outbox.harvest.exactly_once.rounds.rounds import Rounds
+from outbox.harvest.exactly_once.takeover import Outcome, Owned, Takeover
+from outbox.harvest.exactly_once.transaction import BatchDropped, NotDelivered, Transactions
+from outbox.harvest.exactly_once.values import (
     Batch,
     Broken,
     Command,
@@ -72,9 +74,7 @@ from outbox.harvest.exactly_once_values import (
     Retake,
 )
 from outbox.harvest.lease_keeper import owner_name
-from outbox.harvest.ports import Servers
 from outbox.harvest.readings import Meter, Troubles
-from outbox.harvest.resize import LaneCount
 from outbox.messages.context import is_tracing
 from outbox.runtime import Queue, Runtime
 from outbox.runtime.threads import THREADS
@@ -371,7 +371,7 @@ class ExactlyOnce:
         if entry is None:
             return self._renewal()
         tracing = self._conf.tracing and is_tracing()
-        told = telling.delivered(batch, entry, transactions.stopwatch, tracing=tracing, runtime=self._runtime)
+        told = batch_report.delivered(batch, entry, transactions.stopwatch, tracing=tracing, runtime=self._runtime)
         failpoint("after-commit")
         if transactions.sizes and len(batch.rows) == 1:  # as a record that was held
             transactions.sizes.taken(batch.rows[0][1], parts_of(batch.rows[0]))

@@ -20,7 +20,7 @@ from outbox.edges.postgres.common import backends, table
 from outbox.edges.postgres.common.leases import Claim
 from outbox.edges.postgres.common.session import Connect, Connection
 from outbox.edges.postgres.holds import HoldTable
-from outbox.harvest import ports
+from outbox.harvest.exactly_once import ports
 from outbox.harvest.lease_keeper import claim_of
 from outbox.runtime import Runtime
 

@@ -25,8 +25,8 @@ from outbox.core.election.neli import (
 from outbox.election.member import Member
 from outbox.failpoints import failpoint
 from outbox.harvest.events import Events
-from outbox.harvest.host import Host
-from outbox.harvest.measurements import Measurements
+from outbox.harvest.lane_host import Host
+from outbox.harvest.metrics import Measurements
 from outbox.runtime import Runtime
 from outbox.runtime.threads import THREADS
 

@@ -16,7 +16,7 @@ from outbox.conf import Conf
 from outbox.edges.postgres.common.session import Connection, Session
 from outbox.edges.postgres.common.texts import explained
 from outbox.edges.postgres.exactly_once.sweeper import Below, Found
-from outbox.harvest.ports import Servers, Sweeper
+from outbox.harvest.exactly_once.ports import Servers, Sweeper
 from outbox.harvest.readings import Troubles
 
 _SHARE = 100  # a slice may take so small a part of the time

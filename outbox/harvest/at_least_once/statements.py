@@ -20,8 +20,8 @@ from outbox.edges.postgres.common.session import Session
 from outbox.edges.postgres.common.texts import explained
 from outbox.edges.postgres.preflight.keepers import RowsKept
 from outbox.failpoints import failpoint
+from outbox.harvest.at_least_once.ports import MarkServers
 from outbox.harvest.lease_keeper import LeaseKeeper
-from outbox.harvest.mark_servers import MarkServers
 from outbox.harvest.readings import Troubles
 
 logger = logging.getLogger("outbox.harvest")

@@ -34,8 +34,8 @@ from outbox.core.holds.values import (
     rejected,
 )
 from outbox.edges.postgres.at_least_once.marks import Scopes
-from outbox.harvest.mark_servers import HoldStatements
-from outbox.harvest.statements import Statements
+from outbox.harvest.at_least_once.ports import HoldStatements
+from outbox.harvest.at_least_once.statements import Statements
 
 logger = logging.getLogger("outbox.harvest")
 

@@ -11,7 +11,7 @@ from outbox.core.at_least_once.values import DeadlineExceeded, NotPurged, Record
 from outbox.core.contract import BatchDelivered, LaneStopped, LaneWorker, LeftUntidily, MeterRead
 from outbox.core.election.neli import LeaderAcquired, LeaderRevoked
 from outbox.harvest.events import Events
-from outbox.harvest.measurements import Measurements
+from outbox.harvest.metrics import Measurements
 from outbox.runtime import Runtime
 from outbox.runtime.threads import THREADS
 

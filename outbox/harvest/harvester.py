@@ -26,10 +26,10 @@ from outbox.election.errors import denied
 from outbox.election.member import Member
 from outbox.election.topic import LeaderTopic
 from outbox.exceptions import OutboxError
-from outbox.harvest import starting
+from outbox.harvest import preflight
 from outbox.harvest.events import Events
-from outbox.harvest.measurements import Measured, Measurements
-from outbox.harvest.owned import OwnedLanes
+from outbox.harvest.metrics import Measured, Measurements
+from outbox.harvest.owned_lanes import OwnedLanes
 from outbox.harvest.retries import Found, until_reachable
 from outbox.harvest.samples import Sampler
 
@@ -71,7 +71,7 @@ class Harvester:
         self._factory = worker_factory or default_factory(self.conf, self.member_name)
         self._clients = clients
         self._database: UUID | None = None
-        self._check_table = check_table or (lambda alias, table: starting.look(self.conf, self.member_name))
+        self._check_table = check_table or (lambda alias, table: preflight.look(self.conf, self.member_name))
         self._fail_fast = fail_fast
         self._mutex = threading.RLock()  # `stop` is called from handlers of system signals too
         self._state = State.CREATED
@@ -228,7 +228,7 @@ class Harvester:
         self._clients = self._clients or Clients(conf)
         with closing(LeaderTopic(self._clients, conf, self._stopping)) as topic:
             partitions = self._until(partial(self._look_at_topic, topic))
-        if partitions is None or not self._until(starting.LookAtBrokers(conf, fail_fast=self._fail_fast)):
+        if partitions is None or not self._until(preflight.LookAtBrokers(conf, fail_fast=self._fail_fast)):
             return None
         return partitions
 
@@ -327,9 +327,9 @@ class Harvester:
 def default_factory(conf: settings.Conf, owner: str = "") -> WorkerFactory:
     """The worker of the delivery that the settings name; others see the process as `owner`."""
     if conf.delivery == settings.EXACTLY_ONCE:
-        from outbox.harvest.exactly_once import ExactlyOnceFactory
+        from outbox.harvest.exactly_once.lane import ExactlyOnceFactory
 
         return ExactlyOnceFactory(owner=owner)
-    from outbox.harvest.at_least_once import AtLeastOnceFactory
+    from outbox.harvest.at_least_once.lane import AtLeastOnceFactory
 
     return AtLeastOnceFactory(owner=owner)

@@ -22,14 +22,14 @@ from outbox.core.exactly_once.judgement import State
 from outbox.core.exactly_once.ledger import Entry
 from outbox.core.exactly_once.round import News
 from outbox.core.rows import Row
-from outbox.harvest.exactly_once_lanes import Lanes, LaneState
-from outbox.harvest.exactly_once_reader import PageReader
-from outbox.harvest.exactly_once_state import SeenState
-from outbox.harvest.exactly_once_values import Batch, Purge
-from outbox.harvest.exactly_once_wake import Ear
+from outbox.harvest.exactly_once.ports import DatabasePort, KafkaPort, Servers
+from outbox.harvest.exactly_once.resize import IdleLanes
+from outbox.harvest.exactly_once.rounds.lanes import Lanes, LaneState
+from outbox.harvest.exactly_once.rounds.listener import Ear
+from outbox.harvest.exactly_once.rounds.reader import PageReader
+from outbox.harvest.exactly_once.rounds.state import SeenState
+from outbox.harvest.exactly_once.values import Batch, Purge
 from outbox.harvest.lease_keeper import LeaseKeeper
-from outbox.harvest.ports import DatabasePort, KafkaPort, Servers
-from outbox.harvest.resize import IdleLanes
 
 
 class Rounds:

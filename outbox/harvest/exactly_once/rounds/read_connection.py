@@ -20,8 +20,8 @@ from outbox.core.frontier import Frontier
 from outbox.core.holds.values import HoldRow
 from outbox.edges.postgres.common.session import Connection, StatementOverdue
 from outbox.edges.postgres.exactly_once.reader import NOTHING, LeftOut, Page
+from outbox.harvest.exactly_once.ports import Reader, Servers
 from outbox.harvest.lease_keeper import LeaseKeeper
-from outbox.harvest.ports import Reader, Servers
 
 _SAMPLE, _SAMPLE_S = 16, 1.0
 _GRACE_S = 1.0  # the server gives up first, and then the connection can be kept

@@ -22,9 +22,9 @@ from outbox.core.holds.book import Holds
 from outbox.core.holds.values import Errands, Writes
 from outbox.edges.postgres.exactly_once.reader import NOTHING, LeftOut
 from outbox.edges.postgres.exactly_once.sweeper import Found
-from outbox.harvest.exactly_once_database import Purges
-from outbox.harvest.exactly_once_values import Command, Doubt, Order, Purge, Retake, Ticket
-from outbox.harvest.ports import Servers
+from outbox.harvest.exactly_once.ports import Servers
+from outbox.harvest.exactly_once.rounds.database import Purges
+from outbox.harvest.exactly_once.values import Command, Doubt, Order, Purge, Retake, Ticket
 
 logger = logging.getLogger("outbox.harvest")
 

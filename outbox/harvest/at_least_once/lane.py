@@ -22,11 +22,11 @@ from outbox.edges.kafka.at_least_once.idempotent import MakeProducer, Producers
 from outbox.edges.kafka.common import clients
 from outbox.edges.postgres.common.session import Connect
 from outbox.failpoints import failpoint
-from outbox.harvest.at_least_once_holds import HeldMarks
+from outbox.harvest.at_least_once.holds import HeldMarks
+from outbox.harvest.at_least_once.ports import MarkDatabase, MarkServers
+from outbox.harvest.at_least_once.statements import Statements
 from outbox.harvest.lease_keeper import LeaseKeeper, owner_name
-from outbox.harvest.mark_servers import MarkDatabase, MarkServers
 from outbox.harvest.readings import LaneStatistics, Meter, Troubles, keys_in_flight
-from outbox.harvest.statements import Statements
 from outbox.runtime import Queue, Runtime
 from outbox.runtime.threads import THREADS
 

@@ -29,13 +29,13 @@ from outbox.edges.postgres.common.texts import explained
 from outbox.edges.postgres.exactly_once.companions import OtherDatabase
 from outbox.edges.postgres.exactly_once.reader import LeftOut, Page
 from outbox.edges.postgres.exactly_once.sweeper import Below
-from outbox.harvest.exactly_once_lanes import Lanes, LaneState
-from outbox.harvest.exactly_once_reading import Failed, Read, ReadConnection
-from outbox.harvest.exactly_once_state import SeenState
-from outbox.harvest.exactly_once_sweep import Sweep
-from outbox.harvest.exactly_once_values import Awaited, Batch, Broken, Doubt
+from outbox.harvest.exactly_once.ports import Servers
+from outbox.harvest.exactly_once.rounds.lanes import Lanes, LaneState
+from outbox.harvest.exactly_once.rounds.read_connection import Failed, Read, ReadConnection
+from outbox.harvest.exactly_once.rounds.state import SeenState
+from outbox.harvest.exactly_once.rounds.sweep import Sweep
+from outbox.harvest.exactly_once.values import Awaited, Batch, Broken, Doubt
 from outbox.harvest.lease_keeper import LeaseKeeper
-from outbox.harvest.ports import Servers
 from outbox.harvest.readings import Troubles
 
 logger = logging.getLogger("outbox.harvest")

@@ -34,7 +34,7 @@ from outbox.edges.kafka.exactly_once.transactional import TransactionalProducer,
 from outbox.edges.postgres.preflight import keepers
 from outbox.exceptions import OutboxError
 from outbox.failpoints import failpoint
-from outbox.harvest.exactly_once_database import Database, Source
+from outbox.harvest.exactly_once.rounds.database import Database, Source
 
 logger = logging.getLogger("outbox.harvest")
 

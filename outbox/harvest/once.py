@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from outbox.core.contract import STOPPED
 from outbox.edges.postgres.counts.overview import BACKLOG_MAX, DatabaseUnreachable, Overview
 from outbox.exceptions import OutboxError
-from outbox.harvest.daemon import Harvester
+from outbox.harvest.harvester import Harvester
 
 _POLL_S = 0.05
 _STUCK_S = 3.0  # nothing moves for so long while keys are held back or lanes are stopped

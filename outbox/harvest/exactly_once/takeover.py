@@ -41,9 +41,9 @@ from outbox.edges.kafka.exactly_once.ledger_topic import LedgerMissing
 from outbox.edges.kafka.exactly_once.transactional import TransactionalProducer, initialised
 from outbox.edges.postgres.common import backends
 from outbox.failpoints import failpoint
-from outbox.harvest.exactly_once_database import Purges, settle_purge
-from outbox.harvest.exactly_once_values import Purge
-from outbox.harvest.ports import KafkaPort, Servers
+from outbox.harvest.exactly_once.ports import KafkaPort, Servers
+from outbox.harvest.exactly_once.rounds.database import Purges, settle_purge
+from outbox.harvest.exactly_once.values import Purge
 
 logger = logging.getLogger("outbox.harvest")
 

@@ -10,7 +10,7 @@ from typing import Any
 from outbox.core.contract import BatchDelivered, Traced
 from outbox.core.exactly_once.ledger import Entry
 from outbox.core.times import time_of
-from outbox.harvest.exactly_once_values import Batch
+from outbox.harvest.exactly_once.values import Batch
 from outbox.messages.context import STASHED_AT, TRACE_PARENT, TRACE_STATE
 from outbox.runtime import Runtime
 

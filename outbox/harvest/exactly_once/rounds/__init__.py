@@ -1,0 +1,1 @@
+"""What the lanes of a process share: one reader, one thread of purges, one sweep."""
