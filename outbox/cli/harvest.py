@@ -81,10 +81,10 @@ def run(found: Configuration, file: str, *, fail_fast: bool = False) -> int:
     for note in found.notes:
         logger.warning("configuration_note %s", note)
     _set_up_django(found)
-    from outbox.harvest import collector
     from outbox.harvest.harvester import Harvester
+    from outbox.service import garbage
 
-    collector.relax()
+    garbage.relax()
     signals: list[int] = []
     try:
         harvester = Harvester(found.conf, member_name=found.member_name, fail_fast=fail_fast)

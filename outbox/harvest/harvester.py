@@ -27,11 +27,11 @@ from outbox.election.member import Member
 from outbox.election.topic import LeaderTopic
 from outbox.exceptions import OutboxError
 from outbox.harvest import preflight
-from outbox.harvest.events import Events
 from outbox.harvest.metrics import Measured, Measurements
 from outbox.harvest.owned_lanes import OwnedLanes
-from outbox.harvest.retries import Found, until_reachable
 from outbox.harvest.samples import Sampler
+from outbox.service.receivers import Events
+from outbox.service.waiting import Found, until_reachable
 
 LEAVE_TIMEOUT_S = 5.0
 # Refused for so long, a harvester tries the secrets that are given now; after as long again it ends.

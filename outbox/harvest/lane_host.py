@@ -10,10 +10,10 @@ from uuid import UUID
 from outbox.core.at_least_once.values import DeadlineExceeded, NotPurged, RecordHeld, RemarkRequested
 from outbox.core.contract import BatchDelivered, LaneStopped, LaneWorker, LeftUntidily, MeterRead
 from outbox.core.election.neli import LeaderAcquired, LeaderRevoked
-from outbox.harvest.events import Events
 from outbox.harvest.metrics import Measurements
 from outbox.runtime import Runtime
 from outbox.runtime.threads import THREADS
+from outbox.service.receivers import Events
 
 if TYPE_CHECKING:
     from outbox.election.member import Member

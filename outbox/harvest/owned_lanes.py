@@ -24,11 +24,11 @@ from outbox.core.election.neli import (
 )
 from outbox.election.member import Member
 from outbox.failpoints import failpoint
-from outbox.harvest.events import Events
 from outbox.harvest.lane_host import Host
 from outbox.harvest.metrics import Measurements
 from outbox.runtime import Runtime
 from outbox.runtime.threads import THREADS
+from outbox.service.receivers import Events
 
 RECEIVERS_SHARE = 0.1  # of the time to give back a lane: what receivers of leader_revoked have at the least
 

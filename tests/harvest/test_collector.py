@@ -3,16 +3,16 @@ import sys
 
 RELAXED = """
 import gc
-from outbox.harvest import collector
+from outbox.service import garbage
 before = gc.get_threshold()[0]
-collector.relax()
+garbage.relax()
 assert gc.isenabled() and gc.get_threshold()[0] > 10 * before and gc.get_freeze_count() > 1000
 """
 COLLECTED = """
 import time, weakref
-from outbox.harvest import collector
-collector._EVERY_S = 0.1
-collector.relax()
+from outbox.service import garbage
+garbage._EVERY_S = 0.1
+garbage.relax()
 
 class Node: pass
 

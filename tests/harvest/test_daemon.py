@@ -29,9 +29,9 @@ from outbox.election.errors import KafkaUnreachable
 from outbox.exceptions import OutboxError
 from outbox.harvest import Harvester, State
 from outbox.harvest.at_least_once.lane import AtLeastOnce
-from outbox.harvest.events import translate
 from outbox.harvest.exactly_once.lane import ExactlyOnce
 from outbox.harvest.harvester import default_factory
+from outbox.service.receivers import translate
 from tests.support.databases import ROOT, fresh_database
 from tests.support.proxy import TO_SERVER, Proxy
 from tests.support.tables import create_table, insert

@@ -11,10 +11,10 @@ from greenlet import getcurrent
 from outbox.conf import Conf
 from outbox.core.contract import WorkerFactory
 from outbox.election.member import Member
-from outbox.harvest.events import Events
 from outbox.harvest.harvester import JOIN_TIMEOUT_S, LEAVE_TIMEOUT_S
 from outbox.harvest.metrics import Measurements
 from outbox.harvest.owned_lanes import OwnedLanes
+from outbox.service.receivers import Events
 from tests.simulation.leader_topic import Clients
 from tests.simulation.runtime import SWITCHED_S, Simulated
 

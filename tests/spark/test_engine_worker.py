@@ -11,7 +11,7 @@ from uuid import uuid4
 import pytest
 
 from outbox.core.patience import Backoff
-from outbox.harvest.status import StatusLine
+from outbox.service.status_line import StatusLine
 from outbox.spark.engine import Engine, Statistics, with_flags
 from outbox.spark.job import Job
 

@@ -23,7 +23,7 @@ DOCUMENT = ROOT / "docs" / "protocol.md"
 SEEDS = range(60)
 OFTEN = 4
 """So many arrows of one kind are said in words."""
-PACKAGES = ("edges", "election", "harvest")
+PACKAGES = ("edges", "election", "harvest", "service")
 
 
 def tables() -> Iterator[tuple[str, Table]]:

@@ -60,11 +60,11 @@ class Command(BaseCommand):
         _add_spark(parser)
 
     def handle(self, *args: Any, **options: Any) -> None:
-        from outbox.harvest import collector
         from outbox.harvest.once import HeldBack, NotElected
+        from outbox.service import garbage
 
         _show_log(options["verbosity"])
-        collector.relax()
+        garbage.relax()
         try:
             harvester, stop = _harvester(options)
             with _signals(stop):
@@ -102,7 +102,7 @@ class Command(BaseCommand):
     def _status(self, harvester: Any) -> Any:
         if not self.stdout.isatty():
             return None
-        from outbox.harvest.status import StatusLine
+        from outbox.service.status_line import StatusLine
 
         def write(text: str) -> None:
             self.stdout.write(text, ending="")

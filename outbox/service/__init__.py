@@ -1,0 +1,1 @@
+"""What every daemon needs, whatever it moves: receivers of signals, waiting for servers, a line about its state."""
