@@ -27,9 +27,10 @@ from confluent_kafka import Consumer, TopicPartition
 
 from benchmarks.report import say
 from benchmarks.servers import PARTITIONS, new_topic
-from outbox.devstack import cache as store
-from outbox.devstack import installs, kafka_install, lock, maven
+from outbox.devstack import kafka_install
 from outbox.devstack.postgres import Postgres
+from outbox.downloads import cache as store
+from outbox.downloads import installs, lock, maven
 
 LOCK_FILE = Path(__file__).with_name("debezium.lock.json")
 WANTED = [

@@ -90,9 +90,9 @@ def stock_session(config: Mapping[str, str]) -> Any:
     """As Spark's documents begin; only Java and the address of the driver are given, which a machine may not have."""
     from pyspark.sql import SparkSession
 
-    from outbox.devstack import spark_install
+    from outbox.spark import java_and_jars
 
-    os.environ["JAVA_HOME"] = str(spark_install.java().home)
+    os.environ["JAVA_HOME"] = str(java_and_jars.java().home)
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
     builder = SparkSession.builder.appName("naive").master("local[2]")

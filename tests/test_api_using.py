@@ -5,9 +5,9 @@ from django.db import connections, transaction
 
 import outbox
 from outbox import Message
+from outbox.devstack.pump import Plan, Pump
 from outbox.exceptions import StashOutsideTransaction
 from outbox.models import OutboxRecord
-from outbox.pump import Plan, Pump
 from tests.support.databases import fresh_database
 
 AWKWARD = "back\\slash, 'quotes\", Zoë, {a,NULL}, %s"

@@ -15,8 +15,8 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.db import connection
 
+from outbox.devstack.pump import Plan, Pump
 from outbox.models import OutboxRecord
-from outbox.pump import Plan, Pump
 from tests.support.databases import ROOT, fresh_database
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -85,7 +85,7 @@ def test_concurrent_writers_keep_each_key_in_order_and_leave_no_rolled_back_reco
 
 
 def test_rolled_back_records_name_themselves():
-    from outbox.pump import _Writer
+    from outbox.devstack.pump import _Writer
 
     message = _Writer(Plan(keys=1, records=1), "run", 0).messages(1, rolls_back=True)[0]
     assert ("Rolled-Back", "1") in message.headers

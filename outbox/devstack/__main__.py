@@ -9,11 +9,11 @@ import sys
 from pathlib import Path
 
 from outbox.devstack import keeper, origins
-from outbox.devstack.cache import LOCK_FILE
-from outbox.devstack.errors import DevstackError
 from outbox.devstack.keeper import Place
-from outbox.devstack.progress import say
 from outbox.devstack.stack import Options
+from outbox.downloads.cache import LOCK_FILE
+from outbox.downloads.errors import DevstackError
+from outbox.downloads.progress import say
 from outbox.exceptions import OutboxError
 
 
@@ -155,7 +155,7 @@ def _show_origin(parts: origins.Origins | None) -> None:
 
 
 def _lock(chosen: argparse.Namespace) -> int:
-    from outbox.devstack import lock
+    from outbox.downloads import lock
 
     lock.regenerate(chosen.output)
     say(f"wrote {chosen.output}")

@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from outbox.devstack.errors import DevstackError
+from outbox.downloads.errors import DevstackError
 
 ACCOUNT = "nobody"
 

@@ -11,9 +11,9 @@ import time
 from functools import cache
 from pathlib import Path
 
-from outbox.devstack.errors import DevstackError
 from outbox.devstack.processes import guardian
 from outbox.devstack.watchdog import LOCK
+from outbox.downloads.errors import DevstackError
 
 _PREFIX = "outbox-devstack-server-"
 _LOGS_KEPT_S = 24 * 3600.0

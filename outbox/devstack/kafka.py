@@ -14,10 +14,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 
-from outbox.devstack import installs, kafka_install, ports, wire
-from outbox.devstack.errors import DevstackError, StartError
+from outbox.devstack import kafka_install, ports, wire
 from outbox.devstack.folders import dispose, new_folder
 from outbox.devstack.processes import ServerProcess, wait_until
+from outbox.downloads import installs
+from outbox.downloads.errors import DevstackError, StartError
 
 _START_TIMEOUT_S = 180.0  # of a server that neither ends nor gets ready, as on a machine with too much to do
 _STOP_TIMEOUT_S = 20.0

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from outbox.devstack import cache as store
-from outbox.devstack import installs
-from outbox.devstack.errors import DevstackError
-from outbox.devstack.progress import step
+from outbox.downloads import cache as store
+from outbox.downloads import installs
+from outbox.downloads.errors import DevstackError
+from outbox.downloads.progress import step
 
 JAVA_OPTIONS = (
     "-XX:TieredStopAtLevel=1",  # short runs: the second compiler would cost more than it brings

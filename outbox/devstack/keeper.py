@@ -19,9 +19,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from outbox.devstack.errors import DevstackError, tail
 from outbox.devstack.processes import wait_until
 from outbox.devstack.stack import Options, Stack
+from outbox.downloads.errors import DevstackError, tail
 
 _START_TIMEOUT_S = 600.0  # the first start downloads
 _STOP_TIMEOUT_S = 30.0

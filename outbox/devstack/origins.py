@@ -6,8 +6,9 @@ import json
 import os
 from importlib.metadata import version
 
-from outbox.devstack import installs, kafka_install
-from outbox.devstack.errors import package_folder
+from outbox.devstack import kafka_install
+from outbox.downloads import installs
+from outbox.downloads.errors import package_folder
 
 VARIABLE = "OUTBOX_DEVSTACK_ORIGIN"
 Origins = dict[str, dict[str, str]]

@@ -13,7 +13,7 @@ import socket
 import tempfile
 from pathlib import Path
 
-from outbox.devstack.errors import DevstackError
+from outbox.downloads.errors import DevstackError
 
 HOST = "127.0.0.1"
 _FIRST, _LAST = 18000, 32000

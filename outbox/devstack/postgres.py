@@ -11,10 +11,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from outbox.devstack import accounts, installs, ports
-from outbox.devstack.errors import DevstackError, StartError
+from outbox.devstack import accounts, ports
 from outbox.devstack.folders import dispose, new_folder
 from outbox.devstack.processes import ServerProcess, wait_until
+from outbox.downloads import installs
+from outbox.downloads.errors import DevstackError, StartError
 from outbox.exceptions import missing_extra
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from outbox.devstack import watchdog
-from outbox.devstack.errors import DevstackError
+from outbox.downloads.errors import DevstackError
 
 POLL_S = 0.02
 FORBIDDEN = "OUTBOX_DEVSTACK_FORBIDDEN"  # in the environment of tests that need no server

@@ -9,9 +9,9 @@ import sys
 from collections.abc import Mapping
 from types import FrameType
 
-from outbox.devstack.errors import DevstackError
 from outbox.devstack.processes import guardian
 from outbox.devstack.stack import Options, Stack
+from outbox.downloads.errors import DevstackError
 
 _FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 

@@ -13,7 +13,7 @@ from types import TracebackType
 from outbox.devstack import origins
 from outbox.devstack.kafka import Kafka
 from outbox.devstack.postgres import Postgres
-from outbox.devstack.progress import step
+from outbox.downloads.progress import step
 
 DATABASE = "DATABASE_URL"
 SERVERS = "OUTBOX_BOOTSTRAP_SERVERS"

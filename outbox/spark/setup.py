@@ -60,13 +60,13 @@ def check(flags: Flags) -> None:
     _config(flags.config)
     if flags.slices < 1 or flags.max_records < 1:
         raise OutboxError(f"--slices={flags.slices} --max-records={flags.max_records}: give numbers above 0.")
-    from outbox.devstack import spark_install
+    from outbox.spark import java_and_jars
 
-    spark_install.java()
+    java_and_jars.java()
     if flags.connector:
         from pyspark import __version__ as version
 
-        spark_install.connector(version)
+        java_and_jars.connector(version)
 
 
 def look(conf: Conf, owner: str) -> UUID | None:

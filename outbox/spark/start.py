@@ -68,12 +68,12 @@ def _is_installed(module: str) -> bool:
 
 def prepare_environment() -> None:
     """Variables that Spark's scripts and Python workers read; also for processes that `spark-class` starts."""
-    from outbox.devstack import spark_install
+    from outbox.spark import java_and_jars
 
-    os.environ["JAVA_HOME"] = str(spark_install.java().home)
+    os.environ["JAVA_HOME"] = str(java_and_jars.java().home)
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     os.environ.setdefault("SPARK_LOCAL_IP", _LOOPBACK)
-    os.environ.setdefault("SPARK_HOME", str(spark_install.home()))
+    os.environ.setdefault("SPARK_HOME", str(java_and_jars.home()))
 
 
 def _defaults(with_connector: bool) -> dict[str, str]:
@@ -87,9 +87,9 @@ def _defaults(with_connector: bool) -> dict[str, str]:
     if with_connector:
         from pyspark import __version__ as version
 
-        from outbox.devstack import spark_install
+        from outbox.spark import java_and_jars
 
-        found["spark.jars"] = ",".join(map(str, spark_install.connector(version)))
+        found["spark.jars"] = ",".join(map(str, java_and_jars.connector(version)))
     return found
 
 

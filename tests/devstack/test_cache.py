@@ -11,8 +11,9 @@ import time
 
 import pytest
 
-from outbox.devstack import cache, installs, kafka_install, lock, maven
-from outbox.devstack.errors import DevstackError
+from outbox.devstack import kafka_install
+from outbox.downloads import cache, installs, lock, maven
+from outbox.downloads.errors import DevstackError
 
 CONTENT = b"a jar"
 JAR = cache.Jar("org.example:thing:1.0", hashlib.sha256(CONTENT).hexdigest())
@@ -77,7 +78,8 @@ def test_two_processes_fill_one_cache(tmp_path):
     """With the real jars of the present cache, served by a resolver that reads them from there."""
     program = (
         "import pathlib, shutil, sys\n"
-        "from outbox.devstack import cache, kafka_install, maven\n"
+        "from outbox.devstack import kafka_install\n"
+        "from outbox.downloads import cache, maven\n"
         "source = pathlib.Path(sys.argv[1])\n"
         "def download(coordinate, private):\n"
         "    path = cache.Jar(coordinate, '').path\n"

@@ -7,8 +7,8 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic
 
 from outbox.devstack import Kafka
-from outbox.devstack.errors import DevstackError, StartError
 from outbox.devstack.processes import exists
+from outbox.downloads.errors import DevstackError, StartError
 from tests.support.topics import read_topic
 
 

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from outbox.devstack import origin
-from outbox.devstack.errors import package_folder
+from outbox.downloads.errors import package_folder
 from outbox.exceptions import MissingExtra
 
 

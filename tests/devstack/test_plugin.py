@@ -71,7 +71,7 @@ from pathlib import Path
 import pytest
 from django.test import SimpleTestCase, TestCase
 from outbox.devstack import Postgres
-from outbox.devstack.errors import DevstackError
+from outbox.downloads.errors import DevstackError
 
 def test_database(db): pass
 def test_transactions(transactional_db): pass

@@ -11,8 +11,8 @@ import psycopg
 import pytest
 
 from outbox.devstack import Postgres
-from outbox.devstack.errors import DevstackError, StartError
 from outbox.devstack.processes import exists
+from outbox.downloads.errors import DevstackError, StartError
 
 
 @pytest.fixture(scope="module")

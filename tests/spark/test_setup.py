@@ -10,10 +10,9 @@ from django.core.management import CommandError, call_command
 from django.db import connections
 
 from outbox import conf
-from outbox.devstack import spark_install
-from outbox.devstack.errors import DevstackError
+from outbox.downloads.errors import DevstackError
 from outbox.edges.postgres.common.leases import OtherWay
-from outbox.spark import setup
+from outbox.spark import java_and_jars, setup
 from outbox.spark.job import Job
 from outbox.spark.setup import Flags
 
@@ -56,8 +55,8 @@ def test_without_a_package_the_command_names_the_extra(module, monkeypatch):
 
 
 def test_without_java_the_command_says_how_to_get_it(monkeypatch):
-    monkeypatch.setattr(spark_install, "java", spark_install.java.__wrapped__)
-    monkeypatch.setattr(spark_install, "_candidates", list)
+    monkeypatch.setattr(java_and_jars, "java", java_and_jars.java.__wrapped__)
+    monkeypatch.setattr(java_and_jars, "_candidates", list)
     assert refusal().startswith("Spark needs a Java of 17 to 21 (none was found). Set JAVA_HOME to one")
 
 
@@ -65,7 +64,7 @@ def test_a_connector_that_cannot_be_had_is_said_before_the_election(monkeypatch)
     def away(version):
         raise DevstackError("The Kafka connector cannot be fetched.")
 
-    monkeypatch.setattr(spark_install, "connector", away)
+    monkeypatch.setattr(java_and_jars, "connector", away)
     assert refusal("--connector") == "The Kafka connector cannot be fetched."
 
 

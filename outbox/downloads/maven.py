@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from outbox.devstack.errors import DevstackError
+from outbox.downloads.errors import DevstackError
 from outbox.exceptions import missing_extra
 
 _ATTEMPTS_MAX = 4

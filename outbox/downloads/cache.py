@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from outbox.devstack import maven
-from outbox.devstack.errors import DevstackError
-from outbox.devstack.progress import step
+from outbox.downloads import maven
+from outbox.downloads.errors import DevstackError
+from outbox.downloads.progress import step
 
 LOCK_FILE = Path(__file__).with_name("jars.lock.json")
 _DOWNLOADS_AT_ONCE = 8

