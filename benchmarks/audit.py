@@ -21,7 +21,7 @@ from benchmarks.drains import Drains
 from benchmarks.report import ratio, say
 from benchmarks.servers import MANAGE, Fill, new_topic
 from benchmarks.spark import session
-from outbox.spark.verdict import Request
+from outbox.spark.verify.findings import Request
 
 AUDITED, AUDITED_LARGE = 1_000_000, 10_000_000
 _GIVE_UP_S = 300.0
@@ -30,7 +30,7 @@ _SAMPLES_S = 0.25
 
 def audited(drains: Drains, records: int = AUDITED) -> None:
     """A drained table, in one session with the count; each the median of three, once warm."""
-    from outbox.spark.audit import audit
+    from outbox.spark.verify.run import audit
 
     request, spark = _delivered(drains, records), session()
     spark.conf.set("spark.sql.shuffle.partitions", "32")  # as `outbox_audit` has it; Spark's 200 cost 30 s here
@@ -64,7 +64,7 @@ def _delivered(drains: Drains, records: int) -> Request:
 
 def _count(request: Request) -> float:
     """Records per second of a plain count."""
-    from outbox.spark.audit_reading import Offsets, kafka_frame
+    from outbox.spark.verify.reading import Offsets, kafka_frame
 
     span = Offsets(request.properties).settled(request.topics, time.monotonic() + _GIVE_UP_S)
     begun = time.monotonic()

@@ -26,7 +26,7 @@ from typing import Any
 import psycopg
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 
-from outbox.spark.expressions import home_of
+from outbox.spark.sink.sql_expressions import home_of
 
 SCHEMA = "id bigint, topic string, key string, value string, headers array<struct<key: string, value: string>>"
 

@@ -18,7 +18,8 @@ from outbox.harvest import preflight
 from outbox.harvest.at_least_once.lane import AtLeastOnceFactory
 from outbox.harvest.exactly_once.lane import ExactlyOnceFactory
 from outbox.operations import check
-from outbox.spark import setup, stream
+from outbox.spark.engine import settings
+from outbox.spark.source import statements
 from tests.harvest import hosts
 from tests.harvest.exactly_once.bench import Bench
 from tests.support.databases import fresh_database, leading
@@ -107,8 +108,8 @@ def test_an_owner_ends_the_sessions_of_the_one_before(bench, login, roles):
 
 def test_spark_assumes_the_role(bench, alias, roles):
     bench.db.execute("INSERT INTO outbox_state (id, database, lanes) VALUES (1, %s, 1)", [uuid.uuid4()])
-    url = setup.job_of(hosts.settings(NAME=bench.name), setup.Flags()).url
-    with closing(stream.connect(url, 5)) as connection:
+    url = settings.job_of(hosts.settings(NAME=bench.name), settings.Flags()).url
+    with closing(statements.connect(url, 5)) as connection:
         assert connection.execute("SELECT current_user").fetchone() == (roles[0],)
 
 

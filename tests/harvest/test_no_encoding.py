@@ -154,8 +154,8 @@ def test_operators_see_edit_and_discard_what_is_not_utf8(url, client, django_db_
 
 def test_spark_names_the_record(url):
     pytest.importorskip("pyspark")
-    from outbox.spark.options import Options
-    from outbox.spark.reading import Range, RecordNotText, read
+    from outbox.spark.source.arrow import Range, RecordNotText, read
+    from outbox.spark.source.options import Options
 
     with psycopg.connect(url, autocommit=True) as db:
         create_tables(db)

@@ -20,7 +20,7 @@ from outbox.edges.postgres.exactly_once.companions import Companions
 from outbox.harvest import Harvester
 from outbox.harvest.exactly_once.resolve import Resolver
 from outbox.harvest.exactly_once.rounds import database
-from outbox.spark import setup
+from outbox.spark.engine import settings as setup
 from tests.harvest.exactly_once.bench import Bench, stopped, wait_until
 from tests.support import pgbouncer
 from tests.support.databases import fresh_database
@@ -72,7 +72,7 @@ def behind(bench, own_servers, monkeypatch):
 
 def lead(monkeypatch, url):
     monkeypatch.setattr("outbox.edges.postgres.common.table.parameters", lambda alias: {"conninfo": url})
-    monkeypatch.setattr("outbox.spark.setup.parameters", lambda alias: {"conninfo": url})
+    monkeypatch.setattr("outbox.spark.engine.settings.parameters", lambda alias: {"conninfo": url})
 
 
 def _name(bench):

@@ -8,7 +8,7 @@ import subprocess
 import time
 from pathlib import Path
 
-from outbox.spark import start
+from outbox.spark import sessions
 from tests.spark.engines import below, children, command_line, kill, processes
 from tests.support.databases import ROOT
 
@@ -21,7 +21,7 @@ class Cluster:
         self.folder, self.events = folder, folder / "events"
         self.events.mkdir()
         self._processes = []
-        start.prepare_environment()
+        sessions.prepare_environment()
         self.url = self._says(
             self._launch("master.Master", "--host", "127.0.0.1", "--port", "0"), r"(spark://127\.0\.0\.1:\d+)"
         )

@@ -9,7 +9,7 @@ import threading
 import time
 import uuid
 
-from outbox.spark.job import Job
+from outbox.spark.engine.job import Job
 from tests.spark.engines import CONFIG, PATIENCE_S, POLL_S, children, is_stopped, kill, stopped
 from tests.support.databases import ROOT
 
@@ -19,7 +19,7 @@ class Process:
         self.path, self.said = path, []
         with path.open("w") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "outbox.spark.driver"],
+                [sys.executable, "-m", "outbox.spark.engine.driver"],
                 cwd=ROOT,
                 env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
                 stdin=subprocess.PIPE,

@@ -6,10 +6,10 @@ import threading
 import time
 from pathlib import Path
 
-from outbox.spark import audit
-from outbox.spark.driver import Driver, Refused
-from outbox.spark.job import Job
-from outbox.spark.verdict import Request
+from outbox.spark.engine.driver import Driver, Refused
+from outbox.spark.engine.job import Job
+from outbox.spark.verify import run
+from outbox.spark.verify.findings import Request
 from tests.harvest.processes import Harvest
 from tests.support.topics import read_topic
 
@@ -229,7 +229,7 @@ def audited(spark, outbox, servers, topics):
     """What the audit says of everything that went through the ledger of this table's sink: nothing."""
     request = Request({"conninfo": outbox.url}, outbox.table, {"bootstrap.servers": servers},
                       (f"outbox-spark-{outbox.table}",), tuple(topics))  # fmt: skip
-    verdict = audit.audit(spark, request)
+    verdict = run.audit(spark, request)
     assert verdict.faults == (), verdict.lines()
     return verdict
 

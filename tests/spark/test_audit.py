@@ -20,9 +20,11 @@ from outbox.core.exactly_once import ledger
 from outbox.edges.kafka.exactly_once.ledger_topic import LedgerTopic
 from outbox.edges.kafka.exactly_once.transactional import TransactionalProducer, properties_of
 from outbox.management.commands import outbox_audit
-from outbox.spark import KafkaSink, audit, expressions
-from outbox.spark.audit_reading import Offsets, java_properties
-from outbox.spark.verdict import AuditImpossible, Request, last, store
+from outbox.spark import KafkaSink
+from outbox.spark.sink import sql_expressions
+from outbox.spark.verify import run
+from outbox.spark.verify.findings import AuditImpossible, Request, last, store
+from outbox.spark.verify.reading import Offsets, java_properties
 from tests.support.topics import create_topic
 
 DATABASE, OWNER = uuid.uuid4(), uuid.uuid4()
@@ -103,7 +105,7 @@ def test_what_was_delivered_well_passes_and_the_rest_is_told(spark, outbox_table
     insert(outbox_table, 40)  # waits
     insert(outbox_table, first_id(1, 3))  # of the last batch: not deleted yet
     ledgers = (delivered.ledger, sink.ledger, by_time.ledger)
-    verdict = audit.audit(spark, request_of(outbox_table, bootstrap_servers, ledgers, *topics_of_all))
+    verdict = run.audit(spark, request_of(outbox_table, bootstrap_servers, ledgers, *topics_of_all))
     assert verdict.faults == ()
     assert (verdict.batches, verdict.records, verdict.read) == (6 + 2 + 1, 60 + 100 + 10, 60 + 100 + 10)
     assert (verdict.waiting, verdict.absent, verdict.absent_first) == (2, 1000 - 30 - 1, (31, 32, 33, 34, 35))
@@ -141,7 +143,7 @@ def test_every_planted_fault_is_found(spark, outbox_table, bootstrap_servers, na
     for lane, (topic, plant) in enumerate(zip(topics, plants, strict=True)):
         delivered.lane(lane, topic, changed=plant)
     insert(outbox_table, first_id(5, 2))
-    verdict = audit.audit(spark, request_of(outbox_table, bootstrap_servers, delivered.ledger, *topics))
+    verdict = run.audit(spark, request_of(outbox_table, bootstrap_servers, delivered.ledger, *topics))
     assert [(fault.kind, fault.count) for fault in verdict.faults] == [
         ("missing batch", 1), ("lost", 1), ("twice", 1), ("altered", 1), ("order", 1), ("unlisted", 1),
         ("not deleted", 1),
@@ -182,10 +184,10 @@ def test_records_that_share_an_id_are_counted_as_they_are_listed(spark, outbox_t
     for epoch in range(2):
         sink.write(fanned(spark, topics, 1 + 100 * epoch), epoch)
     request = request_of(outbox_table, bootstrap_servers, sink.ledger, *topics)
-    verdict = audit.audit(spark, request)
+    verdict = run.audit(spark, request)
     assert (verdict.faults, verdict.records, verdict.read) == ((), 240, 240)
     sink.write(fanned(spark, topics[:1], count=1), 2)
-    (fault,) = audit.audit(spark, request).faults
+    (fault,) = run.audit(spark, request).faults
     assert (fault.kind, fault.count) == ("twice", 1)
     assert "id 1 of batch 2" in fault.first
 
@@ -200,14 +202,14 @@ def test_faults_among_records_that_share_an_id_are_found(spark, outbox_table, bo
         return made.ledger
 
     ledgers = [sink("lost", 1001, topics[0], unread), sink("twice", 2001, *topics[1:3])]
-    real = expressions.checksum_sql
-    monkeypatch.setattr(expressions, "checksum_sql", lambda columns: f"{real(columns)} + IF(id = 3007, 1, 0)")
+    real = sql_expressions.checksum_sql
+    monkeypatch.setattr(sql_expressions, "checksum_sql", lambda columns: f"{real(columns)} + IF(id = 3007, 1, 0)")
     ledgers.append(sink("altered", 3001, *topics[3:]))
     monkeypatch.undo()
     producer = Producer({"bootstrap.servers": bootstrap_servers})
     producer.produce(topics[2], "0", "k0", headers={"outbox-id": "2040"})
     producer.flush()
-    faults = audit.audit(spark, request_of(outbox_table, bootstrap_servers, ledgers, *topics)).faults
+    faults = run.audit(spark, request_of(outbox_table, bootstrap_servers, ledgers, *topics)).faults
     lost, twice, altered = faults
     assert (lost.kind, twice.kind, twice.count, altered.kind, altered.count) == ("lost", "twice", 1, "altered", 1)
     assert re.search(rf"id 10\d\d of batch 0 .*{ledgers[0]}", lost.first)
@@ -218,10 +220,10 @@ def test_faults_among_records_that_share_an_id_are_found(spark, outbox_table, bo
 
 def test_without_a_ledger_there_is_no_verdict(spark, outbox_table, bootstrap_servers, name):
     with pytest.raises(AuditImpossible, match="--ledger"):
-        audit.audit(spark, request_of(outbox_table, bootstrap_servers, f"{name}.ledger"))
+        run.audit(spark, request_of(outbox_table, bootstrap_servers, f"{name}.ledger"))
     LedgerTopic({"bootstrap.servers": bootstrap_servers}, f"{name}.ledger").prepare(1, 3600)
     with pytest.raises(AuditImpossible, match=r"topics nowhere.*--topic"):
-        audit.audit(spark, request_of(outbox_table, bootstrap_servers, f"{name}.ledger", "nowhere"))
+        run.audit(spark, request_of(outbox_table, bootstrap_servers, f"{name}.ledger", "nowhere"))
 
 
 class Borrowed:
@@ -244,7 +246,7 @@ def audited(transactional_db, settings, monkeypatch, spark, bootstrap_servers, n
     listed = Offsets.topics
     monkeypatch.setattr(Offsets, "topics", lambda self: [topic for topic in listed(self) if name in topic])
     settings.OUTBOX = {**settings.OUTBOX, "NAME": name, "BOOTSTRAP_SERVERS": bootstrap_servers}
-    monkeypatch.setattr("outbox.spark.start.session", lambda *given, **options: Borrowed(spark))
+    monkeypatch.setattr("outbox.spark.sessions.session", lambda *given, **options: Borrowed(spark))
 
     def call(*arguments):
         out, err = StringIO(), StringIO()
@@ -334,7 +336,7 @@ def test_what_ends_an_audit_is_told_in_a_line(spark, outbox_table, bootstrap_ser
     request = request_of(outbox_table, bootstrap_servers, f"{name}.ledger", topic)
     away = dataclasses.replace(request, parameters={"conninfo": "host=127.0.0.1 port=1 dbname=x"})
     assert re.search("^Spark failed: .*(refused|failed)", str(attempt(away)))
-    monkeypatch.setattr(audit, "audit", lambda *given: (_ for _ in ()).throw(Py4JNetworkError("Answer from Java")))
+    monkeypatch.setattr(run, "audit", lambda *given: (_ for _ in ()).throw(Py4JNetworkError("Answer from Java")))
     assert str(attempt(request)).startswith("Spark's JVM has ended")
 
 

@@ -4,10 +4,10 @@ import shutil
 
 import pytest
 
-from outbox.spark import driver as driver_module
-from outbox.spark.driver import Driver, Refused, resolve
-from outbox.spark.job import Job
-from outbox.spark.troubles import Kind, Trouble
+from outbox.spark.engine import driver as driver_module
+from outbox.spark.engine.driver import Driver, Refused, resolve
+from outbox.spark.engine.failure_kinds import Kind, Trouble
+from outbox.spark.engine.job import Job
 from tests.spark import transforms
 from tests.spark.engines import Channel, Running, audited, judge
 from tests.spark.tables import make_outbox

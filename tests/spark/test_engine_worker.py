@@ -12,8 +12,8 @@ import pytest
 
 from outbox.core.patience import Backoff
 from outbox.service.status_line import StatusLine
-from outbox.spark.engine import Engine, Statistics, with_flags
-from outbox.spark.job import Job
+from outbox.spark.engine.job import Job
+from outbox.spark.engine.worker import Engine, Statistics, with_flags
 
 PROGRAM = textwrap.dedent("""
     import json, os, sys, time
@@ -72,8 +72,8 @@ class Host:
 
 @pytest.fixture
 def run(tmp_path, monkeypatch):
-    monkeypatch.setattr("outbox.spark.engine._RESTART_MIN_S", 0.01)
-    monkeypatch.setattr("outbox.spark.engine._RESTART_MAX_S", 0.02)
+    monkeypatch.setattr("outbox.spark.engine.worker._RESTART_MIN_S", 0.01)
+    monkeypatch.setattr("outbox.spark.engine.worker._RESTART_MAX_S", 0.02)
     monkeypatch.setattr(Engine, "command", (sys.executable, "-c", PROGRAM))
     workers = []
 
@@ -173,8 +173,8 @@ def test_a_process_that_dies_after_a_batch_is_started_again_as_soon_as_ever(run,
             pauses.append(super().failed())
             return pauses[-1]
 
-    monkeypatch.setattr("outbox.spark.engine.Backoff", Noted)
-    monkeypatch.setattr("outbox.spark.engine._RESTART_MAX_S", 10.0)
+    monkeypatch.setattr("outbox.spark.engine.worker.Backoff", Noted)
+    monkeypatch.setattr("outbox.spark.engine.worker._RESTART_MAX_S", 10.0)
     run("crash late")
     until(lambda: len(pauses) > 6)
     assert len(set(pauses)) == 1

@@ -5,8 +5,8 @@ import dataclasses
 import pytest
 
 from outbox.core.exactly_once.ledger import DamagedEntry, ForeignEntry, UnknownEntryVersion
-from outbox.spark import entries
-from outbox.spark.entries import Entry, judge
+from outbox.spark.sink import slice_ledger
+from outbox.spark.sink.slice_ledger import Entry, judge
 
 ENTRY = Entry("orders", "q", 7, 1, 3, 3, 4, 12345, (5, 6, 6, 9_000_000_000), "origin")
 
@@ -16,43 +16,43 @@ def entry(epoch, slice_=0, slices=2, before=2, **fields):
 
 
 def test_what_is_encoded_is_decoded():
-    assert entries.decode(entries.encode(ENTRY)) == ENTRY
-    assert entries.decode(entries.encode(dataclasses.replace(ENTRY, ids=()))).ids == ()
-    assert entries.decode(entries.encode(dataclasses.replace(ENTRY, ids=(9, -3, 4)))).ids == (-3, 4, 9)
+    assert slice_ledger.decode(slice_ledger.encode(ENTRY)) == ENTRY
+    assert slice_ledger.decode(slice_ledger.encode(dataclasses.replace(ENTRY, ids=()))).ids == ()
+    assert slice_ledger.decode(slice_ledger.encode(dataclasses.replace(ENTRY, ids=(9, -3, 4)))).ids == (-3, 4, 9)
 
 
 def test_half_a_million_ids_stay_below_what_a_topic_takes():
     ids = tuple(range(1, 1_500_000, 3))
-    assert len(entries.encode(dataclasses.replace(ENTRY, ids=ids))) < 100_000
+    assert len(slice_ledger.encode(dataclasses.replace(ENTRY, ids=ids))) < 100_000
 
 
 def test_every_kind_of_wrong_has_its_error():
-    good = entries.encode(ENTRY)
+    good = slice_ledger.encode(ENTRY)
     with pytest.raises(ForeignEntry, match="something else writes there"):
-        entries.decode(b"OBL" + good[3:])
+        slice_ledger.decode(b"OBL" + good[3:])
     with pytest.raises(ForeignEntry):
-        entries.decode(None)
+        slice_ledger.decode(None)
     with pytest.raises(UnknownEntryVersion, match="version 9"):
-        entries.decode(good[:3] + b"\x09" + good[4:])
+        slice_ledger.decode(good[:3] + b"\x09" + good[4:])
     for cut in (4, 9, len(good) // 2, len(good) - 1):
         with pytest.raises(DamagedEntry):
-            entries.decode(good[:cut])
+            slice_ledger.decode(good[:cut])
     with pytest.raises(DamagedEntry):
-        entries.decode(good[:20] + b"?" + good[21:])
+        slice_ledger.decode(good[:20] + b"?" + good[21:])
 
 
 def test_a_new_ledger_begins_at_epoch_0():
-    assert judge([None, None], "orders", "q", 0, 2) == entries.Start(0, {}, {})
+    assert judge([None, None], "orders", "q", 0, 2) == slice_ledger.Start(0, {}, {})
 
 
 def test_an_epoch_that_follows_is_begun_in_every_slice():
     start = judge([entry(6), entry(6, 1)], "orders", "q", 7, 2)
-    assert start == entries.Start(2, {0: 6, 1: 6}, {})
+    assert start == slice_ledger.Start(2, {0: 6, 1: 6}, {})
 
 
 def test_a_half_delivered_epoch_is_known():
     start = judge([entry(7, count=3, digest=9), entry(6, 1)], "orders", "q", 7, 2)
-    assert start == entries.Start(2, {0: 7, 1: 6}, {0: (3, 9)})
+    assert start == slice_ledger.Start(2, {0: 7, 1: 6}, {0: (3, 9)})
 
 
 def test_the_first_epoch_may_be_half_delivered():
@@ -68,30 +68,32 @@ def test_the_slice_count_may_change_between_epochs():
 
 
 def test_the_slice_count_may_not_change_within_an_epoch():
-    with pytest.raises(entries.SlicesChanged, match="Start once with slices=2"):
+    with pytest.raises(slice_ledger.SlicesChanged, match="Start once with slices=2"):
         judge([entry(7), entry(6, 1), None], "orders", "q", 7, 3)
 
 
 def test_a_ledger_without_entries_is_refused_after_the_first_epoch():
-    with pytest.raises(entries.LedgerLost, match="begin_at=7"):
+    with pytest.raises(slice_ledger.LedgerLost, match="begin_at=7"):
         judge([None, None], "orders", "q", 7, 2)
     assert judge([None, None], "orders", "q", 7, 2, begin_at=7).last == {}
 
 
 @pytest.mark.parametrize("found", [[entry(6), None], [entry(6), entry(5, 1)], [entry(5), entry(5, 1)]])
 def test_a_ledger_with_missing_entries_is_refused(found):
-    with pytest.raises(entries.LedgerLost, match="Restore the ledger topic"):
+    with pytest.raises(slice_ledger.LedgerLost, match="Restore the ledger topic"):
         judge(found, "orders", "q", 7, 2)
 
 
 def test_another_query_is_refused():
-    with pytest.raises(entries.OtherQuery, match="the checkpoint was deleted or moved"):
+    with pytest.raises(slice_ledger.OtherQuery, match="the checkpoint was deleted or moved"):
         judge([entry(7), entry(7, 1)], "orders", "other", 0, 2)
 
 
 def test_another_database_is_refused():
     found = [entry(6), entry(6, 1)]
-    with pytest.raises(entries.OtherDatabase, match="written for the database origin, and this is the database other"):
+    with pytest.raises(
+        slice_ledger.OtherDatabase, match="written for the database origin, and this is the database other"
+    ):
         judge(found, "orders", "q", 7, 2, origin="other")
     for known, given in (("origin", "origin"), ("", "other"), ("origin", "")):
         found = [entry(6, origin=known), entry(6, 1, origin=known)]
@@ -100,10 +102,10 @@ def test_another_database_is_refused():
 
 def test_an_entry_tells_the_order_of_its_records():
     for order, is_by_id in (("", True), ("id,line", True), ("ts", False), ("ts,id", False)):
-        found = entries.decode(entries.encode(dataclasses.replace(ENTRY, order=order)))
+        found = slice_ledger.decode(slice_ledger.encode(dataclasses.replace(ENTRY, order=order)))
         assert (found.order, found.is_by_id) == (order, is_by_id)
 
 
 def test_an_old_checkpoint_is_refused():
-    with pytest.raises(entries.CheckpointBehind, match="at epoch 7, the checkpoint at epoch 5"):
+    with pytest.raises(slice_ledger.CheckpointBehind, match="at epoch 7, the checkpoint at epoch 5"):
         judge([entry(7), entry(7, 1)], "orders", "q", 5, 2)

@@ -12,9 +12,10 @@ from django.db import connections
 from outbox import conf
 from outbox.downloads.errors import DevstackError
 from outbox.edges.postgres.common.leases import OtherWay
-from outbox.spark import java_and_jars, setup
-from outbox.spark.job import Job
-from outbox.spark.setup import Flags
+from outbox.spark import java_and_jars
+from outbox.spark.engine import settings
+from outbox.spark.engine.job import Job
+from outbox.spark.engine.settings import Flags
 
 
 @pytest.fixture
@@ -34,7 +35,7 @@ def alias(outbox_table):
 def settings_of(outbox_table):
     def make(**given):
         raw = {"NAME": "shop", "TABLE": outbox_table.table, "BOOTSTRAP_SERVERS": "kafka:9092", "LANES": 4, **given}
-        return setup.settled(conf.parse(raw))
+        return settings.settled(conf.parse(raw))
 
     return make
 
@@ -77,8 +78,8 @@ def test_wrong_flags_are_refused():
 def test_a_job_is_what_settings_and_flags_say(alias, outbox_table, settings_of, monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     conf_ = settings_of(KEEP_EMPTY_KEY=True, TRANSACTION_TIMEOUT=90, KAFKA={"security.protocol": "SSL"})
-    setup.look(conf_, "somebody")
-    job = setup.job_of(conf_, Flags(transform="a.b", config=["spark.driver.memory=1g", "spark.jars=x=y"], slices=3))
+    settings.look(conf_, "somebody")
+    job = settings.job_of(conf_, Flags(transform="a.b", config=["spark.driver.memory=1g", "spark.jars=x=y"], slices=3))
     database = str(outbox_table.run("SELECT database FROM {state}")[0][0])
     assert (conf_.lanes, job.name, job.table, job.slices) == (1, "shop", outbox_table.table, 3)
     assert Path(job.checkpoint) == tmp_path / "outbox" / "spark" / "shop" / database
@@ -87,24 +88,24 @@ def test_a_job_is_what_settings_and_flags_say(alias, outbox_table, settings_of, 
     assert (job.id_header, job.keep_empty_key, job.transaction_timeout_s) == ("outbox-id", True, 90)
     assert (job.properties["bootstrap.servers"], job.properties["security.protocol"]) == ("kafka:9092", "SSL")
     assert psycopg.conninfo.conninfo_to_dict(job.url)["options"] == "-c search_path=public,pg_catalog"
-    assert setup.job_of(conf_, Flags(sink="other", checkpoint="s3a://b/c")).checkpoint == "s3a://b/c"
+    assert settings.job_of(conf_, Flags(sink="other", checkpoint="s3a://b/c")).checkpoint == "s3a://b/c"
     assert Job.decode(job.encode()) == job
     assert json.loads(job.encode())["max_records"] == 50_000
 
 
 def test_the_options_of_the_url_are_kept(outbox_table):
-    from outbox.spark import stream
+    from outbox.spark.source import statements
 
-    with stream.connect(f"{outbox_table.url}?options=-c%20search_path%3Dpg_catalog", 5) as connection:
+    with statements.connect(f"{outbox_table.url}?options=-c%20search_path%3Dpg_catalog", 5) as connection:
         assert connection.execute("SHOW search_path").fetchone() == ("pg_catalog",)
         assert connection.execute("SHOW synchronous_commit").fetchone() == ("on",)
 
 
 def test_a_standby_lets_the_driver_have_its_claim(alias, outbox_table, settings_of):
     conf_ = settings_of()
-    setup.look(conf_, "first")
+    settings.look(conf_, "first")
     outbox_table.run("UPDATE {state} SET way_time = '2000-01-01'")
-    setup.look(conf_, "standby")
+    settings.look(conf_, "standby")
     assert outbox_table.run("SELECT way, way_owner FROM {state}") == [("spark", "first")]
 
 
@@ -113,17 +114,17 @@ def test_the_engine_waits_for_another_way(alias, outbox_table, settings_of):
         "INSERT INTO {state} (lanes, way, way_owner, way_time) VALUES (1, 'exactly-once', 'a', clock_timestamp())"
     )
     with pytest.raises(OtherWay, match="this process is for 'spark'"):
-        setup.look(settings_of(), "somebody")
+        settings.look(settings_of(), "somebody")
 
 
 def test_a_table_without_its_companion_is_named(alias, outbox_table, settings_of):
     outbox_table.run("DROP TABLE {spark}")
     with pytest.raises(Exception, match=r"_spark' does not exist.*migrate outbox"):
-        setup.look(settings_of(), "somebody")
+        settings.look(settings_of(), "somebody")
 
 
 def test_a_secret_among_the_flags_is_warned_of():
-    [note] = setup.notes(setup.Flags(config=["spark.driver.memory=1g", "spark.hadoop.fs.s3a.secret.key=x"]))
+    [note] = settings.notes(settings.Flags(config=["spark.driver.memory=1g", "spark.hadoop.fs.s3a.secret.key=x"]))
     assert note.startswith("--spark-conf holds spark.hadoop.fs.s3a.secret.key: everybody on this machine sees it")
     assert "SPARK_CONF_DIR" in note
-    assert setup.notes(setup.Flags(config=["spark.driver.memory=1g"])) == []
+    assert settings.notes(settings.Flags(config=["spark.driver.memory=1g"])) == []

@@ -7,8 +7,9 @@ from confluent_kafka import Producer
 
 from outbox.core.exactly_once import ledger
 from outbox.exceptions import OutboxError
-from outbox.spark import KafkaSink, expressions
-from outbox.spark.sink import _homes_after
+from outbox.spark import KafkaSink
+from outbox.spark.sink import sql_expressions
+from outbox.spark.sink.kafka_sink import _homes_after
 from tests.spark.killing import Killer
 from tests.support.topics import create_topic, read_topic
 
@@ -136,11 +137,13 @@ def test_checksums_are_those_of_the_ledger(spark):
     schema = "id bigint, topic string, key string, value string, headers array<struct<key: string, value: binary>>"
     frame = spark.createDataFrame(rows, schema)
     found = {
-        row["id"]: row["sum"] for row in frame.select("id", expressions.checksum(frame.columns).alias("sum")).collect()
+        row["id"]: row["sum"]
+        for row in frame.select("id", sql_expressions.checksum(frame.columns).alias("sum")).collect()
     }
     binary = frame.withColumn("value", frame["value"].cast("binary")).withColumn("key", frame["key"].cast("binary"))
     again = {
-        row["id"]: row["sum"] for row in binary.select("id", expressions.checksum(frame.columns).alias("sum")).collect()
+        row["id"]: row["sum"]
+        for row in binary.select("id", sql_expressions.checksum(frame.columns).alias("sum")).collect()
     }
     expected = {
         id_: ledger.digest([
@@ -154,7 +157,7 @@ def test_checksums_are_those_of_the_ledger(spark):
 @pytest.mark.parametrize("homes", [(), (0,), (1, 0), (3, 1, 4, 0, 2)])
 def test_every_slice_has_a_task_of_its_own(spark, homes):
     slices = len(homes) or 5
-    frame = spark.range(slices).repartition(slices, expressions.home_of("id", slices, homes))
+    frame = spark.range(slices).repartition(slices, sql_expressions.home_of("id", slices, homes))
     found = frame.selectExpr("id", "spark_partition_id() AS place").collect()
     assert [row["place"] for row in sorted(found, key=lambda row: row["id"])] == list(homes or range(slices))
 

@@ -6,7 +6,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from outbox.spark import KafkaSink, stream
+from outbox.spark import KafkaSink
+from outbox.spark.source import statements
 from tests.support.topics import create_topic, read_topic
 
 pytestmark = pytest.mark.slow  # by the JVM that it starts
@@ -88,7 +89,7 @@ def test_a_query_that_fails_and_is_started_again_delivers_everything_once(
         wait_for(lambda: outbox_table.count() == 0, query)
         outbox_table.insert(topic, 5)
         wait_for(lambda: outbox_table.count() == 0, query)
-        assert stream.finish(outbox_table.url, outbox_table.table)
+        assert statements.finish(outbox_table.url, outbox_table.table)
     everything = ids_on(bootstrap_servers, topic) + ids_on(bootstrap_servers, later)
     assert sorted(everything) == [number for number in range(1, 606) if number % 10]
 

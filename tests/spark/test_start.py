@@ -11,7 +11,7 @@ import pytest
 
 from outbox.downloads.errors import DevstackError
 from outbox.exceptions import MissingExtra
-from outbox.spark import java_and_jars, start
+from outbox.spark import java_and_jars, sessions
 from tests.spark.conftest import SECRET
 
 
@@ -27,7 +27,7 @@ def test_a_missing_package_is_one_line_with_its_remedy(module, monkeypatch):
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == module else find(name))
     with pytest.raises(MissingExtra) as error:
-        start.session()
+        sessions.session()
     assert str(error.value) == f'{module} is not installed, Spark needs it: pip install "outbox[spark]"'
 
 

@@ -12,11 +12,11 @@ from outbox.edges.postgres.common.backends import SessionShared
 from outbox.edges.postgres.common.leases import Claim, OtherWay
 from outbox.edges.postgres.preflight.keepers import RowsKept
 from outbox.edges.postgres.preflight.numbering import UnorderedIds
-from outbox.spark import stream
-from outbox.spark.options import Options, WrongOptions
-from outbox.spark.source import OutboxSource, OutboxStreamReader
-from outbox.spark.stream import CheckpointLost, Fenced, RecordsMissing
-from outbox.spark.troubles import Kind, judge
+from outbox.spark.engine.failure_kinds import Kind, judge
+from outbox.spark.source import statements
+from outbox.spark.source.datasource import OutboxSource, OutboxStreamReader
+from outbox.spark.source.options import Options, WrongOptions
+from outbox.spark.source.statements import CheckpointLost, Fenced, RecordsMissing
 from tests.support.pooler import Pooler
 
 
@@ -169,7 +169,7 @@ def test_a_mark_cuts_the_batch_as_a_later_look_would(query, outbox_table, slices
     running.reader._beside.wait()
     batch, cut = running.reader._cut
     assert batch.count == 10
-    with stream.connect(outbox_table.url, 30) as connection:
+    with statements.connect(outbox_table.url, 30) as connection:
         assert cut == running.reader._stream.starts(connection, batch, slices)
 
 
@@ -221,7 +221,7 @@ def test_records_of_every_kind_come_in_order(query, outbox_table):
         return [row for found in reader.read(whole) for row in found.to_pylist()]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("outbox.spark.reading._ROWS_AT_ONCE", 2)
+        patch.setattr("outbox.spark.source.arrow._ROWS_AT_ONCE", 2)
         found = values()
         outbox_table.run("ALTER TABLE {table} DROP kafka_value_binary")
         assert values() == found
@@ -323,9 +323,9 @@ def test_a_resumed_driver_marks_plans_and_purges_nothing(query, outbox_table):
     count = outbox_table.count()
     with pytest.raises(Fenced, match="Another driver has taken over"):
         paused.read()
-    paused.reader._unpurged = [stream.Batch.of(paused.offsets[-1])]
+    paused.reader._unpurged = [statements.Batch.of(paused.offsets[-1])]
     paused.reader._finished = 99
-    ahead, paused.reader._cut = paused.reader._cut, (stream.Batch(0), [])
+    ahead, paused.reader._cut = paused.reader._cut, (statements.Batch(0), [])
     with pytest.raises(Fenced):
         paused.reader.latestOffset()
     paused.reader._cut = ahead  # marked beside the batch before
@@ -478,9 +478,9 @@ def test_finish_waits_for_the_batch_under_way_and_for_its_purge(query, outbox_ta
     outbox_table.insert("t", 15)
     running = query()
     running.plan()
-    assert stream.finish(outbox_table.url, outbox_table.table, timeout_s=0.2) is False
+    assert statements.finish(outbox_table.url, outbox_table.table, timeout_s=0.2) is False
     with ThreadPoolExecutor(1) as pool:
-        finished = pool.submit(stream.finish, outbox_table.url, outbox_table.table, 30)
+        finished = pool.submit(statements.finish, outbox_table.url, outbox_table.table, 30)
         assert running.run() == list(range(1, 11))
         while not finished.done():
             assert running.plan() is False
@@ -585,7 +585,7 @@ def test_options_are_checked_all_at_once():
 def test_holds_of_an_older_release_are_to_be_migrated(outbox_table):
     outbox_table.run("ALTER TABLE {hold} DROP COLUMN stashed_at")
     reader = OutboxStreamReader(Options(outbox_table.url, outbox_table.table))
-    with pytest.raises(stream.WrongTable, match=r"lacks stashed_at.*migrate"):
+    with pytest.raises(statements.WrongTable, match=r"lacks stashed_at.*migrate"):
         reader.initialOffset()
     reader._drop()
 
@@ -593,7 +593,7 @@ def test_holds_of_an_older_release_are_to_be_migrated(outbox_table):
 def test_tables_that_are_not_there_are_named(outbox_table):
     outbox_table.run("DROP TABLE {spark}")
     reader = OutboxStreamReader(Options(outbox_table.url, outbox_table.table))
-    with pytest.raises(stream.WrongTable, match=f"{outbox_table.table}_spark.*migrate"):
+    with pytest.raises(statements.WrongTable, match=f"{outbox_table.table}_spark.*migrate"):
         reader.initialOffset()
     reader._drop()
 

@@ -2,27 +2,27 @@
 
 import pytest
 
-from outbox.spark.troubles import Kind, judge
+from outbox.spark.engine.failure_kinds import Kind, judge
 
 SOURCE = """[PYTHON_STREAMING_DATA_SOURCE_RUNTIME_ERROR] Failed when Python data source performs latestOffset: \
 Traceback (most recent call last):
-  File "outbox/spark/source.py", line 140, in latestOffset
+  File "outbox/spark/source/datasource.py", line 140, in latestOffset
     self._once(self._advance)
-outbox.spark.stream.Fenced: Another driver has taken over the outbox table "o" from 'spark vm'.
+outbox.spark.source.statements.Fenced: Another driver has taken over the outbox table "o" from 'spark vm'.
  SQLSTATE: 38000"""
 TASK = """[STREAM_FAILED] Query [id = 1] terminated with exception: An exception was raised by the Python Proxy.
 Traceback (most recent call last):
 py4j.protocol.Py4JJavaError: An error occurred while calling o1.collectToPython.
 : org.apache.spark.SparkException: Job aborted due to stage failure: Task 1 in stage 3.0 failed 4 times
-outbox.spark.plan.SliceFailed: Records go to topics that the brokers do not have: 'x' (unknown). Create them.
+outbox.spark.sink.slice_plan.SliceFailed: Records go to topics that the brokers do not have: 'x' (unknown). Create them.
 """
 CASES = [
     (SOURCE, Kind.FENCED, "Another driver has taken over"),
     (TASK, Kind.OUTAGE, "Records go to topics"),
     (SOURCE + "\noutbox.spark.entries.OtherQuery: The ledger belongs to another.", Kind.REFUSED, "The ledger belongs"),
-    ("outbox.spark.plan.RefusedByKafka: Kafka refuses it", Kind.OUTAGE, "Kafka refuses it"),
-    ("outbox.spark.plan.RecordUnfit: A record has no topic", Kind.REFUSED, "A record has no topic"),
-    ("outbox.spark.columns.WrongColumns: id is string", Kind.REFUSED, "id is string"),
+    ("outbox.spark.sink.slice_plan.RefusedByKafka: Kafka refuses it", Kind.OUTAGE, "Kafka refuses it"),
+    ("outbox.spark.sink.slice_plan.RecordUnfit: A record has no topic", Kind.REFUSED, "A record has no topic"),
+    ("outbox.spark.sink.columns.WrongColumns: id is string", Kind.REFUSED, "id is string"),
     ("x\npsycopg.OperationalError: server closed the connection", Kind.OUTAGE, "server closed"),
     ("cimpl.KafkaException: KafkaError{code=_TRANSPORT}", Kind.OUTAGE, "KafkaError"),
     ("java.io.IOException: Python worker failed to connect back to the JVM", Kind.OUTAGE, "java.io.IOException"),

@@ -10,10 +10,10 @@ import pyarrow as pa
 import pytest
 
 from outbox.core.exactly_once import ledger
-from outbox.spark import entries, fencing, writing
-from outbox.spark.plan import CHECKSUM, PART, Plan, RecordUnfit, RefusedByKafka, SliceFailed, Superseded
-from outbox.spark.stream import Fenced
-from outbox.spark.troubles import Kind, judge
+from outbox.spark.engine.failure_kinds import Kind, judge
+from outbox.spark.sink import producers, slice_ledger, slice_writer
+from outbox.spark.sink.slice_plan import CHECKSUM, PART, Plan, RecordUnfit, RefusedByKafka, SliceFailed, Superseded
+from outbox.spark.source.statements import Fenced
 from tests.spark.test_stream_reader import Query
 from tests.support.topics import create_topic, read_topic
 
@@ -28,7 +28,7 @@ def plan(bootstrap_servers):
     name = f"w-{uuid.uuid4().hex[:8]}"
     properties = {"bootstrap.servers": bootstrap_servers}
     found = Plan(name, "query", 0, 2, 0, f"outbox-spark-{name}", properties, {}, has_ids=True, id_header="id")
-    fencing.ledger_of(properties, found.ledger).prepare_slices(2, 3600)
+    producers.ledger_of(properties, found.ledger).prepare_slices(2, 3600)
     yield found
     forget(found)
 
@@ -36,7 +36,7 @@ def plan(bootstrap_servers):
 def forget(plan):
     """As if the Python worker had ended."""
     for slice_ in range(plan.slices):
-        if held := fencing.held.pop(plan.transactional_id(slice_), None):
+        if held := producers.held.pop(plan.transactional_id(slice_), None):
             held.producer.drop_and_wait()
 
 
@@ -67,7 +67,7 @@ def batch(topic, slice_, ids, *, sentinel=True, value="value"):
 
 
 def write(plan, *batches):
-    return [row for found in writing.write(plan, iter(batches)) for row in found.to_pylist()]
+    return [row for found in slice_writer.write(plan, iter(batches)) for row in found.to_pylist()]
 
 
 def ids_on(servers, topic):
@@ -75,7 +75,7 @@ def ids_on(servers, topic):
 
 
 def last_entry(plan, slice_):
-    return fencing.ledger_of(plan.properties, plan.ledger).last_entry(slice_, time.monotonic() + 30)
+    return producers.ledger_of(plan.properties, plan.ledger).last_entry(slice_, time.monotonic() + 30)
 
 
 def test_slices_of_one_task_are_told_apart(plan, topic, bootstrap_servers):
@@ -108,11 +108,11 @@ def test_an_input_that_ends_early_is_not_committed(plan, topic, bootstrap_server
 
 def test_without_the_sentinel_a_truncated_input_would_be_lost(plan, topic, bootstrap_servers):
     """The naive form, for comparison: what the input's end commits is recognised as the whole slice later."""
-    naive = writing._Slice(plan, 0)
+    naive = slice_writer._Slice(plan, 0)
     naive.take(batch(topic, 0, [1, 2], sentinel=False))
     naive.finish()
     forget(plan)
-    with pytest.raises(entries.ReplayDiffers):
+    with pytest.raises(slice_ledger.ReplayDiffers):
         write(plan, batch(topic, 0, [1, 2, 3]))
     assert ids_on(bootstrap_servers, topic) == [1, 2]
 
@@ -127,7 +127,7 @@ def test_a_task_run_twice_delivers_once(plan, topic, bootstrap_servers):
 def test_a_replay_with_other_records_is_refused(plan, topic, bootstrap_servers):
     write(plan, batch(topic, 0, [1, 2]))
     forget(plan)
-    with pytest.raises(entries.ReplayDiffers, match="no rand"):
+    with pytest.raises(slice_ledger.ReplayDiffers, match="no rand"):
         write(plan, batch(topic, 0, [1, 2], value="other"))
     assert ids_on(bootstrap_servers, topic) == [1, 2]
 
@@ -141,24 +141,24 @@ def test_the_producer_lives_on(plan, topic, bootstrap_servers):
 
 def test_a_producer_that_missed_an_epoch_is_renewed(plan, topic, bootstrap_servers):
     write(plan, batch(topic, 0, [1]))
-    elsewhere, fencing.held = fencing.held, {}
+    elsewhere, producers.held = producers.held, {}
     write(following := after(plan), batch(topic, 0, [2]))
     forget(following)
-    fencing.held = elsewhere
+    producers.held = elsewhere
     assert [row["renewed"] for row in write(after(following), batch(topic, 0, [3]))] == [True]
     assert ids_on(bootstrap_servers, topic) == [1, 2, 3]
 
 
 def test_a_producer_after_trouble_is_renewed(plan, topic, bootstrap_servers):
     write(plan, batch(topic, 0, [1]))
-    fencing.held[plan.transactional_id(0)].producer._log.trouble = "FAIL a connection that was up"
+    producers.held[plan.transactional_id(0)].producer._log.trouble = "FAIL a connection that was up"
     assert [row["renewed"] for row in write(after(plan), batch(topic, 0, [2]))] == [True]
     assert ids_on(bootstrap_servers, topic) == [1, 2]
 
 
 def test_two_copies_of_a_task_deliver_once(plan, topic, bootstrap_servers):
     """Whichever comes last fences the other, which begins again and finds the slice delivered."""
-    straggler = writing._Slice(plan, 0)
+    straggler = slice_writer._Slice(plan, 0)
     straggler.take(batch(topic, 0, [1, 2], sentinel=False))
     assert [row["skipped"] for row in write(plan, batch(topic, 0, [1, 2]))] == [False]
     assert straggler.finish()["skipped"] == [True]
@@ -166,8 +166,8 @@ def test_two_copies_of_a_task_deliver_once(plan, topic, bootstrap_servers):
 
 
 def test_a_copy_with_too_many_rows_to_begin_again_is_left_to_spark(plan, topic, bootstrap_servers, monkeypatch):
-    monkeypatch.setattr(writing, "_ROWS_AT_HAND_MAX", 1)
-    straggler = writing._Slice(plan, 0)
+    monkeypatch.setattr(slice_writer, "_ROWS_AT_HAND_MAX", 1)
+    straggler = slice_writer._Slice(plan, 0)
     straggler.take(batch(topic, 0, [1, 2], sentinel=False))
     write(plan, batch(topic, 0, [1, 2]))
     with pytest.raises(Exception, match="_FENCED"):
@@ -179,24 +179,24 @@ def test_a_copy_with_too_many_rows_to_begin_again_is_left_to_spark(plan, topic, 
 def test_a_kept_producer_that_was_fenced_begins_again(plan, topic, bootstrap_servers):
     """Another worker has had the slice in between and found it delivered."""
     write(plan, batch(topic, 0, [1]))
-    elsewhere, kept = dict(fencing.held), fencing.held
-    fencing.held = {}
+    elsewhere, kept = dict(producers.held), producers.held
+    producers.held = {}
     write(plan, batch(topic, 0, [1]))
     forget(plan)
-    fencing.held = kept
-    fencing.held.update(elsewhere)
+    producers.held = kept
+    producers.held.update(elsewhere)
     assert [row["renewed"] for row in write(after(plan), batch(topic, 0, [2, 3]))] == [True]
     assert ids_on(bootstrap_servers, topic) == [1, 2, 3]
 
 
-class ReadsBeforeItFences(writing._Slice):
+class ReadsBeforeItFences(slice_writer._Slice):
     """The naive form: another copy of the task delivers between the look into the ledger and the fence."""
 
     def _open(self):
         self._entry = self._look_up()
         write(self.plan, self.others)
         forget(self.plan)
-        return fencing.Held(fencing.initialise(self.plan, self.number, self._give_up_at), self.plan)
+        return producers.Held(producers.initialise(self.plan, self.number, self._give_up_at), self.plan)
 
 
 def test_a_look_into_the_ledger_before_the_fence_would_double(plan, topic, bootstrap_servers):
@@ -239,7 +239,7 @@ def test_a_mark_without_compare_and_set_would_lose(plan, topic, bootstrap_server
 
     with pytest.raises(Fenced):
         paused.plan()
-    with pytest.raises(entries.ReplayDiffers):
+    with pytest.raises(slice_ledger.ReplayDiffers):
         write(second, batch(topic, 0, range(11, 16)))
     assert outbox_table.count() == 5
     naive(second)
@@ -271,7 +271,7 @@ def test_a_record_that_can_never_be_sent_is_not_tried_again(plan, topic, column)
     unfit = pa.RecordBatch.from_pylist(rows, schema=batch(topic, 0, [1]).schema)
     with pytest.raises(RecordUnfit, match=rf"no {column} .*Correct or filter it") as error:
         write(plan, unfit)
-    assert judge(f"outbox.spark.plan.{type(error.value).__name__}: {error.value}").kind == Kind.REFUSED
+    assert judge(f"outbox.spark.sink.slice_plan.{type(error.value).__name__}: {error.value}").kind == Kind.REFUSED
     assert last_entry(plan, 0) is None
 
 

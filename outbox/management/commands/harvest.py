@@ -165,8 +165,8 @@ def _spark_harvester(options: dict[str, Any]) -> tuple[Any, Stop]:
     from outbox.core.contract import MeterRead
     from outbox.harvest.harvester import Harvester
     from outbox.harvest.lease_keeper import owner_name
-    from outbox.spark import setup
-    from outbox.spark.engine import Engine
+    from outbox.spark.engine import settings as setup
+    from outbox.spark.engine.worker import Engine
 
     names = ("master", "transform", "checkpoint", "sink", "slices", "max_records", "resend", "connector")
     flags = setup.Flags(config=options["spark_conf"], **{name: options[name] for name in names})

@@ -18,8 +18,8 @@ from outbox.conf import Conf
 from outbox.edges.postgres.common.table import parameters
 from outbox.exceptions import OutboxError
 from outbox.operations import stats
-from outbox.spark import start
-from outbox.spark.verdict import AuditImpossible, NotNow, Request, Verdict, store
+from outbox.spark import sessions
+from outbox.spark.verify.findings import AuditImpossible, NotNow, Request, Verdict, store
 
 EXIT_CODES = {
     0: "everything in the ledger's window was delivered once and in order",
@@ -63,7 +63,7 @@ class Command(BaseCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         try:
             request, config = self._request(options), _config(options["spark_conf"])
-            for text in start.exposed(config):
+            for text in sessions.exposed(config):
                 self.stderr.write(text)
             is_clean = self._audits(request, config, options)
         except OutboxError as error:
@@ -88,7 +88,7 @@ class Command(BaseCommand):
 
     def _audits(self, request: Request, config: dict[str, str], options: dict[str, Any]) -> bool:
         stop = threading.Event()
-        spark = start.session("outbox audit", options["master"], config, show_ui=not options["json"])
+        spark = sessions.session("outbox audit", options["master"], config, show_ui=not options["json"])
         spark.sparkContext.setLogLevel("ERROR")
         if options["continuous"]:
             for number in (signal.SIGTERM, signal.SIGINT):
@@ -136,11 +136,11 @@ def _audit(spark: Any, request: Request, say: Callable[[str], None]) -> Verdict:
     from pyspark.errors import PySparkException
 
     from outbox.edges.kafka.exactly_once.ledger_topic import LedgerUnreachable
-    from outbox.spark import audit
-    from outbox.spark.troubles import judge
+    from outbox.spark.engine.failure_kinds import judge
+    from outbox.spark.verify import run
 
     try:
-        return audit.audit(spark, request, say)
+        return run.audit(spark, request, say)
     except KafkaException as error:
         raise NotNow(f"Kafka cannot be asked: {_line(error.args[0].str())}. Is a broker up?") from error
     except LedgerUnreachable as error:

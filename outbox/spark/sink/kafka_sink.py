@@ -27,9 +27,9 @@ from typing import TYPE_CHECKING, Any
 
 from outbox.edges.kafka.exactly_once.ledger_topic import LedgerMissing
 from outbox.exceptions import OutboxError
-from outbox.spark import entries, expressions, fencing, writing
-from outbox.spark.columns import check as check_columns
-from outbox.spark.plan import CHECKSUM, PART, RESULT, Plan, SliceFailed, compare
+from outbox.spark.sink import producers, slice_ledger, slice_writer, sql_expressions
+from outbox.spark.sink.columns import check as check_columns
+from outbox.spark.sink.slice_plan import CHECKSUM, PART, RESULT, Plan, SliceFailed, compare
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -149,12 +149,12 @@ class KafkaSink:
 
     def _plan(self, frame: DataFrame, query: str, epoch: int) -> Plan:
         if self._at is not None and self._at == (query, epoch - 1):
-            start = entries.Start(self.slices, dict.fromkeys(range(self.slices), epoch - 1), {})
+            start = slice_ledger.Start(self.slices, dict.fromkeys(range(self.slices), epoch - 1), {})
         else:
             start = self._take_over(query, epoch)
         return self._new_plan(query, epoch, start, has_ids="id" in frame.columns)
 
-    def _new_plan(self, query: str, epoch: int, start: entries.Start, *, has_ids: bool) -> Plan:
+    def _new_plan(self, query: str, epoch: int, start: slice_ledger.Start, *, has_ids: bool) -> Plan:
         return Plan(
             name=self.name,
             query=query,
@@ -173,28 +173,30 @@ class KafkaSink:
             order="" if self.order == ("id",) else ",".join(self.order),
         )
 
-    def _take_over(self, query: str, epoch: int) -> entries.Start:
+    def _take_over(self, query: str, epoch: int) -> slice_ledger.Start:
         """Fence whatever an older driver left at work, in every slice it may have had, then read what is delivered."""
-        ledger = fencing.ledger_of(self.properties, self.ledger)
+        ledger = producers.ledger_of(self.properties, self.ledger)
         partitions = ledger.prepare_slices(self.slices, self.audit_window_s)
         give_up_at = time.monotonic() + _TAKEOVER_S
-        plan = self._new_plan(query, epoch, entries.Start(0, {}, {}), has_ids=False)
+        plan = self._new_plan(query, epoch, slice_ledger.Start(0, {}, {}), has_ids=False)
         found = []
         for slice_ in range(partitions):
-            producer = fencing.initialise(plan, slice_, give_up_at)
+            producer = producers.initialise(plan, slice_, give_up_at)
             try:
                 found.append(ledger.last_entry(slice_, give_up_at))
             finally:
                 producer.drop_and_wait()
-        return entries.judge(found, self.name, query, epoch, self.slices, begin_at=self.begin_at, origin=self.origin)
+        return slice_ledger.judge(
+            found, self.name, query, epoch, self.slices, begin_at=self.begin_at, origin=self.origin
+        )
 
     def refuse_new_query(self) -> None:
         """For a checkpoint that knows no query yet: raises if the ledger knows one. Found out at its first epoch only,
         the source would have planned a batch that the right checkpoint does not know, and refuse that one too."""
-        ledger = fencing.ledger_of(self.properties, self.ledger)
+        ledger = producers.ledger_of(self.properties, self.ledger)
         give_up_at = time.monotonic() + _TAKEOVER_S
         found = [ledger.last_entry(slice_, give_up_at) for slice_ in range(ledger.partitions())]
-        entries.judge(found, self.name, _NEW_QUERY, 0, self.slices, origin=self.origin)
+        slice_ledger.judge(found, self.name, _NEW_QUERY, 0, self.slices, origin=self.origin)
 
     # ---- the job
 
@@ -202,12 +204,12 @@ class KafkaSink:
         """The columns that executors need, and those that sort."""
         there = frame.columns
         columns = [name for name in ("id", "topic", "key", "value", "headers") if name in there]
-        slice_ = expressions.slice_sql(columns, self.order, self.slices, keep_empty_key=self.keep_empty_key)
+        slice_ = sql_expressions.slice_sql(columns, self.order, self.slices, keep_empty_key=self.keep_empty_key)
         return frame.selectExpr(
             f"{slice_} * 2 AS {PART}",
-            f"{expressions.checksum_sql(columns)} AS {CHECKSUM}",
-            *(f"{expressions.HEADERS} AS headers" if name == "headers" else name for name in columns),
-            *(expressions.quoted(name) for name in self.order if name not in columns),
+            f"{sql_expressions.checksum_sql(columns)} AS {CHECKSUM}",
+            *(f"{sql_expressions.HEADERS} AS headers" if name == "headers" else name for name in columns),
+            *(sql_expressions.quoted(name) for name in self.order if name not in columns),
         )
 
     def _run(self, sliced: DataFrame, plan: Plan) -> list[Any]:
@@ -215,10 +217,10 @@ class KafkaSink:
         sentinels = spark.range(0, self.slices, 1, 1).selectExpr(f"CAST(id * 2 + 1 AS INT) AS {PART}")
         whole = sliced.unionByName(sentinels, allowMissingColumns=True)
         # One slice per task; that a task could get several, or none, costs time and nothing else.
-        home = expressions.home_of(f"{PART} div 2", self.slices, self._homes)
+        home = sql_expressions.home_of(f"{PART} div 2", self.slices, self._homes)
         arranged = whole.repartition(self.slices, home).sortWithinPartitions(PART, *self.order)
         with _workers_of_their_own(spark.sparkContext.environment, self.slices):
-            written = arranged.mapInArrow(partial(writing.write, plan), RESULT)
+            written = arranged.mapInArrow(partial(slice_writer.write, plan), RESULT)
         results = written.collect()
         if sorted(row["slice"] for row in results) != list(range(self.slices)):
             raise SliceFailed(

@@ -25,8 +25,8 @@ from uuid import UUID
 
 from outbox.core.patience import Backoff
 from outbox.exceptions import OutboxError
-from outbox.spark.job import Job
-from outbox.spark.troubles import Kind
+from outbox.spark.engine.failure_kinds import Kind
+from outbox.spark.engine.job import Job
 
 logger = logging.getLogger("outbox.spark")
 
@@ -77,7 +77,7 @@ class Statistics:
 class Engine:
     """Makes the worker of a lane; one object serves a harvester through all its leaderships."""
 
-    command: Sequence[str] = (sys.executable, "-m", "outbox.spark.driver")
+    command: Sequence[str] = (sys.executable, "-m", "outbox.spark.engine.driver")
 
     def __init__(self, job: Callable[[], Job], meter: Callable[..., object] | None = None) -> None:
         """`job` is asked when a leadership begins. `meter` makes the reading of a meter from lane, leader_id,

@@ -22,12 +22,12 @@ from datetime import UTC, datetime
 from functools import reduce
 from typing import TYPE_CHECKING, Any
 
-from outbox.spark import audit_pairing as pairing
-from outbox.spark import audit_reading as reading
-from outbox.spark import audit_sinks as sinks
-from outbox.spark.audit_absent import absent
-from outbox.spark.audit_reading import Offsets, Span, lookup
-from outbox.spark.verdict import KINDS, AuditImpossible, Fault, Request, Verdict, database
+from outbox.spark.verify import pairing as pairing
+from outbox.spark.verify import reading as reading
+from outbox.spark.verify import sink_ledgers as sinks
+from outbox.spark.verify.absent import absent
+from outbox.spark.verify.findings import KINDS, AuditImpossible, Fault, Request, Verdict, database
+from outbox.spark.verify.reading import Offsets, Span, lookup
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

@@ -20,10 +20,10 @@ from outbox.edges.postgres.common.table import connect_session, identifier, para
 from outbox.edges.postgres.counts import overview
 from outbox.edges.postgres.preflight import keepers, numbering
 from outbox.exceptions import OutboxError
-from outbox.spark import start
-from outbox.spark.driver import resolve
-from outbox.spark.job import Job
-from outbox.spark.stream import WAY
+from outbox.spark import sessions
+from outbox.spark.engine.driver import resolve
+from outbox.spark.engine.job import Job
+from outbox.spark.source.statements import WAY
 
 _TRANSACTION_TIMEOUT_S = 60.0  # a slice is one transaction, and larger than a batch of the other engine
 
@@ -49,13 +49,13 @@ def settled(conf: Conf) -> Conf:
 
 
 def notes(flags: Flags) -> list[str]:
-    return start.exposed(_config(flags.config))
+    return sessions.exposed(_config(flags.config))
 
 
 def check(flags: Flags) -> None:
     """Raises what is missing on this machine, or wrong with the flags, before anything begins. Starts no JVM that
     stays."""
-    start.check_extra()
+    sessions.check_extra()
     resolve(flags.transform)
     _config(flags.config)
     if flags.slices < 1 or flags.max_records < 1:

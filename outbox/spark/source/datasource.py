@@ -34,12 +34,12 @@ from pyspark.sql.types import StructType
 from outbox.edges.postgres.common.session import BoundedConnection
 from outbox.exceptions import OutboxError
 from outbox.failpoints import failpoint
-from outbox.spark import stream
-from outbox.spark.beside import Beside
-from outbox.spark.holding import Holding
-from outbox.spark.options import Options
-from outbox.spark.reading import Range, read
-from outbox.spark.stream import Batch, CheckpointLost, Connection, State, Stream
+from outbox.spark.source import statements
+from outbox.spark.source.arrow import Range, read
+from outbox.spark.source.background import Beside
+from outbox.spark.source.holds import Holding
+from outbox.spark.source.options import Options
+from outbox.spark.source.statements import Batch, CheckpointLost, Connection, State, Stream
 
 logger = logging.getLogger("outbox.spark")
 
@@ -56,7 +56,7 @@ _HELD_PAUSE_S, _HELD_SHARE = 1.0, 20.0  # before another look at a table in whic
 
 def register(spark: SparkSession) -> None:
     """Make the format `outbox` known to the session."""
-    from outbox.spark.start import check_extra
+    from outbox.spark.sessions import check_extra
 
     check_extra()
     spark.dataSource.register(OutboxSource)
@@ -87,8 +87,8 @@ class OutboxReader(DataSourceReader):
         self.options = options
 
     def partitions(self) -> list[InputPartition]:
-        with stream.connect(self.options.url, self.options.statement_timeout) as connection:
-            return [Range(*range_) for range_ in stream.ranges(connection, self.options.table, self.options.slices)]
+        with statements.connect(self.options.url, self.options.statement_timeout) as connection:
+            return [Range(*range_) for range_ in statements.ranges(connection, self.options.table, self.options.slices)]
 
     def read(self, partition: InputPartition | None) -> Iterator[Any]:
         return read(self.options, partition) if isinstance(partition, Range) else iter(())
@@ -308,7 +308,7 @@ class OutboxStreamReader(DataSourceStreamReader):
 
     def _connected(self) -> BoundedConnection:
         if self._connection is None or self._connection.closed:
-            self._connection = stream.connect(self.options.url, self.options.statement_timeout, own_session=True)
+            self._connection = statements.connect(self.options.url, self.options.statement_timeout, own_session=True)
         self._connection.give_up_at = time.monotonic() + self.options.statement_timeout + _GRACE_S
         return self._connection
 
@@ -324,7 +324,7 @@ class OutboxStreamReader(DataSourceStreamReader):
         """What fails now is tried again at Spark's next question; for so long and no longer."""
         try:
             job(self._connected())
-        except stream.OUTAGES as error:
+        except statements.OUTAGES as error:
             self._give_way(error)
         else:
             self._up_at = time.monotonic()
@@ -335,7 +335,7 @@ class OutboxStreamReader(DataSourceStreamReader):
         while True:
             try:
                 return job(self._connected())
-            except stream.OUTAGES as error:
+            except statements.OUTAGES as error:
                 self._give_way(error)
 
     def _give_way(self, error: psycopg.Error) -> None:

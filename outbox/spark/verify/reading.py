@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from outbox.core.exactly_once import ledger
 from outbox.edges.postgres.common.table import connect_plainly, identifier
 from outbox.exceptions import OutboxError
-from outbox.spark import entries, expressions
-from outbox.spark.verdict import AuditImpossible, NotNow, Request
+from outbox.spark.sink import slice_ledger, sql_expressions
+from outbox.spark.verify.findings import AuditImpossible, NotNow, Request
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -173,9 +173,10 @@ def records(spark: SparkSession, request: Request, span: Span) -> DataFrame:
         numbers[F.col("topic")].cast("int").alias("topic_no"), "partition", "offset", "timestamp",
         F.col("_id").alias("id"), "topic", "key", "value", stored.alias("headers"),
     )  # fmt: skip
+    checksum = sql_expressions.checksum(["id", "topic", "key", "value", "headers"])
     return known.select(
         "topic_no", "partition", F.col("offset").alias("place"), F.unix_millis("timestamp").alias("at"), "id",
-        F.when(F.col("id").isNotNull(), expressions.checksum(["id", "topic", "key", "value", "headers"])).alias("sum"),
+        F.when(F.col("id").isNotNull(), checksum).alias("sum"),
         F.when(F.octet_length("key") > 0, F.xxhash64("key")).alias("key"),
     )  # fmt: skip
 
@@ -219,7 +220,7 @@ def _entry(row: Mapping[str, Any]) -> dict[str, Any]:
     found |= {"is_sink": is_sink, "by_id": True, "batch": -1, "change": 0, "count": 0, "digest": 0, "error": None}
     try:
         if is_sink:
-            slice_ = entries.decode(row["value"])
+            slice_ = slice_ledger.decode(row["value"])
             return {**found, **_fields(slice_), "batch": slice_.epoch, "lane": slice_.slice, "by_id": slice_.is_by_id}
         batch = ledger.decode(row["value"])
         return {**found, **_fields(batch), "batch": batch.batch, "lane": batch.lane, "change": batch.change}
@@ -227,7 +228,7 @@ def _entry(row: Mapping[str, Any]) -> dict[str, Any]:
         return {**found, "error": f"partition {row['partition']}, offset {row['offset']}: {error}"}
 
 
-def _fields(entry: ledger.Entry | entries.Entry) -> dict[str, Any]:
+def _fields(entry: ledger.Entry | slice_ledger.Entry) -> dict[str, Any]:
     if len(entry.ids) != entry.count:
         raise AuditImpossible(f"an entry of {entry.count} records lists {len(entry.ids)} ids: its DataFrame had no id")
     return {"count": entry.count, "digest": entry.digest, "ids": entry.ids}

@@ -14,7 +14,7 @@ for wanted in (
     "pyarrow.compute",
     "confluent_kafka",
     "outbox.edges.kafka.exactly_once.transactional",
-    "outbox.spark.writing",
+    "outbox.spark.sink.slice_writer",
 ):
     import_module(wanted)
 

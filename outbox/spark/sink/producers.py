@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from outbox.edges.kafka.common.clients import require_bootstrap
 from outbox.edges.kafka.exactly_once.ledger_topic import LedgerTopic
-from outbox.spark import entries
-from outbox.spark.plan import Plan
+from outbox.spark.sink import slice_ledger
+from outbox.spark.sink.slice_plan import Plan
 
 if TYPE_CHECKING:
     from outbox.edges.kafka.exactly_once.transactional import TransactionalProducer
@@ -22,7 +22,7 @@ _ENTRY_BYTES_MAX = 16_000_000
 class SliceLedger(LedgerTopic):
     """The ledger topic of a sink: one partition per slice."""
 
-    decode = staticmethod(lambda value, _: entries.decode(value))
+    decode = staticmethod(lambda value, _: slice_ledger.decode(value))
     topic_config: Mapping[str, str] = {"max.message.bytes": str(_ENTRY_BYTES_MAX)}
 
     def prepare_slices(self, slices: int, audit_window_s: float) -> int:

@@ -1,4 +1,4 @@
-"""`python -m outbox.spark.driver`: the process that drives Spark while its harvester leads.
+"""`python -m outbox.spark.engine.driver`: the process that drives Spark while its harvester leads.
 
 It is told what to do by lines on its standard input, first the job, and says what happens as JSON lines on what was its
 standard output. It ends at once when that input ends: its harvester is gone, and another one may lead. Whatever it
@@ -27,14 +27,14 @@ from typing import TYPE_CHECKING, Any
 from outbox.core.patience import Backoff
 from outbox.exceptions import OutboxError
 from outbox.failpoints import failpoint
-from outbox.spark.job import Job
-from outbox.spark.troubles import Kind, Trouble, judge
+from outbox.spark.engine.failure_kinds import Kind, Trouble, judge
+from outbox.spark.engine.job import Job
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-    from outbox.spark.sink import KafkaSink
+    from outbox.spark.sink.kafka_sink import KafkaSink
 
 _TRIGGER = "100 milliseconds"  # an idle query asks the table ten times a second
 _POLL_S = 0.1
@@ -172,7 +172,7 @@ class Driver:
         )
 
     def _sink(self) -> KafkaSink:
-        from outbox.spark.sink import KafkaSink
+        from outbox.spark.sink.kafka_sink import KafkaSink
 
         job = self.job
         return KafkaSink(
@@ -206,29 +206,29 @@ class Driver:
     def _tell_holds(self, query: StreamingQuery) -> None:
         """What the source leaves alone, when that has changed, and whether the query idles beside it: before that,
         records that nothing holds back may still be on their way."""
-        from outbox.spark import holding, stream
+        from outbox.spark.source import holds, statements
 
         if time.monotonic() < self._look_at:
             return
         self._look_at = time.monotonic() + _HOLDS_S
         try:
-            with contextlib.closing(stream.connect(self.job.url, _STATEMENT_S)) as connection:
-                scopes = holding.Holding(self.job.table).scopes(connection)
-                is_idle = bool(scopes) and _is_waiting(query) and stream.Stream(self.job.table).is_idle(connection)
-        except (*stream.OUTAGES, OutboxError):
+            with contextlib.closing(statements.connect(self.job.url, _STATEMENT_S)) as connection:
+                scopes = holds.Holding(self.job.table).scopes(connection)
+                is_idle = bool(scopes) and _is_waiting(query) and statements.Stream(self.job.table).is_idle(connection)
+        except (*statements.OUTAGES, OutboxError):
             return
         if (scopes, is_idle) != self._told:
             self._told = scopes, is_idle
-            parked, shown = holding.parked(scopes), holding.shown(scopes)
+            parked, shown = holds.parked(scopes), holds.shown(scopes)
             self._channel.say("holds", count=len(scopes), parked=parked, shown=shown, is_idle=is_idle)
 
     def _finish(self, query: StreamingQuery) -> None:
         """Let the batch under way end and be purged. What cannot be, the next driver completes."""
-        from outbox.spark import stream
+        from outbox.spark.source import statements
 
-        table, give_up_at = stream.Stream(self.job.table), time.monotonic() + _CLAIMED_WITHIN_S
+        table, give_up_at = statements.Stream(self.job.table), time.monotonic() + _CLAIMED_WITHIN_S
         try:
-            with contextlib.closing(stream.connect(self.job.url, _STATEMENT_S)) as connection:
+            with contextlib.closing(statements.connect(self.job.url, _STATEMENT_S)) as connection:
                 # A query that was just started may be about to claim the table, and to mark its first batch.
                 while not table.pause(connection, self.job.owner):
                     if not query.isActive or time.monotonic() > give_up_at:
@@ -236,7 +236,7 @@ class Driver:
                     time.sleep(_POLL_S)
                 while query.isActive and not table.is_idle(connection):
                     time.sleep(_POLL_S)
-        except stream.OUTAGES as error:
+        except statements.OUTAGES as error:
             self._channel.say("retry", text=f"the batch stays unfinished: {' '.join(str(error).split())}", pause_s=0)
 
     def _consider(self, trouble: Trouble) -> None:
@@ -264,23 +264,24 @@ class Driver:
     def _is_superseded(self) -> bool:
         """Whether another driver has taken the table since this one had it: whatever a driver that was paused meets
         then, in the checkpoint, the ledger or the table, it must not claim the table again."""
-        from outbox.spark import stream
+        from outbox.spark.source import statements
 
         try:
-            with contextlib.closing(stream.connect(self.job.url, _STATEMENT_S)) as connection:
-                is_own = stream.Stream(self.job.table).state(connection).owner.startswith(self.job.owner)
-        except (*stream.OUTAGES, OutboxError):
+            with contextlib.closing(statements.connect(self.job.url, _STATEMENT_S)) as connection:
+                is_own = statements.Stream(self.job.table).state(connection).owner.startswith(self.job.owner)
+        except (*statements.OUTAGES, OutboxError):
             return False
         self._has_claimed = self._has_claimed or is_own
         return self._has_claimed and not is_own
 
 
 def _session(job: Job) -> SparkSession:
-    from outbox.spark import source, start
+    from outbox.spark import sessions
+    from outbox.spark.source import datasource
 
     config = {**_DEFAULTS, **job.config}
-    spark = start.session(f"outbox {job.name}", job.master, config, kafka=job.connector)
-    source.register(spark)
+    spark = sessions.session(f"outbox {job.name}", job.master, config, kafka=job.connector)
+    datasource.register(spark)
     return spark
 
 

@@ -82,7 +82,7 @@ def _defaults(with_connector: bool) -> dict[str, str]:
         "spark.driver.bindAddress": _LOOPBACK,
         "spark.sql.session.timeZone": "UTC",
         "spark.ui.showConsoleProgress": "false",
-        "spark.python.daemon.module": "outbox.spark.daemon",
+        "spark.python.daemon.module": "outbox.spark.python_daemon",
     }
     if with_connector:
         from pyspark import __version__ as version

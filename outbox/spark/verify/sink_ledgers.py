@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from outbox.core.exactly_once.ledger import ForeignEntry, LedgerEntryError
-from outbox.spark.fencing import SliceLedger
+from outbox.spark.sink.producers import SliceLedger
 
 PREFIX = "outbox-spark-"
 

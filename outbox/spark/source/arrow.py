@@ -19,9 +19,9 @@ from outbox.edges.postgres.common.table import identifier
 from outbox.edges.postgres.common.texts import has_encoding, not_utf8
 from outbox.edges.postgres.common.timestamps import KNOWN
 from outbox.exceptions import OutboxError
-from outbox.spark import stream
-from outbox.spark.options import Options
-from outbox.spark.stream import RecordsMissing
+from outbox.spark.source import statements
+from outbox.spark.source.options import Options
+from outbox.spark.source.statements import RecordsMissing
 
 _ROWS_AT_ONCE = 5_000
 _FIRST_ROWS, _BYTES_AT_ONCE = 500, 32_000_000
@@ -48,8 +48,8 @@ class Range(InputPartition):
 def read(options: Options, wanted: Range) -> Iterator[Any]:
     """The records as Arrow batches; raises unless all that were marked are there."""
     count = 0
-    with stream.connect(options.url, options.statement_timeout) as connection:
-        has_binary = stream.has_binary(connection, options.table)
+    with statements.connect(options.url, options.statement_timeout) as connection:
+        has_binary = statements.has_binary(connection, options.table)
         with connection.transaction():
             connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
             if not has_encoding(connection):
@@ -65,7 +65,7 @@ def read(options: Options, wanted: Range) -> Iterator[Any]:
         )
 
 
-def _require_utf8(connection: stream.Connection, table: str, wanted: Range) -> None:
+def _require_utf8(connection: statements.Connection, table: str, wanted: Range) -> None:
     """Spark would send the bytes as they are, or fail without naming the record."""
     query = sql.SQL(
         "/* read */ SELECT id, kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values FROM {} "
@@ -79,7 +79,7 @@ def _require_utf8(connection: stream.Connection, table: str, wanted: Range) -> N
                     raise RecordNotText(f"Record {id_}: {reason}")
 
 
-def _batches(connection: stream.Connection, table: str, wanted: Range, *, has_binary: bool) -> Iterator[Any]:
+def _batches(connection: statements.Connection, table: str, wanted: Range, *, has_binary: bool) -> Iterator[Any]:
     given = {"lowest": wanted.lowest, "highest": wanted.highest, "leader": wanted.leader}
     page = _select_page(table, wanted.leader, _ROWS_AT_ONCE, _SMALL_BYTES, binary=has_binary)
     with connection.cursor(binary=True) as cursor:
@@ -89,7 +89,7 @@ def _batches(connection: stream.Connection, table: str, wanted: Range, *, has_bi
             given["lowest"] = batch.column(0)[-1].as_py() + 1
     if not found or not found[0]:
         return
-    select = stream.select(table, wanted.leader, binary=has_binary)
+    select = statements.select(table, wanted.leader, binary=has_binary)
     given |= {"limit": _FIRST_ROWS, "bytes": _BYTES_AT_ONCE}
     with connection.cursor(binary=True) as cursor:
         while few := cursor.execute(select, given).fetchall():
@@ -102,9 +102,9 @@ def _batches(connection: stream.Connection, table: str, wanted: Range, *, has_bi
 def _select_page(table: str, leader: str, rows: int, small_bytes: int, *, binary: bool = True) -> str:
     """The first rows of a range of ids as one row: their number, whether one of them is large or has headers, then each
     column: ids, times, and lengths and bytes of topic, key and value."""
-    texts = ["kafka_key", stream.TEXT, *(["kafka_value_binary"] * binary)]
+    texts = ["kafka_key", statements.TEXT, *(["kafka_value_binary"] * binary)]
     small = f"({' + '.join(f'coalesce(octet_length({text}), 0)' for text in texts)}) <= {small_bytes}"
-    value = f"coalesce(kafka_value_binary, textsend({stream.TEXT}))" if binary else f"textsend({stream.TEXT})"
+    value = f"coalesce(kafka_value_binary, textsend({statements.TEXT}))" if binary else f"textsend({statements.TEXT})"
     strings = ", ".join(
         f"array_send(array_agg(coalesce(octet_length({name}), -1))), string_agg({name}, ''::bytea)"
         for name in ("topic", "key", "value")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from outbox.exceptions import OutboxError
-from outbox.spark.entries import ReplayDiffers
+from outbox.spark.sink.slice_ledger import ReplayDiffers
 
 PART, CHECKSUM = "_part", "_checksum"
 """Columns that the sink adds: 2 × slice, plus 1 on the slice's sentinel; the record's checksum."""

@@ -33,7 +33,7 @@ from outbox.edges.postgres.common.table import connect_bounded, connect_session,
 from outbox.edges.postgres.common.timestamps import KNOWN
 from outbox.edges.postgres.preflight import keepers, numbering, privileges
 from outbox.exceptions import OutboxError
-from outbox.spark.holding import FREE
+from outbox.spark.source.holds import FREE
 
 logger = logging.getLogger("outbox.spark")
 

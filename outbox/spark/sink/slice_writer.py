@@ -25,8 +25,17 @@ from outbox.core import faults
 from outbox.edges.kafka.common.clients import let_go
 from outbox.edges.kafka.exactly_once.ledger_topic import LedgerUnreachable
 from outbox.failpoints import failpoint
-from outbox.spark import entries, expressions, fencing
-from outbox.spark.plan import CHECKSUM, PART, Plan, RecordUnfit, RefusedByKafka, SliceFailed, Superseded, compare
+from outbox.spark.sink import producers, slice_ledger, sql_expressions
+from outbox.spark.sink.slice_plan import (
+    CHECKSUM,
+    PART,
+    Plan,
+    RecordUnfit,
+    RefusedByKafka,
+    SliceFailed,
+    Superseded,
+    compare,
+)
 
 if TYPE_CHECKING:
     from outbox.edges.kafka.exactly_once.transactional import TransactionalProducer
@@ -102,14 +111,14 @@ class _Slice:
         self._at_hand: list[Any] | None = []
         """All rows so far; None: too many, or begun again already."""
         self._give_up_at = time.monotonic() + plan.transaction_timeout_s
-        self._entry: entries.Entry | None = None
+        self._entry: slice_ledger.Entry | None = None
         self._has_begun = self._is_renewed = False
         self._failed: list[_Failure] | None = None
         """Records that Kafka did not take, asked for when the slice is begun again: it costs time."""
-        self._held = fencing.take(plan, number) or self._open()
+        self._held = producers.take(plan, number) or self._open()
 
-    def _open(self) -> fencing.Held:
-        producer = fencing.initialise(self.plan, self.number, self._give_up_at)
+    def _open(self) -> producers.Held:
+        producer = producers.initialise(self.plan, self.number, self._give_up_at)
         self._is_renewed = True
         failpoint("after-init")
         try:
@@ -117,13 +126,13 @@ class _Slice:
         except BaseException:
             producer.drop_and_wait()
             raise
-        return fencing.Held(producer, self.plan)
+        return producers.Held(producer, self.plan)
 
-    def _look_up(self) -> entries.Entry | None:
+    def _look_up(self) -> slice_ledger.Entry | None:
         """The entry, if this slice is delivered; raises if the ledger is not where it must be."""
         plan, number = self.plan, self.number
-        topic = fencing.ledger_of(plan.properties, plan.ledger)
-        last: entries.Entry | None = topic.last_entry(number, self._give_up_at)
+        topic = producers.ledger_of(plan.properties, plan.ledger)
+        last: slice_ledger.Entry | None = topic.last_entry(number, self._give_up_at)
         now = (plan.name, plan.query, plan.epoch, plan.slices)
         if last is not None and (last.name, last.query, last.epoch, last.slices) == now:
             return last
@@ -201,7 +210,7 @@ class _Slice:
         except Exception as error:
             self._begin_again(error)
             self._commit()
-        fencing.keep(self.plan, self.number, self._held)
+        producers.keep(self.plan, self.number, self._held)
         return {
             "slice": [self.number],
             "count": [self.count],
@@ -218,14 +227,16 @@ class _Slice:
             return
         self._begin()
         producer.wait_reports(lambda: time.monotonic() > self._give_up_at)
-        producer.send_entry(plan.ledger, self.number, entries.entry_key(self.number), entries.encode(self._new_entry()))
+        producer.send_entry(
+            plan.ledger, self.number, slice_ledger.entry_key(self.number), slice_ledger.encode(self._new_entry())
+        )
         failpoint("before-commit")
         producer.commit(max(1.0, self._give_up_at - time.monotonic()))
         failpoint("after-commit")
 
-    def _new_entry(self) -> entries.Entry:
+    def _new_entry(self) -> slice_ledger.Entry:
         plan = self.plan
-        return entries.Entry(
+        return slice_ledger.Entry(
             name=plan.name,
             query=plan.query,
             epoch=plan.epoch,
@@ -273,7 +284,7 @@ def _is_of_kafka(error: Exception) -> bool:
     return kafka_error(error) is not None or isinstance(error, ReportsMissing | LedgerUnreachable)
 
 
-def _shown(entry: entries.Entry | None) -> str:
+def _shown(entry: slice_ledger.Entry | None) -> str:
     return f"epoch {entry.epoch} of query {entry.query}" if entry is not None else "none"
 
 
@@ -336,9 +347,9 @@ def _headers(column: Any) -> list[list[tuple[str, bytes | None]] | None]:
 
 def _header(text: str) -> tuple[str, bytes | None]:
     name, _, value = text.partition("=")
-    if name == expressions.NULL:
+    if name == sql_expressions.NULL:
         raise SliceFailed("A record has a header without a name (its key is null).")
-    return bytes.fromhex(name).decode(), None if value == expressions.NULL else bytes.fromhex(value)
+    return bytes.fromhex(name).decode(), None if value == sql_expressions.NULL else bytes.fromhex(value)
 
 
 def _produce_when_there_is_room(producer: TransactionalProducer, record: tuple[Any, ...], give_up_at: float) -> None:

@@ -1,0 +1,1 @@
+"""Harvesting with Spark: the worker of a lane and the process that drives Spark for it."""

@@ -1,0 +1,1 @@
+"""The sink that delivers a DataFrame to Kafka exactly once."""

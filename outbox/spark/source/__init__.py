@@ -1,0 +1,1 @@
+"""The DataSource `outbox`: records of the table as a DataFrame."""

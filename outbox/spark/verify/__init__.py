@@ -1,0 +1,1 @@
+"""The proof from topics, ledger and table that nothing was lost, doubled or reordered."""
