@@ -17,8 +17,9 @@ from django.urls import reverse
 from django.utils import timezone
 from django.utils.safestring import SafeString, mark_safe
 
-from outbox.admin import AGES, OutboxRecordAdmin
-from outbox.admin_paging import COUNT_EXACT_MAX
+from outbox.admin import OutboxRecordAdmin
+from outbox.admin.paging import COUNT_EXACT_MAX
+from outbox.admin.pending import AGES
 from outbox.models import OutboxRecord
 
 pytestmark = pytest.mark.django_db

@@ -4,8 +4,9 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from outbox.admin_pages import charts, wording
-from outbox.admin_pages.charts import Point, Series
+from outbox.admin import wording
+from outbox.admin.dashboard import charts
+from outbox.admin.dashboard.charts import Point, Series
 
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
 WINDOW = timedelta(hours=1)

@@ -11,8 +11,9 @@ from django.utils import timezone
 from django.utils.html import escape
 
 from outbox import conf
-from outbox.admin_pages import dashboard, held
-from outbox.admin_pages.verdict import BAD, GOOD, WARN, verdict
+from outbox.admin import explain
+from outbox.admin.dashboard import contents
+from outbox.admin.dashboard.summary import BAD, GOOD, WARN, verdict
 from outbox.edges.postgres.counts import backlog
 from outbox.models import DeadLetter, Hold, OutboxRecord, Sample
 from outbox.operations import stats
@@ -98,18 +99,18 @@ def test_the_numbers_are_those_of_the_database(admin_client):
 
 
 def test_rates_and_totals_come_from_the_samples(admin_client):
-    now = dashboard._now("default")
+    now = contents._now("default")
     found = {"backlog": {"records": 5, "oldest_age_s": 1.0, "stashed_total": 1300, "deleted_total": 1240}}
     rows = [
         Sample(taken_at=now - timedelta(seconds=120), backlog=0, oldest_age_s=0, stashed=1000, delivered=1000),
         Sample(taken_at=now - timedelta(seconds=60), backlog=0, oldest_age_s=0, stashed=1060, delivered=1060),
         Sample(taken_at=now - timedelta(seconds=2), backlog=0, oldest_age_s=0, stashed=1290, delivered=1230),
     ]
-    shown = dashboard._with_now(rows, found, now)
+    shown = contents._with_now(rows, found, now)
     assert [sample.stashed for sample in shown] == [1000, 1060, 1300]
-    assert dashboard._last_rate(shown, "stashed") == pytest.approx(4.0)
-    assert dashboard._last_rate(shown, "delivered") == pytest.approx(3.0)
-    assert dashboard._total(shown, "delivered") == "240 in the last hour"
+    assert contents._last_rate(shown, "stashed") == pytest.approx(4.0)
+    assert contents._last_rate(shown, "delivered") == pytest.approx(3.0)
+    assert contents._total(shown, "delivered") == "240 in the last hour"
 
 
 def test_charts_show_the_last_hour_and_have_a_table(admin_client):
@@ -161,7 +162,7 @@ def test_lanes_of_a_time_with_more_of_them_are_left_out(admin_client):
 
 def test_a_topic_that_is_held_as_a_whole_is_told_as_one(admin_client, sign_in):
     parked(key=None, record_id=None, error_code="TOPIC_AUTHORIZATION_FAILED")
-    for key in range(held.SHOWN_MAX + 1):
+    for key in range(explain.SHOWN_MAX + 1):
         parked(record(kafka_key=f"older-{key}"), since=timezone.now() - timedelta(hours=1))
     text = page(admin_client, DASHBOARD)
     assert "<code>topic orders</code>" in text[text.index('id="outbox-parked"') : text.index('id="outbox-refusals"')]
@@ -183,7 +184,7 @@ def test_many_holds_and_dead_letters_are_counted_as_outbox_stats_counts_them(adm
         "SELECT i, 'orders', '', 'refused' FROM generate_series(1, 12000) i"
     )
     text = page(admin_client, DASHBOARD)
-    with dashboard.bounded("default") as connection:
+    with contents.bounded("default") as connection:
         found = stats.of_database(connection, conf.current())
     assert value(text, "parked") == found["holds_by_reason"]["parked"] == 12000
     assert value(text, "dead") == found["dead_letters"] == 12000
@@ -211,7 +212,7 @@ def test_a_refusal_is_told_in_plain_words_with_the_next_step(admin_client):
     assert "is a dead letter" in text
     refusals = text[text.index('id="outbox-refusals"') :]
     for row in (hold, letter):
-        assert escape(held.explained(row)[1]) in refusals
+        assert escape(explain.explained(row)[1]) in refusals
 
 
 def test_a_code_of_a_newer_version_is_no_obstacle(admin_client):
@@ -234,7 +235,7 @@ def state(owned=(), **more):
 
 def kept(parked_count=0, dead_count=0, paused_count=0, topics=(), topic_count=None):
     whole = len(topics) if topic_count is None else topic_count
-    return held.Held([], parked_count, [], dead_count, paused_count, whole, topics)
+    return explain.Held([], parked_count, [], dead_count, paused_count, whole, topics)
 
 
 @pytest.mark.parametrize(
@@ -325,7 +326,7 @@ def test_rights_that_are_missing_are_told_with_the_remedy(admin_client, monkeypa
         assert "may not read it" in response.content.decode()
 
 
-@pytest.mark.parametrize("where", [(held, "read"), (stats, "of_database")])
+@pytest.mark.parametrize("where", [(explain, "read"), (stats, "of_database")])
 def test_a_database_that_takes_too_long_is_told(admin_client, monkeypatch, where):
     def slow(given, *others):
         run = sql if isinstance(given, str) else given.execute

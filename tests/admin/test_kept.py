@@ -14,7 +14,8 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import resolve, reverse
 from django.utils.safestring import mark_safe
 
-from outbox.admin_pages import acting, base, editing, payload
+from outbox.admin import actions, base, message_view
+from outbox.admin import edit as editing
 from outbox.edges.postgres.common import table
 from outbox.models import AuditRow, DeadLetter, Hold, OutboxRecord
 from outbox.redaction import TEXT_MAX
@@ -229,7 +230,7 @@ def test_every_act_asks_why(admin_client):
 
 def test_an_act_on_everything_tells_where_it_ends(admin_client, monkeypatch):
     letters = [dead(record_id=number) for number in range(5)]
-    for module in (acting, base):
+    for module in (actions, base):
         monkeypatch.setattr(module, "COUNT_MAX", 3)
     assert "There are more than 3." in page(admin_client, DEAD)
     text = act(admin_client, DEAD, "discard", letters[0], select_across="1").content.decode()
@@ -383,7 +384,7 @@ def test_many_keys_are_paused_by_as_many_statements_as_few(sign_in):
 
 def test_all_that_is_found_is_paused_up_to_a_limit(admin_client, monkeypatch):
     rows = [record(kafka_key=key) for key in "abcde"]
-    monkeypatch.setattr(acting, "COUNT_MAX", 3)
+    monkeypatch.setattr(actions, "COUNT_MAX", 3)
     text = act(admin_client, PENDING, "pause", rows[4], select_across="1").content.decode()
     assert "done to the first 3 of the list" in text
     act(admin_client, PENDING, "pause", rows[4], **hidden(text))
@@ -497,9 +498,9 @@ def test_the_redactor_is_asked_about_the_headers_of_pending_records(admin_client
 def test_what_a_page_tells_of_a_hidden_value_cannot_be_tried_out():
     """A hash of what is hidden would let short values be guessed."""
     made = record(kafka_value="1")
-    seen = {payload.of_record(made.pk).fingerprint}
+    seen = {message_view.of_record(made.pk).fingerprint}
     with override_settings(SECRET_KEY="another"):
-        seen.add(payload.of_record(made.pk).fingerprint)
+        seen.add(message_view.of_record(made.pk).fingerprint)
     assert len(seen) == 2
 
 

@@ -6,7 +6,7 @@ import pytest
 from django.db import connection
 from django.urls import reverse
 
-from outbox.admin_paging import COUNT_EXACT_MAX
+from outbox.admin.paging import COUNT_EXACT_MAX
 from outbox.edges.postgres.counts import backlog
 from outbox.models import OutboxRecord
 from tests.admin.conftest import DASHBOARD, DEAD, HOLDS, dead, parked

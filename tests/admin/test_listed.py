@@ -6,7 +6,7 @@ import pytest
 from django.urls import reverse
 from django.utils import timezone
 
-from outbox.admin_pages import acting
+from outbox.admin import actions as acting
 from outbox.models import AuditRow, DeadLetter, Hold, OutboxRecord
 from outbox.operations import actions
 from tests.admin.conftest import DEAD, DEAD_ONE, EDIT_HOLD, HOLD, HOLDS, act, dead, hidden, page, parked, record

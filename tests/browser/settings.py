@@ -19,9 +19,9 @@ class Policy:
     """Content-Security-Policy on every answer."""
 
     def __init__(self, get_response):
-        from outbox.admin_pages import board  # needs the applications
+        from outbox.admin.dashboard import page
 
-        board.EVERY_S = 1  # tests wait for the page to renew itself
+        page.EVERY_S = 1  # tests wait for the page to renew itself
         self.get_response = get_response
 
     def __call__(self, request):

@@ -1,6 +1,6 @@
 """The pending records in Django's admin, harmless on a table of any size.
 
-Search, filters, columns and the page of one record; how they count and page is in ``outbox.admin_paging``, the other
+Search, filters, columns and the page of one record; how they count and page is in ``outbox.admin.paging``, the other
 pages are in ``outbox.admin_pages``.
 """
 
@@ -23,12 +23,12 @@ from django.utils.safestring import SafeString
 from django.utils.timesince import timesince
 
 from outbox import conf
-from outbox.admin_pages import audit, board, dead_letters, holds, payload  # noqa: F401  they register their models
-from outbox.admin_pages.acting import confirm, selected, tell_rest
-from outbox.admin_pages.base import may_see_payload, waiting
-from outbox.admin_pages.editing import edit_view
-from outbox.admin_pages.wording import plural
-from outbox.admin_paging import BINARY_PREFIX_BYTES, LIST_CHARS, Count, RecordPaginator, count, with_preview
+from outbox.admin import message_view
+from outbox.admin.actions import confirm, selected, tell_rest
+from outbox.admin.base import may_see_payload, waiting
+from outbox.admin.edit import edit_view
+from outbox.admin.paging import BINARY_PREFIX_BYTES, LIST_CHARS, Count, RecordPaginator, count, with_preview
+from outbox.admin.wording import plural
 from outbox.models import OutboxRecord
 from outbox.operations import actions as operations
 from outbox.redaction import TEXT_MAX, redact
@@ -228,7 +228,7 @@ class OutboxRecordAdmin(_ModelAdmin):
     def edit_view(self, request: HttpRequest, pk: int) -> HttpResponse:
         if not self._may_edit(request):
             raise PermissionDenied
-        return edit_view(self, request, payload.of_record(pk))
+        return edit_view(self, request, message_view.of_record(pk))
 
     def _may_edit(self, request: HttpRequest) -> bool:
         return request.user.has_perm("outbox.edit") and may_see_payload(request)
@@ -361,13 +361,13 @@ class OutboxRecordAdmin(_ModelAdmin):
 
     @admin.display(description="value and headers")
     def payload_hidden(self, record: OutboxRecord) -> str:
-        return payload.HIDDEN
+        return message_view.HIDDEN
 
     @admin.display(description="headers")
     def headers(self, record: OutboxRecord) -> str:
         # An adopted table may hold NULL instead of an empty array.
         pairs = zip(record.kafka_header_keys or (), record.kafka_header_values or (), strict=False)
-        shown = payload.shown_headers(record, pairs)
+        shown = message_view.shown_headers(record, pairs)
         rows = ((_cut(name, HEADER_CHARS), escape(_cut(text, HEADER_CHARS))) for name, text in shown)
         table = format_html_join("", "<tr><th>{}</th><td>{}</td></tr>", rows)
         return format_html("<table>{}</table>", table) if table else "(none)"

@@ -13,13 +13,13 @@ from django.urls import path, reverse
 from django.utils import timezone
 from django.utils.safestring import SafeString
 
-from outbox.admin_pages import held, payload
-from outbox.admin_pages.acting import Seen, confirm
-from outbox.admin_pages.base import waiting
-from outbox.admin_pages.editing import edit_view
-from outbox.admin_pages.forms import PauseForm
-from outbox.admin_pages.kept import LIST_CHARS, KeptAdmin, search, shown_fields
-from outbox.admin_pages.wording import ago
+from outbox.admin import explain, message_view
+from outbox.admin.actions import Seen, confirm
+from outbox.admin.base import waiting
+from outbox.admin.edit import edit_view
+from outbox.admin.forms import PauseForm
+from outbox.admin.refused_base import LIST_CHARS, KeptAdmin, search, shown_fields
+from outbox.admin.wording import ago
 from outbox.models import Hold
 from outbox.operations import actions as operations
 
@@ -58,14 +58,14 @@ class HoldAdmin(KeptAdmin):
     def buttons_of(self, row: Hold | None) -> dict[str, str]:
         if row is None:
             return {}
-        if row.reason not in held.REFUSED:
+        if row.reason not in explain.REFUSED:
             return {"resume": "Resume"}
         if row.key is None:  # a whole topic: none of its records is at fault
             return {"retry": "Try again now"}
         return {"retry": "Try again now", "skip": "Skip…", "discard": "Discard…"}
 
     def is_editable(self, row: Hold | None) -> bool:
-        return row is not None and row.reason in held.REFUSED and row.record_id is not None
+        return row is not None and row.reason in explain.REFUSED and row.record_id is not None
 
     def selector(self, rows: Sequence[Seen]) -> operations.Selector:
         records = {pk: (record_id, stashed_at) for pk, record_id, stashed_at in rows}
@@ -108,8 +108,8 @@ class HoldAdmin(KeptAdmin):
     @admin.action(description="Resume what is paused", permissions=["pause"])
     def resume(self, request: HttpRequest, queryset: Any) -> HttpResponse | None:
         return self.act_on_shown(
-            request, queryset.exclude(reason__in=held.REFUSED), operations.resume, "resume", "Resume what is paused?",
-            "What was kept of these is sent in its order.", "Resume them", "resumed",
+            request, queryset.exclude(reason__in=explain.REFUSED), operations.resume, "resume",
+            "Resume what is paused?", "What was kept of these is sent in its order.", "Resume them", "resumed",
         )  # fmt: skip
 
     # ---- pages
@@ -143,13 +143,13 @@ class HoldAdmin(KeptAdmin):
         if not self.has_edit_permission(request):
             raise PermissionDenied
         hold = self.get_queryset(request).filter(pk=pk, record_id__isnull=False).first()
-        return edit_view(self, request, payload.of_held(hold) if hold else None)
+        return edit_view(self, request, message_view.of_held(hold) if hold else None)
 
     # ---- columns
 
     @admin.display(description="what")
     def what(self, hold: Hold) -> str:
-        return held.cut(hold.scope, LIST_CHARS)
+        return explain.cut(hold.scope, LIST_CHARS)
 
     @admin.display(description="since")
     def age(self, hold: Hold) -> str:
@@ -161,8 +161,10 @@ class HoldAdmin(KeptAdmin):
 
     @admin.display(description="now")
     def now(self, hold: Hold) -> str:
-        return "waits until it is resumed" if hold.reason == Hold.Reason.PAUSED else held.became(hold, timezone.now())
+        return (
+            "waits until it is resumed" if hold.reason == Hold.Reason.PAUSED else explain.became(hold, timezone.now())
+        )
 
     @admin.display(description="record")
     def record(self, hold: Hold) -> SafeString:
-        return payload.as_html(payload.of_held(hold))
+        return message_view.as_html(message_view.of_held(hold))

@@ -16,8 +16,8 @@ from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
 from outbox import conf
-from outbox.admin_pages.forms import line_end
-from outbox.admin_pages.held import cut
+from outbox.admin.explain import cut
+from outbox.admin.forms import line_end
 from outbox.models import DeadLetter, Hold, OutboxRecord
 from outbox.redaction import TEXT_MAX, keeps_everything, redact
 

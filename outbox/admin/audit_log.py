@@ -10,8 +10,8 @@ from django.http import HttpRequest
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
-from outbox.admin_pages.base import ReadOnlyAdmin
-from outbox.admin_pages.held import cut
+from outbox.admin.base import ReadOnlyAdmin
+from outbox.admin.explain import cut
 from outbox.models import AuditRow
 
 LIST_CHARS = 160

@@ -10,8 +10,8 @@ from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.urls import reverse
 
-from outbox.admin_pages.forms import EditForm
-from outbox.admin_pages.payload import Message
+from outbox.admin.forms import EditForm
+from outbox.admin.message_view import Message
 from outbox.operations import actions as operations
 
 WAIT_S = 10.0

@@ -12,11 +12,11 @@ from django.urls import path
 from django.utils import timezone
 from django.utils.safestring import SafeString
 
-from outbox.admin_pages import held, payload
-from outbox.admin_pages.acting import Seen, confirm
-from outbox.admin_pages.editing import edit_view
-from outbox.admin_pages.kept import LIST_CHARS, KeptAdmin, search, shown_fields
-from outbox.admin_pages.wording import ago
+from outbox.admin import explain, message_view
+from outbox.admin.actions import Seen, confirm
+from outbox.admin.edit import edit_view
+from outbox.admin.refused_base import LIST_CHARS, KeptAdmin, search, shown_fields
+from outbox.admin.wording import ago
 from outbox.models import DeadLetter
 from outbox.operations import actions as operations
 
@@ -85,11 +85,11 @@ class DeadLetterAdmin(KeptAdmin):
     def edit_view(self, request: HttpRequest, pk: int) -> HttpResponse:
         if not self.has_edit_permission(request):
             raise PermissionDenied
-        return edit_view(self, request, payload.of_dead(pk))
+        return edit_view(self, request, message_view.of_dead(pk))
 
     @admin.display(description="record")
     def name(self, letter: DeadLetter) -> str:
-        return held.cut(str(letter), LIST_CHARS)
+        return explain.cut(str(letter), LIST_CHARS)
 
     @admin.display(description="since")
     def age(self, letter: DeadLetter) -> str:
@@ -97,8 +97,8 @@ class DeadLetterAdmin(KeptAdmin):
 
     @admin.display(description="Kafka's words")
     def last_error_start(self, letter: DeadLetter) -> str:
-        return held.cut(letter.last_error, LIST_CHARS)
+        return explain.cut(letter.last_error, LIST_CHARS)
 
     @admin.display(description="message")
     def record(self, letter: DeadLetter) -> SafeString:
-        return payload.as_html(payload.of_dead(letter.pk))
+        return message_view.as_html(message_view.of_dead(letter.pk))

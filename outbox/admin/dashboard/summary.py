@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from outbox.admin_pages.audited import Audited
-from outbox.admin_pages.held import Held
-from outbox.admin_pages.wording import duration, plural
+from outbox.admin.dashboard.last_verification import Audited
+from outbox.admin.explain import Held
+from outbox.admin.wording import duration, plural
 
 OLD_S = 60.0
 START = "See that Kafka answers, and that a harvester runs: python manage.py harvest"

@@ -11,7 +11,7 @@ from typing import Any
 from django.db import connections
 from django.utils.dateparse import parse_datetime
 
-from outbox.admin_pages.wording import ago, plural
+from outbox.admin.wording import ago, plural
 from outbox.conf import Conf
 from outbox.edges.postgres.common.table import identifier
 

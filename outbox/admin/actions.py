@@ -19,10 +19,10 @@ from django.db import models
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
 
-from outbox.admin_pages import held
-from outbox.admin_pages.base import COUNT_MAX
-from outbox.admin_pages.forms import WHY_CHARS, WhyForm
-from outbox.admin_pages.wording import number, plural
+from outbox.admin import explain
+from outbox.admin.base import COUNT_MAX
+from outbox.admin.forms import WHY_CHARS, WhyForm
+from outbox.admin.wording import number, plural
 from outbox.models import Hold
 
 Seen = tuple[Any, ...]
@@ -124,7 +124,9 @@ def confirm(
     if chosen.missed and not chosen.rows:
         tell_rest(model_admin, request, chosen)
         return HttpResponseRedirect(request.get_full_path()), ""
-    rows = [held.cut(_listed(row), held.KEY_CHARS) for row in queryset.filter(pk__in=chosen.pks[: held.SHOWN_MAX])]
+    rows = [
+        explain.cut(_listed(row), explain.KEY_CHARS) for row in queryset.filter(pk__in=chosen.pks[: explain.SHOWN_MAX])
+    ]
     more = len(chosen.rows) - len(rows)
     context = {
         **model_admin.admin_site.each_context(request),

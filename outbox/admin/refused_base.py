@@ -18,11 +18,11 @@ from django.utils.dateparse import parse_datetime
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
-from outbox.admin_pages import held, payload
-from outbox.admin_pages.acting import ActForm, Seen, confirm, is_across, seen_of, selected, tell_rest
-from outbox.admin_pages.base import ReadOnlyAdmin, may_see_payload
-from outbox.admin_pages.forms import WHY_CHARS
-from outbox.admin_pages.wording import moment, plural
+from outbox.admin import explain, message_view
+from outbox.admin.actions import ActForm, Seen, confirm, is_across, seen_of, selected, tell_rest
+from outbox.admin.base import ReadOnlyAdmin, may_see_payload
+from outbox.admin.forms import WHY_CHARS
+from outbox.admin.wording import moment, plural
 from outbox.models import DeadLetter, Hold
 from outbox.operations import actions as operations
 
@@ -141,25 +141,25 @@ class KeptAdmin(ReadOnlyAdmin):
 
     @admin.display(description="why")
     def why(self, row: Hold | DeadLetter) -> str:
-        return held.explained(row)[0]
+        return explain.explained(row)[0]
 
     @admin.display(description="why, and the next step")
     def why_and_step(self, row: Hold | DeadLetter) -> SafeString:
-        return format_html('<span class="outbox-why"><b>{}</b><br>{}</span>', *held.explained(row))
+        return format_html('<span class="outbox-why"><b>{}</b><br>{}</span>', *explain.explained(row))
 
     @admin.display(description="next step")
     def step(self, row: Hold | DeadLetter) -> str:
-        return held.explained(row)[1]
+        return explain.explained(row)[1]
 
     @admin.display(description="message")
     def record_hidden(self, row: Hold | DeadLetter) -> str:
-        return payload.HIDDEN
+        return message_view.HIDDEN
 
     @admin.display(description="attempts so far")
     def attempts_made(self, row: Hold | DeadLetter) -> SafeString:
         """The latest first."""
         rows = [
-            (_said(attempt.get("at")), attempt.get("code", ""), held.cut(str(attempt.get("error", "")), 1000))
+            (_said(attempt.get("at")), attempt.get("code", ""), explain.cut(str(attempt.get("error", "")), 1000))
             for attempt in reversed(row.history[-HISTORY_MAX:])
             if isinstance(attempt, dict)
         ]

@@ -15,10 +15,12 @@ from typing import Any
 
 from django.db import connections, transaction
 
-from outbox.admin_pages import audited, charts, held
-from outbox.admin_pages.charts import Chart, Point, Series
-from outbox.admin_pages.verdict import Verdict, verdict
-from outbox.admin_pages.wording import clock, duration, moment, number, rate
+from outbox.admin import explain as held
+from outbox.admin.dashboard import charts
+from outbox.admin.dashboard import last_verification as audited
+from outbox.admin.dashboard.charts import Chart, Point, Series
+from outbox.admin.dashboard.summary import Verdict, verdict
+from outbox.admin.wording import clock, duration, moment, number, rate
 from outbox.conf import Conf
 from outbox.edges.postgres.common.table import PLANNER
 from outbox.models import Sample

@@ -13,8 +13,8 @@ from django.template.response import TemplateResponse
 from django.urls import path
 
 from outbox import conf
-from outbox.admin_pages.base import ReadOnlyAdmin
-from outbox.admin_pages.dashboard import STATEMENT_TIMEOUT_S, Page, read
+from outbox.admin.base import ReadOnlyAdmin
+from outbox.admin.dashboard.contents import STATEMENT_TIMEOUT_S, Page, read
 from outbox.models import Sample
 
 EVERY_S = 5

@@ -13,7 +13,7 @@ from typing import Any
 from django.db.models import BooleanField, ExpressionWrapper, Q
 from django.urls import reverse
 
-from outbox.admin_pages.wording import ago, counted, duration, plural
+from outbox.admin.wording import ago, counted, duration, plural
 from outbox.core.faults import KINDS, in_plain_words
 from outbox.edges.postgres.counts import backlog
 from outbox.models import DeadLetter, Hold

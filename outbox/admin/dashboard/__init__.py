@@ -1,0 +1,1 @@
+"""The dashboard: what it shows, its charts, and its sentence about the state."""

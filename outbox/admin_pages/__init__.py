@@ -1,1 +1,0 @@
-"""Pages of Django's admin beyond the list of pending records: the dashboard, what is held back, what was given up."""
