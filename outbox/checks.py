@@ -15,6 +15,7 @@ from django.core.checks import CheckMessage, Error, Tags, Warning, register
 from django.db import DatabaseError, connections, router
 
 from outbox import conf
+from outbox.documents import page
 
 MINIMUM_POSTGRES = 140000
 NEWEST_TESTED_POSTGRES = 18
@@ -242,7 +243,7 @@ def _inspect_columns(cursor: Any, table: str, quoted: str) -> Iterator[CheckMess
     if wrong:
         yield Error(
             f"The table {table!r} has drifted: {', '.join(wrong)}.",
-            hint="Compare it with docs/table.md. If an older program created it after the migration had run: "
+            hint=f"Compare it with {page('table')}. If an older program created it after the migration had run: "
             "migrate outbox zero --fake, then migrate outbox adopts it.",
             id="outbox.E007",
         )

@@ -266,7 +266,7 @@ class Conf:
     delivery: str = _setting(
         _one_of(EXACTLY_ONCE, AT_LEAST_ONCE),
         EXACTLY_ONCE,
-        "What the harvester promises; change it only as docs/delivery.md says.",
+        "What the harvester promises; change it only as the page 'delivery' of the documents says.",
     )
     bootstrap_servers: str = _setting(_servers, "", 'Short for KAFKA["bootstrap.servers"].')
     kafka: Mapping[str, Any] = _setting(_properties, None, "librdkafka properties of every client.", shown="{}")

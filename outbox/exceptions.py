@@ -2,6 +2,8 @@
 
 from typing import NoReturn
 
+from outbox.documents import install
+
 
 class OutboxError(Exception):
     """Base of the package's errors."""
@@ -22,5 +24,5 @@ class MissingExtra(OutboxError, ImportError):
 def missing_extra(extra: str, cause: ImportError) -> NoReturn:
     """Turn an ImportError of an optional dependency into one line with its remedy."""
     raise MissingExtra(
-        f'{cause.name or "a package"} is not installed. Install the extra that brings it: pip install "outbox[{extra}]"'
+        f"{cause.name or 'a package'} is not installed. Install the extra that brings it: {install(extra)}"
     ) from cause

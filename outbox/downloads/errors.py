@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 from pathlib import Path
 
+from outbox.documents import install
 from outbox.exceptions import MissingExtra, OutboxError
 
 _LOG_TAIL_LINES = 25
@@ -34,7 +35,5 @@ def package_folder(module: str) -> Path:
     """The folder of an installed wheel, without importing it."""
     spec = importlib.util.find_spec(module)
     if spec is None or not spec.submodule_search_locations:
-        raise MissingExtra(
-            f'The devstack needs the module {module}, which is not installed: pip install "outbox[devstack]"'
-        )
+        raise MissingExtra(f"The devstack needs the module {module}, which is not installed: {install('devstack')}")
     return Path(next(iter(spec.submodule_search_locations)))

@@ -9,6 +9,7 @@ from typing import Any
 from uuid import UUID
 
 from outbox.conf import EXACTLY_ONCE, Conf
+from outbox.documents import page
 from outbox.edges.kafka.exactly_once.ledger_topic import LedgerUnreachable
 from outbox.edges.kafka.exactly_once.transaction_log import BrokersMissing, TransactionLog
 from outbox.edges.kafka.exactly_once.transactional import TransactionsRefused
@@ -45,7 +46,7 @@ def look(conf: Conf, owner: str) -> UUID | None:
         claim.take(connection, lanes=conf.lanes, quietly=True)
         if is_exact and overview.may_lack_a_time(connection, conf.table):
             remedy = (
-                f"see create_time in docs/table.md, and then: ALTER TABLE {conf.table} ALTER create_time SET NOT NULL"
+                f"see {page('table', 'create_time')}, and then: ALTER TABLE {conf.table} ALTER create_time SET NOT NULL"
             )
             logger.warning("create_time_nullable table=%s remedy=%r", conf.table, remedy)
         for note in notes:

@@ -14,6 +14,7 @@ import psycopg
 from psycopg import sql
 
 from outbox.conf import AT_LEAST_ONCE, EXACTLY_ONCE, Conf
+from outbox.documents import page
 from outbox.edges.postgres.at_least_once import marks
 from outbox.edges.postgres.common import backends, locks, table
 from outbox.edges.postgres.common.backends import Pooled
@@ -27,7 +28,7 @@ from outbox.operations.findings import Finding, Level, error, ok, skipped, warni
 
 _ENDS_ROWS = 500
 _TOPICS_MAX = 100
-_PAST = "Lead the alias of the harvester past the pooler, see docs/production.md."
+_PAST = f"Lead the alias of the harvester past the pooler, see {page('production')}."
 _POSTGRESQL = range(14, 19)  # major versions that the tests run on
 
 
@@ -128,7 +129,7 @@ def _kept(connection: stats.Connection, conf: Conf) -> Iterator[Finding]:
         yield error("table", str(failure), "Remove what keeps them.")
         return
     for note in notes:
-        yield warning("table", note, "See docs/table.md.")
+        yield warning("table", note, f"See {page('table')}.")
 
 
 def _judged(major: int) -> Iterator[Finding]:

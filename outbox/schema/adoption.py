@@ -18,6 +18,7 @@ from django.db.backends.utils import CursorWrapper
 from django.db.migrations.state import ProjectState
 from django.db.utils import IntegrityError
 
+from outbox.documents import page
 from outbox.exceptions import OutboxError
 
 LOCK_TIMEOUT_MS = 200
@@ -229,7 +230,7 @@ class _Adoption:
         if problems:
             raise CannotAdopt(
                 f"The table {self.table!r} exists and is not an outbox: {'; '.join(problems)}. "
-                'Choose another name with OUTBOX["TABLE"], or bring the table to the layout in docs/table.md.'
+                f'Choose another name with OUTBOX["TABLE"], or give the table the layout of {page("table")}.'
             )
 
     def _problems_of_table(self, cursor: CursorWrapper) -> Iterator[str]:

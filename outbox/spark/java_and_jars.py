@@ -18,6 +18,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from outbox.documents import install
 from outbox.downloads import cache as store
 from outbox.downloads import installs, lock, maven
 from outbox.downloads.errors import DevstackError, package_folder
@@ -76,7 +77,7 @@ def java() -> Java:
         seen.append(f"{origin} has {found.version if found else 'none that starts'}")
     raise DevstackError(
         f"Spark needs a Java of {JAVA_OLDEST} to {JAVA_NEWEST} ({'; '.join(seen) or 'none was found'}). "
-        'Set JAVA_HOME to one, or bring one as a wheel: pip install "outbox[devstack]"'
+        f"Set JAVA_HOME to one, or bring one as a wheel: {install('devstack')}"
     )
 
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from outbox import secrets
+from outbox.documents import install
 from outbox.exceptions import MissingExtra
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ def check_extra() -> None:
     """Raise `MissingExtra`, one line, when a package that Spark needs is absent."""
     for module, extra in _NEEDED.items():
         if not _is_installed(module):
-            raise MissingExtra(f'{module} is not installed, Spark needs it: pip install "outbox[{extra}]"')
+            raise MissingExtra(f"{module} is not installed, Spark needs it: {install(extra)}")
 
 
 def _is_installed(module: str) -> bool:

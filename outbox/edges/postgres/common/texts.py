@@ -15,6 +15,8 @@ from typing import Any
 import psycopg
 from psycopg.types.string import StrBinaryDumper, StrDumperUnknown, TextBinaryLoader, TextLoader
 
+from outbox.documents import page
+
 ERRORS = "surrogateescape"
 NOT_ENCODED = "SQL_ASCII"
 _TYPES = ("text", "varchar", "bpchar", "name", '"char"')
@@ -64,7 +66,7 @@ def explained(error: BaseException) -> str:
         return str(error)
     return (
         f"{error} (SQLSTATE {error.sqlstate}). This is no outage: a record has bytes that the database's encoding "
-        "takes and UTF-8 has no character for. Change or delete it, docs/table.md says how to find it; until then "
+        f"takes and UTF-8 has no character for. Change or delete it, {page('table')} says how to find it; until then "
         "nothing is read"
     )
 

@@ -9,6 +9,7 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
+from outbox.documents import page
 from outbox.edges.postgres.at_least_once.marks import COLUMNS, WrongTable
 from outbox.edges.postgres.common import table
 from outbox.exceptions import OutboxError
@@ -55,7 +56,7 @@ def check_columns(connection: psycopg.Connection[Any], alias: str, name: str, co
     if missing := [column for column in columns if column not in found]:
         raise WrongTable(
             f"The table {name!r} on the alias {alias!r} lacks the columns {', '.join(missing)}. Is TABLE the right "
-            "name? Compare it with docs/table.md."
+            f"name? Compare it with {page('table')}."
         )
 
 
