@@ -6,7 +6,8 @@ from outbox import __version__, checks, conf, failpoints
 from outbox.messages.inserts import ORDER_LOCK, ORDER_SLOT
 from tests.support.databases import ROOT
 
-DOCS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("benchmarks/*.md")])
+FOLDERS = ("docs", "benchmarks", "tests")
+DOCS = sorted([*ROOT.glob("*.md"), *(path for folder in FOLDERS for path in ROOT.glob(f"{folder}/**/*.md"))])
 
 
 def test_every_setting_is_documented_with_its_default_unit_and_meaning():

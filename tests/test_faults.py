@@ -1,4 +1,4 @@
-"""docs/faults.md has a row for every fault that exactly-once delivery must survive, and what a row names is there."""
+"""tests/faults/MATRIX.md has a row for each fault that exactly-once delivery must survive; what a row names exists."""
 
 import ast
 import re
@@ -11,7 +11,7 @@ from tests.support.databases import ROOT
 
 SECTIONS = {"P": 9, "K": 17, "D": 13, "F": 10, "B": 6, "E": 11, "O": 9}
 EXPECTED = [f"{section}{number}" for section, count in SECTIONS.items() for number in range(1, count + 1)]
-DOCUMENT = ROOT / "docs" / "faults.md"
+DOCUMENT = ROOT / "tests" / "faults" / "MATRIX.md"
 
 
 @cache

@@ -1,4 +1,4 @@
-"""docs/parity.md has a row for everything that is promised, and what a row names is there."""
+"""tests/parity/MATRIX.md has a row for everything that is promised, and what a row names is there."""
 
 import ast
 import re
@@ -19,7 +19,7 @@ EXPECTED = [
     *(f"{group}{number}" for group, count in CHECKLIST.items() for number in range(1, count + 1)),
 ]
 LATER: set[str] = set()  # what other parts of the project complete
-DOCUMENT = ROOT / "docs" / "parity.md"
+DOCUMENT = ROOT / "tests" / "parity" / "MATRIX.md"
 
 
 @cache
@@ -33,7 +33,7 @@ def named_tests(evidence):
 
 
 def named_decisions(evidence):
-    return re.findall(r"\[decision \d+\]\((decisions/[\w.-]+)\)", evidence)
+    return re.findall(r"\[decision \d+\]\((../../docs/decisions/[\w.-]+)\)", evidence)
 
 
 @cache
@@ -74,7 +74,7 @@ def test_a_missing_test_and_a_missing_decision_are_found():
     assert missing_of("`tests/core/test_neli.py::test_missing_own_beats_fence`") == []
     for wrong in ("`tests/core/test_neli.py::test_nothing`", "`tests/nowhere.py::test_nothing`"):
         assert missing_of(wrong) == [wrong.strip("`")]
-    assert missing_of("[decision 99](decisions/0099-nothing.md)") == ["decisions/0099-nothing.md"]
+    assert missing_of("[decision 99](../../docs/decisions/0099-nothing.md)") == ["../../docs/decisions/0099-nothing.md"]
 
 
 def test_every_decision_has_its_three_parts():

@@ -1,4 +1,4 @@
-"""What real brokers and the client say when a transaction fails: the table in docs/faults.md, as assertions.
+"""What real brokers and the client say when a transaction fails: the table in tests/faults/MATRIX.md, as assertions.
 
 The code of an error alone decides nothing, one of them has three meanings; so whatever is raised, the producer is
 thrown away and the ledger asked. These tests notice when a new client or broker tells something else.
