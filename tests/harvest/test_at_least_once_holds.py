@@ -186,7 +186,8 @@ def test_a_deletion_that_deleted_nothing_is_tried_again_before_the_key_goes_on(a
             at.db.execute("UPDATE outbox SET leader_id = gen_random_uuid() WHERE id = %s", ids[:1])
         at.wait_empty()
         finish(host)
-    assert left == [[(id_,) for id_ in ids]] * 2
+    assert len(left) >= 2, "once more where a look comes before the mark"
+    assert all(found == [(id_,) for id_ in ids] for found in left)
     assert [row[:2] for row in at.db.execute(DEAD).fetchall()] == [(ids[0], "skipped")]
     assert len([r for r in caplog.records if r.getMessage().startswith("dead_letter")]) == 1
     assert at.by_key() == {"k": [2]}
