@@ -5,11 +5,12 @@ import select
 from itertools import count
 from queue import Empty
 from random import Random
+from types import SimpleNamespace
 
 import pytest
 
 from outbox.runtime.threads import Threads
-from tests.simulation.runtime import Simulated, in_thread
+from tests.simulation.runtime import Simulated, ended_with, in_thread
 from tests.support.watched import Watched
 
 SOON_S, LONG_S = 0.05, 20.0
@@ -262,6 +263,21 @@ def crashed():
     world, runtime, said = a_process()
     world.after(2.5, runtime.kill)
     world.run()
+    return said
+
+
+def test_threads_that_are_left_of_a_scenario_are_ended():
+    assert in_thread(lambda: left_over()) == [1.0, 2.0, "ended"]
+
+
+def left_over():
+    world, runtime, said = a_process()
+    runtime.spawn(runtime.event().wait)
+    world.processes = [SimpleNamespace(runtime=runtime)]
+    world.after(2.5, runtime.pause)
+    with ended_with(world):
+        world.run()
+    assert all(task.dead for task in world.tasks)
     return said
 
 

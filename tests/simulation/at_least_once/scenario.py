@@ -36,7 +36,7 @@ from tests.simulation.exactly_once.database import STATEMENT_TIMEOUT_S
 from tests.simulation.exactly_once.holds import Hold
 from tests.simulation.group import SESSION_TIMEOUT_S
 from tests.simulation.leader_topic import Topic
-from tests.simulation.runtime import LONG_S, SWITCHED_S, in_thread
+from tests.simulation.runtime import LONG_S, SWITCHED_S, ended_with, in_thread
 
 FAULTS_S = 8.0
 DRAIN_S = 90.0
@@ -450,7 +450,8 @@ def _run(seed: int, rules: Rules, changed: Callable[[], AbstractContextManager[N
     try:
         with sized(), changed():
             scenario = Scenario(seed, rules)
-            return scenario.run()
+            with ended_with(scenario.world):
+                return scenario.run()
     except (Violation, AssertionError, KeyError) as error:
         raise Violation(
             f"{type(error).__name__}: {error}\n  at {scenario.world.now - 100:.3f} s of seed {seed}; "

@@ -37,7 +37,7 @@ from tests.simulation.exactly_once.postgres import Postgres
 from tests.simulation.exactly_once.process import Process
 from tests.simulation.group import SESSION_TIMEOUT_S
 from tests.simulation.leader_topic import Topic
-from tests.simulation.runtime import LONG_S, SWITCHED_S, in_thread
+from tests.simulation.runtime import LONG_S, SWITCHED_S, ended_with, in_thread
 
 FAULTS_S = 7.0
 DRAIN_S = 60.0
@@ -544,7 +544,7 @@ def _run(seed: int, rules: Rules, changed: Callable[[], AbstractContextManager[N
     level = logger.level
     logger.setLevel(logging.CRITICAL)
     try:
-        with sized(scenario.sizes), changed():
+        with sized(scenario.sizes), changed(), ended_with(scenario.world):
             return scenario.run()
     except (Violation, AssertionError, KeyError) as error:
         raise Violation(
