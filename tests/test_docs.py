@@ -5,6 +5,7 @@ import re
 from outbox import __version__, checks, conf, failpoints
 from outbox.messages.inserts import ORDER_LOCK, ORDER_SLOT
 from tests.support.databases import ROOT
+from tests.support.documents import anchors
 
 FOLDERS = ("docs", "benchmarks", "tests")
 DOCS = sorted([*ROOT.glob("*.md"), *(path for folder in FOLDERS for path in ROOT.glob(f"{folder}/**/*.md"))])
@@ -27,8 +28,10 @@ def test_every_check_is_documented():
 
 def test_links_between_documents_lead_somewhere():
     for document in DOCS:
-        for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", document.read_text()):
-            assert (document.parent / link).exists(), f"{document.name}: {link}"
+        for link, anchor in re.findall(r"\]\(([^)#:]*)(?:#([^)]*))?\)", document.read_text()):
+            target = (document.parent / link) if link else document
+            assert target.exists(), f"{document.name}: {link}"
+            assert not anchor or anchor in anchors(target), f"{document.name}: {link}#{anchor}"
 
 
 def test_every_make_target_in_the_documents_exists():

@@ -75,10 +75,3 @@ def test_a_missing_test_and_a_missing_decision_are_found():
     for wrong in ("`tests/core/test_neli.py::test_nothing`", "`tests/nowhere.py::test_nothing`"):
         assert missing_of(wrong) == [wrong.strip("`")]
     assert missing_of("[decision 99](../../docs/decisions/0099-nothing.md)") == ["../../docs/decisions/0099-nothing.md"]
-
-
-def test_every_decision_has_its_three_parts():
-    for path in sorted((ROOT / "docs" / "decisions").glob("*.md")):
-        text = path.read_text()
-        for part in ("## Context", "## Decision", "## Consequences"):
-            assert part in text, path.name
