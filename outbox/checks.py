@@ -16,6 +16,7 @@ from django.db import DatabaseError, connections, router
 
 from outbox import conf
 from outbox.documents import page
+from outbox.edges.postgres.preflight import catalog, numbering
 
 MINIMUM_POSTGRES = 140000
 NEWEST_TESTED_POSTGRES = 18
@@ -213,8 +214,7 @@ def _inspect(alias: str, table: str, *, migrating: bool) -> Iterator[CheckMessag
         return
     quoted = connection.ops.quote_name(table)
     with connection.cursor() as cursor:
-        cursor.execute("SELECT to_regclass(%s) IS NULL", [quoted])
-        if cursor.fetchone()[0]:
+        if not catalog.exists(cursor, quoted):
             yield Error(
                 f"The table {table!r} does not exist on {alias!r}.",
                 hint=f"Run: python manage.py migrate outbox --database {alias}",
@@ -228,12 +228,7 @@ def _inspect(alias: str, table: str, *, migrating: bool) -> Iterator[CheckMessag
 
 
 def _inspect_columns(cursor: Any, table: str, quoted: str) -> Iterator[CheckMessage]:
-    cursor.execute(
-        "SELECT attname, atttypid::regtype::text FROM pg_attribute "
-        "WHERE attrelid = %s::regclass AND attnum > 0 AND NOT attisdropped",
-        [quoted],
-    )
-    found = dict(cursor.fetchall())
+    found = catalog.columns(cursor, quoted)
     wrong = [f"{name} is missing" for name in _COLUMN_TYPES if name not in found]
     wrong += [
         f"{name} is {found[name]}"
@@ -250,12 +245,7 @@ def _inspect_columns(cursor: Any, table: str, quoted: str) -> Iterator[CheckMess
 
 
 def _inspect_time(cursor: Any, table: str, quoted: str) -> Iterator[CheckMessage]:
-    cursor.execute(
-        "SELECT attnotnull, atthasdef FROM pg_attribute "
-        "WHERE attrelid = %s::regclass AND attname = 'create_time' AND NOT attisdropped",
-        [quoted],
-    )
-    not_null, has_default = cursor.fetchone() or (True, True)  # _inspect_columns tells
+    not_null, has_default = catalog.time_column(cursor, quoted) or (True, True)  # _inspect_columns tells
     if not not_null:
         yield Warning(
             f"The column create_time of {table!r} may be NULL.",
@@ -272,8 +262,6 @@ def _inspect_time(cursor: Any, table: str, quoted: str) -> Iterator[CheckMessage
 
 
 def _inspect_sequence(cursor: Any, table: str, quoted: str) -> Iterator[CheckMessage]:
-    from outbox.edges.postgres.preflight import numbering
-
     hint = "Without it records of one key can be delivered out of order. Run: migrate outbox zero --fake, then "
     hint += "migrate outbox, which sets the default and the sequence right."
     for problem in numbering.look(cursor, quoted).problems:
@@ -283,8 +271,7 @@ def _inspect_sequence(cursor: Any, table: str, quoted: str) -> Iterator[CheckMes
 def _inspect_constraints(cursor: Any, table: str, quoted: str) -> Iterator[CheckMessage]:
     from outbox.models import OutboxRecord
 
-    cursor.execute("SELECT conname FROM pg_constraint WHERE conrelid = %s::regclass AND convalidated", [quoted])
-    found = {row[0] for row in cursor.fetchall()}
+    found = catalog.valid_constraints(cursor, quoted)
     missing = [item.name for item in OutboxRecord._meta.constraints if item.name not in found]
     if missing:
         yield Warning(

@@ -29,6 +29,7 @@ from outbox.admin.base import may_see_payload, waiting
 from outbox.admin.edit import edit_view
 from outbox.admin.paging import BINARY_PREFIX_BYTES, LIST_CHARS, Count, RecordPaginator, count, with_preview
 from outbox.admin.wording import plural
+from outbox.edges.postgres.operations.server import common_topics
 from outbox.models import OutboxRecord
 from outbox.operations import actions as operations
 from outbox.redaction import TEXT_MAX, redact
@@ -111,14 +112,7 @@ def topics(queryset: Any) -> list[str]:
     connection = connections[queryset.db]
     table = connection.ops.quote_name(queryset.model._meta.db_table)
     with connection.cursor() as cursor:
-        cursor.execute(
-            "SELECT unnest(s.most_common_vals::text::text[]) FROM pg_class c"
-            " JOIN pg_namespace n ON n.oid = c.relnamespace"
-            " JOIN pg_stats s ON s.schemaname = n.nspname AND s.tablename = c.relname AND s.attname = 'kafka_topic'"
-            " WHERE c.oid = to_regclass(%s)",
-            [table],
-        )
-        common = [row[0] for row in cursor.fetchall()]
+        common = common_topics(cursor, table)
     ends = set[str]()
     for order in ("pk", "-pk"):
         ends.update(queryset.order_by(order).values_list("kafka_topic", flat=True)[:TOPIC_SAMPLE_ROWS])

@@ -12,7 +12,7 @@ from typing import Any
 
 from django.db import connections, transaction
 
-from outbox.edges.postgres.common.table import identifier
+from outbox.edges.postgres.operations import records
 from outbox.models import DeadLetter, Hold, OutboxRecord
 from outbox.operations.editing import NotConfirmed, edit, edit_dead
 from outbox.operations.outcomes import IDS_KEPT, REFUSED, Outcome, alias_of, audit, put_back
@@ -144,16 +144,10 @@ def pause_keys(record_ids: Sequence[int], *, actor: str, reason: str = "", alias
     """As `pause` does, the keys of records in the outbox, in one statement. What is paused already stays so; records
     without a key are left out, because they have no order among each other."""
     found_alias = alias_of(alias)
-    table, holds = (identifier(model._meta.db_table).as_string() for model in (OutboxRecord, Hold))
+    table, holds = (model._meta.db_table for model in (OutboxRecord, Hold))
     with transaction.atomic(using=found_alias), connections[found_alias].cursor() as cursor:
-        # In an order of its own: two of these statements do not wait for each other.
-        cursor.execute(
-            f"INSERT INTO {holds} (topic, key, reason) SELECT kafka_topic, kafka_key, %s FROM {table} "
-            "WHERE id = ANY(%s) AND kafka_key <> '' GROUP BY 1, 2 ORDER BY 1, 2 "
-            "ON CONFLICT DO NOTHING RETURNING id",
-            [Hold.Reason.PAUSED.value, list(record_ids)],
-        )
-        placed = Hold.objects.using(found_alias).filter(pk__in=[row[0] for row in cursor.fetchall()])
+        ids = records.pause_keys(cursor, table, holds, Hold.Reason.PAUSED.value, record_ids)
+        placed = Hold.objects.using(found_alias).filter(pk__in=ids)
         scopes = sorted(hold.scope for hold in placed.only("topic", "key"))
         details = {"pauses": len(scopes), "scopes": scopes[:IDS_KEPT]}
         if scopes:

@@ -11,7 +11,6 @@ from functools import partial
 from typing import Any
 
 import psycopg
-from psycopg import sql
 
 from outbox.conf import AT_LEAST_ONCE, EXACTLY_ONCE, Conf
 from outbox.documents import page
@@ -19,6 +18,8 @@ from outbox.edges.postgres.at_least_once import marks
 from outbox.edges.postgres.common import backends, locks, table
 from outbox.edges.postgres.common.backends import Pooled
 from outbox.edges.postgres.counts import overview
+from outbox.edges.postgres.operations import companions
+from outbox.edges.postgres.operations.server import server, topics_at_the_ends, unreadable_sequence
 from outbox.edges.postgres.preflight import keepers, privileges
 from outbox.edges.postgres.preflight.keepers import RowsKept
 from outbox.exceptions import OutboxError
@@ -86,24 +87,18 @@ def _database(conf: Conf, alias: str, topics: set[str]) -> Iterator[Finding]:
             yield from _rights(connection, conf)
             yield from _locks(connection, conf)
             yield from _kept(connection, conf)
-            topics |= _topics(connection, conf.table)
+            topics |= topics_at_the_ends(connection, conf.table, _ENDS_ROWS)
         except (OutboxError, psycopg.Error) as failure:
             yield error("table", " ".join(str(failure).split()), f"python manage.py migrate outbox --database {alias}")
 
 
 def _server(connection: stats.Connection) -> Iterator[Finding]:
-    row = connection.execute(
-        "SELECT current_setting('server_version'), pg_is_in_recovery(), current_user, current_database(), "
-        "current_setting('fsync'), current_setting('default_transaction_read_only'), "
-        "current_setting('server_version_num')::int / 10000"
-    ).fetchone()
-    assert row is not None
-    version, is_standby, user, name, fsync, read_only, major = row
-    yield ok("database", f"PostgreSQL {version}, database {name!r} as {user!r}")
-    yield from _judged(major)
-    if is_standby or read_only == "on":
+    found = server(connection)
+    yield ok("database", f"PostgreSQL {found.version}, database {found.database!r} as {found.user!r}")
+    yield from _judged(found.major)
+    if found.is_standby or found.read_only == "on":
         yield error("database", "the server is a standby or read-only", "Point DATABASES at the primary.")
-    if fsync == "off":
+    if found.fsync == "off":
         yield warning(
             "database", "fsync is off: a crash of the server may lose records", "Set fsync = on where records matter."
         )
@@ -143,13 +138,13 @@ def _judged(major: int) -> Iterator[Finding]:
 def _rights(connection: stats.Connection, conf: Conf) -> Iterator[Finding]:
     is_exact = conf.delivery == EXACTLY_ONCE
     for suffix in ("state", "purged", "lane", "hold", "dead", "watch"):
-        companion = table.identifier(f"{conf.table}_{suffix}").as_string()
-        if is_exact and not _value(connection, "SELECT to_regclass(%s) IS NOT NULL", companion):
-            yield error("rights", f"the companion table {companion} is missing", "python manage.py migrate outbox")
+        companion = f"{conf.table}_{suffix}"
+        if is_exact and not companions.exists(connection.cursor(), companion):
+            quoted = table.identifier(companion).as_string()
+            yield error("rights", f"the companion table {quoted} is missing", "python manage.py migrate outbox")
     found = privileges.missing(connection, conf.table, exactly_once=is_exact)
     missing = [f"{', '.join(given)} on {name}" for name, given in found.items()]
-    sequence = _value(connection, "SELECT pg_get_serial_sequence(%s, 'id')", table.identifier(conf.table).as_string())
-    if sequence and not _value(connection, "SELECT has_sequence_privilege(%s, 'SELECT')", sequence):
+    if sequence := unreadable_sequence(connection, conf.table):
         missing.append(f"SELECT on the sequence {sequence}")
     if missing:
         yield error(
@@ -168,22 +163,6 @@ def _locks(connection: stats.Connection, conf: Conf) -> Iterator[Finding]:
         if others := marks.strangers(connection, conf.table, lane):
             text = f"lane {lane} may be kept from its owner by {locks.told(others)}"
             yield warning("locks", text, locks.remedy(others))
-
-
-def _value(connection: stats.Connection, statement: str, *arguments: Any) -> Any:
-    row = connection.execute(statement, arguments).fetchone()
-    return row[0] if row else None
-
-
-def _topics(connection: stats.Connection, name: str) -> set[str]:
-    """Of the records at both ends of the table: DISTINCT would read it all."""
-    rows = connection.execute(
-        sql.SQL(
-            "/* topics */ (SELECT kafka_topic FROM {table} ORDER BY id LIMIT {rows}) UNION "
-            "(SELECT kafka_topic FROM {table} ORDER BY id DESC LIMIT {rows})"
-        ).format(table=table.identifier(name), rows=_ENDS_ROWS)
-    ).fetchall()
-    return {row[0] for row in rows}
 
 
 # ---- both sides

@@ -14,6 +14,7 @@ from typing import Any
 from django.db import IntegrityError, connections, transaction
 
 from outbox import conf as settings
+from outbox.edges.postgres.operations import lanes
 from outbox.exceptions import InvalidMessage
 from outbox.messages.message import as_pairs
 from outbox.messages.validation import Row, Validator
@@ -155,9 +156,7 @@ def lane_of(key: str, record_id: int, alias: str) -> int:
     if not key and not settings.current().keep_empty_key:
         return (record_id & (1 << 63) - 1) % count
     with connections[alias].cursor() as cursor:
-        cursor.execute("SELECT (hashtextextended(%s, 0) & 9223372036854775807) %% %s", [key, count])
-        row = cursor.fetchone()
-    return int(row[0])
+        return lanes.of_key(cursor, key, count)
 
 
 # ---- fields

@@ -8,7 +8,7 @@ from typing import Any
 from django.db import connections
 
 from outbox import conf as settings
-from outbox.edges.postgres.common.table import identifier
+from outbox.edges.postgres.operations import records
 from outbox.models import AuditRow, DeadLetter, Hold, OutboxRecord
 
 REFUSED = (Hold.Reason.PARKED, Hold.Reason.QUARANTINED)
@@ -39,14 +39,7 @@ def audit(alias: str, actor: str, what: str, reason: str, details: dict[str, Any
 
 
 def put_back(alias: str, pks: list[int]) -> int:
-    """In one statement, so that a letter is either dead or in the outbox."""
-    table, dead = (identifier(model._meta.db_table).as_string() for model in (OutboxRecord, DeadLetter))
+    """How many dead letters went back into the outbox."""
+    table, dead = (model._meta.db_table for model in (OutboxRecord, DeadLetter))
     with connections[alias].cursor() as cursor:
-        cursor.execute(
-            f"WITH gone AS (DELETE FROM {dead} WHERE id = ANY(%s) RETURNING *) "
-            f"INSERT INTO {table} (kafka_topic, kafka_key, kafka_value, kafka_value_binary, kafka_header_keys, "
-            "kafka_header_values) SELECT topic, key, value, value_binary, header_keys, header_values FROM gone "
-            "ORDER BY record_id, id",
-            [pks],
-        )
-        return int(cursor.rowcount)
+        return records.put_back(cursor, table, dead, pks)

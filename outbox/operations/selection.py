@@ -12,7 +12,7 @@ from django.db.models import BigIntegerField, F, Func, Q
 from django.db.models.functions import Now
 
 from outbox import conf as settings
-from outbox.edges.postgres.common.table import identifier
+from outbox.edges.postgres.operations import lanes
 from outbox.exceptions import OutboxError
 from outbox.models import DeadLetter, Hold
 
@@ -113,14 +113,11 @@ def lane_count(alias: str) -> int:
     if conf.delivery == settings.AT_LEAST_ONCE:
         return conf.lanes
     with connections[alias].cursor() as cursor:
-        cursor.execute(f"SELECT lanes FROM {identifier(f'{conf.table}_state').as_string()}")
-        row = cursor.fetchone()
-    return int(row[0]) if row else conf.lanes
+        count = lanes.count(cursor, conf.table)
+    return conf.lanes if count is None else count
 
 
 def lane_expression(alias: str) -> Any:
-    """The lane of a row with `key` and `record_id`: as in `edges.postgres.exactly_once.reader.lane_of_row`."""
-    count, keep = lane_count(alias), settings.current().keep_empty_key
-    number = "hashtextextended(k, 0)" if keep else "CASE WHEN k = '' THEN r ELSE hashtextextended(k, 0) END"
-    template = f"(SELECT ({number} & 9223372036854775807) %%%% {count} FROM (VALUES (%(expressions)s)) AS t(k, r))"
+    """The lane of a row with `key` and `record_id`."""
+    template = lanes.template(lane_count(alias), keep_empty_key=settings.current().keep_empty_key)
     return Func(F("key"), F("record_id"), template=template, output_field=BigIntegerField())

@@ -10,7 +10,6 @@ from contextlib import closing
 from typing import Any
 
 import psycopg
-from psycopg import sql
 
 from outbox.conf import AT_LEAST_ONCE, EXACTLY_ONCE, Conf
 from outbox.core.exactly_once.ledger import LedgerEntryError
@@ -18,6 +17,7 @@ from outbox.edges.kafka.exactly_once.ledger_topic import LedgerMissing, LedgerTo
 from outbox.edges.postgres.at_least_once.marks import WrongTable
 from outbox.edges.postgres.common import table
 from outbox.edges.postgres.counts import backlog as backlogs
+from outbox.edges.postgres.operations import companions
 from outbox.exceptions import OutboxError
 
 ALIVE_S = 10.0  # heartbeats come every few seconds
@@ -78,13 +78,13 @@ def of_database(connection: Connection, conf: Conf) -> dict[str, Any]:
     connection is to be told not to read whole tables (`table.PLANNER`)."""
     return {
         "backlog": _waiting(connection, conf),
-        "lanes": _lanes(connection, conf),
+        "lanes": [_lane(*row) for row in companions.lanes(connection, conf.table)],
         "state": _state(connection, conf),
         **{
             name: backlogs.count_rows(connection, f"{conf.table}_{suffix}")
             for name, suffix in (("holds", "hold"), ("dead_letters", "dead"))
         },
-        "holds_by_reason": _by_reason(connection, conf),
+        "holds_by_reason": companions.holds_by_reason(connection, conf.table),
     }
 
 
@@ -99,14 +99,6 @@ def _waiting(connection: Connection, conf: Conf) -> dict[str, Any]:
     }
 
 
-def _by_reason(connection: Connection, conf: Conf) -> dict[str, int]:
-    if not _has(connection, f"{conf.table}_hold"):
-        return {}
-    name = table.identifier(f"{conf.table}_hold")
-    text = sql.SQL("/* holds */ SELECT reason, count(*) FROM {} GROUP BY reason ORDER BY reason").format(name)
-    return dict(connection.execute(text).fetchall())
-
-
 def _rates(connection: Connection, conf: Conf, first: dict[str, Any], interval_s: float) -> dict[str, float]:
     """As PostgreSQL counts rows: it learns of them up to a second late."""
     begun = time.monotonic()
@@ -116,42 +108,11 @@ def _rates(connection: Connection, conf: Conf, first: dict[str, Any], interval_s
     return {rate: round((second[total] - first[total]) / took_s, 1) for rate, total in names.items()}
 
 
-def _has(connection: Connection, name: str) -> bool:
-    row = connection.execute("SELECT to_regclass(%s) IS NOT NULL", [table.identifier(name).as_string()]).fetchone()
-    return bool(row and row[0])
-
-
 def _state(connection: Connection, conf: Conf) -> dict[str, Any] | None:
-    """None in a table without companions, or before the first harvester."""
-    name = f"{conf.table}_state"
-    if not _has(connection, name):
-        return None
-    row = connection.execute(
-        sql.SQL(
-            "/* state */ SELECT database::text, lanes, lanes_wanted, resize_to, resize_note, way, way_owner, "
-            "CASE WHEN isfinite(way_time) THEN extract(epoch FROM clock_timestamp() - way_time)::float8 END FROM {}"
-        ).format(table.identifier(name))
-    ).fetchone()
-    if row is None:
-        return None
-    names = ("database_uuid", "lanes", "lanes_wanted", "resize_to", "resize_note", "way", "way_owner", "way_seen_s")
-    state = dict(zip(names, row, strict=True))
-    if conf.delivery == AT_LEAST_ONCE:
+    state = companions.state(connection, conf.table)
+    if state is not None and conf.delivery == AT_LEAST_ONCE:
         state["lanes"] = conf.lanes  # its harvesters go by the setting, whatever the first of them has written
     return state
-
-
-def _lanes(connection: Connection, conf: Conf) -> list[dict[str, Any]]:
-    if not _has(connection, f"{conf.table}_lane"):
-        return []
-    rows = connection.execute(
-        sql.SQL(
-            "/* lanes */ SELECT lane, owner_name, extract(epoch FROM clock_timestamp() - heartbeat)::float8, batch "
-            "FROM {lane} FULL JOIN (SELECT lane, max(batch) AS batch FROM {purged} GROUP BY lane) AS p USING (lane) "
-            "ORDER BY lane"
-        ).format(lane=table.identifier(f"{conf.table}_lane"), purged=table.identifier(f"{conf.table}_purged"))
-    ).fetchall()
-    return [_lane(*row) for row in rows]
 
 
 def _lane(

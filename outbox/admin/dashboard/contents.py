@@ -23,6 +23,7 @@ from outbox.admin.dashboard.summary import Verdict, verdict
 from outbox.admin.wording import clock, duration, moment, number, rate
 from outbox.conf import Conf
 from outbox.edges.postgres.common.table import PLANNER
+from outbox.edges.postgres.operations import server
 from outbox.models import Sample
 from outbox.operations import stats
 
@@ -73,8 +74,7 @@ def bounded(alias: str) -> Iterator[Any]:
     with the rollback, which within a transaction of the caller is one to a savepoint."""
     with transaction.atomic(using=alias):
         with connections[alias].cursor() as cursor:
-            for name, value in {**PLANNER, "statement_timeout": f"{STATEMENT_TIMEOUT_S}s"}.items():
-                cursor.execute("SELECT set_config(%s, %s, true)", [name, value])
+            server.set_locally(cursor, {**PLANNER, "statement_timeout": f"{STATEMENT_TIMEOUT_S}s"})
         try:
             yield connections[alias].connection
         finally:
@@ -107,9 +107,7 @@ def read(conf: Conf, may_view: Callable[[str], bool] = lambda name: True) -> Pag
 def _now(alias: str) -> datetime:
     """Of the database, whose clock all the times on the page are by."""
     with connections[alias].cursor() as cursor:
-        cursor.execute("SELECT clock_timestamp()")
-        found: datetime = cursor.fetchone()[0]
-        return found
+        return server.now(cursor)
 
 
 def _with_now(samples: list[Sample], found: dict[str, Any], now: datetime) -> list[Sample]:

@@ -13,7 +13,7 @@ from django.utils.dateparse import parse_datetime
 
 from outbox.admin.wording import ago, plural
 from outbox.conf import Conf
-from outbox.edges.postgres.common.table import identifier
+from outbox.edges.postgres.operations import companions
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,14 +26,9 @@ class Audited:
 
 def read(conf: Conf, now: datetime) -> Audited | None:
     """None where there was no audit, or where the table of another version has no place for one."""
-    state = identifier(f"{conf.table}_state").as_string()
     with connections[conf.database].cursor() as cursor:
-        cursor.execute("SELECT to_regclass(%s) IS NOT NULL", [state])
-        if not cursor.fetchone()[0]:
-            return None
-        cursor.execute(f"SELECT to_jsonb(s) -> 'audit' FROM {state} AS s WHERE id = 1")
-        row = cursor.fetchone()
-    found = json.loads(row[0]) if row and isinstance(row[0], str) else row and row[0]
+        found = companions.last_verification(cursor, conf.table)
+    found = json.loads(found) if isinstance(found, str) else found
     return in_words(found, now) if isinstance(found, dict) else None
 
 

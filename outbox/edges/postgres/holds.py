@@ -107,8 +107,13 @@ _WATCH = (
 )
 
 
+MARKED = " AND leader_id = %(leader)s::uuid"
+UNMARKED = " AND leader_id IS DISTINCT FROM %(leader)s::uuid"
+
+
 class HoldTable:
-    """For one outbox table. `guard` narrows what may be deleted, as at-least-once delivery needs it."""
+    """For one outbox table. `guard` narrows what may be deleted, as at-least-once delivery needs it: `MARKED`, or
+    `UNMARKED`."""
 
     def __init__(self, table: str, *, keep_empty_key: bool = False, guard: str = "") -> None:
         self._keep_empty_key = keep_empty_key

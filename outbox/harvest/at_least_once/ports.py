@@ -19,7 +19,7 @@ from outbox.edges.postgres.at_least_once.marks import Marks, Row, Scopes
 from outbox.edges.postgres.common import backends, table
 from outbox.edges.postgres.common.leases import Claim
 from outbox.edges.postgres.common.session import Connect, Connection
-from outbox.edges.postgres.holds import HoldTable
+from outbox.edges.postgres.holds import MARKED, UNMARKED, HoldTable
 from outbox.harvest.exactly_once import ports
 from outbox.harvest.lease_keeper import claim_of
 from outbox.runtime import Runtime
@@ -106,10 +106,10 @@ class MarkDatabase:
 
     def holds(self) -> HoldTable:
         conf = self._conf
-        return HoldTable(conf.table, keep_empty_key=conf.keep_empty_key, guard=" AND leader_id = %(leader)s::uuid")
+        return HoldTable(conf.table, keep_empty_key=conf.keep_empty_key, guard=MARKED)
 
     def unmarked_holds(self) -> HoldTable:
-        return HoldTable(self._conf.table, guard=" AND leader_id IS DISTINCT FROM %(leader)s::uuid")
+        return HoldTable(self._conf.table, guard=UNMARKED)
 
     def claim(self, owner: str) -> Claim:
         return claim_of(self._conf, owner)

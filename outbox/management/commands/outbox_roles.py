@@ -10,6 +10,7 @@ from django.db import connections
 
 from outbox import conf
 from outbox.edges.postgres.common.table import identifier
+from outbox.edges.postgres.preflight import catalog
 from outbox.schema import roles
 
 
@@ -38,13 +39,8 @@ def relations(alias: str, name: str) -> roles.Relations:
     """What there is of the table and its companions."""
     quoted = identifier(name).as_string()
     with connections[alias].cursor() as cursor:
-        cursor.execute(
-            "SELECT n.nspname, c.relname, pg_get_serial_sequence(%s, 'id') FROM pg_class c "
-            "JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = to_regclass(%s)",
-            [quoted, quoted],
-        )
-        row = cursor.fetchone()
-        if row is None or row[2] is None:
+        row = catalog.sequence(cursor, quoted)
+        if row is None:
             raise CommandError(
                 f"The table {name!r} does not exist on the alias {alias!r}, or no sequence draws its ids. "
                 f"Run: python manage.py migrate outbox --database {alias}"
@@ -53,7 +49,6 @@ def relations(alias: str, name: str) -> roles.Relations:
         companions = []
         for suffix in roles.COMPANIONS:
             companion = f"{table}_{suffix}"
-            cursor.execute("SELECT to_regclass(%s) IS NOT NULL", [identifier(f"{schema}.{companion}").as_string()])
-            if cursor.fetchone()[0]:
+            if catalog.exists(cursor, identifier(f"{schema}.{companion}").as_string()):
                 companions.append(companion)
     return roles.Relations(schema, table, sequence, tuple(companions))

@@ -7,18 +7,17 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 from uuid import UUID
 
-from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
 from outbox.conf import EXACTLY_ONCE, Conf
 from outbox.edges.postgres.at_least_once.marks import COLUMNS, WrongTable
 from outbox.edges.postgres.common.leases import Claim, settled_after
-from outbox.edges.postgres.common.table import connect_session, identifier, parameters
+from outbox.edges.postgres.common.table import connect_session, parameters
 from outbox.edges.postgres.counts import overview
 from outbox.edges.postgres.preflight import keepers, numbering
+from outbox.edges.postgres.spark import engine
 from outbox.exceptions import OutboxError
 from outbox.spark import sessions
 from outbox.spark.engine.driver import resolve
@@ -74,29 +73,19 @@ def look(conf: Conf, owner: str) -> UUID | None:
     number of the database."""
     with overview.connected(conf.database, connect_session) as connection:
         overview.check_columns(connection, conf.database, conf.table, [*COLUMNS, overview.BINARY])
-        if not _exists(connection, f"{conf.table}_spark"):
+        if not engine.exists(connection, f"{conf.table}_spark"):
             raise WrongTable(
                 f"The table {conf.table + '_spark'!r} does not exist on the alias {conf.database!r}. "
                 f"Run: python manage.py migrate outbox --database {conf.database}"
             )
         keepers.check(connection, conf.table, marks=True)  # warnings are for whoever claims
         numbering.check(connection, conf.table, exactly_once=False)
-        row = connection.execute(
-            sql.SQL("/* way */ SELECT way FROM {}").format(identifier(f"{conf.table}_state"))
-        ).fetchone()
         settled_s = settled_after(conf.transaction_timeout_s)
         keep = conf.keep_empty_key  # for the holds; the query itself divides records into no lanes
         claim = Claim(conf.table, WAY, owner, conf.session_timeout_s, keep_empty_key=keep, settled_s=settled_s)
-        if row is None or row[0] != WAY:
+        if engine.way(connection, conf.table) != WAY:
             claim.take(connection, lanes=conf.lanes, quietly=True)
         return claim.database(connection)
-
-
-def _exists(connection: Any, name: str) -> bool:
-    row = connection.execute(
-        "/* tables */ SELECT to_regclass(%s) IS NOT NULL", [identifier(name).as_string()]
-    ).fetchone()
-    return bool(row and row[0])
 
 
 def job_of(conf: Conf, flags: Flags) -> Job:
@@ -125,12 +114,10 @@ def job_of(conf: Conf, flags: Flags) -> Job:
 def _database(conf: Conf) -> str:
     """The UUID of the database, from the state row that `look` has seen to."""
     with overview.connected(conf.database) as connection:
-        row = connection.execute(
-            sql.SQL("/* database */ SELECT database FROM {}").format(identifier(f"{conf.table}_state"))
-        ).fetchone()
-    if row is None:
+        found = engine.database(connection, conf.table)
+    if found is None:
         raise WrongTable(f"The row of {conf.table}_state was deleted while the harvester ran. Start it again.")
-    return str(row[0])
+    return str(found)
 
 
 def default_checkpoint(name: str, database: str) -> Path:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from psycopg import sql
-
-from outbox.edges.postgres.common import table
+from outbox.edges.postgres.spark import verify
 from outbox.exceptions import OutboxError
 
 KINDS = {
@@ -122,39 +119,6 @@ class Verdict:
         return [*found, f"verdict: {said}"]
 
 
-# ---- the last one, for the admin
-
-
 def store(request: Request, verdict: Verdict) -> bool:
-    """Into the row of the companion table; False where no harvester has made one yet."""
-    with table.connect_plainly(request.parameters, autocommit=True) as connection:
-        done = connection.execute(
-            sql.SQL("/* audited */ UPDATE {state} SET audit = %s WHERE id = 1").format(state=_state(request.table)),
-            [json.dumps(verdict.as_dict())],
-        )
-        return done.rowcount == 1
-
-
-def database(request: Request) -> str:
-    """Its UUID, which sinks note in their entries; empty before the first harvester."""
-    with table.connect_plainly(request.parameters, autocommit=True) as connection:
-        shown = _state(request.table)
-        known = connection.execute("/* audit */ SELECT to_regclass(%s)", [shown.as_string(connection)]).fetchone()
-        if not known or known[0] is None:
-            return ""
-        row = connection.execute(
-            sql.SQL("/* database */ SELECT database FROM {state} WHERE id = 1").format(state=shown)
-        ).fetchone()
-    return str(row[0]) if row else ""
-
-
-def last(parameters: Mapping[str, Any], name: str) -> dict[str, Any] | None:
-    """What the last audit of this table found."""
-    with table.connect_plainly(parameters, autocommit=True) as connection:
-        query = sql.SQL("/* last audit */ SELECT audit FROM {state} WHERE id = 1").format(state=_state(name))
-        row = connection.execute(query).fetchone()
-    return row[0] if row else None
-
-
-def _state(name: str) -> sql.Identifier:
-    return table.identifier(f"{name}_state")
+    """False where no harvester has made a place for it yet."""
+    return verify.store(request.parameters, request.table, verdict.as_dict())

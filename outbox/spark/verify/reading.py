@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from outbox.core.exactly_once import ledger
-from outbox.edges.postgres.common.table import connect_plainly, identifier
+from outbox.edges.postgres.spark import verify
 from outbox.exceptions import OutboxError
 from outbox.spark.sink import slice_ledger, sql_expressions
 from outbox.spark.verify.findings import AuditImpossible, NotNow, Request
@@ -25,7 +25,6 @@ Span = dict[str, dict[int, tuple[int, int]]]
 
 _REQUEST_S = 10.0
 _POLL_S = 0.05
-_ROWS_AT_ONCE = 50_000
 _ENTRIES_AT_ONCE, _IDS_AT_ONCE = 100, 100_000
 _JAVA = {
     "security.protocol": "security.protocol",
@@ -256,24 +255,12 @@ def rows_of_table(spark: SparkSession, request: Request) -> DataFrame:
 def _ids(request: Request, batches: Iterable[Any]) -> Iterator[Any]:
     for batch in batches:
         if batch.num_rows:
-            yield from _read_ids(request, "SELECT id FROM {}", request.table, is_dead=False)
-            yield from _read_ids(request, "SELECT record_id FROM {}", f"{request.table}_dead", is_dead=True)
+            for read, is_dead in ((verify.ids, False), (verify.dead_ids, True)):
+                yield from (_as_arrow(ids, is_dead) for ids in read(request.parameters, request.table))
 
 
-def _read_ids(request: Request, query: str, name: str, *, is_dead: bool) -> Iterator[Any]:
+def _as_arrow(ids: list[int], is_dead: bool) -> Any:
     import pyarrow as pa
-    from psycopg import sql
 
-    with (
-        connect_plainly(request.parameters, autocommit=False) as connection,
-        connection.cursor("outbox_audit") as cursor,
-    ):
-        shown = identifier(name).as_string(connection)
-        known = connection.execute("/* audit */ SELECT to_regclass(%s) IS NOT NULL", [shown]).fetchone()
-        if not known or not known[0]:
-            return
-        cursor.itersize = _ROWS_AT_ONCE
-        cursor.execute(sql.SQL("/* audit */ " + query).format(identifier(name)))
-        while rows := cursor.fetchmany(_ROWS_AT_ONCE):
-            ids = pa.array([row[0] for row in rows], pa.int64())
-            yield pa.RecordBatch.from_arrays([ids, pa.array([is_dead] * len(rows))], ["id", "is_dead"])
+    columns = [pa.array(ids, pa.int64()), pa.array([is_dead] * len(ids))]
+    return pa.RecordBatch.from_arrays(columns, ["id", "is_dead"])

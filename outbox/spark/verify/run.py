@@ -22,11 +22,12 @@ from datetime import UTC, datetime
 from functools import reduce
 from typing import TYPE_CHECKING, Any
 
+from outbox.edges.postgres.spark.verify import database
 from outbox.spark.verify import pairing as pairing
 from outbox.spark.verify import reading as reading
 from outbox.spark.verify import sink_ledgers as sinks
 from outbox.spark.verify.absent import absent
-from outbox.spark.verify.findings import KINDS, AuditImpossible, Fault, Request, Verdict, database
+from outbox.spark.verify.findings import KINDS, AuditImpossible, Fault, Request, Verdict
 from outbox.spark.verify.reading import Offsets, Span, lookup
 
 if TYPE_CHECKING:
@@ -93,7 +94,7 @@ class _Audit:
         """Add the ledgers of all sinks of this database, under whatever name; gives those of others."""
         candidates = [name for name in there if name not in self.ledgers] if self.request.finds_sinks else []
         found = sinks.origins(self.request.properties, candidates, give_up_at)
-        own = database(self.request) if any(map(any, found.values())) else ""
+        own = database(self.request.parameters, self.request.table) if any(map(any, found.values())) else ""
         self.ledgers += sorted(name for name, origins in found.items() if own in origins - {""})
         return [name for name in found if name not in self.ledgers]
 
