@@ -36,13 +36,12 @@ class Clients:
         require_bootstrap(conf.client_properties)
         self._conf = conf
 
-    def admin(self, on_error: OnError, *, logger: Any = None, **properties: Any) -> AdminClient:
-        """`logger` hears what the client says, instead of the log."""
+    def admin(self, on_error: OnError) -> AdminClient:
         from_extra()
         from confluent_kafka.admin import AdminClient
 
-        given = self._with(on_error, {"client.id": "outbox-election-admin", **properties})
-        return make(AdminClient, given, logger=logger or _ClientLog())
+        given = self._with(on_error, {"client.id": "outbox-election-admin"})
+        return make(AdminClient, given, logger=_ClientLog())
 
     def member(self, on_error: OnError, on_commit: OnCommit) -> GroupConsumer:
         """The consumer that stands in the group."""

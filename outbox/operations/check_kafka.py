@@ -9,12 +9,14 @@ from typing import Any
 
 from outbox.conf import AT_LEAST_ONCE, EXACTLY_ONCE, Conf
 from outbox.core import faults
+from outbox.edges.kafka.common.clients import make
 from outbox.edges.kafka.exactly_once import transactional
-from outbox.exceptions import OutboxError
+from outbox.exceptions import OutboxError, missing_extra
 from outbox.operations.findings import Finding, Level, error, ok, skipped, warning
 
 _REQUEST_S = 5.0
 _INIT_S = 15.0
+_CLIENT = "outbox-election-admin"  # a harvester's name, so that its quotas are those of this client
 _MISSING = ("UNKNOWN_TOPIC_OR_PART", "_UNKNOWN_TOPIC")
 _FETCH = re.compile(r"ApiKey Fetch \(1\) Versions \d+\.\.(\d+)")
 # The newest version of the request Fetch, by release of the brokers.
@@ -62,11 +64,14 @@ def _spoken(fetch: int) -> str:
 
 class _Brokers:
     def __init__(self, conf: Conf) -> None:
-        from outbox.election.clients import Clients
-
+        try:
+            from confluent_kafka.admin import AdminClient
+        except ImportError as failure:
+            missing_extra("harvest", failure)
         self._conf, self._reason = conf, ""
         self._heard = _Heard()
-        self._admin = Clients(conf).admin(self._note, logger=self._heard, debug="feature")
+        own = {"client.id": _CLIENT, "error_cb": self._note, "debug": "feature"}
+        self._admin: AdminClient = make(AdminClient, {**conf.client_properties, **own}, logger=self._heard)
 
     def _note(self, error: Any) -> None:
         if error.name() != "_ALL_BROKERS_DOWN":
