@@ -7,10 +7,7 @@ transactions at once that costs more than polling does, which is why nothing her
 """
 
 from outbox import conf
-
-
-def channel(table: str) -> str:
-    return table
+from outbox.edges.postgres.common.notifications import channel as channel
 
 
 def install(table: str | None = None) -> str:

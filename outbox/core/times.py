@@ -13,8 +13,6 @@ INFINITE = (1 << 63) - 1
 """'infinity'"""
 NONE = -(1 << 63)
 """'-infinity', and what stands for NULL."""
-KNOWN_FROM, KNOWN_BEFORE = datetime(1, 1, 3, tzinfo=UTC), datetime(9999, 12, 30, tzinfo=UTC)
-"""Between these Python and Spark have a date for every time, in every time zone."""
 _EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 _created = itemgetter(7)

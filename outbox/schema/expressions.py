@@ -7,7 +7,7 @@ from django.contrib.postgres.fields import ArrayField
 from django.db.models import Case, DateTimeField, F, Func, IntegerField, Q, TextField, Value, When
 from django.db.models.lookups import Exact, IsNull
 
-from outbox.core.times import KNOWN_BEFORE, KNOWN_FROM
+from outbox.schema.times import KNOWN_BEFORE, KNOWN_FROM
 
 if TYPE_CHECKING:
     _DateTimeField = DateTimeField[Any, Any]

@@ -11,8 +11,13 @@ from psycopg import sql
 from outbox.runtime import Interrupt
 
 
-def listen(connection: psycopg.Connection[Any], channel: str) -> None:
-    connection.execute(sql.SQL("/* wake */ LISTEN {}").format(sql.Identifier(channel)))
+def channel(table: str) -> str:
+    """On which the trigger of `outbox.wakeups` notifies."""
+    return table
+
+
+def listen(connection: psycopg.Connection[Any], table: str) -> None:
+    connection.execute(sql.SQL("/* wake */ LISTEN {}").format(sql.Identifier(channel(table))))
 
 
 def wait_notified(connection: psycopg.Connection[Any], interrupt: Interrupt) -> bool:

@@ -12,7 +12,7 @@ from psycopg.abc import AdaptContext, Buffer
 from psycopg.adapt import Dumper
 from psycopg.types.numeric import Int8BinaryLoader
 
-from outbox.core.times import KNOWN_BEFORE, KNOWN_FROM
+from outbox.schema.times import KNOWN_BEFORE, KNOWN_FROM
 
 _TIMESTAMPTZ = 1184
 CREATED = "coalesce(create_time, '-infinity')"

@@ -15,7 +15,6 @@ from uuid import UUID
 
 import psycopg
 
-from outbox import wakeups
 from outbox.conf import Conf
 from outbox.core.exactly_once import judgement
 from outbox.core.exactly_once.judgement import LookUpRows, MoveOnly, PurgeEntry, State, Stop
@@ -105,7 +104,7 @@ class Database:
         return claim_of(self._conf, owner)
 
     def listen(self, connection: BoundedConnection) -> None:
-        notifications.listen(connection, wakeups.channel(self._conf.table))
+        notifications.listen(connection, self._conf.table)
 
     def wait_notified(self, connection: BoundedConnection, interrupt: Interrupt) -> bool:
         return notifications.wait_notified(connection, interrupt)
