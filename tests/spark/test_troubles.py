@@ -14,14 +14,14 @@ TASK = """[STREAM_FAILED] Query [id = 1] terminated with exception: An exception
 Traceback (most recent call last):
 py4j.protocol.Py4JJavaError: An error occurred while calling o1.collectToPython.
 : org.apache.spark.SparkException: Job aborted due to stage failure: Task 1 in stage 3.0 failed 4 times
-outbox.spark.sink.slice_plan.SliceFailed: Records go to topics that the brokers do not have: 'x' (unknown). Create them.
+outbox.spark.sink.plan.SliceFailed: Records go to topics that the brokers do not have: 'x' (unknown). Create them.
 """
 CASES = [
     (SOURCE, Kind.FENCED, "Another driver has taken over"),
     (TASK, Kind.OUTAGE, "Records go to topics"),
     (SOURCE + "\noutbox.spark.entries.OtherQuery: The ledger belongs to another.", Kind.REFUSED, "The ledger belongs"),
-    ("outbox.spark.sink.slice_plan.RefusedByKafka: Kafka refuses it", Kind.OUTAGE, "Kafka refuses it"),
-    ("outbox.spark.sink.slice_plan.RecordUnfit: A record has no topic", Kind.REFUSED, "A record has no topic"),
+    ("outbox.spark.sink.plan.RefusedByKafka: Kafka refuses it", Kind.OUTAGE, "Kafka refuses it"),
+    ("outbox.spark.sink.plan.RecordUnfit: A record has no topic", Kind.REFUSED, "A record has no topic"),
     ("outbox.spark.sink.columns.WrongColumns: id is string", Kind.REFUSED, "id is string"),
     ("x\npsycopg.OperationalError: server closed the connection", Kind.OUTAGE, "server closed"),
     ("cimpl.KafkaException: KafkaError{code=_TRANSPORT}", Kind.OUTAGE, "KafkaError"),

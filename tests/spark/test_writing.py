@@ -12,7 +12,7 @@ import pytest
 from outbox.core.exactly_once import ledger
 from outbox.spark.engine.failure_kinds import Kind, judge
 from outbox.spark.sink import producers, slice_ledger, slice_writer
-from outbox.spark.sink.slice_plan import CHECKSUM, PART, Plan, RecordUnfit, RefusedByKafka, SliceFailed, Superseded
+from outbox.spark.sink.plan import CHECKSUM, PART, Plan, RecordUnfit, RefusedByKafka, SliceFailed, Superseded
 from outbox.spark.source.statements import Fenced
 from tests.spark.test_stream_reader import Query
 from tests.support.topics import create_topic, read_topic
@@ -271,7 +271,7 @@ def test_a_record_that_can_never_be_sent_is_not_tried_again(plan, topic, column)
     unfit = pa.RecordBatch.from_pylist(rows, schema=batch(topic, 0, [1]).schema)
     with pytest.raises(RecordUnfit, match=rf"no {column} .*Correct or filter it") as error:
         write(plan, unfit)
-    assert judge(f"outbox.spark.sink.slice_plan.{type(error.value).__name__}: {error.value}").kind == Kind.REFUSED
+    assert judge(f"outbox.spark.sink.plan.{type(error.value).__name__}: {error.value}").kind == Kind.REFUSED
     assert last_entry(plan, 0) is None
 
 

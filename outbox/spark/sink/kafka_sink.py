@@ -29,7 +29,7 @@ from outbox.edges.kafka.exactly_once.ledger_topic import LedgerMissing
 from outbox.exceptions import OutboxError
 from outbox.spark.sink import producers, slice_ledger, slice_writer, sql_expressions
 from outbox.spark.sink.columns import check as check_columns
-from outbox.spark.sink.slice_plan import CHECKSUM, PART, RESULT, Plan, SliceFailed, compare
+from outbox.spark.sink.plan import CHECKSUM, PART, RESULT, Plan, SliceFailed, compare
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from outbox.edges.kafka.common.clients import require_bootstrap
 from outbox.edges.kafka.exactly_once.ledger_topic import LedgerTopic
 from outbox.spark.sink import slice_ledger
-from outbox.spark.sink.slice_plan import Plan
+from outbox.spark.sink.plan import Plan
 
 if TYPE_CHECKING:
     from outbox.edges.kafka.exactly_once.transactional import TransactionalProducer

@@ -26,7 +26,7 @@ from outbox.edges.kafka.common.clients import let_go
 from outbox.edges.kafka.exactly_once.ledger_topic import LedgerUnreachable
 from outbox.failpoints import failpoint
 from outbox.spark.sink import producers, slice_ledger, sql_expressions
-from outbox.spark.sink.slice_plan import (
+from outbox.spark.sink.plan import (
     CHECKSUM,
     PART,
     Plan,
