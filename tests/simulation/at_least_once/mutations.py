@@ -22,7 +22,7 @@ from outbox.edges.kafka.at_least_once.idempotent import Producers
 from outbox.harvest.at_least_once.holds import HeldMarks
 from outbox.harvest.at_least_once.lane import AtLeastOnce
 from outbox.harvest.lane_host import Host
-from tests.simulation.at_least_once.scenario import PLAIN, Outcome, Rules, around, run
+from tests.simulation.at_least_once.scenario import INTERRUPTED, PLAIN, Outcome, Rules, around, run
 
 
 @dataclass(frozen=True)
@@ -230,7 +230,7 @@ MUTATIONS: dict[str, Planted] = {
         )
     ),
     "a refused batch is asked for record by record without trust": Planted(
-        (around(AtLeastOnce, "_new_producers", _send_untrusted),)
+        (around(AtLeastOnce, "_new_producers", _send_untrusted),), theme=INTERRUPTED
     ),
     "no fence on a foreign heartbeat": Planted(((Neli, "_foreign_beat", _fence_nobody),)),
     "trust without heartbeats": Planted(((Neli, "_trust_ends", _trust_for_ever),)),
@@ -259,7 +259,7 @@ FOUND_BY: dict[str, int] = {
     "reports of old producers count": 37,
     "undelivered record is skipped": 5,
     "trust is not asked": 18,
-    "a refused batch is asked for record by record without trust": 980,
+    "a refused batch is asked for record by record without trust": 1742,
     "no fence on a foreign heartbeat": 76,
     "trust without heartbeats": 9,
     "trust from the moment of reading": 13,

@@ -41,6 +41,8 @@ from tests.simulation.runtime import LONG_S, SWITCHED_S, ended_with, in_thread
 FAULTS_S = 8.0
 DRAIN_S = 90.0
 MEMBERS_MAX = 4
+INTERRUPTED = 2, 20
+"""The remainder of the seeds, divided by the second number, in which members pause while their records are refused."""
 
 
 @dataclass
@@ -159,6 +161,7 @@ class Scenario:
         self.checkers = Checkers(window=4 + seed % 9)
         self.faultless = seed % 8 == 0
         self.is_operated = seed % 4 == 3
+        self.is_interrupted = seed % INTERRUPTED[1] == INTERRUPTED[0]
         self.world = World(seed, self.checkers, rules)
         self.random = self.world.random
         self.operators = Random(f"operators {seed}")  # of their own: what else the seed means is not changed by them
@@ -244,6 +247,9 @@ class Scenario:
             return
         self.weather()
         faults = ("crash", "pause", "pause", "cut", "cut_table", "stop", "join", "ignorant", "stray", "classic")
+        if self.is_interrupted:
+            self.world.faults.refuse_keys = dict.fromkeys(self.keys)
+            faults = ("pause", "pause", "pause", "join")
         getattr(self, self.random.choice(faults))()
         if not self.living():
             self.spawn()
