@@ -105,6 +105,8 @@ class HoldRecord:
     at: int
     reason: str
     is_too_large: bool = False
+    is_named: bool = False
+    """The brokers would have named it beside others too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,7 +245,7 @@ def _of_suspects(attempt: Attempt, suspects: tuple[int, ...], error: Raised) -> 
     """One of these records at least was refused."""
     is_too_large = error.name in TOO_LARGE
     if len(suspects) == 1:
-        return [ProbeNext(), HoldRecord(suspects[0], error.reason, is_too_large), Renew()]
+        return [ProbeNext(), HoldRecord(suspects[0], error.reason, is_too_large, error.name in _TOLD_APART), Renew()]
     if is_too_large and attempt.weighed is None:
         return [Weigh(suspects)]
     if is_too_large and attempt.weighed is not None:

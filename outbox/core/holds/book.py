@@ -159,6 +159,12 @@ class Holds:
         hold = tried.get(self.name_of(row)) or tried.get(row[1])
         return hold is not None and hold.head == row[0]
 
+    def is_judged(self, row: Row) -> bool:
+        """Whether a refusal of this record alone, which the brokers name, is an attempt. While others are held that
+        were not tried yet it is one of them: were it to leave at once, the next page would have room for one more, and
+        each would cost the lane a producer."""
+        return self.is_tried(row) or not self._trials.is_doubtful
+
     @property
     def is_narrow(self) -> bool:
         """Whether the record at fault in a refused batch is being looked for."""

@@ -17,15 +17,15 @@ class Trials:
 
     def __init__(self, held: Register) -> None:
         self._held = held
-        self._rest_until, self._is_doubtful = 0.0, False  # an attempt was refused, so the next one is likely to be
+        self._rest_until, self.is_doubtful = 0.0, False  # an attempt was refused, so the next one is likely to be
         self._refused_at = -NEVER
 
     def refused(self, now: float, *, was_tried: bool, is_sure: bool) -> None:
         # Not by each that comes while others are held: then none of those would be tried as long as more are refused.
         if was_tried or not self._held.is_blocking:
             self._refused_at = now
-        if was_tried or not (is_sure or self._is_doubtful):
-            self._rest_until, self._is_doubtful = now + _REST_S, True
+        if was_tried or not (is_sure or self.is_doubtful):
+            self._rest_until, self.is_doubtful = now + _REST_S, True
 
     def put_back(self, now: float, refused: Name) -> None:
         """However many records are held, trying them must not take the lane's time: those that were released beside
@@ -36,7 +36,7 @@ class Trials:
 
     def delivered(self) -> None:
         """What has refused the record takes records again."""
-        self._rest_until, self._is_doubtful, self._refused_at = 0.0, False, -NEVER
+        self._rest_until, self.is_doubtful, self._refused_at = 0.0, False, -NEVER
 
     def due(self, now: float, *, is_behind: bool) -> list[Name]:
         waiting = self._held.of(State.WAITING)
@@ -45,7 +45,7 @@ class Trials:
         wanted, others = ([n for n in due if waiting[n].is_wanted is is_wanted] for is_wanted in (True, False))
         if is_behind and now < self._refused_at + _BEHIND_S:
             return wanted
-        if not self._is_doubtful:
+        if not self.is_doubtful:
             return due
         may_try = now >= self._rest_until and all(hold.is_wanted for hold in self._held.of(State.TRYING).values())
         return wanted + others[: int(may_try)]

@@ -21,6 +21,7 @@ from uuid import UUID
 import psycopg
 
 from outbox.conf import Conf
+from outbox.core.at_least_once.values import RecordHeld
 from outbox.core.contract import LaneHost, LeftUntidily
 from outbox.core.exactly_once import judgement
 from outbox.core.exactly_once.blame import (
@@ -415,10 +416,16 @@ class ExactlyOnce:
 
     # ---- when it failed
 
-    def _hold(self, rounds: Rounds, row: Any, error: str, *, whole_topic: bool = False) -> None:
-        now = self._runtime.monotonic()
-        held = rounds.guarded(lambda: self._state.holds.refused(row, error, now, whole_topic=whole_topic))
-        self._host.emit(held)
+    def _hold(
+        self, rounds: Rounds, row: Any, error: str, *, whole_topic: bool = False, is_named: bool = False
+    ) -> None:
+        now, holds = self._runtime.monotonic(), self._state.holds
+
+        def hold() -> RecordHeld:
+            is_sure = not is_named or holds.is_judged(row)
+            return holds.refused(row, error, now, whole_topic=whole_topic, is_sure=is_sure)
+
+        self._host.emit(rounds.guarded(hold))
 
     def _after_failure(self, rounds: Rounds, batch: Batch, error: BaseException) -> float:
         """The pause before the lane is taken over again."""
@@ -436,8 +443,8 @@ class ExactlyOnce:
     def _act(self, rounds: Rounds, batch: Batch, action: Action) -> float:
         rows, holds = batch.rows, self._state.holds
         match action:
-            case HoldRecord(at, reason, is_too_large):
-                self._hold(rounds, rows[at], reason)
+            case HoldRecord(at, reason, is_too_large, is_named):
+                self._hold(rounds, rows[at], reason, is_named=is_named)
                 if is_too_large:
                     self._transactions.sizes.refused(rows[at][1], parts_of(rows[at]))
             case HoldTopic(at, reason):

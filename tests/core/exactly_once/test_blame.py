@@ -49,7 +49,7 @@ def outage(name, **given):
 
 
 def held(name, at=0):
-    return [PROBE, b.HoldRecord(at, f"{name}: no", name in faults.TOO_LARGE), RENEW]
+    return [PROBE, b.HoldRecord(at, f"{name}: no", name in faults.TOO_LARGE, name == "INVALID_RECORD"), RENEW]
 
 
 def topic_held(name, at=0, topic="t"):

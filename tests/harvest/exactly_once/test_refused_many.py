@@ -157,6 +157,18 @@ def test_records_that_the_broker_names_are_held_in_one_go(bench):
     bench.check()
 
 
+def test_records_that_the_broker_names_do_not_leave_one_for_each_producer(bench):
+    """A new owner tries one of those that are held. It leaves, and the page that it stood in has room for one more."""
+    compacted = create_topic(bench.servers, 1, **{"cleanup.policy": "compact"})
+    bench.stash([""] * 2 * HEAD, topic=compacted)
+    bench.stash([f"good-{n % 20}" for n in range(100)])
+    with bench.working(REFUSAL_POLICY="skip", BATCH_MAX=10):
+        wait_until(lambda: sum(count for _, count in bench.db.execute(HELD)) >= HEAD // 4)
+    with bench.working(REFUSAL_POLICY="skip", BATCH_MAX=10) as host:
+        wait_until(lambda: others_gone(bench))
+        assert host.worker.statistics().takeovers <= 2 * HEAD // 10 + 12
+
+
 # ---- what a takeover leaves behind
 
 
