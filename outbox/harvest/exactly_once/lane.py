@@ -416,9 +416,7 @@ class ExactlyOnce:
 
     # ---- when it failed
 
-    def _hold(
-        self, rounds: Rounds, row: Any, error: str, *, whole_topic: bool = False, is_named: bool = False
-    ) -> None:
+    def _hold(self, rounds: Rounds, row: Any, error: str, *, whole_topic: bool = False, is_named: bool = False) -> None:
         now, holds = self._runtime.monotonic(), self._state.holds
 
         def hold() -> RecordHeld:

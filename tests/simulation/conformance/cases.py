@@ -779,6 +779,41 @@ def a_broker_refuses_a_record(s: Script) -> None:
     assert s.side.delivered() == [2]
 
 
+def a_broker_names_what_it_refuses(s: Script) -> None:
+    s.side.refuse_keyless()
+    prepared(s)
+    lane = Lane(s)
+    told: dict[int, str] = {}
+    lane.client.begin_transaction()
+    for uid, key in ((1, None), (3, "a"), (5, None)):
+        lane.client.produce(
+            s.topic, str(uid), key, -1, lambda error, message, uid=uid: told.update({uid: error.name()}), None, 0, None
+        )
+    assert lane.client.flush(10.0) == 0
+    assert told == {1: "INVALID_RECORD", 3: "_INVALID_DIFFERENT_RECORD", 5: "INVALID_RECORD"}
+    lane.client.abort_transaction(10.0)
+
+
+def a_broker_refuses_what_is_too_large(s: Script) -> None:
+    s.side.limit_size(500)
+    prepared(s)
+    assert s.kafka.size_limits([s.topic]) == {s.topic: 500}
+    lane = Lane(s)
+    told: list[Any] = []
+    lane.client.begin_transaction()
+    lane.client.produce(s.topic, "1".rjust(600), "a", -1, lambda error, message: told.append(error), None, 0, None)
+    assert lane.client.flush(10.0) == 0
+    assert [error.name() for error in told] == ["MSG_SIZE_TOO_LARGE"]
+    cause = lane.producer.cause()
+    s.note("cause", s._plain(cause))
+    assert cause is not None
+    assert cause.name() == "MSG_SIZE_TOO_LARGE"
+    lane.client.abort_transaction(10.0)
+    lane.producer.drop_and_wait()
+    Lane(s).send(1, 2)
+    assert s.side.delivered() == [2]
+
+
 def the_client_refuses_a_record(s: Script) -> None:
     """It was never handed over: the rest of the batch may go on."""
     prepared(s)
@@ -851,6 +886,8 @@ CASES = [
     an_open_transaction_is_waited_for,
     what_began_after_the_question_is_not_waited_for,
     a_broker_refuses_a_record,
+    a_broker_names_what_it_refuses,
+    a_broker_refuses_what_is_too_large,
     the_client_refuses_a_record,
     a_client_is_thrown_away,
 ]

@@ -162,7 +162,10 @@ class SimulatedSide:
         pass
 
     def refuse_keyless(self) -> None:
-        self.world.faults.refuse = {"": None}
+        self.world.faults.refuse, self.world.faults.names_refused = {"": None}, True
+
+    def limit_size(self, limit: int) -> None:
+        self.world.faults.limit = limit
 
     def refuse_here(self, key: str) -> None:
         self.world.faults.refuse_here = {key: None}
@@ -198,7 +201,8 @@ class RealSide:
         self.topic = f"{self.name}-orders"
         self._topic_config: dict[str, str] = {}
         given = parse({"BOOTSTRAP_SERVERS": bootstrap_servers, "NAME": self.name})
-        self.conf = replace(given, lanes=LANES, statement_timeout_s=2.4, id_header="")
+        producer = {"linger.ms": 100, "compression.type": "none"}  # what is sent before a flush is one request
+        self.conf = replace(given, lanes=LANES, statement_timeout_s=2.4, id_header="", producer=producer)
         self._opened: list[Any] = []
 
     def close(self) -> None:
@@ -285,6 +289,9 @@ class RealSide:
 
     def refuse_keyless(self) -> None:
         self._topic_config = {"cleanup.policy": "compact"}
+
+    def limit_size(self, limit: int) -> None:
+        self._topic_config = {"max.message.bytes": str(limit)}
 
     def refuse_here(self, key: str) -> None:
         assert len(key) > 1_000_000, "what the client takes for too large"
@@ -495,7 +502,7 @@ class Script:
         if isinstance(value, KafkaError):
             return _told(value)
         if isinstance(value, dict):
-            return {key: self._plain(each) for key, each in value.items()}
+            return {self._plain(key): self._plain(each) for key, each in value.items()}
         if isinstance(value, tuple | list):
             return [self._plain(each) for each in value]
         if isinstance(value, uuid.UUID):

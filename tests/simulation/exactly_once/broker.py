@@ -18,7 +18,8 @@ from tests.simulation.world import World
 
 TRANSACTION_TIMEOUT_S = 2.5
 
-OK, BUSY, FENCED, WRONG_STATE, GAP, REFUSED = "ok", "busy", "fenced", "wrong state", "gap", "refused"
+OK, BUSY, FENCED, WRONG_STATE, GAP = "ok", "busy", "fenced", "wrong state", "gap"
+REFUSED, NAMED, TOO_LARGE = "refused", "refused by name", "too large"
 
 
 class Transaction:
@@ -80,6 +81,7 @@ class TransactionalId:
         if transaction is not None and not self._broker.hasty:
             return BUSY, 0
         self.epoch += 1
+        self._broker.initialised += 1
         self.transaction, self._ended_with = None, None
         self._sequences.clear()
         return OK, self.epoch
@@ -161,6 +163,8 @@ class Broker:
         self._ledgers: dict[int, Log] = {}
         self.partitions = 0
         """Of the ledger; 0: it is not there."""
+        self.initialised = 0
+        """Producers, in all."""
 
     def id_of(self, lane: int) -> TransactionalId:
         return self._ids.setdefault(lane, TransactionalId(self))

@@ -20,6 +20,8 @@ class Written:
     sequence: int
     id: int
     topic: str = TOPIC
+    size: int = 0
+    """Bytes of its value, at least."""
 
 
 @dataclass

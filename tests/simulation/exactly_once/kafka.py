@@ -8,6 +8,7 @@ client sends it again over another connection: EndTxn too, which may then end a 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -27,6 +28,12 @@ _RETRY_S, _INIT_RETRY_S, _LINGER_S = 0.01, 0.5, 0.002
 _FRAME_ROWS = 3
 _LATE_S = (0.003, 0.01, 0.03, 0.1, 0.5, 2.0)
 _STABLE_POLL_S = 0.01
+_ENVELOPE = 70  # bytes around a record
+_REFUSALS = {
+    b.REFUSED: KafkaError.POLICY_VIOLATION,
+    b.NAMED: KafkaError.INVALID_RECORD,
+    b.TOO_LARGE: KafkaError.MSG_SIZE_TOO_LARGE,
+}
 _CUT = "[thrd:TxnCoordinator]: broker/1: Disconnected (after 1000ms in state UP)"
 
 
@@ -59,7 +66,7 @@ class Client:
         self._connection = 0
         self._busy_until = 0.0
         self._sequences: dict[b.Log, int] = {}
-        self._pending: list[tuple[Any, Any]] = []  # records of the data log, with their reports, not sent yet
+        self._pending: list[tuple[Any, Any, int]] = []  # of the data log, with their reports and sizes, not sent yet
         self._open: dict[Answer, None] = {}  # produced and not acknowledged
         self._reports: list[Callable[[], None]] = []
         self._initialising: Answer | None = None
@@ -158,6 +165,8 @@ class Client:
         if self._in_transaction:
             raise _error("_STATE", "a transaction is open")
         self._in_transaction, self._is_registered = True, False
+        if self._world.turns is not None:
+            self._world.turns.begun(self._process, self)
 
     def produce(
         self,
@@ -176,7 +185,17 @@ class Client:
             self._flush_pending()
             self._produce(self._broker.ledger(partition), [(value, headers)], [None])
             return
+        turns = self._world.turns
+        if turns is not None:
+            turns.asked(self._process, self)
+        self._take(key, value, callback)
+        if turns is not None:
+            turns.taken(self._process, self)
+
+    def _take(self, key: Any, value: Any, callback: Any) -> None:
         faults = self._world.faults
+        if self._lane in faults.full:
+            raise BufferError("no room")
         if self._world.poison and int(value) in self._world.poison:
             self._world.poisoned(self._process, int(value))
             self._runtime.sleep(0.0)  # from which it does not come back
@@ -184,7 +203,7 @@ class Client:
             raise ValueError("refused before it was sent")
         if self._world.chance(faults.produce_slow):
             self._runtime.sleep(self._world.random.uniform(0.0, 0.01))
-        self._pending.append(((key, int(value)), callback))
+        self._pending.append(((key, int(value)), callback, _ENVELOPE + len(key or "") + len(value)))
         if len(self._pending) == _FRAME_ROWS:
             self._flush_pending()
         elif len(self._pending) == 1:
@@ -193,20 +212,30 @@ class Client:
     def _flush_pending(self) -> None:
         pending, self._pending = self._pending, []
         if pending and not self._is_dropped:
-            self._produce(self._broker.data, [record for record, _ in pending], [report for _, report in pending])
+            records, reports, sizes = zip(*pending, strict=True)
+            self._produce(self._broker.data, list(records), list(reports), sum(sizes))
 
-    def _produce(self, log: b.Log, records: list[Any], reports: list[Any]) -> None:
+    def _produce(self, log: b.Log, records: list[Any], reports: list[Any], size: int = 0) -> None:
         self._is_registered = True
         sequence = self._sequences.get(log, 0)
         self._sequences[log] = sequence + 1
         faults, epoch, process, is_data = self._world.faults, self._epoch, self._process, log is self._broker.data
 
-        def arrive() -> str:
-            is_refused = is_data and any((key or "") in faults.refuse for key, _ in records)
+        def is_refused(key: Any, uid: int) -> bool:
+            return (key or "") in faults.refuse and (uid % 2 == 1 or not faults.names_refused)
+
+        def arrive() -> tuple[str, list[int]]:
+            """With the places of the records that are named. The same whenever the request arrives once more."""
+            refused = [at for at, record in enumerate(records) if is_data and is_refused(*record)]
+            is_too_large = 0 < faults.limit < size
             payloads = [uid for _, uid in records] if is_data else records
             # The log is in the transaction before anything is written to it.
-            found = self._id.produce(epoch, log, sequence, [] if is_refused else payloads, process)
-            return b.REFUSED if is_refused and found == b.OK else found
+            found = self._id.produce(epoch, log, sequence, [] if refused or is_too_large else payloads, process)
+            if found != b.OK or not (refused or is_too_large):
+                return found, []
+            if is_too_large:
+                return b.TOO_LARGE, []
+            return (b.NAMED, refused) if faults.names_refused else (b.REFUSED, [])
 
         answer = self._request(arrive, is_data=is_data)
         self._open[answer] = None
@@ -214,17 +243,19 @@ class Client:
 
     def _acknowledged(self, answer: Answer, reports: list[Any]) -> None:
         del self._open[answer]
-        if answer.value != b.OK:
-            self._fail(answer.value)
-            error = KafkaError(KafkaError.POLICY_VIOLATION, "refused") if answer.value == b.REFUSED else self._error
-            told = [partial(report, error, None) for report in reports if report is not None]
-            self._reports += told
+        code, named = answer.value
+        if code != b.OK:
+            self._fail(code)
+            error = KafkaError(_REFUSALS[code], "refused") if code in _REFUSALS else self._error
+            beside = KafkaError(KafkaError._INVALID_DIFFERENT_RECORD, "another one is refused") if named else error
+            told = enumerate(reports)
+            self._reports += [partial(r, error if at in named else beside, None) for at, r in told if r is not None]
 
     def _fail(self, code: str) -> None:
         if self._error is not None:
             return
-        if code == b.REFUSED:
-            self._error = KafkaError(KafkaError.POLICY_VIOLATION, "refused", txn_requires_abort=True)
+        if code in _REFUSALS:
+            self._error = KafkaError(_REFUSALS[code], "refused", txn_requires_abort=True)
         elif code == b.FENCED:
             self._error = KafkaError(KafkaError._FENCED, "fenced", fatal=True)
         else:
@@ -319,6 +350,10 @@ class Kafka:
         return True
 
     def size_limits(self, topics: Iterable[str]) -> dict[str, int]:
+        faults = self._world.faults
+        with suppress(LedgerUnreachable):
+            self._ask()
+            return dict.fromkeys(topics, faults.limit) if faults.limit and faults.tells_limit else {}
         return {}
 
     def close(self) -> None:

@@ -14,10 +14,11 @@ from functools import partial
 from typing import Any
 from unittest.mock import patch
 
-from confluent_kafka import KafkaException
+from confluent_kafka import KafkaError, KafkaException
 
 from outbox.core import times
-from outbox.core.exactly_once import judgement, ledger
+from outbox.core.exactly_once import blame, judgement, ledger
+from outbox.core.exactly_once.blame import Action, Attempt, HoldLikely, Search
 from outbox.core.exactly_once.flights import Flights, Plan, Share, Standing
 from outbox.core.exactly_once.judgement import Facts, NothingToDo, Rows, Verdict
 from outbox.core.exactly_once.pages import PageSizes
@@ -26,6 +27,7 @@ from outbox.core.frontier import Frontier, Snapshot
 from outbox.core.holds import book, crashes
 from outbox.core.holds.book import Holds
 from outbox.core.holds.crashes import Care
+from outbox.core.holds.trials import Trials
 from outbox.edges.kafka.exactly_once import transactional
 from outbox.edges.kafka.exactly_once.transactional import TransactionalProducer
 from outbox.edges.postgres.common import backends
@@ -295,6 +297,39 @@ def _drop_troubled(drop: Any, producer: TransactionalProducer) -> None:
         drop(producer)
 
 
+@contextmanager
+def _send_at_once(worker: Transactions, batch: Batch) -> Iterator[float]:
+    yield worker._runtime.monotonic()
+
+
+@contextmanager
+def _keep_turn(worker: Transactions, batch: Batch) -> Iterator[float]:
+    """A lane whose transaction fails does not give it on."""
+    turn = worker._rounds.sending_turn
+    is_mine = turn.acquire(timeout=transaction._TURN_S)
+    yield worker._runtime.monotonic()
+    if is_mine:
+        turn.release()
+
+
+def _give_the_batch_up(send_piece: Any, *given: Any) -> Any:
+    """Whatever the client raises."""
+    taken, text = send_piece(*given)
+    if text is not None:
+        raise KafkaException(KafkaError(KafkaError._INVALID_ARG, text))
+    return taken, text
+
+
+def _search_for_each(of_suspects: Any, attempt: Attempt, suspects: tuple[int, ...], error: Any) -> list[Action]:
+    actions: list[Action] = of_suspects(attempt, suspects, error)
+    return [Search(suspects, error.name) if isinstance(each, HoldLikely) else each for each in actions]
+
+
+def _try_all(due: Any, trials: Trials, now: float, *, is_behind: bool) -> Any:
+    trials.is_doubtful = False
+    return due(trials, now, is_behind=False)
+
+
 # ---- takeovers, purges, lane count
 
 
@@ -396,6 +431,8 @@ def _look_late(load: Any, holds: Any, *given: Any) -> None:
 _LOSSY, _REFUSING = (LOSSY, 5), (REFUSING, 5)
 _COPIES, _CRASHES, _STUBBORN = (LAGGING, 10), (CRASHING, 10), (STUBBORN, 10)
 _BARE_EVEN, _REFUSING_EVEN, _REFUSING_ODD, _RESTLESS_EVEN = ((last, 10) for last in (0, 2, 7, 4))
+_IN_TURN = 60, 10 * SLOTS
+_BY_THE_CLIENT, _FOR_THEIR_SIZE, _BY_NAME = ((70 + 10 * SLOTS * kind, 40 * SLOTS) for kind in range(3))
 _OPERATED, _UNDECIDED, _POISONED, _KEPT, _UNRULY, _QUIET, _LEASED, _SLOW = (
     (10 * slot + 5, 10 * SLOTS) for slot in range(SLOTS)
 )
@@ -517,6 +554,21 @@ MUTATIONS: dict[str, Planted] = {
     "lanes of a process are careful at once": Planted(
         (_around(CrashWatch, "watched", _take_no_turn),), theme=_POISONED
     ),
+    "a record that the client refuses costs a producer": Planted(
+        (_around(Transactions, "_send_piece", _give_the_batch_up),), theme=_BY_THE_CLIENT
+    ),
+    "each of many refused records is searched for": Planted(
+        (_around(blame, "_of_suspects", _search_for_each),), theme=_BY_NAME
+    ),
+    "many refused records are tried again without a rest": Planted(
+        (_around(Trials, "due", _try_all),), theme=_FOR_THEIR_SIZE
+    ),
+    "a record that is named leaves while others wait that were not tried": Planted(
+        ((Holds, "is_judged", lambda holds, row: True),), theme=_BY_NAME
+    ),
+    "lanes of a process send at once": Planted(((Transactions, "_turn_to_send", _send_at_once),), theme=_IN_TURN),
+    "a lane that fails keeps its turn": Planted(((Transactions, "_turn_to_send", _keep_turn),), theme=_IN_TURN),
+    "a turn is waited for as long as it takes": Planted(((transaction, "_TURN_S", 3600.0),), theme=_IN_TURN),
 }
 
 FOUND_BY: dict[str, int] = {
@@ -569,5 +621,12 @@ FOUND_BY: dict[str, int] = {
     "nobody is careful after a crash": 25,
     "lanes of a process are careful at once": 3065,
     "whoever ends well clears the suspects": 425,
+    "a record that the client refuses costs a producer": 70,
+    "each of many refused records is searched for": 230,
+    "many refused records are tried again without a rest": 150,
+    "a record that is named leaves while others wait that were not tried": 550,
+    "lanes of a process send at once": 60,
+    "a lane that fails keeps its turn": 140,
+    "a turn is waited for as long as it takes": 140,
 }
 """Seeds that catch them; `make check` plays these alone."""

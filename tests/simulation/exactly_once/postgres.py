@@ -158,7 +158,7 @@ class Server:
             self._unflushed += [record.id for record in records]
 
     def stored(self, record: Written, create_time: int | None = None) -> Stored:
-        row = (record.id, record.topic, record.key, str(record.uid), None, None, None)
+        row = (record.id, record.topic, record.key, str(record.uid).ljust(record.size), None, None, None)
         hashed = self.world.lane_of(record.key) if record.key else record.id
         return Stored(row, self.create_time() if create_time is None else create_time, hashed)
 

@@ -70,6 +70,13 @@ class Faults:
     point: float = 0.0
     refuse: dict[str, None] = field(default_factory=dict)
     refuse_here: dict[str, None] = field(default_factory=dict)
+    names_refused: bool = False
+    """The brokers name the records that they refuse."""
+    limit: int = 0
+    """Bytes that a topic takes at a time; 0: any number."""
+    tells_limit: bool = True
+    full: tuple[int, ...] = ()
+    """Lanes whose clients have no room for a record."""
     parks_lost: float = 0.0
     errands_locked: float = 0.0
     notification_lost: float = 0.0
@@ -168,6 +175,8 @@ class World(surroundings.World):
         self.tasks: list[Any] = []
         self.late: Callable[[float], None] = lambda delay_s: None
         self.evicted: Callable[[], None] = lambda: None
+        self.turns: Any = None
+        """Is told when a client begins a transaction, and when it is handed a record."""
         self.limits: dict[str, int] = {}
         """Rows of the page that each process has asked for last."""
         self.has_other_mode, self.claimed_at = False, 0.0

@@ -1,5 +1,5 @@
-"""Scenarios with one theme each, of the seeds whose last digit is 5: few faults and few records, so that a seed says
-much about its theme and takes little time."""
+"""Scenarios with one theme each, of the seeds whose last digit is 5 and some others: few faults and few records, so
+that a seed says much about its theme and takes little time."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 from outbox.conf import SKIP
 from outbox.core.exactly_once import looks
+from outbox.core.exactly_once.judgement import State
 from outbox.edges.postgres.common.leases import settled_after
 from outbox.harvest.exactly_once.rounds import sweep
 from tests.simulation.checkers import Violation
@@ -450,14 +451,202 @@ class Slow(Scenario):
         self.world.faults.slow_s = slow_s
 
 
+class Hopeless(Scenario):
+    """Hundreds of records are refused, and as many wait behind them. All are passed over, and none of them costs a
+    producer of its own."""
+
+    faults_s = 16.0
+
+    def __init__(self, seed: int, rules: Rules) -> None:
+        super().__init__(seed, rules)
+        world = self.world
+        world.conf = replace(
+            world.conf,
+            batch_max=self.random.choice((30, 200)),
+            producer={"compression.type": "none"},  # records weigh what they are long
+        )
+        if self.random.random() < 0.5:
+            world.conf = replace(world.conf, refusal_policy=SKIP)
+        self.keys = [f"k{i}" for i in range(8)]
+        self.hopeless = [f"bad{i}" for i in range(HOPELESS)]
+        self.sequences = dict.fromkeys([*self.keys, *self.hopeless], 0)
+        self.refused_for = ("the client", "their size", "their names", "their names")[seed // (10 * SLOTS) % 4]
+        self.tells_limit = self.random.random() < 0.7
+        self.heads: list[int] = []
+        self.waiting: list[int] = []
+        self.strikes = 0
+        world.kafka.markers_slow = 0.0
+        self.operators = Operators(world, lambda uid: None)
+
+    def run(self) -> Outcome:
+        """What is refused stands in front of everything else, and as much of the same keys behind it."""
+        for begin in range(0, 2 * HOPELESS, 50):
+            self.write_all([self.hopeless[i % HOPELESS] for i in range(begin, begin + 50)])
+        self.heads = sorted(self.world.postgres.primary.now.rows)[:HOPELESS]
+        self.weather()
+        self.world.after(self.faults_s - SOON_S, self.note_waiting)
+        return super().run()
+
+    def write_all(self, keys: list[str]) -> None:
+        server, records = self.world.postgres.primary, []
+        xid = server.begin()
+        for key in keys:
+            sequence = self.sequences[key]
+            self.sequences[key] += 1
+            is_head = not sequence
+            self.uid += 1 + (self.uid % 2 == int(is_head))  # odd ones are those that may be refused
+            is_large = is_head and self.refused_for == "their size"
+            size = self.random.choice((LIMIT, 3 * LIMIT // 2, 2 * LIMIT)) - len(key) if is_large else 0
+            records.append(Written(self.uid, key, sequence, server.draw_id(), size=size))
+        server.end(xid, records)
+
+    def weather(self) -> None:
+        faults = self.world.faults = Faults(hold=0.02, held_s=(0.05, 0.3))
+        if self.refused_for == "their size":
+            faults.limit, faults.tells_limit = LIMIT, self.tells_limit
+        elif self.refused_for == "their names":
+            faults.refuse, faults.names_refused = dict.fromkeys(self.hopeless), True
+        else:
+            faults.refuse_here = dict.fromkeys(self.hopeless)
+
+    def strike(self) -> None:
+        if self.strikes < STRIKES_MAX:
+            self.strikes += 1
+            getattr(self, self.random.choice(("crash", "stop", "join", "stranger", "cut")))()
+            if not self.living():
+                self.spawn()
+            self.world.after(self.random.uniform(0.2, 1.0), self.strike)
+
+    def crash(self) -> None:
+        for process in self.living()[:1]:
+            process.crash()
+            self.world.group.leave(process.name)  # its session would last too long
+            self.world.after(self.random.uniform(0.05, 0.5), self.spawn)
+
+    def note_waiting(self) -> None:
+        rows = self.world.postgres.primary.now.rows.values()
+        self.waiting = [stored.uid for stored in rows if stored.row[2] not in self.hopeless]
+
+    def settle(self) -> None:
+        """What was refused is taken now; of most of it the operators have had enough."""
+        server, made = self.world.postgres.primary, self.world.kafka.initialised
+        if made > PRODUCERS_MAX:
+            raise Violation(f"{made} producers were made for the sake of {HOPELESS} records")
+        if late := [uid for uid in self.waiting if uid not in self.checkers.delivered]:
+            raise Violation(f"{len(late)} records have waited for {SOON_S} s, and nothing of their keys is refused")
+        held = {hold.record_id for hold in server.now.holds.values()}
+        if loose := [id_ for id_ in self.heads if id_ in server.now.rows and id_ not in held]:
+            raise Violation(f"{len(loose)} records that are refused are not held")
+        super().settle()
+        for hold in list(server.now.holds.values())[5:]:
+            self.operators.want(hold.id, self.random.choice(("skip", "discard")))
+
+
+HOPELESS, LIMIT, STRIKES_MAX, PRODUCERS_MAX = 400, 1000, 3, 100
+
+
+class InTurn(Scenario):
+    """The lanes of one process have much to send at once, and some of their transactions fail meanwhile."""
+
+    faults_s = 4.0
+
+    def __init__(self, seed: int, rules: Rules) -> None:
+        super().__init__(seed, rules)
+        world = self.world
+        world.lanes, world.switching, world.turns = 3, 0.0, Turns(world)
+        world.group.partitions = range(world.lanes)
+        world.postgres.primary.now.state = State(world.lanes)
+        world.conf = replace(world.conf, batch_max=60)
+        self.keys = [f"k{i}" for i in range(12)]
+        self.sequences = dict.fromkeys(self.keys, 0)
+
+    def spawn(self) -> None:
+        """One: who has to give a lane back does not wait for the turn."""
+        if not self.living():
+            super().spawn()
+
+    def write(self) -> None:
+        if self.writing:
+            for key in self.random.sample(self.keys, 4):
+                if key not in self.locked:
+                    self.begin(key)
+            self.world.after(self.random.expovariate(15.0), self.write)
+
+    def weather(self) -> None:
+        refused = {self.random.choice(self.keys): None}
+        self.world.faults = Faults(
+            produce_slow=1.0,
+            cut_end=0.05,
+            refuse=refused if self.random.random() < 0.3 else {},
+            refuse_here=refused if self.random.random() < 0.3 else {},
+            full=(self.random.randrange(self.world.lanes),) if self.random.random() < 0.3 else (),
+        )
+
+    def strike(self) -> None:
+        if self.writing:
+            self.weather()
+            self.world.after(self.random.uniform(0.2, 1.0), self.strike)
+
+
+class Turns:
+    """Lanes of a process hand records over one after the other. None waits for long, as the one before it may not get
+    on; nor at all while no other hands anything over."""
+
+    def __init__(self, world: Any) -> None:
+        self._world = world
+        self._begun: dict[Any, float] = {}
+        """When each client has begun its transaction."""
+        self._waited: dict[Any, float] = {}
+        """How long it had waited then when it took the first record."""
+        self._waiting: set[Any] = set()
+        """Those that were not asked to take one yet."""
+        self._taken: dict[Any, list[Any]] = {}
+        """The clients of a process that have taken records of their transactions, the last one at the end."""
+        self._busy_at: dict[Any, float] = {}
+        """When a client of a process was asked last, or has taken a record."""
+
+    def begun(self, process: Any, client: Any) -> None:
+        self._begun[client] = self._world.now
+        self._waiting.add(client)
+        if client in (taken := self._taken.setdefault(process, [])):
+            taken.remove(client)
+
+    def asked(self, process: Any, client: Any) -> None:
+        now = self._world.now
+        if client in self._waiting:
+            self._waiting.remove(client)
+            waited_s = now - self._begun[client]
+            if waited_s > TURN_S + TURN_LATE_S:
+                raise Violation(f"a lane of {process.name} has waited for its turn for {waited_s:.3f} s")
+            idle_s = min(waited_s, now - self._busy_at.get(process, 0.0))
+            if idle_s > TURN_LATE_S:
+                raise Violation(f"a lane of {process.name} waits, and for {idle_s:.3f} s none hands records over")
+        self._busy_at[process] = now
+
+    def taken(self, process: Any, client: Any) -> None:
+        taken = self._taken[process]
+        self._busy_at[process] = now = self._world.now
+        if client in taken:
+            between = taken[taken.index(client) + 1 :]
+            taken.remove(client)
+            if any(max(self._waited[client], self._waited[other]) < TURN_S for other in between):
+                raise Violation(f"lanes of {process.name} hand records over at once")
+        else:
+            self._waited[client] = now - self._begun[client]
+        taken.append(client)
+
+
+TURN_S, TURN_LATE_S = 0.25, 0.1
+
 DEATHS_MAX = 12
 """More than twice what a search by halves takes among the records of one page."""
 SLOTS = 8
-THEMES: dict[int, type[Scenario]] = {1: Undecided, 2: Poisoned, 3: Kept, 4: Unruly, 5: Quiet, 6: Leased, 7: Slow}
-"""By (seed // 10) % SLOTS; the other slots are `Operated`."""
+THEMES: dict[int, dict[int, type[Scenario]]] = {
+    5: {0: Operated, 1: Undecided, 2: Poisoned, 3: Kept, 4: Unruly, 5: Quiet, 6: Leased, 7: Slow},
+    0: {6: InTurn, 7: Hopeless},
+}
+"""By the last digit and (seed // 10) % SLOTS."""
 
 
 def scenario_of(seed: int, rules: Rules) -> Scenario:
-    if seed % 10 != 5:
-        return Scenario(seed, rules)
-    return THEMES.get(seed // 10 % SLOTS, Operated)(seed, rules)
+    return THEMES.get(seed % 10, {}).get(seed // 10 % SLOTS, Scenario)(seed, rules)
