@@ -463,8 +463,9 @@ def test_stray_rows_are_found_by_the_sweep_and_taken_up() -> None:
     assert bench.tick(Mark) == []  # never beside a mark
     bench.board.swept(sweep.ticket, [1], bench.now)
     assert bench.tick(RemarkRequested) == []
+    [mark] = [effect for effect in bench.seen if isinstance(effect, Mark)]
     bench.seen.clear()
-    bench.board.marked(bench.board._pending["mark"], [], bench.now)
+    bench.board.marked(mark.ticket, [], bench.now)
     [sweep] = bench.tick(Sweep, after=1.0)
     bench.board.swept(sweep.ticket, [1, 2], bench.now)
     assert bench.tick(RemarkRequested) == [RemarkRequested("stray-rows")]
@@ -632,7 +633,7 @@ def test_while_large_records_fill_the_memory_no_others_are_marked_or_fetched() -
     assert bench.sent() == [4]
     bench.ack(4)
     bench.purge()
-    assert bench.board._large_bytes == 0
+    assert bench.board._queues.large.total == 0
 
 
 def test_rows_left_unread_keep_their_order_and_those_taken_force_a_remark() -> None:

@@ -3,6 +3,9 @@ begin again.
 
 Theory of operation
 -------------------
+(The phases of a term and the order of its statements are decided here. The queue of one key is in `keys`, those of a
+lane are in `queues`; what is sent and not yet purged is in `window`, what was refused in `refusals`.)
+
 Rows are marked with the leader id in id order, sent, and purged when acknowledged. At most one record per (topic,
 key) is undecided: from the moment it may be sent until its purge has committed. Its successors wait in bounded
 buffers (per key and per shard); what finds no room there is *deferred*: the row stays marked, only its id is kept,
@@ -44,14 +47,14 @@ took long asks again before it produces.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from enum import Enum
-from heapq import heappop, heappush
 from types import MappingProxyType
 from uuid import UUID
-from zlib import crc32
 
+from outbox.core.at_least_once.queues import Queues
+from outbox.core.at_least_once.refusals import Refusals
+from outbox.core.at_least_once.requests import MarkPace, Requests
 from outbox.core.at_least_once.values import (
     Claim,
     DeadlineExceeded,
@@ -74,8 +77,9 @@ from outbox.core.at_least_once.values import (
     Superseded,
     Sweep,
 )
+from outbox.core.at_least_once.window import Window
 from outbox.core.holds.values import pause_s
-from outbox.core.names import held_key
+from outbox.core.region import Region, Table
 
 _NEVER = float("inf")
 
@@ -84,36 +88,38 @@ class Phase(Enum):
     CLAIMING = "claiming"
     RUNNING = "running"
     DRAINING = "draining"
+    """Of a forced remark: what is in flight is decided."""
     REFRESHING = "refreshing"
+    """The election gives a new leader id."""
     FINISHING = "finishing"
+    """What is in flight is decided, the rest is given back."""
     ENDED = "ended"
 
 
-class _Key:
-    """One unit of order with records here. `busy`: one of them is ready, in flight, being purged or fetched as next."""
-
-    __slots__ = ("busy", "deferred", "fetching", "name", "outages", "shard", "until", "wait_since", "waiting", "warned")
-
-    def __init__(self, name: KeyName, shard: int) -> None:
-        self.name = name
-        self.shard = shard
-        self.busy = False
-        self.fetching = 0
-        self.until = 0.0  # asleep until then; 0: awake
-        self.outages = 0
-        self.waiting: deque[Record] | None = None
-        self.deferred: deque[int] | None = None
-        self.wait_since = 0.0
-        self.warned = False
+class PhaseEvent(Enum):
+    CLAIMED = "no older owner can mark any more"
+    DOUBTED = "a remark is asked for"
+    DRAINED = "nothing is in flight, or its time is over"
+    REFRESHED = "there is a new leader id"
+    FINISH = "the term is to end, by a deadline"
+    FINISHED = "nothing is undecided"
+    ABANDON = "the term ends at once"
 
 
-class _Hold:
-    __slots__ = ("attempts", "id", "until")
-
-    def __init__(self, id_: int, attempts: int, until: float) -> None:
-        self.id = id_
-        self.attempts = attempts
-        self.until = until
+_ALIVE = [phase for phase in Phase if phase is not Phase.ENDED]
+PHASE: Table[Phase, PhaseEvent] = Table(
+    "phase of a term",
+    Phase.CLAIMING,
+    {
+        (Phase.CLAIMING, PhaseEvent.CLAIMED): Phase.RUNNING,
+        (Phase.RUNNING, PhaseEvent.DOUBTED): Phase.DRAINING,
+        (Phase.DRAINING, PhaseEvent.DRAINED): Phase.REFRESHING,
+        (Phase.REFRESHING, PhaseEvent.REFRESHED): Phase.CLAIMING,
+        **{(phase, PhaseEvent.FINISH): Phase.FINISHING for phase in _ALIVE if phase is not Phase.FINISHING},
+        (Phase.FINISHING, PhaseEvent.FINISHED): Phase.ENDED,
+        **{(phase, PhaseEvent.ABANDON): Phase.ENDED for phase in _ALIVE},
+    },
+)
 
 
 class Scoreboard:
@@ -125,41 +131,22 @@ class Scoreboard:
         self._leader_id = leader_id
         self._epoch = epoch
         self._limits = limits
-        self._keep_empty_key = keep_empty_key
-        self._phase = Phase.CLAIMING
+        self._phase = Region(PHASE)
         self._generation = 0
-        self._ticket = 0
-        self._pending: dict[str, int] = {}  # statement → its ticket
-        self._due = {"claim": now, "mark": now, "fetch": now, "purge": now, "reset": now}
-        self._sweep_at = now + limits.sweep_interval_s
-        self._check_at = now
-        self._mark_backoff_s = limits.mark_backoff_min_s
+        self._requests = Requests(limits, now)
+        self._pace = MarkPace(limits)
         self._lanes = 1
-        self._mark_limit = 0
-        self._mark_excluded = False
+        self._excludes = False  # the mark that is under way
+        self._check_at = now
         self._deadline = _NEVER  # of draining or finishing
         self._reason = ""
         self._events: list[Effect] = []
-
-        self._keys: dict[KeyName, _Key] = {}
-        self._where: dict[int, _Key] = {}  # every tracked id
-        self._ready: deque[Record] = deque()
-        self._flight: dict[int, tuple[Record, float]] = {}  # sent, in the order of sending
-        self._acked: dict[int, Record] = {}  # to be purged
-        self._purging: dict[int, Record] = {}
-        self._purge_again = False
+        self._refusals = Refusals(limits)
+        self._queues = Queues(limits, self._refusals, keep_empty_key=keep_empty_key)
+        self._window = Window(limits)
         self._resets: list[int] = []
         self._resetting: list[int] = []
-        self._buffered = [0] * limits.shards
-        self._deferred = 0
-        self._hungry: dict[KeyName, _Key] = {}
-        self._fetching: list[tuple[_Key, list[int]]] = []
-        self._timers: list[tuple[float, int, KeyName]] = []
-        self._holds: dict[KeyName, _Hold] = {}
-        self._delivered: dict[int, Record] = {}  # acknowledged under an earlier leader id, purge unknown
         self._gone_since_sweep: dict[int, None] = {}
-        self._large: dict[int, int] = {}  # bytes of the large records that are here
-        self._large_bytes = 0
         self._totals = dict.fromkeys(("marked", "acknowledged", "purged", "undelivered", "refused", "remarks"), 0)
 
     # ---- what others may ask
@@ -170,24 +157,24 @@ class Scoreboard:
 
     @property
     def phase(self) -> Phase:
-        return self._phase
+        return self._phase.state
 
     @property
     def in_flight(self) -> int:
         """Sent and not yet purged."""
-        return len(self._flight) + len(self._acked) + len(self._purging)
+        return len(self._window)
 
     def in_flight_keys(self) -> list[KeyName]:
-        return [self._where[i].name for part in (self._flight, self._acked, self._purging) for i in part]
+        return [self._queues.name_of(id_) for id_ in self._window]
 
     def statistics(self) -> Statistics:
         t = self._totals
         return Statistics(
-            in_flight=self.in_flight,
-            ready=len(self._ready),
-            buffered=sum(self._buffered),
-            deferred=self._deferred,
-            held=len(self._holds),
+            in_flight=len(self._window),
+            ready=self._queues.ready,
+            buffered=self._queues.buffered,
+            deferred=self._queues.deferred,
+            held=len(self._refusals),
             marked_total=t["marked"],
             acknowledged_total=t["acknowledged"],
             purged_total=t["purged"],
@@ -198,38 +185,39 @@ class Scoreboard:
 
     def wake_at(self) -> float:
         """When `tick` has something to do at the latest, if nothing is reported before."""
-        if self._phase is Phase.ENDED:
+        phase, requests = self.phase, self._requests
+        if phase is Phase.ENDED:
             return _NEVER
+        waiting = []
         times = [self._deadline, self._check_at]
-        if self._phase is Phase.CLAIMING and "claim" not in self._pending:
-            times.append(self._due["claim"])
-        if self._phase is Phase.RUNNING:
-            times.append(self._sweep_at)
-            if "mark" not in self._pending and self._mark_room() > 0:
-                times.append(self._due["mark"])
-            if self._timers:
-                times.append(self._timers[0][0])
-        for name, waiting in (("purge", self._acked or self._purging), ("reset", self._resets or self._resetting)):
-            if waiting and name not in self._pending:
-                times.append(self._due[name])
-        if self._hungry and "fetch" not in self._pending and not self._is_laden:
-            times.append(self._due["fetch"])
-        return min(times)
+        if phase is Phase.CLAIMING:
+            waiting.append(requests.claim)
+        if phase is Phase.RUNNING:
+            times += [requests.sweep.due_at, self._queues.wakes_at]
+            if self._mark_room() > 0:
+                waiting.append(requests.mark)
+        if self._window.has_delivered:
+            waiting.append(requests.purge)
+        if self._resets or self._resetting:
+            waiting.append(requests.reset)
+        if self._queues.want_rows and not self._queues.are_laden:
+            waiting.append(requests.fetch)
+        return min(times + [request.due_at for request in waiting if not request.is_awaited])
 
     # ---- outcomes of statements
 
     def claimed(self, ticket: int, now: float) -> None:
-        if self._settle("claim", ticket) and self._phase is Phase.CLAIMING:
-            self._phase = Phase.RUNNING
-            self._due["mark"] = now
+        if self._requests.claim.settle(ticket) and self.phase is Phase.CLAIMING:
+            self._phase.on(PhaseEvent.CLAIMED)
+            self._requests.mark.put_off(now)
 
     def claim_failed(self, ticket: int, now: float) -> None:
-        if self._settle("claim", ticket):
-            self._due["claim"] = now + self._limits.io_backoff_s
+        if self._requests.claim.settle(ticket):
+            self._requests.claim.put_off(now + self._limits.io_backoff_s)
 
     def claim_refused(self, ticket: int, now: float) -> None:
-        if self._settle("claim", ticket):
-            self._due["claim"] = now + self._limits.io_backoff_s
+        if self._requests.claim.settle(ticket):
+            self._requests.claim.put_off(now + self._limits.io_backoff_s)
             self._events.append(Superseded(self._leader_id))
 
     def marked(
@@ -243,26 +231,35 @@ class Scoreboard:
     ) -> None:
         """Rows this leader has just marked, in any order. `left_out`: others may be there that were passed over.
         `large`: bytes of those that are not small."""
-        if not self._settle("mark", ticket):
+        if not self._requests.mark.settle(ticket):
             return
-        if self._phase is Phase.FINISHING:
-            self._resets += [row.id for row in rows if row.id not in self._where]
-        if self._phase is not Phase.RUNNING:
+        if self.phase is Phase.FINISHING:
+            self._resets += [row.id for row in rows if not self._queues.knows(row.id)]
+        if self.phase is not Phase.RUNNING:
             return
         self._totals["marked"] += len(rows)
-        self._pace_marks(len(rows), now)
-        for row in sorted(rows, key=_by_id):
-            if self._take(row, now) and row.id in large:
-                self._weigh(row.id, large[row.id])
-        if not (rows or left_out or self._mark_excluded):
+        self._requests.mark.put_off(now + self._pace.pause_s(len(rows), self._lanes))
+        take = self._take_once if self._window.remembers else self._queues.take
+        kept = [row.id for row in sorted(rows, key=_by_id) if take(row, now)]
+        self._queues.large.add({id_: large[id_] for id_ in kept if id_ in large} if large else {})
+        if not (rows or left_out or self._excludes):
             # Every row there was has been seen under this leader id. A short mark shows less: one ends early when its
             # values are large.
-            self._delivered.clear()
+            self._window.forget_delivered()
+
+    def _take_once(self, row: Record, now: float) -> bool:
+        """One that is in Kafka already is not sent again."""
+        if not self._window.was_delivered(row):
+            return self._queues.take(row, now)
+        is_new = self._queues.adopt(row)
+        if is_new:
+            self._window.purge_again(row.id)
+        return is_new
 
     def mark_failed(self, ticket: int, now: float) -> None:
-        if self._settle("mark", ticket):
-            self._due["claim"] = now + self._limits.io_backoff_s
-            self._remark("mark-failed", now)
+        if self._requests.mark.settle(ticket):
+            self._requests.claim.put_off(now + self._limits.io_backoff_s)
+            self.remark("mark-failed", now)
 
     def fetched(
         self,
@@ -274,215 +271,197 @@ class Scoreboard:
         large: Mapping[int, int] = MappingProxyType({}),
     ) -> None:
         """`left`: rows that are there, and would have been too many bytes beside the others, which have lower ids."""
-        if not self._settle("fetch", ticket):
+        if not self._requests.fetch.settle(ticket):
             return
-        found = {row.id: row for row in rows}
-        batch, self._fetching = self._fetching, []
-        missing, unread = False, frozenset(left)
-        for key, ids in batch:
-            for id_ in ids:
-                if id_ in large:
-                    self._weigh(id_, large[id_])
-            if unread.intersection(ids):
-                ids = self._leave(key, ids, unread)
-            if ids:
-                missing |= self._serve(key, ids, found, now)
-        if missing:
-            self._remark("rows-taken", now)
+        if self._queues.fetched({row.id: row for row in rows}, frozenset(left), large, now):
+            self.remark("rows-taken", now)
 
     def fetch_failed(self, ticket: int, now: float) -> None:
-        if not self._settle("fetch", ticket):
-            return
-        self._due["fetch"] = now + self._limits.io_backoff_s
-        batch, self._fetching = self._fetching, []
-        for key, ids in batch:
-            self._unfetch(key, ids)
+        if self._requests.fetch.settle(ticket):
+            self._requests.fetch.put_off(now + self._limits.io_backoff_s)
+            self._queues.fetch_failed()
 
     def purged(self, ticket: int, ids: Sequence[int], now: float) -> None:
         """`ids` were deleted by this statement. The others of the batch were gone, or are no longer mine."""
-        if not self._settle("purge", ticket):
+        if not self._requests.purge.settle(ticket):
             return
-        batch, self._purging = self._purging, {}
+        batch, is_repeated = self._window.purged()
         self._totals["purged"] += len(ids)
-        if "sweep" in self._pending:
+        if self._requests.sweep.is_awaited:
             self._gone_since_sweep.update(dict.fromkeys(batch))
-        for id_ in batch:
-            self._release(id_, now)
-        first_try, self._purge_again = not self._purge_again, False
-        if len(ids) < len(batch) and first_try:
+        self._queues.release(batch, now)
+        if len(ids) < len(batch) and not is_repeated:
             deleted = dict.fromkeys(ids)
             self._events.append(NotPurged(tuple(i for i in batch if i not in deleted)))
-            self._remark("rows-taken", now)
+            self.remark("rows-taken", now)
 
     def purge_failed(self, ticket: int, now: float) -> None:
         """Outcome unknown: the same batch again. Its guard makes that harmless."""
-        if self._settle("purge", ticket):
-            self._purge_again = True
-            self._due["purge"] = now + self._limits.io_backoff_s
+        if self._requests.purge.settle(ticket):
+            self._window.purge_failed()
+            self._requests.purge.put_off(now + self._limits.io_backoff_s)
 
     def reset_done(self, ticket: int, now: float) -> None:
-        if self._settle("reset", ticket):
+        if self._requests.reset.settle(ticket):
             self._resetting = []
 
     def reset_failed(self, ticket: int, now: float) -> None:
-        if self._settle("reset", ticket):
-            self._due["reset"] = now + self._limits.io_backoff_s
+        if self._requests.reset.settle(ticket):
+            self._requests.reset.put_off(now + self._limits.io_backoff_s)
 
     def swept(self, ticket: int, ids: Iterable[int], now: float) -> None:
         """Rows marked by me that nobody here knows (a result that was cut short) are taken up by a remark."""
-        if not self._settle("sweep", ticket):
+        if not self._requests.sweep.settle(ticket):
             return
         gone, self._gone_since_sweep = self._gone_since_sweep, {}
-        if any(i not in self._where and i not in gone for i in ids):
-            self._remark("stray-rows", now)
+        if any(id_ not in gone and not self._queues.knows(id_) for id_ in ids):
+            self.remark("stray-rows", now)
 
     def sweep_failed(self, ticket: int, now: float) -> None:
-        if self._settle("sweep", ticket):
+        if self._requests.sweep.settle(ticket):
             self._gone_since_sweep = {}
 
     # ---- delivery reports
 
     def acknowledged(self, generation: int, ids: Iterable[int], now: float) -> None:
-        if generation != self._generation or self._phase is Phase.ENDED:
-            return
-        pop, acked, before = self._flight.pop, self._acked, len(self._acked)
-        for id_ in ids:
-            entry = pop(id_, None)
-            if entry is not None:
-                acked[id_] = entry[0]
-        self._totals["acknowledged"] += len(acked) - before
+        if self._is_current(generation):
+            self._totals["acknowledged"] += self._window.acknowledge(ids)
 
     def undelivered(self, generation: int, ids: Iterable[int], now: float) -> None:
         """An outage: no attempt is spent; each key tries again by itself."""
-        if generation != self._generation or self._phase is Phase.ENDED:
+        if not self._is_current(generation):
             return
         low, high = self._limits.outage_backoff_min_s, self._limits.outage_backoff_max_s
         for id_ in ids:
-            if self._flight.pop(id_, None) is None:
-                continue
-            key = self._where[id_]
-            self._totals["undelivered"] += 1
-            key.outages += 1
-            self._set_back(key, id_, now + pause_s(key.outages, low, high))
+            if self._window.fail(id_) is not None:
+                self._totals["undelivered"] += 1
+                self._set_back(id_, now + pause_s(self._queues.undelivered(id_), low, high))
 
     def refused(self, generation: int, refusals: Iterable[tuple[int, str]], now: float) -> None:
         """These records can not be sent as they are: (id, error). Each holds back its own key."""
-        if generation != self._generation or self._phase is Phase.ENDED:
+        if not self._is_current(generation):
             return
-        low, high = self._limits.refusal_backoff_min_s, self._limits.refusal_backoff_max_s
         for id_, error in refusals:
-            if (entry := self._flight.pop(id_, None)) is None:
+            if (record := self._window.fail(id_)) is None:
                 continue
-            key = self._where[id_]
-            hold = self._holds.get(key.name)
-            attempts = hold.attempts + 1 if hold and hold.id == id_ else 1
-            until = now + pause_s(attempts, low, high)
-            self._holds[key.name] = _Hold(id_, attempts, until)
+            name = self._queues.name_of(id_)
+            refusal = self._refusals.refused(id_, name, now)
             self._totals["refused"] += 1
-            self._events.append(RecordHeld(id_, key.name, attempts, until, error, entry[0].kafka_topic))
-            self._set_back(key, id_, until)
+            self._events.append(RecordHeld(id_, name, refusal.attempts, refusal.until, error, record.kafka_topic))
+            self._set_back(id_, refusal.until)
+
+    def _is_current(self, generation: int) -> bool:
+        """Whether reports of these producers count."""
+        return generation == self._generation and self.phase is not Phase.ENDED
+
+    def _set_back(self, id_: int, until: float) -> None:
+        if self.phase is Phase.RUNNING:
+            self._queues.set_back(id_, until)
+            return
+        self._queues.drop(id_)
+        if self.phase is Phase.FINISHING:
+            self._resets.append(id_)
 
     # ---- what operators say about held records
 
-    def remark(self, reason: str, now: float) -> None:
-        """Begin again with the marks: what is not sent is given up, what is sent is decided first."""
-        self._remark(reason, now)
-
     def expect(self, id_: int, name: KeyName, attempts: int, until: float) -> None:
         """An earlier leader was refused this record, which is tried again at `until`."""
-        if name not in self._holds and name not in self._keys:
-            self._holds[name] = _Hold(id_, attempts, until)
+        if name not in self._queues.names:
+            self._refusals.expect(id_, name, attempts, until)
 
     def knows(self, id_: int) -> bool:
-        """Whether the record is in hand, in whatever state."""
-        return id_ in self._where
+        """Whether the record is here, in whatever state."""
+        return self._queues.knows(id_)
 
     def is_asleep(self, id_: int) -> bool:
         """Whether the record is the refused head of a key that waits for its next attempt."""
-        key = self._where.get(id_)
-        return bool(key is not None and key.until and key.deferred and key.deferred[0] == id_)
+        return self._queues.is_asleep(id_)
 
     def retry(self, id_: int, at: float) -> None:
         """Try a sleeping record again at this time; infinity: not before this is called again, or a remark."""
-        if self._phase is Phase.RUNNING and self.is_asleep(id_):
-            key = self._where[id_]
-            if key.name in self._holds and at < _NEVER:  # a hold outlasts a remark, and with it who would call again
-                self._holds[key.name].until = at
-            self._sleep(key, at)
+        if self.phase is Phase.RUNNING and self._queues.is_asleep(id_):
+            if at < _NEVER:  # a refusal outlasts a remark, and with it who would call again
+                self._refusals.put_off(self._queues.name_of(id_), at)
+            self._queues.sleep_until(id_, at)
 
     def gone(self, ids: Iterable[int], now: float) -> None:
-        """These held records were deleted on purpose: their keys go on, also where a remark has come between and only
-        successors sleep on their account."""
-        deleted = dict.fromkeys(ids)
-        for name in [name for name, hold in self._holds.items() if hold.id in deleted]:
-            del self._holds[name]
-            key = self._keys.get(name)
-            if key is not None and key.until:
-                self._sleep(key, now)
-        for id_ in deleted:
-            if not self.is_asleep(id_):
-                continue
-            key = self._where.pop(id_)
-            assert key.deferred is not None
-            key.deferred.popleft()
-            self._deferred -= 1
-            self._sleep(key, now)
+        """These held records were deleted on purpose."""
+        self._queues.gone(ids, now)
 
     # ---- the term turns
 
     def hint(self, now: float) -> None:
         """New rows are there, for instance by NOTIFY."""
-        self._mark_backoff_s = self._limits.mark_backoff_min_s
-        self._due["mark"] = min(self._due["mark"], now)
+        self._pace.quicken()
+        self._requests.mark.put_off(min(self._requests.mark.due_at, now))
+
+    def remark(self, reason: str, now: float) -> None:
+        """Begin again with the marks: what is not sent is given up, what is sent is decided first."""
+        if self.phase is not Phase.RUNNING:
+            return
+        self._totals["remarks"] += 1
+        self._events.append(RemarkRequested(reason))
+        self._forget_unsent()
+        self._phase.on(PhaseEvent.DOUBTED)
+        self._reason, self._deadline = reason, now + self._limits.drain_timeout_s
 
     def refreshed(self, leader_id: UUID, now: float) -> None:
-        if self._phase is Phase.REFRESHING:
+        if self.phase is Phase.REFRESHING:
             self._leader_id = leader_id
-            self._phase = Phase.CLAIMING
+            self._phase.on(PhaseEvent.REFRESHED)
 
     def finish(self, now: float, deadline: float) -> None:
         """Stop, or revocation: start nothing, decide what is in flight, give back the rest."""
-        if self._phase in (Phase.FINISHING, Phase.ENDED):
+        if self.phase in (Phase.FINISHING, Phase.ENDED):
             return
-        self._resets += [i for i in self._forget_unsent() if i not in self._resetting]
-        self._phase, self._deadline = Phase.FINISHING, deadline
+        self._resets += [id_ for id_ in self._forget_unsent() if id_ not in self._resetting]
+        self._phase.on(PhaseEvent.FINISH)
+        self._deadline = deadline
 
     def abandon(self) -> list[Effect]:
         """Fenced, or the deadline of finishing has passed: nothing is sent any more. The purge is a last courtesy to
         the successor (fewer repeats); its guard makes it harmless, and nobody waits for its outcome."""
-        if self._phase is Phase.ENDED:
+        if self.phase is Phase.ENDED:
             return []
-        self._phase = Phase.ENDED
+        self._phase.on(PhaseEvent.ABANDON)
         self._generation += 1
         effects: list[Effect] = [DropProducers(self._generation)]
-        ids = tuple(self._purging) + tuple(self._acked)
-        if ids:
-            effects.append(Purge(self._next_ticket("purge"), self._leader_id, ids))
-        self._pending.clear()
+        if ids := self._window.last_purge():
+            effects.append(Purge(self._requests.purge.begin(), self._leader_id, ids))
+        self._requests.forget()
         return effects
+
+    def _forget_unsent(self) -> list[int]:
+        """Drop everything that was not sent from memory; the ids of it, in order."""
+        self._requests.fetch.forget()
+        self._requests.sweep.forget()
+        self._gone_since_sweep = {}
+        return self._queues.forget_unsent(self._window)
 
     def tick(self, now: float, *, may_send: bool = True, lanes: int = 1) -> list[Effect]:
         """What is to be done now. The lanes of one process share what idle marks may cost: each pauses longer."""
         self._lanes = lanes
-        if self._phase is Phase.ENDED:
+        phase = self.phase
+        if phase is Phase.ENDED:
             return []
         if now >= self._check_at:
             self._check_deadlines(now)
+            phase = self.phase
         effects: list[Effect] = []
         self._purge(effects, now)
-        if self._phase is Phase.RUNNING:
-            self._wake_sleepers(now)
+        if phase is Phase.RUNNING:
+            self._queues.wake(now)
             if may_send:
                 self._send(effects, now)
                 self._fetch(effects, now)
                 self._sweep(effects, now)
                 self._mark(effects, now)
-        elif self._phase is Phase.CLAIMING:
-            if may_send and now >= self._due["claim"] and "claim" not in self._pending:
-                effects.append(Claim(self._next_ticket("claim"), self._leader_id, self._epoch))
-        elif self._phase is Phase.DRAINING:
+        elif phase is Phase.CLAIMING:
+            if may_send and self._requests.claim.may_begin(now):
+                effects.append(Claim(self._requests.claim.begin(), self._leader_id, self._epoch))
+        elif phase is Phase.DRAINING:
             self._drain(effects, now)
-        elif self._phase is Phase.FINISHING:
+        elif phase is Phase.FINISHING:
             self._finish(effects, now)
         if self._events:
             effects, self._events = self._events + effects, []
@@ -490,390 +469,101 @@ class Scoreboard:
 
     # ---- effects of a tick
 
+    def _check_deadlines(self, now: float) -> None:
+        limits = self._limits
+        self._check_at = now + min(limits.queue_timeout_s, limits.delivery_timeout_s) / 4
+        if self.phase is Phase.RUNNING and (oldest := self._window.oldest()):
+            id_, sent_at = oldest
+            if now - sent_at >= limits.delivery_timeout_s:
+                self._events.append(DeadlineExceeded("delivery", self._queues.name_of(id_), now - sent_at))
+                self.remark("delivery-deadline", now)
+                self._deadline = now
+        for key in self._queues.overdue(now):
+            self._events.append(DeadlineExceeded("queue", key.name, now - key.waits_since))
+        self._refusals.forget(now, self._queues.names)
+
     def _purge(self, effects: list[Effect], now: float) -> None:
-        if "purge" in self._pending or now < self._due["purge"]:
-            return
-        if not self._purging and self._acked:
-            if len(self._acked) <= self._limits.purge_max:
-                self._purging, self._acked = self._acked, {}
-            else:
-                for id_ in list(self._acked)[: self._limits.purge_max]:
-                    self._purging[id_] = self._acked.pop(id_)
-        if self._purging:
-            effects.append(Purge(self._next_ticket("purge"), self._leader_id, tuple(self._purging)))
+        if self._window.has_delivered and self._requests.purge.may_begin(now):
+            effects.append(Purge(self._requests.purge.begin(), self._leader_id, self._window.next_purge()))
 
     def _send(self, effects: list[Effect], now: float) -> None:
-        count = min(len(self._ready), self._limits.in_flight_max - self.in_flight)
+        count = min(self._queues.ready, self._limits.in_flight_max - len(self._window))
         if count <= 0:
             return
-        by_shard: list[list[Record]] = [[] for _ in range(self._limits.shards)]
-        next_ready, flight, where = self._ready.popleft, self._flight, self._where
-        for _ in range(count):
-            record = next_ready()
-            id_ = record.id
-            flight[id_] = (record, now)
-            by_shard[where[id_].shard].append(record)
-        effects += [Send(self._generation, shard, records) for shard, records in enumerate(by_shard) if records]
+        records = self._queues.next_ready(count)
+        self._window.send(records, now)
+        by_shard = self._queues.by_shard(records)
+        effects += [Send(self._generation, shard, some) for shard, some in enumerate(by_shard) if some]
 
     def _fetch(self, effects: list[Effect], now: float) -> None:
         """Bring back deferred rows of keys whose turn has come, as many as there is room for."""
-        if not self._hungry or "fetch" in self._pending or now < self._due["fetch"] or self._is_laden:
+        if not self._queues.want_rows or self._queues.are_laden or not self._requests.fetch.may_begin(now):
             return
-        ids: list[int] = []
-        slots = self._window_room()
-        for name, key in list(self._hungry.items()):
-            if len(ids) >= self._limits.mark_max:
-                break
-            taken = self._fetch_of(key, min(self._limits.mark_max - len(ids), self._limits.key_buffer_max), slots)
-            if taken:
-                slots -= not key.busy
-                key.busy, key.fetching = True, len(taken) if key.busy else -len(taken)
-                self._fetching.append((key, taken))
-                ids += taken
-                del self._hungry[name]
-        if ids:
-            effects.append(Fetch(self._next_ticket("fetch"), self._leader_id, tuple(ids)))
-
-    def _fetch_of(self, key: _Key, count: int, slots: int) -> list[int]:
-        """The first of an idle key takes a slot of the window, all others places in the buffer of the shard."""
-        places = self._limits.shard_buffer_max - self._buffered[key.shard]
-        if not key.busy:
-            if slots <= 0:
-                return []
-            places += 1
-        assert key.deferred is not None
-        count = min(count, places, len(key.deferred))
-        taken = [key.deferred.popleft() for _ in range(count)]
-        self._deferred -= len(taken)
-        self._buffered[key.shard] += max(0, len(taken) - (not key.busy))
-        return taken
+        if ids := self._queues.fetch(self._window_room()):
+            effects.append(Fetch(self._requests.fetch.begin(), self._leader_id, ids))
 
     def _sweep(self, effects: list[Effect], now: float) -> None:
         """Never beside a mark: its rows would be known to the table before they are known here."""
-        if now < self._sweep_at or "sweep" in self._pending or "mark" in self._pending:
-            return
-        self._sweep_at = now + self._limits.sweep_interval_s
-        effects.append(Sweep(self._next_ticket("sweep"), self._leader_id, len(self._where) + self._limits.mark_max))
+        sweep = self._requests.sweep
+        if sweep.may_begin(now) and not self._requests.mark.is_awaited:
+            sweep.put_off(now + self._limits.sweep_interval_s)
+            limit = self._queues.known + self._limits.mark_max
+            effects.append(Sweep(sweep.begin(), self._leader_id, limit))
 
     def _mark(self, effects: list[Effect], now: float) -> None:
-        if now < self._due["mark"] or "mark" in self._pending or "sweep" in self._pending:
+        mark = self._requests.mark
+        if self._requests.sweep.is_awaited or not mark.may_begin(now):
             return
         limit = self._mark_room()
         if limit <= 0:
             return
         exclude: tuple[tuple[str, str], ...] = ()
-        if self._deferred >= self._limits.deferred_max:
-            exclude = tuple(k.name for k in self._keys.values() if k.deferred and isinstance(k.name, tuple))
-        self._mark_limit, self._mark_excluded = limit, bool(exclude)
-        effects.append(Mark(self._next_ticket("mark"), self._leader_id, limit, exclude))
+        if self._queues.deferred >= self._limits.deferred_max:
+            exclude = tuple(name for name in self._queues.names_that_defer() if isinstance(name, tuple))
+        self._pace.begins(limit)
+        self._excludes = bool(exclude)
+        effects.append(Mark(mark.begin(), self._leader_id, limit, exclude))
 
     def _drain(self, effects: list[Effect], now: float) -> None:
         """Of a forced remark. At the deadline the undecided are dropped with their producers."""
-        if (self.in_flight or "mark" in self._pending) and now < self._deadline:
+        if (self._window or self._requests.mark.is_awaited) and now < self._deadline:
             return
-        if self._flight:
+        if self._window.is_undecided:
             self._generation += 1
             effects.append(DropProducers(self._generation))
-        self._delivered.update(self._purging)
-        self._delivered.update(self._acked)
-        while len(self._delivered) > self._limits.in_flight_max:
-            del self._delivered[next(iter(self._delivered))]
-        for part in (self._flight, self._purging, self._acked, self._where, self._keys, self._pending):
-            part.clear()
-        self._lighten(list(self._large))
-        self._purge_again = False
-        self._phase, self._deadline = Phase.REFRESHING, _NEVER
+        self._window.forget()
+        self._queues.forget()
+        self._requests.forget()
+        self._phase.on(PhaseEvent.DRAINED)
+        self._deadline = _NEVER
         effects.append(RefreshLeader(self._reason))
 
     def _finish(self, effects: list[Effect], now: float) -> None:
-        if "reset" not in self._pending and now >= self._due["reset"]:
+        reset = self._requests.reset
+        if reset.may_begin(now):
             if not self._resetting:
-                self._resetting, self._resets = (
-                    self._resets[: self._limits.purge_max],
-                    self._resets[self._limits.purge_max :],
-                )
+                count = self._limits.purge_max
+                self._resetting, self._resets = self._resets[:count], self._resets[count:]
             if self._resetting:
-                effects.append(Reset(self._next_ticket("reset"), self._leader_id, tuple(self._resetting)))
-        undecided = self.in_flight or self._resets or self._resetting or "mark" in self._pending
-        if now >= self._deadline and undecided:
+                effects.append(Reset(reset.begin(), self._leader_id, tuple(self._resetting)))
+        if self._window or self._resets or self._resetting or self._requests.mark.is_awaited:
+            if now < self._deadline:
+                return
             effects += self.abandon()
-        if now >= self._deadline or not undecided:
-            self._phase, self._deadline = Phase.ENDED, _NEVER
-            effects.append(Finished())
-
-    # ---- leaves
-
-    def _next_ticket(self, statement: str) -> int:
-        self._ticket += 1
-        self._pending[statement] = self._ticket
-        return self._ticket
-
-    def _settle(self, statement: str, ticket: int) -> bool:
-        """Whether this outcome is the one awaited; outcomes of forgotten statements change nothing."""
-        if self._pending.get(statement) != ticket:
-            return False
-        del self._pending[statement]
-        return True
+        else:
+            self._phase.on(PhaseEvent.FINISHED)
+        effects.append(Finished())
 
     def _window_room(self) -> int:
-        return self._limits.in_flight_max - self.in_flight - len(self._ready)
+        return self._limits.in_flight_max - len(self._window) - self._queues.ready
 
     def _mark_room(self) -> int:
         """Room in the window and among the ids; waiting rows do not count against the window, so others are found."""
-        if self._is_laden:
+        queues, limits = self._queues, self._limits
+        if queues.are_laden:
             return 0
-        limits = self._limits
         hard = limits.deferred_max + limits.shards * limits.shard_buffer_max
-        return min(limits.mark_max, self._window_room(), hard - self._deferred - sum(self._buffered))
-
-    @property
-    def _is_laden(self) -> bool:
-        """What is here must be delivered, or set back, before there is memory for more: it waits for nothing else."""
-        return self._large_bytes >= self._limits.bytes_max
-
-    def _weigh(self, id_: int, size: int) -> None:
-        self._large_bytes += size - self._large.get(id_, 0)
-        self._large[id_] = size
-
-    def _lighten(self, ids: Iterable[int]) -> None:
-        """These records are not kept here any more."""
-        if self._large:
-            self._large_bytes -= sum(self._large.pop(id_, 0) for id_ in ids)
-
-    def _pace_marks(self, found: int, now: float) -> None:
-        limits = self._limits
-        if found:
-            self._mark_backoff_s = limits.mark_backoff_min_s
-        self._due["mark"] = now if found >= self._mark_limit else now + self._mark_backoff_s
-        if not found:
-            self._mark_backoff_s = min(2 * self._mark_backoff_s, limits.mark_backoff_max_s * self._lanes)
-
-    def _key_of(self, row: Record) -> _Key:
-        name: KeyName = row.id
-        if row.kafka_key or self._keep_empty_key:
-            name = row.kafka_topic, held_key(row.kafka_topic, row.kafka_key)
-        key = self._keys.get(name)
-        if key is None:
-            shard = crc32(f"{name}".encode()) % self._limits.shards if self._limits.shards > 1 else 0
-            key = self._keys[name] = _Key(name, shard)
-            if self._holds and name in self._holds:
-                self._sleep(key, self._holds[name].until)
-        return key
-
-    def _take(self, row: Record, now: float) -> bool:
-        """A row just marked: ready, waiting for its key, or deferred, and then not kept here."""
-        id_ = row.id
-        if id_ in self._where:
-            return False  # taken by another meanwhile, and back: it is still undecided here
-        key = self._key_of(row)
-        idle = not (key.busy or key.until or key.deferred or key.waiting)
-        if self._delivered and self._delivered.get(id_) == row:
-            # In Kafka already. Its successors wait for this purge all the same: were one of them sent first, the next
-            # leader could still find this row and send it behind them.
-            self._acked[id_] = self._delivered.pop(id_)
-            self._where[id_] = key if idle else _Key(id_, 0)
-            key.busy = True if idle else key.busy
-            return True
-        self._where[id_] = key
-        if idle:
-            key.busy = True
-            self._ready.append(row)
-        elif self._may_wait(key):
-            self._wait(key, row, now)
-        else:
-            self._defer(key, id_)
-            return False
-        return True
-
-    def _may_wait(self, key: _Key) -> bool:
-        if key.deferred or key.until or key.fetching:
-            return False
-        limits = self._limits
-        full = key.waiting is not None and len(key.waiting) >= limits.key_buffer_max
-        return not full and self._buffered[key.shard] < limits.shard_buffer_max
-
-    def _wait(self, key: _Key, row: Record, now: float) -> None:
-        if not key.waiting:
-            key.waiting = key.waiting or deque()
-            key.wait_since = now
-        key.waiting.append(row)
-        self._buffered[key.shard] += 1
-
-    def _defer(self, key: _Key, id_: int) -> None:
-        if key.deferred is None:
-            key.deferred = deque()
-        key.deferred.append(id_)
-        self._deferred += 1
-        self._look_for_food(key)
-
-    def _look_for_food(self, key: _Key) -> None:
-        if key.deferred and not key.until and not key.fetching and not key.waiting:
-            self._hungry[key.name] = key
-
-    def _sleep(self, key: _Key, until: float) -> None:
-        key.until = until
-        self._hungry.pop(key.name, None)
-        self._ticket += 1  # breaks ties between equal times
-        heappush(self._timers, (until, self._ticket, key.name))
-
-    def _wake_sleepers(self, now: float) -> None:
-        while self._timers and self._timers[0][0] <= now:
-            _, _, name = heappop(self._timers)
-            key = self._keys.get(name)
-            if key is not None and key.until and key.until <= now:
-                key.until = 0.0
-                if key.deferred:
-                    self._look_for_food(key)
-                elif not key.busy:
-                    del self._keys[name]
-
-    def _set_back(self, key: _Key, id_: int, until: float) -> None:
-        """The head of the key failed: it and all behind it are deferred in order, and the key sleeps."""
-        self._lighten([id_])
-        if self._phase is not Phase.RUNNING:
-            self._where.pop(id_)
-            if self._phase is Phase.FINISHING:
-                self._resets.append(id_)
-            return
-        ids = [id_]
-        if key.waiting:
-            ids += [row.id for row in key.waiting]
-            self._lighten(ids)
-            self._buffered[key.shard] -= len(key.waiting)
-            key.waiting.clear()
-        if key.fetching:
-            self._cancel_fetch(key, ids)
-        key.deferred = key.deferred or deque()
-        key.deferred.extendleft(reversed(ids))
-        self._deferred += len(ids)
-        key.busy = False
-        self._sleep(key, until)
-
-    def _cancel_fetch(self, key: _Key, ids: list[int]) -> None:
-        for index, (other, fetching) in enumerate(self._fetching):
-            if other is key:
-                ids += fetching
-                self._buffered[key.shard] -= len(fetching)
-                key.fetching = 0
-                del self._fetching[index]
-                return
-
-    def _serve(self, key: _Key, ids: list[int], found: dict[int, Record], now: float) -> bool:
-        """Rows of one key have come back. Whether some are missing: deleted by hand, or taken by another leader."""
-        idle, key.fetching = key.fetching < 0, 0
-        self._buffered[key.shard] -= len(ids) - idle
-        present = [i for i in ids if i in found]
-        for id_ in ids:
-            if id_ not in found:
-                del self._where[id_]
-        for id_ in present:
-            if idle:
-                idle = False
-                self._ready.append(found[id_])
-            else:
-                self._wait(key, found[id_], now)
-        if idle:
-            self._next(key, now)
-        self._look_for_food(key)
-        return len(present) < len(ids)
-
-    def _leave(self, key: _Key, ids: list[int], unread: frozenset[int]) -> list[int]:
-        """Those that were not read are deferred again; the others."""
-        read = [id_ for id_ in ids if id_ not in unread]
-        if not read:
-            self._unfetch(key, ids)
-            return read
-        again = [id_ for id_ in ids if id_ in unread]
-        assert key.deferred is not None
-        key.deferred.extendleft(reversed(again))
-        self._deferred += len(again)
-        self._buffered[key.shard] -= len(again)
-        return read
-
-    def _unfetch(self, key: _Key, ids: list[int]) -> None:
-        idle, key.fetching = key.fetching < 0, 0
-        self._buffered[key.shard] -= len(ids) - idle
-        key.busy = not idle
-        key.deferred = key.deferred or deque()
-        key.deferred.extendleft(reversed(ids))
-        self._deferred += len(ids)
-        self._look_for_food(key)
-
-    def _release(self, id_: int, now: float) -> None:
-        """A record is purged: its key goes on."""
-        key = self._where.pop(id_)
-        self._lighten([id_])
-        if self._holds:
-            hold = self._holds.get(key.name)
-            if hold is not None and id_ >= hold.id:
-                del self._holds[key.name]
-        key.outages = 0
-        self._next(key, now)
-
-    def _next(self, key: _Key, now: float) -> None:
-        if key.waiting:
-            self._ready.append(key.waiting.popleft())
-            self._buffered[key.shard] -= 1
-            key.wait_since, key.warned = now, False
-            if key.deferred:
-                self._look_for_food(key)
-        elif key.fetching:
-            key.fetching = -key.fetching if key.fetching > 0 else key.fetching
-            self._buffered[key.shard] -= 1  # its first row will take a slot of the window
-        else:
-            key.busy = False
-            if key.deferred:
-                self._look_for_food(key)
-            elif not key.until:
-                self._keys.pop(key.name, None)
-
-    def _check_deadlines(self, now: float) -> None:
-        limits = self._limits
-        self._check_at = now + min(limits.queue_timeout_s, limits.delivery_timeout_s) / 4
-        for id_, (_, sent_at) in self._flight.items():
-            if now - sent_at >= limits.delivery_timeout_s and self._phase is Phase.RUNNING:
-                self._events.append(DeadlineExceeded("delivery", self._where[id_].name, now - sent_at))
-                self._remark("delivery-deadline", now)
-                self._deadline = now
-            break  # the first is the oldest
-        for key in self._keys.values():
-            if key.waiting and not key.warned and now - key.wait_since >= limits.queue_timeout_s:
-                key.warned = True
-                self._events.append(DeadlineExceeded("queue", key.name, now - key.wait_since))
-
-        forgotten = now - limits.refusal_backoff_max_s  # the refused row was taken away, its key is silent
-        for name in [n for n, hold in self._holds.items() if hold.until < forgotten and n not in self._keys]:
-            del self._holds[name]
-
-    def _remark(self, reason: str, now: float) -> None:
-        if self._phase is not Phase.RUNNING:
-            return
-        self._totals["remarks"] += 1
-        self._events.append(RemarkRequested(reason))
-        self._forget_unsent()
-        self._phase, self._reason = Phase.DRAINING, reason
-        self._deadline = now + self._limits.drain_timeout_s
-
-    def _forget_unsent(self) -> list[int]:
-        """Drop everything that was not sent from memory; the ids of it, in order."""
-        undecided = {i: self._where[i] for part in (self._flight, self._acked, self._purging) for i in part}
-        unsent = sorted(i for i in self._where if i not in undecided)
-        self._where = undecided
-        self._lighten([id_ for id_ in self._large if id_ not in undecided])
-        self._keys = {key.name: key for key in undecided.values()}
-        for key in self._keys.values():
-            key.waiting = key.deferred = None
-            key.fetching, key.until, key.busy = 0, 0.0, True
-        self._ready.clear()
-        self._hungry.clear()
-        self._timers.clear()
-        self._fetching = []
-        for statement in ("fetch", "sweep"):
-            self._pending.pop(statement, None)
-        self._gone_since_sweep = {}
-        self._buffered = [0] * self._limits.shards
-        self._deferred = 0
-        return unsent
+        return min(limits.mark_max, self._window_room(), hard - queues.deferred - queues.buffered)
 
 
 def _by_id(row: Record) -> int:

@@ -15,9 +15,12 @@ from typing import Any
 from unittest.mock import patch
 from uuid import UUID
 
-from outbox.core.at_least_once.scoreboard import Phase, Scoreboard, _Key
+from outbox.core.at_least_once.keys import Key
+from outbox.core.at_least_once.queues import Queues
+from outbox.core.at_least_once.scoreboard import PHASE, Phase, Scoreboard
 from outbox.core.at_least_once.values import Record
 from outbox.core.election.neli import Effect, Neli, State, _Lane
+from outbox.core.region import Region
 from outbox.edges.kafka.at_least_once.idempotent import Producers
 from outbox.harvest.at_least_once.holds import HeldMarks
 from outbox.harvest.at_least_once.lane import AtLeastOnce
@@ -50,12 +53,18 @@ class Planted:
 # ---- the scoreboard
 
 
-def _take_all(board: Scoreboard, row: Record, now: float) -> bool:
-    if row.id in board._where:
+def _as_its_own_key(queues: Queues, row: Record, shard: int) -> None:
+    """Ready whatever else of its key is undecided."""
+    key = Key(row.id, shard)
+    key.take()
+    queues._where[row.id] = key
+    queues._ready.append(row)
+
+
+def _take_all(queues: Queues, row: Record, now: float) -> bool:
+    if row.id in queues._where:
         return False
-    key = board._where[row.id] = board._key_of(row)
-    key.busy = True
-    board._ready.append(row)
+    _as_its_own_key(queues, row, queues._key_of(row).shard)
     return True
 
 
@@ -66,9 +75,9 @@ def _widen(init: Any, board: Scoreboard, leader_id: UUID, epoch: int, limits: An
 
 def _forget_failed_mark(board: Scoreboard, ticket: int, now: float) -> None:
     """Rows of a mark of unknown outcome stay marked while their successors are sent."""
-    if board._settle("mark", ticket):
-        board._phase = Phase.CLAIMING
-        board._due["claim"] = now + board._limits.io_backoff_s
+    if board._requests.mark.settle(ticket):
+        board._phase = Region(replace(PHASE, first=Phase.CLAIMING))
+        board._requests.claim.put_off(now + board._limits.io_backoff_s)
 
 
 def _keep_leader_id(refreshed: Any, board: Scoreboard, leader_id: UUID, now: float) -> None:
@@ -76,17 +85,18 @@ def _keep_leader_id(refreshed: Any, board: Scoreboard, leader_id: UUID, now: flo
 
 
 def _mark_unsorted(board: Scoreboard, ticket: int, rows: Sequence[Record], now: float, **given: Any) -> None:
-    if board._settle("mark", ticket) and board._phase is Phase.RUNNING:
-        board._pace_marks(len(rows), now)
+    if board._requests.mark.settle(ticket) and board.phase is Phase.RUNNING:
+        board._requests.mark.put_off(now + board._pace.pause_s(len(rows), board._lanes))
         for row in rows:
-            board._take(row, now)
+            board._queues.take(row, now)
 
 
-def _skip_refused(set_back: Any, board: Scoreboard, key: _Key, id_: int, until: float) -> None:
+def _skip_refused(set_back: Any, queues: Queues, id_: int, until: float) -> None:
     """The successors of a refused record do not wait for it."""
-    set_back(board, key, id_, until)
-    if key.deferred and len(key.deferred) > 1:
-        key.deferred.rotate(-1)
+    set_back(queues, id_, until)
+    deferred = queues._where[id_].deferred
+    if deferred and len(deferred) > 1:
+        deferred.rotate(-1)
 
 
 def _free_by_report(acknowledged: Any, board: Scoreboard, generation: int, ids: Iterable[int], now: float) -> None:
@@ -94,17 +104,18 @@ def _free_by_report(acknowledged: Any, board: Scoreboard, generation: int, ids: 
     ids = list(ids)
     acknowledged(board, generation, ids, now)
     for id_ in ids:
-        key = board._where.get(id_)
-        if id_ in board._acked and key is not None and key.waiting:
-            board._next(key, now)
+        key = board._queues._where.get(id_)
+        if id_ in board._window._acknowledged and key is not None and key.waiting:
+            board._queues._buffered[key.shard] -= 1
+            _as_its_own_key(board._queues, key.waiting.popleft(), key.shard)
 
 
 def _skip_undelivered(board: Scoreboard, generation: int, ids: Iterable[int], now: float) -> None:
     """A record is dropped from memory when its delivery fails, and its successors go on."""
-    if generation == board._generation and board._phase is Phase.RUNNING:
+    if generation == board._generation and board.phase is Phase.RUNNING:
         for id_ in ids:
-            if board._flight.pop(id_, None):
-                board._release(id_, now)
+            if board._window.fail(id_):
+                board._queues.release([id_], now)
 
 
 def _tick_untrusted(tick: Any, board: Scoreboard, now: float, **given: Any) -> list[Any]:
@@ -113,11 +124,9 @@ def _tick_untrusted(tick: Any, board: Scoreboard, now: float, **given: Any) -> l
 
 def _retry_for_this_term(board: Scoreboard, id_: int, at: float) -> None:
     """A record whose deletion was under way sleeps for ever when it is marked anew."""
-    if board._phase is Phase.RUNNING and board.is_asleep(id_):
-        key = board._where[id_]
-        if key.name in board._holds:
-            board._holds[key.name].until = at
-        board._sleep(key, at)
+    if board.phase is Phase.RUNNING and board.is_asleep(id_):
+        board._refusals.put_off(board._queues.name_of(id_), at)
+        board._queues.sleep_until(id_, at)
 
 
 def _forget_only_sleepers(gone: Any, board: Scoreboard, ids: Iterable[int], now: float) -> None:
@@ -208,12 +217,12 @@ def _fence_nobody(neli: Neli, *given: Any) -> list[Effect]:
 _OPERATED = 3, 4
 
 MUTATIONS: dict[str, Planted] = {
-    "barrier ignores what is in flight": Planted(((Scoreboard, "_take", _take_all),)),
+    "barrier ignores what is in flight": Planted(((Queues, "take", _take_all),)),
     "window off by one": Planted((around(Scoreboard, "__init__", _widen),)),
     "failed mark is forgotten": Planted(((Scoreboard, "mark_failed", _forget_failed_mark),)),
     "remark without a new leader id": Planted((around(Scoreboard, "refreshed", _keep_leader_id),)),
     "marks are not sorted": Planted(((Scoreboard, "marked", _mark_unsorted),)),
-    "refused record is overtaken": Planted((around(Scoreboard, "_set_back", _skip_refused),)),
+    "refused record is overtaken": Planted((around(Queues, "set_back", _skip_refused),)),
     "key is freed before its purge": Planted((around(Scoreboard, "acknowledged", _free_by_report),)),
     "reports of old producers count": Planted(
         (
