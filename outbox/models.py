@@ -6,7 +6,6 @@ default lives in the database, so that any program can insert with plain SQL.
 
 from typing import Any
 
-from django.contrib.postgres.fields import ArrayField
 from django.contrib.postgres.functions import TransactionNow
 from django.db import models
 from django.db.models import Q
@@ -120,7 +119,7 @@ class Hold(models.Model):
     last_error = _text()
     next_try = models.DateTimeField(null=True, blank=True)  # NULL: not by itself
     wanted = _text(choices=Wanted.choices)
-    confirmed_by = ArrayField(models.IntegerField(), db_default=EmptyIntegerArray())  # lanes that leave it alone
+    confirmed_by = fields.NumbersField(models.IntegerField(), db_default=EmptyIntegerArray())  # by lanes
     history = _history()
 
     class Meta:

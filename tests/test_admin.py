@@ -71,6 +71,7 @@ def test_view_permission_is_enough(viewer: Client) -> None:
     assert "heroes" in detail_text(viewer, made.pk)
 
 
+@pytest.mark.part
 def test_the_page_of_a_record_explains_itself(viewer: Client) -> None:
     text = detail_text(viewer, record().pk)
     for explanation in ("disappears from here once", "in the order of their ids", "cut at 10,000", "a name may repeat"):

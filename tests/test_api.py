@@ -91,6 +91,7 @@ def tricky_messages():
         yield Message("heroes", message_id="m")
 
 
+@pytest.mark.part
 @pytest.mark.parametrize("ordered", [False, True])
 @pytest.mark.parametrize("insert_rows_max", [1_000, 0], ids=["insert", "copy"])
 def test_stash_many_stores_what_stash_stores(monkeypatch, settings_of_outbox, insert_rows_max, ordered):

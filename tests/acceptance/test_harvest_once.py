@@ -59,6 +59,7 @@ def assert_in_order(received):
         assert numbers_of_key == sorted(numbers_of_key)
 
 
+@pytest.mark.part
 def test_what_was_committed_arrives_once_in_order(url, topic, bootstrap_servers):
     fill(url, topic)
     done = harvest(url)

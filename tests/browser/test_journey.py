@@ -103,6 +103,7 @@ def wait(condition, timeout_s=90):
     return found
 
 
+@pytest.mark.part
 @pytest.mark.slow
 @pytest.mark.timeout(420)  # it waits for Kafka, a harvester and a browser, each up to a minute or more
 def test_a_poison_record_is_found_edited_and_released_in_order(browser, site, shop):

@@ -214,6 +214,7 @@ def test_a_table_that_is_delivered_exactly_once_is_left_alone_while_that_goes_on
     assert patient.stop() == 0
 
 
+@pytest.mark.part
 def test_a_classic_table_filled_by_sql_is_harvested_in_order(site):
     site.stash(0, 999)
     ours = site.harvester()

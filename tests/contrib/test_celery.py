@@ -179,6 +179,7 @@ def test_without_celery_an_event_is_logged_and_nothing_raised():
 # ---- tasks
 
 
+@pytest.mark.part
 def test_a_real_worker_runs_one_task_per_event(with_events, worker):
     before = celery.tasks.statistics().sent
     for number, event in enumerate(EVENTS):

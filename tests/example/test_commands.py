@@ -96,6 +96,7 @@ def test_settings_come_from_the_environment(tmp_path: Path) -> None:
     assert done.stdout.split("\n")[0] == f"True {'k' * 50} ['a.example', 'b.example'] none league", done.stderr
 
 
+@pytest.mark.part
 def test_no_migration_is_missing(postgres: object) -> None:
     done = manage("makemigrations", "--check", "--dry-run", cwd=ROOT, DATABASE_URL=os.environ["DATABASE_URL"])
     assert done.returncode == 0, done.stdout + done.stderr

@@ -242,6 +242,7 @@ def test_all_wrong_settings_are_told_at_once(shop):
     assert 'OUTBOX["METRICS_INTERVAL"]' in process.log
 
 
+@pytest.mark.part
 def test_the_flag_chooses_the_delivery(shop):
     process = shop.harvest("--delivery", conf.EXACTLY_ONCE).ends(1, send=None)
     assert "The companion tables of" in process.log

@@ -110,6 +110,7 @@ def of(found, subject):
     return [(finding["level"], finding["text"]) for finding in found["findings"] if finding["subject"] == subject]
 
 
+@pytest.mark.part
 def test_stats_tell_what_waits_and_where_lanes_and_ledger_are(at):
     at.insert(7)
     found = stats("--interval", "0.01")

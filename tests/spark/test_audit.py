@@ -84,6 +84,7 @@ def insert(outbox_table, id_):
     outbox_table.run("INSERT INTO {table} (id, kafka_topic, kafka_key) VALUES (%s, 't', 'k')", id_)
 
 
+@pytest.mark.part
 def test_what_was_delivered_well_passes_and_the_rest_is_told(spark, outbox_table, bootstrap_servers, name):
     """By a harvester of two lanes and by two sinks, each judged by its ledger. The order of another column than the id
     is not judged."""

@@ -86,6 +86,7 @@ def test_epochs_without_a_record_are_purged_too_and_a_lost_checkpoint_is_refused
     judge(bootstrap_servers, [topic], range(407, 422))
 
 
+@pytest.mark.part
 def test_what_is_held_back_counts_as_left_when_the_rest_is_delivered(spark, run, outbox_table, bootstrap_servers):
     """`harvest --once` gives up over what is held back, and may not do so before the first batch."""
     topic, paused = create_topic(bootstrap_servers, 1), create_topic(bootstrap_servers, 1)

@@ -37,6 +37,7 @@ def ids_by_key(servers, topic):
     return found
 
 
+@pytest.mark.part
 def test_a_batch_arrives_once_and_every_key_in_order(spark, bootstrap_servers, topic, name):
     def sink():
         return KafkaSink(name, bootstrap_servers, slices=3, id_header="id")

@@ -100,6 +100,7 @@ def test_a_query_that_fails_and_is_started_again_delivers_everything_once(
         query.await_termination(90)
 
 
+@pytest.mark.part
 def test_available_now_ends_and_the_next_run_purges(spark, outbox_table, bootstrap_servers, tmp_path):
     topic, place = create_topic(bootstrap_servers, 1), str(tmp_path / "checkpoint")
     sink = KafkaSink(f"s-{uuid.uuid4().hex[:8]}", bootstrap_servers, slices=1, id_header="id")

@@ -119,6 +119,7 @@ def topic(request):
     return f"{request.node.name.translate(str.maketrans('[]', '--'))}-{os.getpid()}"
 
 
+@pytest.mark.part
 def test_every_byte_arrives_in_order_on_the_same_partition(world, topic):
     world.create(topic, partitions=5)
     keys = ["a", "bb", "ccc", "dddd", "ü€𝄞", "x" * 90, "key with spaces", "21", "foobar"]
