@@ -9,6 +9,10 @@ class OutboxError(Exception):
     """Base of the package's errors."""
 
 
+class NotAvailable(OutboxError):
+    """What is needed is not there now, a server for instance: worth another attempt."""
+
+
 class InvalidMessage(OutboxError, ValueError):
     """A message that Kafka or the table would refuse; names the field, the value seen and the limit."""
 

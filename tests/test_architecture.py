@@ -29,8 +29,6 @@ BELOW = {
 """May be imported by all but the core, and import each other alone."""
 ON_TOP = {"management", "contrib", "testing", "cli", "checks", "apps", "wakeups", "__init__"}
 """May import everything, and are imported by each other alone."""
-NOT_YET = {"service → edges", "service → election", "service → harvest"}
-"""Is to become empty."""
 
 
 def imported(path):
@@ -79,7 +77,7 @@ def test_imports_follow_the_arrows():
             name, BELOW | set(ALLOWED.get(name, "").split())
         )
         found |= {f"{name} → {target}" for target in seen - allowed}
-    assert found == NOT_YET
+    assert found == set()
 
 
 def test_every_package_and_module_has_its_place():

@@ -7,22 +7,17 @@ so that what was in flight is sent again.
 
 import logging
 import os
-import signal
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import FrameType
-from typing import TYPE_CHECKING
 
 from outbox import __version__, conf
 from outbox.cli import configuration, logs, options
 from outbox.cli.configuration import Configuration
 from outbox.exceptions import OutboxError
+from outbox.service.process_signals import FORCED, ProcessSignals
 
-if TYPE_CHECKING:
-    from outbox.harvest.harvester import Harvester
-
-OK, FAILED, UNUSABLE, FORCED = 0, 1, 2, 5
+OK, FAILED, UNUSABLE = 0, 1, 2
 
 logger = logging.getLogger("outbox.cli")
 
@@ -85,16 +80,16 @@ def run(found: Configuration, file: str, *, fail_fast: bool = False) -> int:
     from outbox.service import garbage
 
     garbage.relax()
-    signals: list[int] = []
     try:
         harvester = Harvester(found.conf, member_name=found.member_name, fail_fast=fail_fast)
-        _stop_on_signals(harvester, signals)
+        signals = ProcessSignals(lambda force: harvester.stop(force=force))
+        signals.install()
         harvester.start()
         harvester.wait()
     except Exception as error:
         # Whatever it was, the daemon has logged it, with its traceback where that tells more.
         return _fail(error)
-    return FORCED if len(signals) > 1 else OK
+    return FORCED if signals.is_forced else OK
 
 
 def _fail(error: Exception) -> int:
@@ -115,19 +110,6 @@ def _set_up_django(found: Configuration) -> None:
         LOGGING_CONFIG=None,
     )
     django.setup()
-
-
-def _stop_on_signals(harvester: "Harvester", seen: list[int]) -> None:
-    """The first signal drains, the second drops what is in hand; a process that then hangs ends at the third."""
-
-    def receive(number: int, frame: FrameType | None) -> None:
-        seen.append(number)
-        if len(seen) > 2:
-            os._exit(FORCED)
-        harvester.stop(force=len(seen) == 2)
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, receive)
 
 
 def entry() -> None:

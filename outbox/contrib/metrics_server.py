@@ -1,7 +1,6 @@
 """``/metrics``, ``/livez`` and ``/readyz`` of a harvest process, on a port of their own.
 
-Livez: the harvester runs; an outage does not make it fail, because a restart would not end one. Readyz: both servers
-have answered and the process takes part in the election, as owner or standby.
+Ready: both servers have answered and the process takes part in the election, as owner or standby.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ from typing import Any
 
 from outbox.contrib.prometheus import Sampler, exposition, registry_of
 from outbox.exceptions import OutboxError
+from outbox.service import probes
 
 logger = logging.getLogger("outbox.metrics")
 
@@ -69,11 +69,8 @@ def _handler(harvester: Any, registry: Any) -> type[BaseHTTPRequestHandler]:
             path = self.path.partition("?")[0]
             if path == "/metrics":
                 self._expose()
-            elif path == "/livez":
-                is_live = harvester.state in ("running", "stopping")
-                self._answer(200 if is_live else 503, f"{harvester.state}\n".encode())
-            elif path == "/readyz":
-                self._answer(200 if harvester.is_ready else 503, b"ready\n" if harvester.is_ready else b"not ready\n")
+            elif found := probes.answer(path, harvester):
+                self._answer(found[0], found[1].encode())
             else:
                 self._answer(404, b"/metrics, /livez, /readyz\n")
 

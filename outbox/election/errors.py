@@ -7,12 +7,12 @@ from uuid import UUID
 
 from outbox.conf import Conf
 from outbox.core.faults import Kind, kind_of
-from outbox.exceptions import OutboxError
+from outbox.exceptions import NotAvailable, OutboxError
 
 logger = logging.getLogger("outbox.election")
 
 
-class KafkaUnreachable(OutboxError):
+class KafkaUnreachable(NotAvailable):
     """No broker answers (in time): worth another attempt."""
 
 

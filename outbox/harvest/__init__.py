@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from outbox.harvest.harvester import Harvester, State
+    from outbox.harvest.harvester import Harvester
+    from outbox.service.lifecycle import State
 
 __all__ = ["Harvester", "State"]
 

@@ -1,7 +1,7 @@
 """The harvester: joins the election, gives every lane that it owns a worker, tells logs and receivers what happens.
 
-One supervising thread prepares, waits and tears down. What the election says is heard by `owned.OwnedLanes`. How a lane
-is harvested is its worker's affair.
+One supervising thread prepares, waits and tears down. What the election says is heard by `owned_lanes.OwnedLanes`. How
+a lane is harvested is its worker's affair.
 """
 
 from __future__ import annotations
@@ -9,11 +9,9 @@ from __future__ import annotations
 import logging
 import os
 import socket
-import threading
 import time
 from collections.abc import Callable
 from contextlib import closing
-from enum import StrEnum
 from functools import partial
 from typing import Any
 from uuid import UUID
@@ -30,8 +28,8 @@ from outbox.harvest import preflight
 from outbox.harvest.metrics import Measured, Measurements
 from outbox.harvest.owned_lanes import OwnedLanes
 from outbox.harvest.samples import Sampler
+from outbox.service.lifecycle import Daemon, State, StopOutOfTime
 from outbox.service.receivers import Events
-from outbox.service.waiting import Found, until_reachable
 
 LEAVE_TIMEOUT_S = 5.0
 # Refused for so long, a harvester tries the secrets that are given now; after as long again it ends.
@@ -39,18 +37,7 @@ DENIED_S = 60.0
 JOIN_TIMEOUT_S = 5.0
 
 
-class StopOutOfTime(OutboxError):
-    """What was in hand could not be finished before the process had to end."""
-
-
-class State(StrEnum):
-    CREATED = "created"
-    RUNNING = "running"
-    STOPPING = "stopping"
-    STOPPED = "stopped"
-
-
-class Harvester:
+class Harvester(Daemon):
     """Harvests in the background between `start` and `stop`. Every method is thread-safe."""
 
     def __init__(
@@ -65,21 +52,15 @@ class Harvester:
         logger: logging.Logger | None = None,
     ) -> None:
         """`conf` is the OUTBOX settings when it is absent; with `fail_fast` an outage at the start is an error."""
+        logger = logger or logging.getLogger("outbox.harvest")
+        super().__init__("harvester", thread="outbox-harvester", logger=logger, fail_fast=fail_fast)
         self.conf = conf or settings.current()
         self.member_name = member_name or f"{socket.gethostname()}_{os.getpid()}_{int(time.time())}"
-        self._logger = logger or logging.getLogger("outbox.harvest")
         self._factory = worker_factory or default_factory(self.conf, self.member_name)
         self._clients = clients
         self._database: UUID | None = None
         self._check_table = check_table or (lambda alias, table: preflight.look(self.conf, self.member_name))
-        self._fail_fast = fail_fast
-        self._mutex = threading.RLock()  # `stop` is called from handlers of system signals too
-        self._state = State.CREATED
-        self._stopping, self._stopped, self._forced = threading.Event(), threading.Event(), threading.Event()
-        self._error: BaseException | None = None
-        self.waiting_for = ""
-        """Why it has not joined the election yet; empty: nothing is in the way."""
-        self._events = Events(Harvester, self, self._logger)
+        self._events = Events(Harvester, self, logger)
         self._member: Member | None = None
         self._measurements = Measurements()
         self._sampler = Sampler(self.conf, lambda: self.led_last, lambda: self.measured.refused)
@@ -91,62 +72,10 @@ class Harvester:
             self.fail,
             self._left_untidily,
             name=self.member_name,
-            logger=self._logger,
+            logger=logger,
         )
 
-    # ---- lifecycle
-
-    def start(self) -> Harvester:
-        """Begin, and return at once. After `stop` this does nothing."""
-        with self._mutex:
-            if self._state in (State.RUNNING, State.STOPPING):
-                raise OutboxError(f"This harvester is {self._state}: it can be started once. Make another one.")
-            if self._state is State.STOPPED:
-                return self
-            self._state = State.RUNNING
-        self._log("harvester_started name=%s delivery=%s", self.conf.name, self.conf.delivery)
-        self._events.start()
-        threading.Thread(target=self._run, name="outbox-harvester", daemon=True).start()
-        return self
-
-    def stop(self, *, force: bool = False) -> None:
-        """Finish what is in hand, leave the group and stop; with `force` drop what is in hand. Does not wait."""
-        with self._mutex:
-            if self._state is State.CREATED:
-                self._state = State.STOPPED
-                self._stopped.set()
-            elif self._state is State.RUNNING:
-                self._state = State.STOPPING
-                self._log("harvester_stopping")
-        if force:
-            self._forced.set()
-            if self._member is not None:
-                self._member.abandon()
-        self._stopping.set()
-
-    def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until the harvester has stopped; False when it has not in time. Raises what it stopped for."""
-        if not self._stopped.wait(timeout_s):
-            return False
-        if self._error is not None:
-            raise self._error
-        return True
-
-    def __enter__(self) -> Harvester:
-        return self.start()
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
-        self.stop()
-        if error is None:
-            self.wait()
-        else:
-            self._stopped.wait()  # the error of the block tells more
-
     # ---- what is going on
-
-    @property
-    def state(self) -> State:
-        return self._state
 
     @property
     def leader_ids(self) -> dict[int, UUID]:
@@ -205,15 +134,11 @@ class Harvester:
 
     # ---- the supervising thread
 
-    def _run(self) -> None:
-        try:
-            partitions = self._prepare()
-            if partitions is not None:
-                self._elect(partitions)
-        except BaseException as error:
-            self.fail(error)
-        finally:
-            self._tear_down()
+    def _work(self) -> None:
+        self._events.start()
+        partitions = self._prepare()
+        if partitions is not None:
+            self._elect(partitions)
 
     def _prepare(self) -> int | None:
         """Wait until both servers answer and allow what is needed; None when stopped meanwhile."""
@@ -223,12 +148,12 @@ class Harvester:
             self._database = self._check_table(conf.database, conf.table)
             return True
 
-        if not self._until(table):
+        if not self._until_available(table):
             return None
         self._clients = self._clients or Clients(conf)
         with closing(LeaderTopic(self._clients, conf, self._stopping)) as topic:
-            partitions = self._until(partial(self._look_at_topic, topic))
-        if partitions is None or not self._until(preflight.LookAtBrokers(conf, fail_fast=self._fail_fast)):
+            partitions = self._until_available(partial(self._look_at_topic, topic))
+        if partitions is None or not self._until_available(preflight.LookAtBrokers(conf, fail_fast=self._fail_fast)):
             return None
         return partitions
 
@@ -237,12 +162,6 @@ class Harvester:
         if self._database is not None:
             topic.look_for_others(partitions, self._database)
         return partitions
-
-    def _until(self, attempt: Callable[[], Found]) -> Found | None:
-        return until_reachable(attempt, self._stopping, self._logger, fail_fast=self._fail_fast, note=self._note)
-
-    def _note(self, reason: str) -> None:
-        self.waiting_for = reason
 
     def _elect(self, partitions: int) -> None:
         self._join(partitions)
@@ -280,18 +199,14 @@ class Harvester:
     def _tear_down(self) -> None:
         """Every wait is bounded, so that a stop ends also while PostgreSQL or Kafka are away."""
         self._sampler.stop()
-        try:
-            if self._member is not None:
-                self._leave(self._member, is_forced=self._forced.is_set())
-            self._owned.join_workers(JOIN_TIMEOUT_S)
-            self._events.close(LEAVE_TIMEOUT_S)
-        except BaseException as error:
-            self.fail(error)
-        finally:
-            with self._mutex:
-                self._state = State.STOPPED
-            self._log("harvester_stopped")
-            self._stopped.set()
+        if self._member is not None:
+            self._leave(self._member, is_forced=self._forced.is_set())
+        self._owned.join_workers(JOIN_TIMEOUT_S)
+        self._events.close(LEAVE_TIMEOUT_S)
+
+    def _abandon(self) -> None:
+        if self._member is not None:
+            self._member.abandon()
 
     def _leave(self, member: Member, *, is_forced: bool) -> None:
         if is_forced:
@@ -301,24 +216,27 @@ class Harvester:
         if not member.join(self.conf.revoke_timeout_s + LEAVE_TIMEOUT_S):
             self._logger.warning("group_not_left name=%s: the brokers notice after SESSION_TIMEOUT", self.conf.name)
 
-    def fail(self, error: BaseException) -> None:
-        """Stop for this error, which `wait` raises; the first one counts."""
-        with self._mutex:
-            first, self._error = self._error is None, self._error or error
-        if first:
-            known = isinstance(error, OutboxError | ValueError)
-            self._logger.error("harvester_failed reason=%r", str(error), exc_info=None if known else error)
-        self.stop()
-
     def _left_untidily(self, reason: str) -> None:
-        """`wait` raises it after a stop that was not forced. A lane that only moves is settled by its next owner."""
-        with self._mutex:
-            if self._state is State.STOPPING and not self._forced.is_set() and self._error is None:
-                self._error = StopOutOfTime(
-                    f"The stop has not settled everything ({reason}). Nothing is lost, and the next harvester with "
-                    f"DELIVERY={self.conf.delivery!r} goes on; another way of delivery would send records again that "
-                    "are in Kafka already. Before you switch, run: python manage.py harvest --once"
-                )
+        """A lane that only moves is settled by its next owner; what a stop leaves behind is told."""
+        self._fail_unless_forced(
+            StopOutOfTime(
+                f"The stop has not settled everything ({reason}). Nothing is lost, and the next harvester with "
+                f"DELIVERY={self.conf.delivery!r} goes on; another way of delivery would send records again that "
+                "are in Kafka already. Before you switch, run: python manage.py harvest --once"
+            )
+        )
+
+    def _log_state(self, state: State) -> None:
+        if state is State.RUNNING:
+            self._log("harvester_started name=%s delivery=%s", self.conf.name, self.conf.delivery)
+        elif state is State.STOPPING:
+            self._log("harvester_stopping")
+        else:
+            self._log("harvester_stopped")
+
+    def _log_failure(self, error: BaseException) -> None:
+        known = isinstance(error, OutboxError | ValueError)
+        self._logger.error("harvester_failed reason=%r", str(error), exc_info=None if known else error)
 
     def _log(self, text: str, *arguments: Any) -> None:
         self._logger.info("%s member=%s", text % arguments, self.member_name)

@@ -1,1 +1,2 @@
-"""What every daemon needs, whatever it moves: receivers of signals, waiting for servers, a line about its state."""
+"""What every daemon needs, whatever it moves: its life, receivers of signals, waiting for servers, process signals,
+probes, a line about its state."""

@@ -1,45 +1,74 @@
-"""One line about a running harvester for a terminal, rewritten every second. Logs and metrics are for machines."""
+"""One line about a running daemon for a terminal, rewritten every second. Logs and metrics are for machines."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, Protocol
 
-from outbox.edges.postgres.counts.overview import BACKLOG_MAX, DatabaseUnreachable, Overview
-from outbox.harvest.harvester import Harvester
+from outbox.exceptions import NotAvailable
+from outbox.service.lifecycle import State
 
 _ERASE = "\r\033[K"
+
+
+class OwnerOfLanes(Protocol):
+    """A daemon whose work is divided into lanes."""
+
+    @property
+    def state(self) -> State: ...
+
+    @property
+    def leader_ids(self) -> Collection[int]:
+        """The lanes that it owns."""
+
+    @property
+    def statistics(self) -> Mapping[int, Any]:
+        """One snapshot per lane in work."""
+
+    @property
+    def in_flight(self) -> int: ...
+
+
+class BacklogCount(Protocol):
+    """What waits to be done. Its questions may raise `NotAvailable`."""
+
+    most: int
+    """It is counted no further."""
+
+    def waiting(self) -> int: ...
+
+    def close(self) -> None: ...
 
 
 class StatusLine:
     """`write` gets text without line ends. The backlog is only asked for while a lane is owned."""
 
-    def __init__(self, harvester: Harvester, write: Callable[[str], Any]) -> None:
-        self._harvester = harvester
+    def __init__(self, daemon: OwnerOfLanes, backlog: BacklogCount, write: Callable[[str], Any]) -> None:
+        self._daemon = daemon
+        self._backlog = backlog
         self._write = write
-        self._overview = Overview(harvester.conf.database, harvester.conf.table)
         self._before = (time.monotonic(), 0)
 
     def show(self) -> None:
         self._write(_ERASE + self.line())
 
     def close(self) -> None:
-        self._overview.close()
+        self._backlog.close()
         self._write(_ERASE)
 
     def line(self) -> str:
-        harvester = self._harvester
-        lanes = sorted(harvester.leader_ids)
+        daemon = self._daemon
+        lanes = sorted(daemon.leader_ids)
         if not lanes:
-            self._overview.close()
-            return f"{harvester.state}, standing by"
-        delivered = sum(found.delivered for found in harvester.statistics.values())
-        text = f"{harvester.state}, lanes {','.join(map(str, lanes))}, delivered {delivered:,}"
-        text = f"{text}, {self._rate(delivered):,.0f}/s, in flight {harvester.in_flight:,}{self._backlog()}"
+            self._backlog.close()
+            return f"{daemon.state}, standing by"
+        delivered = sum(found.delivered for found in daemon.statistics.values())
+        text = f"{daemon.state}, lanes {','.join(map(str, lanes))}, delivered {delivered:,}"
+        text = f"{text}, {self._rate(delivered):,.0f}/s, in flight {daemon.in_flight:,}, backlog {self._waiting()}"
         # What an engine of its own kind says about its batches.
-        said = [found.progress for found in harvester.statistics.values() if getattr(found, "progress", "")]
+        said = [found.progress for found in daemon.statistics.values() if getattr(found, "progress", "")]
         return ", ".join([text, *said])
 
     def _rate(self, delivered: int) -> float:
@@ -47,8 +76,8 @@ class StatusLine:
         self._before = (now, delivered)
         return max(0, delivered - before) / max(0.001, now - then)
 
-    def _backlog(self) -> str:
-        with suppress(DatabaseUnreachable):
-            waiting = self._overview.waiting()
-            return f", backlog {waiting:,}{'+' if waiting == BACKLOG_MAX else ''}"
-        return ", backlog unknown"
+    def _waiting(self) -> str:
+        with suppress(NotAvailable):
+            waiting = self._backlog.waiting()
+            return f"{waiting:,}{'+' if waiting == self._backlog.most else ''}"
+        return "unknown"

@@ -1,5 +1,4 @@
-"""Waiting for a server that is not there yet, or for another way of delivery to end: one line when it begins, one when
-it is over, jitter between."""
+"""Waiting for what is not there yet: one line when it begins, one when it is over, jitter between."""
 
 from __future__ import annotations
 
@@ -10,9 +9,7 @@ from threading import Event
 from typing import TypeVar
 
 from outbox.core.patience import Backoff
-from outbox.edges.postgres.common.leases import OtherWay
-from outbox.edges.postgres.counts.overview import DatabaseUnreachable
-from outbox.election.errors import KafkaUnreachable
+from outbox.exceptions import NotAvailable
 
 Found = TypeVar("Found")
 
@@ -20,7 +17,7 @@ _BACKOFF_MIN_S = 0.2
 _BACKOFF_MAX_S = 5.0
 
 
-def until_reachable(
+def until_available(
     attempt: Callable[[], Found],
     stopping: Event,
     logger: logging.Logger,
@@ -28,13 +25,13 @@ def until_reachable(
     fail_fast: bool = False,
     note: Callable[[str], None] = lambda reason: None,
 ) -> Found | None:
-    """The result of `attempt`, repeated through outages and while the table is harvested in another way; None when
-    `stopping` was set before it succeeded. `note` hears what is waited for, and an empty text when it is over."""
+    """The result of `attempt`, repeated for as long as it raises `NotAvailable`; None when `stopping` was set before it
+    succeeded. `note` hears what is waited for, and an empty text when it is over."""
     backoff, told = Backoff(_BACKOFF_MIN_S, _BACKOFF_MAX_S, random.random), ""
     while not stopping.is_set():
         try:
             found = attempt()
-        except (KafkaUnreachable, DatabaseUnreachable, OtherWay) as error:
+        except NotAvailable as error:
             if fail_fast:
                 raise
             note(str(error))

@@ -197,15 +197,14 @@ def test_remedies_are_told_in_flags():
     assert "(--checkpoint)" in with_flags("begin anew with a new checkpoint")
 
 
-def test_a_terminal_shows_what_spark_says(monkeypatch):
+def test_a_terminal_shows_what_spark_says():
     found = Statistics("running", delivered=1500, progress="batch 3: 500 in 0.4 s")
     harvester = SimpleNamespace(
-        conf=SimpleNamespace(database="default", table="outbox"),
         state="running",
         leader_ids={0: uuid4()},
         statistics={0: found},
         in_flight=0,
     )
-    line = StatusLine(harvester, lambda text: None)
-    monkeypatch.setattr(line, "_backlog", lambda: ", backlog 7")
+    backlog = SimpleNamespace(most=100, waiting=lambda: 7)
+    line = StatusLine(harvester, backlog, lambda text: None)
     assert line.line().endswith("in flight 0, backlog 7, batch 3: 500 in 0.4 s")

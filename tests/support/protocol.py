@@ -23,6 +23,8 @@ DOCUMENT = ROOT / "docs" / "protocol.md"
 SEEDS = range(60)
 OFTEN = 4
 """So many arrows of one kind are said in words."""
+_NAMING = ("thread", "Thread", "Session", "super().__init__")
+"""What is given the name of a thread."""
 PACKAGES = ("edges", "election", "harvest", "service")
 
 
@@ -106,7 +108,7 @@ def thread_names() -> set[str]:
 
 def _names(path: Path) -> Iterator[str]:
     for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("thread", "Thread", "Session")):
+        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(_NAMING):
             given = (ast.unparse(one) for one in (*node.args, *(keyword.value for keyword in node.keywords)))
             yield from (re.sub("{.*?}", "N", text.lstrip("f")[1:-1]) for text in given if re.match("f?'outbox-", text))
 

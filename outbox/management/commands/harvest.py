@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import logging
-import os
-import signal
 import sys
 import threading
 from argparse import ArgumentParser
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
 
 from outbox import conf
 from outbox.exceptions import OutboxError
+from outbox.service.process_signals import FORCED, ProcessSignals, Stop
 
 EXIT_CODES = {
     0: "stopped after finishing what was in hand; with --once: nothing that was visible is left in the table",
@@ -23,7 +21,7 @@ EXIT_CODES = {
     2: "the arguments are wrong",
     3: "--once: no lane was acquired within --wait",
     4: "--once: records stay behind that are held back or whose lane is stopped, or the drain was stopped early",
-    5: "forced by a second signal: what was in flight is sent again by the next harvester",
+    FORCED: "forced by a second signal: what was in flight is sent again by the next harvester",
 }
 _FLAGS = {"database": "DATABASE", "delivery": "DELIVERY", "name": "NAME", "metrics_interval": "METRICS_INTERVAL"}
 
@@ -67,12 +65,14 @@ class Command(BaseCommand):
         garbage.relax()
         try:
             harvester, stop = _harvester(options)
-            with _signals(stop):
+            with ProcessSignals(stop) as signals:
                 code = self._drain(harvester, options["wait"]) if options["once"] else self._run(harvester, options)
         except (NotElected, HeldBack) as error:
             raise CommandError(str(error), returncode=3 if isinstance(error, NotElected) else 4) from error
         except (OutboxError, ValueError, conf.ConfErrors) as error:
             raise CommandError(str(error)) from error
+        if signals.is_forced:
+            sys.exit(FORCED)
         if code:
             sys.exit(code)
 
@@ -102,13 +102,14 @@ class Command(BaseCommand):
     def _status(self, harvester: Any) -> Any:
         if not self.stdout.isatty():
             return None
+        from outbox.edges.postgres.counts.overview import Overview
         from outbox.service.status_line import StatusLine
 
         def write(text: str) -> None:
             self.stdout.write(text, ending="")
             self.stdout.flush()
 
-        return StatusLine(harvester, write)
+        return StatusLine(harvester, Overview(harvester.conf.database, harvester.conf.table), write)
 
 
 def _settings(options: dict[str, Any]) -> conf.Conf:
@@ -119,10 +120,6 @@ def _settings(options: dict[str, Any]) -> conf.Conf:
     if not given:
         return conf.current()
     return conf.parse({**(getattr(settings, "OUTBOX", None) or {}), **given})
-
-
-Stop = Callable[[bool], None]
-"""Called with whether what is in hand is to be dropped."""
 
 
 def _harvester(options: dict[str, Any]) -> tuple[Any, Stop]:
@@ -202,28 +199,6 @@ def _metrics(harvester: Any, spec: str | None) -> Any:
     from outbox.contrib.metrics_server import serving
 
     return serving(harvester, spec)
-
-
-@contextmanager
-def _signals(stop: Stop) -> Iterator[None]:
-    """The first SIGTERM or SIGINT drains, the second forces; a process that then hangs ends at the third."""
-    seen: list[int] = []
-
-    def handle(number: int, frame: Any) -> None:
-        seen.append(number)
-        if len(seen) <= 2:
-            stop(len(seen) == 2)
-        else:
-            os._exit(5)
-
-    before = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-    if len(seen) > 1:
-        sys.exit(5)
 
 
 def _show_log(verbosity: int) -> None:

@@ -20,7 +20,7 @@ from psycopg import sql
 
 from outbox.edges.postgres.at_least_once.marks import WrongTable
 from outbox.edges.postgres.common.table import identifier
-from outbox.exceptions import OutboxError
+from outbox.exceptions import NotAvailable, OutboxError
 
 Connection = psycopg.Connection[Any]
 _EXACTLY_ONCE = "exactly-once"  # whose transaction may outlive its claim
@@ -53,7 +53,7 @@ def settled_after(transaction_timeout_s: float) -> float:
     return transaction_timeout_s + BROKERS_LOOK_S
 
 
-class OtherWay(OutboxError):
+class OtherWay(NotAvailable):
     """The table is being harvested in another way."""
 
 

@@ -12,14 +12,14 @@ from psycopg import sql
 from outbox.documents import page
 from outbox.edges.postgres.at_least_once.marks import COLUMNS, WrongTable
 from outbox.edges.postgres.common import table
-from outbox.exceptions import OutboxError
+from outbox.exceptions import NotAvailable
 
 BINARY = "kafka_value_binary"
 STATEMENT_TIMEOUT_S = 10.0
 BACKLOG_MAX = 100_000  # counted no further: a status line must stay cheap
 
 
-class DatabaseUnreachable(OutboxError):
+class DatabaseUnreachable(NotAvailable):
     """PostgreSQL does not answer: worth another attempt."""
 
 
@@ -72,6 +72,8 @@ def may_lack_a_time(connection: psycopg.Connection[Any], name: str) -> bool:
 
 class Overview:
     """Counts over the table on a connection of its own."""
+
+    most = BACKLOG_MAX
 
     def __init__(self, alias: str, name: str) -> None:
         self._alias = alias

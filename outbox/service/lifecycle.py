@@ -1,0 +1,157 @@
+"""The life of a daemon: started once, stopped by anybody, ended by its first failure.
+
+One supervising thread does what the subclass says in `work` until `stopping` is set, and then `tear_down`.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from enum import StrEnum
+from typing import Any, Self
+
+from outbox.exceptions import OutboxError
+from outbox.service.waiting import Found, until_available
+
+
+class StopOutOfTime(OutboxError):
+    """What was in hand could not be finished before the process had to end."""
+
+
+class State(StrEnum):
+    CREATED = "created"
+    RUNNING = "running"
+    STOPPING = "stopping"
+    STOPPED = "stopped"
+
+
+class Daemon(ABC):
+    """Works in the background between `start` and `stop`. Every method is thread-safe."""
+
+    def __init__(self, kind: str, *, thread: str, logger: logging.Logger, fail_fast: bool = False) -> None:
+        """`kind` is what errors call it; with `fail_fast` an outage at the start is an error."""
+        self._kind, self._thread_name = kind, thread
+        self._logger = logger
+        self._fail_fast = fail_fast
+        self._mutex = threading.RLock()  # `stop` is called from handlers of system signals too
+        self._state = State.CREATED
+        self._stopping, self._stopped, self._forced = threading.Event(), threading.Event(), threading.Event()
+        self._error: BaseException | None = None
+        self.waiting_for = ""
+        """What keeps it from beginning its work; empty: nothing is in the way."""
+
+    # ---- for whoever runs it
+
+    def start(self) -> Self:
+        """Begin, and return at once. After `stop` this does nothing."""
+        with self._mutex:
+            if self._state in (State.RUNNING, State.STOPPING):
+                raise OutboxError(f"This {self._kind} is {self._state}: it can be started once. Make another one.")
+            if self._state is State.STOPPED:
+                return self
+            self._state = State.RUNNING
+        self._log_state(State.RUNNING)
+        threading.Thread(target=self._run, name=self._thread_name, daemon=True).start()
+        return self
+
+    def stop(self, *, force: bool = False) -> None:
+        """Finish what is in hand and stop; with `force` drop what is in hand. Does not wait."""
+        with self._mutex:
+            if self._state is State.CREATED:
+                self._state = State.STOPPED
+                self._stopped.set()
+            elif self._state is State.RUNNING:
+                self._state = State.STOPPING
+                self._log_state(State.STOPPING)
+        if force:
+            self._forced.set()
+            self._abandon()
+        self._stopping.set()
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait until it has stopped; False when it has not in time. Raises what it stopped for."""
+        if not self._stopped.wait(timeout_s):
+            return False
+        if self._error is not None:
+            raise self._error
+        return True
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
+        self.stop()
+        if error is None:
+            self.wait()
+        else:
+            self._stopped.wait()  # the error of the block tells more
+
+    @property
+    def state(self) -> State:
+        return self._state
+
+    def fail(self, error: BaseException) -> None:
+        """Stop for this error, which `wait` raises; the first one counts."""
+        with self._mutex:
+            first, self._error = self._error is None, self._error or error
+        if first:
+            self._log_failure(error)
+        self.stop()
+
+    # ---- for the subclass
+
+    def _fail_unless_forced(self, error: StopOutOfTime) -> None:
+        """`wait` raises it after a stop that was not forced, unless something else has failed."""
+        with self._mutex:
+            if self._state is State.STOPPING and not self._forced.is_set() and self._error is None:
+                self._error = error
+
+    def _until_available(self, attempt: Callable[[], Found]) -> Found | None:
+        """The result of `attempt`, repeated while what it needs is not there; None when stopped meanwhile."""
+        return until_available(attempt, self._stopping, self._logger, fail_fast=self._fail_fast, note=self._note)
+
+    def _note(self, reason: str) -> None:
+        self.waiting_for = reason
+
+    @abstractmethod
+    def _work(self) -> None:
+        """Work until `_stopping` is set, in the supervising thread. What it raises is what the daemon fails for."""
+
+    @abstractmethod
+    def _tear_down(self) -> None:
+        """Let go of everything, in bounded time also while servers do not answer. In the supervising thread."""
+
+    @abstractmethod
+    def _abandon(self) -> None:
+        """Drop what is in hand: the stop is forced. Does not block."""
+
+    @abstractmethod
+    def _log_state(self, state: State) -> None:
+        """It has entered this state; not called for CREATED, nor for STOPPED without a start."""
+
+    @abstractmethod
+    def _log_failure(self, error: BaseException) -> None:
+        """It stops for this error."""
+
+    # ---- the supervising thread
+
+    def _run(self) -> None:
+        try:
+            self._work()
+        except BaseException as error:
+            self.fail(error)
+        finally:
+            self._end()
+
+    def _end(self) -> None:
+        try:
+            self._tear_down()
+        except BaseException as error:
+            self.fail(error)
+        finally:
+            with self._mutex:
+                self._state = State.STOPPED
+            self._log_state(State.STOPPED)
+            self._stopped.set()
