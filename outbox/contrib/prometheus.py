@@ -18,6 +18,7 @@ from typing import Any
 
 from outbox import __version__
 from outbox.conf import EXACTLY_ONCE
+from outbox.edges.kafka.common.stable_lag import stable_lag
 from outbox.edges.postgres.common import table
 from outbox.edges.postgres.counts import backlog as backlogs
 from outbox.exceptions import missing_extra
@@ -146,7 +147,7 @@ def take_sample(conf: Any) -> Sample:
 
 def take_lag(conf: Any) -> int | None:
     """None without a ledger."""
-    lags = backlogs.stable_lag(conf.client_properties, f"{conf.name}.ledger") if conf.delivery == EXACTLY_ONCE else {}
+    lags = stable_lag(conf.client_properties, f"{conf.name}.ledger") if conf.delivery == EXACTLY_ONCE else {}
     return max(lags.values()) if lags else None
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from outbox.conf import Conf
 from outbox.core.election import neli
+from outbox.edges.kafka.common.client_log import ClientLog
 from outbox.edges.kafka.common.clients import make, require_bootstrap
 from outbox.election.ports import GroupConsumer, HeartbeatProducer, HeartbeatReader, OnCommit, OnError
 from outbox.exceptions import missing_extra
@@ -17,18 +17,7 @@ if TYPE_CHECKING:
     from confluent_kafka.admin import AdminClient
 
 DATABASE_HEADER = "outbox-database"
-
-Client = TypeVar("Client")
-
-
-class _ClientLog:
-    """The client repeats itself while a broker is away; transitions are logged once, elsewhere."""
-
-    def __init__(self) -> None:
-        self._logger = logging.getLogger("outbox.election.librdkafka")
-
-    def log(self, level: int, text: str, *arguments: Any) -> None:
-        self._logger.debug(text, *arguments)
+LOGGER = "outbox.election.librdkafka"
 
 
 class Clients:
@@ -40,8 +29,7 @@ class Clients:
         from_extra()
         from confluent_kafka.admin import AdminClient
 
-        given = self._with(on_error, {"client.id": "outbox-election-admin"})
-        return make(AdminClient, given, logger=_ClientLog())
+        return make(AdminClient, self._with(on_error, {"client.id": "outbox-election-admin"}))
 
     def member(self, on_error: OnError, on_commit: OnCommit) -> GroupConsumer:
         """The consumer that stands in the group."""
@@ -64,7 +52,7 @@ class Clients:
         return make(Producer, self._with(on_error, heartbeat_properties(self._conf)))
 
     def _with(self, on_error: OnError, properties: Mapping[str, Any]) -> dict[str, Any]:
-        return {**self._conf.client_properties, **properties, "error_cb": on_error, "logger": _ClientLog()}
+        return {**self._conf.client_properties, **properties, "error_cb": on_error, "logger": ClientLog(LOGGER)}
 
 
 def heartbeat_of(message: Any) -> neli.Heartbeat | neli.ClassicHeartbeat:

@@ -10,7 +10,8 @@ from uuid import UUID
 
 from outbox.conf import AT_LEAST_ONCE, Conf
 from outbox.core.election import neli
-from outbox.edges.kafka.common.clients import brokers_at_work, dispose
+from outbox.edges.kafka.common.clients import brokers_at_work
+from outbox.edges.kafka.common.disposal import dispose
 from outbox.election.clients import Clients, heartbeat_of
 from outbox.election.errors import ElectionRefused, KafkaUnreachable, foreign_database, is_outage
 from outbox.election.ports import HeartbeatReader
@@ -63,7 +64,7 @@ class LeaderTopic:
         destroyed in its own thread, which aborts the process."""
         held = [self._admin]
         del self._admin
-        dispose(held.clear)
+        dispose(held)
 
     def prepare(self) -> int:
         """Check limits, create the topic if it is absent; the number of its partitions."""
@@ -99,7 +100,7 @@ class LeaderTopic:
                 raise KafkaUnreachable(f"The leader topic cannot be read: {error.args[0].str()}.") from error
             logger.info("leader_topic_unread reason=%r", error.args[0].str())  # the group will say so too
         finally:
-            dispose(reader.close)
+            dispose([reader], lambda client: client.close())
         return True
 
     def _ends(self, partitions: int) -> dict[int, int]:

@@ -13,6 +13,7 @@ import psycopg
 
 from outbox.conf import AT_LEAST_ONCE, EXACTLY_ONCE, Conf
 from outbox.core.exactly_once.ledger import LedgerEntryError
+from outbox.edges.kafka.common.stable_lag import stable_lag
 from outbox.edges.kafka.exactly_once.ledger_topic import LedgerMissing, LedgerTopic, LedgerUnreachable
 from outbox.edges.postgres.at_least_once.marks import WrongTable
 from outbox.edges.postgres.common import table
@@ -135,7 +136,7 @@ def _ledger(conf: Conf, lanes: list[dict[str, Any]], state: dict[str, Any] | Non
     found: dict[str, Any] = {"topic": topic.name, "error": None, "open_offsets": None}
     count = state["lanes"] if state else 0
     try:
-        lags = backlogs.stable_lag(conf.client_properties, topic.name)
+        lags = stable_lag(conf.client_properties, topic.name)
         found["open_offsets"] = max(lags.values(), default=0)
         known = {lane["lane"] for lane in lanes}
         unknown = [number for number in range(topic.partitions()) if number not in known]

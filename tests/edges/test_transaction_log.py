@@ -2,7 +2,7 @@
 
 import pytest
 
-from outbox.edges.kafka.exactly_once.transactional import _ClientLog, is_trouble
+from outbox.edges.kafka.exactly_once.transactional import Witness, is_trouble
 
 STATES = (
     *("INIT", "DOWN", "TRY_CONNECT", "CONNECT", "SSL_HANDSHAKE", "APIVERSION_QUERY", "AUTH_LEGACY", "AUTH_HANDSHAKE"),
@@ -17,7 +17,7 @@ def failed(state, broker="TxnCoordinator"):
 
 
 def logged(*lines):
-    log = _ClientLog()
+    log = Witness()
     for line in lines:
         if line == "begin":
             log.is_in_use = True

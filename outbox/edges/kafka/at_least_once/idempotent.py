@@ -12,7 +12,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from outbox.core.faults import Kind, is_refusal, kind_of
+from outbox.edges.kafka.common.client_log import ClientLog
 from outbox.edges.kafka.common.clients import idempotent_producer
+from outbox.edges.kafka.common.disposal import dispose
 from outbox.edges.kafka.common.wall_clock import nudged
 from outbox.edges.postgres.at_least_once.marks import Row
 from outbox.edges.postgres.common.texts import check_names, not_utf8
@@ -21,16 +23,6 @@ from outbox.runtime.threads import THREADS
 
 if TYPE_CHECKING:
     from confluent_kafka import KafkaError
-
-logger = logging.getLogger("outbox.kafka")
-
-
-class _ClientLog:
-    """The client's own words, which repeat with every attempt to connect; transitions are logged by the owner."""
-
-    @staticmethod
-    def log(level: int, message: str, *arguments: Any) -> None:
-        logger.log(logging.DEBUG if level < logging.CRITICAL else level, message, *arguments)
 
 
 _ALONE = -1
@@ -91,7 +83,7 @@ class Producers:
             "topic.metadata.propagation.max.ms": max(1, timeout_ms // 2),
             **properties,
             "delivery.timeout.ms": timeout_ms,
-            "logger": _ClientLog,
+            "logger": ClientLog(shown_from=logging.CRITICAL),
             "error_cb": self._note,
         }
         self._keep_empty_key, self._make, self._may_send = keep_empty_key, make, may_send
@@ -175,7 +167,7 @@ class Producers:
         shards, self._shards = self._shards, {}
         self.acknowledged, self.undelivered, self.refused = [], [], []
         for shard in shards.values():
-            _dispose(shard.producer, self._runtime)
+            self._dispose(shard)
 
     def _shard(self, number: int) -> _Shard:
         shard = self._shards.get(number)
@@ -222,7 +214,10 @@ class Producers:
                     shard.producer.purge(blocking=False)
                 else:
                     del self._shards[number]
-                    _dispose(shard.producer, self._runtime)
+                    self._dispose(shard)
+
+    def _dispose(self, shard: _Shard) -> None:
+        dispose([shard.producer], partial(_empty, runtime=self._runtime), self._runtime)
 
 
 def pair_headers(row: Row) -> list[tuple[str, str | bytes | None]]:
@@ -235,14 +230,9 @@ def pair_headers(row: Row) -> list[tuple[str, str | bytes | None]]:
     return list(zip(names, values, strict=True))
 
 
-def _dispose(producer: Client, runtime: Runtime) -> None:
-    """Destroying a client waits for its threads: elsewhere, and never for longer than it takes to purge."""
-
-    def serve_and_forget(held: list[Client]) -> None:
-        give_up_at = runtime.monotonic() + _DISPOSAL_S
-        while len(held[0]) and runtime.monotonic() < give_up_at:
-            held[0].purge(blocking=False)
-            held[0].poll(0.05)
-        held.clear()
-
-    runtime.thread(partial(serve_and_forget, [producer]), "outbox-disposal").start()
+def _empty(producer: Client, runtime: Runtime) -> None:
+    """Never for longer than it takes to purge."""
+    give_up_at = runtime.monotonic() + _DISPOSAL_S
+    while len(producer) and runtime.monotonic() < give_up_at:
+        producer.purge(blocking=False)
+        producer.poll(0.05)

@@ -118,11 +118,6 @@ def let_go(error: Raised) -> Raised:
     return error
 
 
-def dispose(end: Callable[[], object]) -> None:
-    """A client ends its threads first, and their waits last longer when the clock is set back."""
-    threading.Thread(target=end, name="outbox-disposal", daemon=True).start()
-
-
 def require_bootstrap(properties: Mapping[str, Any]) -> None:
     if not properties.get("bootstrap.servers"):
         raise OutboxError('OUTBOX["BOOTSTRAP_SERVERS"] is empty. Set it to your brokers, e.g. "localhost:9092".')
@@ -152,21 +147,3 @@ def brokers_at_work(admin: "AdminClient", timeout_s: float) -> "Future[list[int]
 
     threading.Thread(target=ask, name="outbox-brokers", daemon=True).start()
     return answer
-
-
-def produce(
-    producer: "Producer",
-    record: tuple[Any, ...],
-    on_delivery: Callable[[Any, Any], None],
-) -> None:
-    """Hand one row of `edges.postgres.common.table.read` to the client; waits while the client's queue is full."""
-    _, topic, key, value, names, values, binary = record
-    payload = bytes(binary) if binary is not None else value
-    headers = list(zip(names, values, strict=True)) if names else None
-    while True:
-        try:
-            producer.produce(topic, value=payload, key=key or None, headers=headers, on_delivery=on_delivery)
-        except BufferError:
-            producer.poll(0.1)
-            continue
-        return

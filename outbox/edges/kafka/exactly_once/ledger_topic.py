@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from outbox.core.exactly_once import ledger
 from outbox.core.faults import Kind, kind_of
-from outbox.edges.kafka.common.clients import dispose, require_bootstrap
+from outbox.edges.kafka.common.client_log import ClientLog
+from outbox.edges.kafka.common.clients import require_bootstrap
+from outbox.edges.kafka.common.disposal import dispose
 from outbox.exceptions import OutboxError
 from outbox.runtime import Runtime
 from outbox.runtime.threads import THREADS
@@ -347,7 +349,7 @@ class LedgerTopic:
         if self._admin_client is None:
             from confluent_kafka.admin import AdminClient
 
-            self._admin_client = AdminClient(self._properties(), logger=_Quiet())
+            self._admin_client = AdminClient(self._properties(), logger=ClientLog())
         return self._admin_client
 
     def _consumer(self) -> Consumer:
@@ -369,16 +371,17 @@ class LedgerTopic:
                     "fetch.error.backoff.ms": 20,
                     "fetch.queue.backoff.ms": 10,
                 },
-                logger=_Quiet(),
+                logger=ClientLog(),
             )
         return self._consumer_client
 
     def _forget_clients(self) -> None:
-        consumer, held = self._consumer_client, [self._admin_client]
-        self._consumer_client = self._admin_client = None
+        consumer, self._consumer_client = self._consumer_client, None
         if consumer is not None:
-            dispose(consumer.close)
-        dispose(held.clear)
+            dispose([consumer], lambda client: client.close(), self._runtime)
+        admins, self._admin_client = [self._admin_client], None
+        if admins[0] is not None:
+            dispose(admins, runtime=self._runtime)
 
     def close(self) -> None:
         with self._mutex:
@@ -402,8 +405,3 @@ class LedgerTopic:
     def _unreachable(self, reason: str) -> LedgerUnreachable:
         servers = self._properties()["bootstrap.servers"]
         return LedgerUnreachable(f"The ledger topic {self.name!r} cannot be read from {servers}: {reason}")
-
-
-class _Quiet:
-    def log(self, level: int, text: str, *arguments: Any) -> None:
-        logger.debug(text, *arguments)

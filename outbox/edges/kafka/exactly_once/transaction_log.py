@@ -11,7 +11,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from outbox.core.faults import Kind, kind_of
-from outbox.edges.kafka.common.clients import brokers_at_work, dispose, require_bootstrap
+from outbox.edges.kafka.common.client_log import ClientLog
+from outbox.edges.kafka.common.clients import brokers_at_work, require_bootstrap
+from outbox.edges.kafka.common.disposal import dispose
 from outbox.edges.kafka.exactly_once.ledger_topic import LedgerUnreachable
 from outbox.edges.kafka.exactly_once.transactional import TransactionsRefused
 from outbox.exceptions import missing_extra
@@ -44,12 +46,12 @@ class TransactionLog:
         except ImportError as error:
             missing_extra("harvest", error)
         self._servers = properties["bootstrap.servers"]
-        self._admin: AdminClient = AdminClient({**properties, "log.connection.close": False}, logger=_Quiet())
+        self._admin: AdminClient = AdminClient({**properties, "log.connection.close": False}, logger=ClientLog())
 
     def close(self) -> None:
         held = [self._admin]
         del self._admin
-        dispose(held.clear)
+        dispose(held)
 
     def check(self) -> None:
         """Raises `TransactionsRefused` where no transaction could ever be committed, `BrokersMissing` where none can
@@ -139,8 +141,3 @@ class TransactionLog:
         return LedgerUnreachable(
             f"The brokers at {self._servers} do not answer what they are asked about transactions: {error}"
         )
-
-
-class _Quiet:
-    def log(self, level: int, text: str, *arguments: Any) -> None:
-        logger.debug(text, *arguments)

@@ -19,14 +19,16 @@ to prevent harm, so `repeated` means that the log has failed as a witness.
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from outbox.core.faults import Kind, kind_of
+from outbox.edges.kafka.common.client_log import ClientLog
 from outbox.edges.kafka.common.clients import PRODUCER_DEFAULTS, make, require_bootstrap
+from outbox.edges.kafka.common.disposal import dispose
 from outbox.edges.kafka.common.wall_clock import nudged
 from outbox.edges.postgres.common.texts import check_names, not_utf8
 from outbox.exceptions import OutboxError, missing_extra
@@ -35,8 +37,6 @@ from outbox.runtime.threads import THREADS
 
 if TYPE_CHECKING:
     from confluent_kafka import KafkaError, Producer
-
-logger = logging.getLogger("outbox.kafka")
 
 _PATIENCE_FIRST_S, _PATIENCE_MAX_S = 0.5, 4.0
 _INIT_SLICE_S = 0.02  # over a settled owner init takes 13 ms
@@ -94,10 +94,11 @@ def is_trouble(facility: str, text: str, was_connected: bool) -> bool:
     return _COORDINATOR in text or not _NOT_YET_UP.search(text)
 
 
-class _ClientLog:
-    """What the client takes for a logger."""
+class Witness(ClientLog):
+    """The client's log, which remembers what tells that this producer must be renewed."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.trouble = ""
         self.hides = ""
         """A line before the first transaction, whose equal would not be written."""
@@ -114,7 +115,7 @@ class _ClientLog:
                 self._was_connected = True
             if facility == "GETPID":
                 self.is_told_to_wait = True
-        logger.debug(text, *arguments)
+        super().log(level, text, *arguments)
 
     def _note(self, line: str) -> None:
         if self.is_in_use or not (_NOT_YET_UP.search(line) or _DOWN.search(line)):
@@ -177,7 +178,7 @@ class TransactionalProducer:
         runtime: Runtime = THREADS,
     ) -> None:
         self._runtime = runtime
-        self._log = _ClientLog()
+        self._log = Witness()
         self._ends = self._ends_sent = 0
         self._given_statistics = properties.get("stats_cb")
         given = {**properties, "stats_cb": self._statistics}
@@ -338,19 +339,17 @@ class TransactionalProducer:
 
     def drop(self) -> None:
         """Throw the client away, with all it holds. Does not block; safe to call twice."""
-        client, self._client = self._client, None
-        if client is not None:
-            held = [client]
-            del client
-            _dispose(held, self._may_register, self._runtime)
+        self._drop()
 
     def drop_and_wait(self) -> None:
         """Throw the client away and wait until it can send nothing more: a few milliseconds."""
-        client, self._client = self._client, None
-        if client is not None:
-            held = [client]
-            del client
-            _dispose(held, self._may_register, self._runtime).join()
+        if thread := self._drop():
+            thread.join()
+
+    def _drop(self) -> Thread | None:
+        held = self.clients()
+        self._client = None
+        return dispose(held, partial(_silence, may_register=self._may_register), self._runtime) if held else None
 
 
 def _producer() -> Callable[..., Producer]:
@@ -388,28 +387,12 @@ def _paired(names: Sequence[Any], texts: Sequence[Any] | None) -> list[tuple[str
     return pairs
 
 
-def _dispose(held: list[Producer], may_register: bool, runtime: Runtime) -> Thread:
-    """Destroying a client joins its threads: elsewhere, and where no exception is being handled (see
-    `edges.kafka.common.clients`). The list is the only one to hold it."""
-
-    def forget() -> None:
-        _silence(held[0], may_register)
-        held.clear()
-
-    thread = runtime.thread(forget, "outbox-disposal")
-    thread.start()
-    return thread
-
-
 def _silence(client: Producer, may_register: bool) -> None:
     """What must be done before a client is destroyed."""
-    try:
-        if may_register:
-            _stop_registering(client)
-        client.purge(blocking=False)
-        client.poll(0)  # what is left unserved would be written to stderr
-    except Exception as error:  # of a client that is thrown away
-        logger.debug("dropped_client error=%r", error)
+    if may_register:
+        _stop_registering(client)
+    client.purge(blocking=False)
+    client.poll(0)  # what is left unserved would be written to stderr
 
 
 def _stop_registering(client: Producer) -> None:
