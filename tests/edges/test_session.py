@@ -8,7 +8,7 @@ from functools import partial
 import psycopg
 import pytest
 
-from outbox.edges.postgres.common.session import Session, StatementOverdue
+from outbox.edges.postgres.common.session import Session, StatementOverdue, close_quietly
 from outbox.edges.postgres.common.table import connect_bounded
 from tests.support.proxy import TO_CLIENT, Proxy
 
@@ -119,3 +119,17 @@ def test_closing_twice_is_harmless_and_what_was_submitted_is_done(url, times):
             session.close()
         assert outcomes.get(timeout=10)[1] == 42
         assert session.join(5)
+
+
+def test_a_connection_is_closed_whatever_its_end_has_to_say():
+    class Broken:
+        def close(self):
+            raise self.error
+
+    connection = Broken()
+    connection.error = psycopg.OperationalError("the server is gone")
+    close_quietly(connection)
+    close_quietly(None)
+    connection.error = KeyError("not of PostgreSQL")
+    with pytest.raises(KeyError):
+        close_quietly(connection)

@@ -31,7 +31,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
-from outbox.edges.postgres.common.session import BoundedConnection
+from outbox.edges.postgres.common.session import BoundedConnection, close_quietly
 from outbox.exceptions import OutboxError
 from outbox.failpoints import failpoint
 from outbox.spark.source import statements
@@ -314,11 +314,7 @@ class OutboxStreamReader(DataSourceStreamReader):
 
     def _drop(self) -> None:
         connection, self._connection = self._connection, None
-        if connection is not None:
-            try:
-                connection.close()
-            except psycopg.Error:
-                pass
+        close_quietly(connection)
 
     def _once(self, job: Callable[[Connection], Any]) -> None:
         """What fails now is tried again at Spark's next question; for so long and no longer."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import select
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from typing import Any, Protocol
 
 import psycopg
@@ -88,6 +88,13 @@ class BoundedConnection(psycopg.Connection[Any]):
                 trouble = events & ~(select.POLLIN | select.POLLOUT)
                 ready = (events & select.POLLIN and waiting.READY_R) | (events & select.POLLOUT and waiting.READY_W)
                 return waiting.READY_RW if trouble else waiting.Ready(ready)
+
+
+def close_quietly(connection: Connection | None) -> None:
+    """Let go of a connection that may be broken: what its end has to say is no news."""
+    if connection is not None:
+        with suppress(psycopg.Error):
+            connection.close()
 
 
 Job = Callable[[Any], Any]  # of a connection
@@ -183,8 +190,4 @@ class Session:
 
     def _drop(self) -> None:
         connection, self._connection = self._connection, None
-        if connection is not None:
-            try:
-                connection.close()
-            except psycopg.Error:
-                pass
+        close_quietly(connection)

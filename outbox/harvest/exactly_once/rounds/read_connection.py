@@ -18,7 +18,7 @@ from outbox.core.exactly_once.flights import Plan
 from outbox.core.exactly_once.reading import ReadPatience
 from outbox.core.frontier import Frontier
 from outbox.core.holds.values import HoldRow
-from outbox.edges.postgres.common.session import Connection, StatementOverdue
+from outbox.edges.postgres.common.session import Connection, StatementOverdue, close_quietly
 from outbox.edges.postgres.exactly_once.reader import NOTHING, LeftOut, Page
 from outbox.harvest.exactly_once.ports import Reader, Servers
 from outbox.harvest.lease_keeper import LeaseKeeper
@@ -83,11 +83,7 @@ class ReadConnection:
 
     def drop(self) -> None:
         connection, self._connection = self._connection, None
-        if connection is not None:
-            try:
-                connection.close()
-            except psycopg.Error:
-                pass
+        close_quietly(connection)
 
     def close(self) -> None:
         self.drop()
