@@ -1,4 +1,4 @@
-"""What a lane tells about itself: how fast it delivers, what it has in hand, when an outage began and ended."""
+"""What a lane tells about itself: what it has in hand, when an outage began and ended."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from uuid import UUID
 
 from outbox.core.at_least_once import values as values
 from outbox.core.at_least_once.scoreboard import Scoreboard
-from outbox.core.contract import MeterRead
 from outbox.core.patience import CircuitView, State
 from outbox.runtime import Runtime
 from outbox.runtime.threads import THREADS
@@ -31,28 +30,6 @@ class LaneStatistics:
     """Of these, what a record at fault holds back, and no operator."""
     board: values.Statistics
     circuit: CircuitView
-
-
-class Meter:
-    """How fast records are delivered. Silent while nothing is."""
-
-    def __init__(self, lane: int, interval_s: float, now: float) -> None:
-        self._lane, self._interval_s = lane, interval_s
-        self._start = self._last = now
-        self._delivered = 0
-
-    def is_due(self, now: float) -> bool:
-        return now - self._last >= self._interval_s
-
-    def read(self, delivered: int, leader_id: UUID, in_flight: int, now: float) -> MeterRead | None:
-        interval_s, fresh = now - self._last, delivered - self._delivered
-        if interval_s <= 0:
-            return None
-        self._last, self._delivered = now, delivered
-        if not fresh:
-            return None
-        average = delivered / (now - self._start)
-        return MeterRead(self._lane, leader_id, delivered, interval_s, fresh / interval_s, average, in_flight)
 
 
 class Troubles:

@@ -20,8 +20,8 @@ from outbox.core.at_least_once.values import (
 )
 from outbox.core.contract import MeterRead
 from outbox.core.election.neli import LeaderAcquired, LeaderFenced, LeaderRefreshed, LeaderRevoked
+from outbox.core.meter import Meter
 from outbox.harvest.lane_host import Host
-from outbox.harvest.readings import Meter
 from outbox.service.receivers import translate
 from tests.core.test_scoreboard import LIMITS, ME, Bench, Row
 

@@ -80,7 +80,7 @@ def run(tmp_path, monkeypatch):
     def make(kind, interval_s=0.0):
         place = tmp_path / "starts"
         job = Job(url="", table="o", name="n", checkpoint=str(place), properties={}, transform=kind)
-        engine, host = Engine(lambda: job, lambda **given: given), Host()
+        engine, host = Engine(lambda: job), Host()
         worker = engine(SimpleNamespace(metrics_interval_s=interval_s), 0, uuid4(), 0, host)
         workers.append(worker)
         worker.start()
@@ -102,7 +102,7 @@ def until(condition):
 def test_a_leadership_runs_until_it_is_finished(run):
     found = run("serve")
     reading = found.host.wait_for("emit")[1]
-    assert reading["delivered"] == 5
+    assert reading.delivered == 5
     until(lambda: found.worker.statistics().phase == "running")
     until(lambda: (found.worker.statistics().held, found.worker.statistics().parked) == (2, 1))
     assert "batch 0: 5 in 0.1 s" in found.worker.statistics().progress

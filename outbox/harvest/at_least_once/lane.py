@@ -18,6 +18,7 @@ from outbox.conf import Conf
 from outbox.core.at_least_once import values as values
 from outbox.core.at_least_once.scoreboard import Phase, Scoreboard
 from outbox.core.contract import LaneHost, LaneStopped
+from outbox.core.meter import Meter
 from outbox.edges.kafka.at_least_once.idempotent import MakeProducer, Producers
 from outbox.edges.kafka.common import clients
 from outbox.edges.postgres.common.session import Connect
@@ -26,7 +27,7 @@ from outbox.harvest.at_least_once.holds import HeldMarks
 from outbox.harvest.at_least_once.ports import MarkDatabase, MarkServers
 from outbox.harvest.at_least_once.statements import Statements
 from outbox.harvest.lease_keeper import LeaseKeeper, owner_name
-from outbox.harvest.readings import LaneStatistics, Meter, Troubles, keys_in_flight
+from outbox.harvest.readings import LaneStatistics, Troubles, keys_in_flight
 from outbox.runtime import Queue, Runtime
 from outbox.runtime.threads import THREADS
 

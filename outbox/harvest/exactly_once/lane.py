@@ -45,6 +45,7 @@ from outbox.core.exactly_once.takeover import Unreadable, unreadable, was_settle
 from outbox.core.exactly_once.transaction import Producer, judge
 from outbox.core.holds.book import Holds
 from outbox.core.holds.hold import Name
+from outbox.core.meter import Meter
 from outbox.core.patience import Backoff, Circuit
 from outbox.core.rows import Row, parts_of
 from outbox.edges.kafka.common.clients import let_go
@@ -75,7 +76,7 @@ from outbox.harvest.exactly_once.values import (
     Retake,
 )
 from outbox.harvest.lease_keeper import owner_name
-from outbox.harvest.readings import Meter, Troubles
+from outbox.harvest.readings import Troubles
 from outbox.messages.context import is_tracing
 from outbox.runtime import Queue, Runtime
 from outbox.runtime.threads import THREADS

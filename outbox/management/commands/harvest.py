@@ -159,7 +159,6 @@ def _add_spark(parser: ArgumentParser) -> None:
 
 
 def _spark_harvester(options: dict[str, Any]) -> tuple[Any, Stop]:
-    from outbox.core.contract import MeterRead
     from outbox.harvest.harvester import Harvester
     from outbox.harvest.lease_keeper import owner_name
     from outbox.spark.engine import settings as setup
@@ -171,7 +170,7 @@ def _spark_harvester(options: dict[str, Any]) -> tuple[Any, Stop]:
     for note in setup.notes(flags):
         logging.getLogger("outbox.spark").warning("configuration_note %s", note)
     conf = setup.settled(_settings(options))
-    engine = Engine(lambda: setup.job_of(conf, flags), MeterRead)
+    engine = Engine(lambda: setup.job_of(conf, flags))
     harvester = Harvester(
         conf,
         worker_factory=engine,

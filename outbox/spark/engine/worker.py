@@ -20,9 +20,11 @@ import uuid
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 from uuid import UUID
 
+from outbox.core.contract import LaneHost
+from outbox.core.meter import Meter
 from outbox.core.patience import Backoff
 from outbox.exceptions import OutboxError
 from outbox.spark.engine.failure_kinds import Kind
@@ -49,15 +51,6 @@ class EngineFailed(OutboxError):
     """Spark cannot go on; an operator must look."""
 
 
-class Host(Protocol):
-    """What the harvester gives a worker."""
-
-    def step_down(self, lane: int) -> None: ...
-    def finished(self, lane: int) -> None: ...
-    def emit(self, event: object) -> None: ...
-    def fatal(self, error: BaseException) -> None: ...
-
-
 @dataclass(frozen=True, slots=True)
 class Statistics:
     """What is known of the lane at one moment."""
@@ -79,14 +72,13 @@ class Engine:
 
     command: Sequence[str] = (sys.executable, "-m", "outbox.spark.engine.driver")
 
-    def __init__(self, job: Callable[[], Job], meter: Callable[..., object] | None = None) -> None:
-        """`job` is asked when a leadership begins. `meter` makes the reading of a meter from lane, leader_id,
-        delivered, interval_s, rate, average_rate and in_flight."""
-        self._job, self._meter = job, meter
+    def __init__(self, job: Callable[[], Job]) -> None:
+        """`job` is asked when a leadership begins."""
+        self._job = job
         self._worker: Worker | None = None
 
-    def __call__(self, conf: Any, lane: int, leader_id: UUID, epoch: int, host: Host) -> Worker:
-        meter = Meter(lane, self._meter, conf.metrics_interval_s)
+    def __call__(self, conf: Any, lane: int, leader_id: UUID, epoch: int, host: LaneHost) -> Worker:
+        meter = Meter(lane, conf.metrics_interval_s, time.monotonic())
         self._worker = Worker(self.command, self._job, lane, leader_id, host, meter)
         return self._worker
 
@@ -105,7 +97,7 @@ class Worker:
         job: Callable[[], Job],
         lane: int,
         leader_id: UUID,
-        host: Host,
+        host: LaneHost,
         meter: Meter,
     ) -> None:
         self._command, self._new_job = command, job
@@ -273,8 +265,10 @@ class Worker:
         if count:
             self._note(progress=f"batch {said['epoch']}: {count:,} in {seconds:.1f} s")
         self._note(phase="running", delivered=found.delivered + count, batches=found.batches + 1)
-        if reading := self._meter.read(self._leader_id, self._statistics.delivered, time.monotonic()):
-            self._host.emit(reading)
+        if self._meter.is_due(now := time.monotonic()):
+            reading = self._meter.read(self._statistics.delivered, self._leader_id, 0, now)
+            if reading is not None:
+                self._host.emit(reading)
 
     def _tell_holds(self, count: int, parked: int, shown: str, *, is_idle: bool) -> None:
         """Logged when it changes. Held back is what is left when the rest is delivered: `--once` gives up then."""
@@ -323,25 +317,6 @@ def with_flags(text: str) -> str:
     for words, flag in _FLAGS.items():
         text = text.replace(words, flag)
     return text
-
-
-class Meter:
-    """A reading at most once per interval, and only after something was delivered."""
-
-    def __init__(self, lane: int, make: Callable[..., object] | None, interval_s: float) -> None:
-        self._lane, self._make, self._interval_s = lane, make, interval_s
-        self._began = self._read_at = time.monotonic()
-        self._before = 0
-
-    def read(self, leader_id: UUID, delivered: int, now: float) -> object | None:
-        interval_s, moved = now - self._read_at, delivered - self._before
-        if self._make is None or interval_s < self._interval_s or not moved:
-            return None
-        self._read_at, self._before = now, delivered
-        rates = {"rate": moved / interval_s, "average_rate": delivered / max(now - self._began, 0.001)}
-        return self._make(
-            lane=self._lane, leader_id=leader_id, delivered=delivered, interval_s=interval_s, in_flight=0, **rates
-        )
 
 
 def _search_path() -> Sequence[str]:
