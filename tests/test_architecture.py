@@ -24,7 +24,7 @@ ALLOWED = {
 """Beside what lies below all of them."""
 BELOW = {
     "runtime", "conf", "messages", "schema",
-    "api", "models", "exceptions", "signals", "logs", "failpoints", "documents", "serializers", "redaction", "secrets",
+    "api", "models", "exceptions", "signals", "logs", "failpoints", "documents", "serializers", "redaction",
 }  # fmt: skip
 """May be imported by all but the core, and import each other alone."""
 ON_TOP = {"management", "contrib", "testing", "cli", "checks", "apps", "wakeups", "__init__"}

@@ -13,11 +13,12 @@ from typing import Any
 
 import environ
 
-from outbox import conf, secrets
+from outbox import conf
 from outbox.cli import dsn, keys, logs, options, reaper
 from outbox.cli.document import Problem
 from outbox.cli.durations import show_duration
 from outbox.cli.options import DATA_SOURCE, LOG_LEVEL, MEMBER_NAME, Overrides
+from outbox.conf import secrets
 
 # The partitioner of classic harvesters: a key must stay in its partition when another kind of member takes over.
 PARTITIONER = "consistent_random"

@@ -87,7 +87,7 @@ def from_environment(environment: Mapping[str, str]) -> Overrides:
             text = f"is {shaped[setting]!r}, but this program means {keys.FORCED[setting]!r}. Leave it out."
             found.problems.append(Problem(where, text))
         elif setting not in conf.SPECS:
-            error = next(conf._unknown_keys({setting: None}))
+            error = next(conf.unknown_keys({setting: None}))
             found.problems.append(Problem(where, f"{error.problem} {error.hint}"))
     relevant = {name: environment[keys.variable(name)] for name in shaped if name in SETTINGS}
     more = _overrides(relevant, {name: keys.variable(name) for name in relevant})

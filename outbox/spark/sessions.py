@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from outbox import secrets
+from outbox.conf import secrets
 from outbox.documents import install
 from outbox.exceptions import MissingExtra
 

@@ -11,10 +11,10 @@ from django.core.management.base import BaseCommand, CommandError
 from django.db import connections
 
 from outbox import conf as settings
+from outbox.conf.secrets import Redactor, shown
 from outbox.exceptions import OutboxError
 from outbox.operations import check, stats
 from outbox.operations.findings import Level, verdict
-from outbox.secrets import Redactor, shown
 
 EXIT_CODES = {0: "harvesters can work; warnings may be there", 1: "something must be changed first"}
 _SAID = {

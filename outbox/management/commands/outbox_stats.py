@@ -10,9 +10,9 @@ import psycopg
 from django.core.management.base import BaseCommand, CommandError
 
 from outbox import conf as settings
+from outbox.conf.secrets import Redactor
 from outbox.exceptions import OutboxError
 from outbox.operations import stats
-from outbox.secrets import Redactor
 
 EXIT_CODES = {0: "shown", 1: "the settings are wrong, or PostgreSQL or the table cannot be read"}
 

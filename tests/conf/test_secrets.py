@@ -2,7 +2,7 @@
 
 import pytest
 
-from outbox.secrets import HIDDEN, Redactor, is_secret, shown
+from outbox.conf.secrets import HIDDEN, Redactor, is_secret, shown
 
 
 @pytest.mark.parametrize(

@@ -543,7 +543,7 @@ SPECS = {_key_of(spec): spec for spec in fields(Conf)}
 
 def parse(raw: Mapping[str, Any]) -> Conf:
     """Read a dict of settings; raise `ConfErrors` with everything that is wrong with it."""
-    errors = list(_unknown_keys(raw))
+    errors = list(unknown_keys(raw))
     values: dict[str, Any] = {}
     for key, spec in SPECS.items():
         if key in raw:
@@ -564,7 +564,7 @@ def parse(raw: Mapping[str, Any]) -> Conf:
     return Conf(**values)
 
 
-def _unknown_keys(raw: Mapping[str, Any]) -> Iterator[SettingError]:
+def unknown_keys(raw: Mapping[str, Any]) -> Iterator[SettingError]:
     for key in raw:
         if key not in SPECS:
             near = difflib.get_close_matches(str(key).upper(), SPECS, n=1, cutoff=0.5)

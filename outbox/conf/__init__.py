@@ -1,0 +1,43 @@
+"""The ``OUTBOX`` settings: one typed, frozen object, parsed once, with every error reported at once."""
+
+from outbox.conf.settings import (
+    AT_LEAST_ONCE,
+    BLOCK,
+    DEFAULT_TABLE,
+    EVENTS,
+    EXACTLY_ONCE,
+    NAME_MAX,
+    SKIP,
+    SPECS,
+    Conf,
+    ConfErrors,
+    SettingError,
+    current,
+    forget,
+    from_env,
+    parse,
+    seen,
+    table_name,
+    unknown_keys,
+)
+
+__all__ = [
+    "AT_LEAST_ONCE",
+    "BLOCK",
+    "DEFAULT_TABLE",
+    "EVENTS",
+    "EXACTLY_ONCE",
+    "NAME_MAX",
+    "SKIP",
+    "SPECS",
+    "Conf",
+    "ConfErrors",
+    "SettingError",
+    "current",
+    "forget",
+    "from_env",
+    "parse",
+    "seen",
+    "table_name",
+    "unknown_keys",
+]
