@@ -62,7 +62,7 @@ def check_settings(app_configs: Sequence[AppConfig] | None = None, **kwargs: Any
     try:
         settings = conf.current()
     except conf.ConfErrors as errors:
-        return [Error(error.told, hint=error.hint, id="outbox.E001") for error in errors.errors]
+        return [Error(error.text, hint=error.hint, id="outbox.E001") for error in errors.errors]
     return [*_check_bootstrap(settings), *_check_vendor(settings), *_check_paths(settings)]
 
 

@@ -76,7 +76,7 @@ def _exposed(flags: Overrides) -> list[str]:
         found[setting] = [name for name in flags.settings.get(setting, {}) if secrets.is_secret(name)]
     paths = {**{key.setting: key.path for key in keys.KEYS}, DATA_SOURCE: "dataSource"}
     return [
-        secrets.told(keys.flag(name), names, f"Set {keys.variable(name)}, or {paths[name]} in the file.")
+        secrets.warning_of(keys.flag(name), names, f"Set {keys.variable(name)}, or {paths[name]} in the file.")
         for name, names in found.items()
         if names
     ]

@@ -20,7 +20,7 @@ def is_secret(name: str) -> bool:
     return name not in _NO_SECRET and bool(_SECRET_NAME.search(name))
 
 
-def told(flag: str, names: Iterable[str], instead: str) -> str:
+def warning_of(flag: str, names: Iterable[str], instead: str) -> str:
     """A warning of secrets that stand on the command line."""
     return f"{flag} holds {', '.join(names)}: everybody on this machine sees it in the list of processes. {instead}"
 

@@ -100,4 +100,4 @@ def exposed(config: Mapping[str, str]) -> list[str]:
     instead = (
         "Put it into the file spark-defaults.conf, readable by this user alone, in a folder that SPARK_CONF_DIR names."
     )
-    return [secrets.told("--spark-conf", names, instead)] if names else []
+    return [secrets.warning_of("--spark-conf", names, instead)] if names else []
