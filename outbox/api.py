@@ -184,7 +184,7 @@ def _connection(using: str | None, conf: Conf, call: str) -> BaseDatabaseWrapper
             "or route outbox.OutboxRecord to the PostgreSQL database that holds the rows of the same transaction."
         )
     # Autocommit is off inside atomic(), and after set_autocommit(False), where the caller commits by hand.
-    if not conf.autocommit_stash and connection.get_autocommit():
+    if not conf.stash.autocommit_stash and connection.get_autocommit():
         raise StashOutsideTransaction(
             f"{call} outside a transaction: the record could outlive a rolled-back change. Wrap both in "
             "transaction.atomic(). To allow a record of its own, without a change beside it, set "

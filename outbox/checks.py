@@ -67,7 +67,7 @@ def check_settings(app_configs: Sequence[AppConfig] | None = None, **kwargs: Any
 
 
 def _check_bootstrap(settings: conf.Conf) -> Iterator[CheckMessage]:
-    if not settings.bootstrap_servers:
+    if not settings.kafka.bootstrap_servers:
         yield Warning(
             'OUTBOX["BOOTSTRAP_SERVERS"] is empty: records can be stashed, not harvested.',
             hint='Set it to your brokers, e.g. "localhost:9092".',
@@ -130,7 +130,7 @@ def _business_elsewhere(alias: str) -> str:
 
 
 def _check_paths(settings: conf.Conf) -> Iterator[CheckMessage]:
-    for key, path in (("SERIALIZER", settings.serializer), ("REDACTOR", settings.redactor)):
+    for key, path in (("SERIALIZER", settings.stash.serializer), ("REDACTOR", settings.admin.redactor)):
         module, _, name = path.rpartition(".")
         try:
             found = getattr(import_module(module), name)

@@ -30,7 +30,7 @@ def keep(record: "OutboxRecord", text: str) -> str:
 
 
 def keeps_everything() -> bool:
-    return conf.current().redactor == f"{__name__}.{keep.__name__}"
+    return conf.current().admin.redactor == f"{__name__}.{keep.__name__}"
 
 
 def redact(record: "OutboxRecord", text: str) -> str:
@@ -39,12 +39,12 @@ def redact(record: "OutboxRecord", text: str) -> str:
     Only the error's class is named: its message may quote the value.
     """
     try:
-        redactor: Redactor = import_string(conf.current().redactor)
+        redactor: Redactor = import_string(conf.current().admin.redactor)
         redacted = redactor(record, text)
         if not isinstance(redacted, str):
             raise TypeError
     except Exception as error:
         kind = type(error).__name__
-        logger.warning("redactor_failed record=%s redactor=%s error=%s", record.pk, conf.current().redactor, kind)
+        logger.warning("redactor_failed record=%s redactor=%s error=%s", record.pk, conf.current().admin.redactor, kind)
         return f'(hidden: OUTBOX["REDACTOR"] failed with {kind})'
     return redacted

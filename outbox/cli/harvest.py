@@ -50,12 +50,9 @@ def _refuse(*reasons: str) -> int:
 
 def describe(found: Configuration) -> list[str]:
     """What holds in the end, without anything that may be secret."""
-    properties = {"KAFKA": found.conf.kafka, "PRODUCER": found.conf.producer}
-    shown = [
-        f"{setting}={getattr(found.conf, conf.SPECS[setting].name)}"
-        for setting in sorted(options.SETTINGS)
-        if setting not in properties
-    ]
+    properties = {"KAFKA": found.conf.kafka.properties, "PRODUCER": found.conf.kafka.producer}
+    values = conf.by_key(found.conf)
+    shown = [f"{setting}={values[setting]}" for setting in sorted(options.SETTINGS) if setting not in properties]
     shown += [f"{setting} has {', '.join(sorted(values)) or 'nothing'}" for setting, values in properties.items()]
     place = found.database
     shown.append(f"database={place.get('HOST')}:{place.get('PORT')}/{place.get('NAME')} user={place.get('USER')}")

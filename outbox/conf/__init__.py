@@ -9,7 +9,7 @@ from outbox.conf.consistency import unknown_keys
 from outbox.conf.environment import from_env
 from outbox.conf.errors import ConfErrors, SettingError, WrongValue, seen
 from outbox.conf.parsers import BLOCK, EVENTS, NAME_MAX, SKIP
-from outbox.conf.settings import AT_LEAST_ONCE, DEFAULT_TABLE, EXACTLY_ONCE, SPECS, Conf
+from outbox.conf.settings import AT_LEAST_ONCE, DEFAULT_TABLE, EXACTLY_ONCE, SPECS, Conf, by_key, made
 
 __all__ = [
     "AT_LEAST_ONCE",
@@ -23,6 +23,7 @@ __all__ = [
     "Conf",
     "ConfErrors",
     "SettingError",
+    "by_key",
     "current",
     "forget",
     "from_env",
@@ -47,7 +48,8 @@ def parse(raw: Mapping[str, Any]) -> Conf:
     if errors:
         raise ConfErrors(errors)
     consistency.derive(values)
-    return Conf(**{SPECS[key].name: value for key, value in values.items()})
+    parsed: Conf = made(Conf, values)
+    return parsed
 
 
 @lru_cache(maxsize=1)

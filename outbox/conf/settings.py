@@ -1,11 +1,11 @@
-"""The ``OUTBOX`` settings: one typed, frozen object.
+"""The ``OUTBOX`` settings: one typed, frozen object with a section for each feature.
 
-Each field of `Conf` carries its own documentation, so the reference in ``docs/settings.md`` is checked against it.
+Each field carries its own documentation, so the reference in ``docs/settings.md`` is checked against it, in this order.
 What a setting means for the protocol belongs to the module that uses it, not here.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import Field, dataclass, field, fields, is_dataclass
 from typing import Any
 
 from outbox.conf import parsers
@@ -28,27 +28,28 @@ def setting(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Conf:
-    """The settings as the program uses them: seconds as floats in names that end in ``_s``."""
+class KafkaSettings:
+    """Clients: where the brokers are, and what every client and every producer gets beside."""
 
-    name: str = setting(
-        parsers.name,
-        "",
-        "Identifies the application in Kafka: leader topic, group, ledger and transactional ids derive from it.",
-        shown="database and table, joined by a dot",
-    )
-    database: str = setting(parsers.alias, "default", "Alias of the database that holds the table.")
-    table: str = setting(parsers.table, DEFAULT_TABLE, "Name of the table; companion tables are named after it.")
-    delivery: str = setting(
-        parsers.one_of(EXACTLY_ONCE, AT_LEAST_ONCE),
-        EXACTLY_ONCE,
-        "What the harvester promises; change it only as the page 'delivery' of the documents says.",
-    )
     bootstrap_servers: str = setting(parsers.servers, "", 'Short for KAFKA["bootstrap.servers"].')
-    kafka: Mapping[str, Any] = setting(parsers.properties, None, "librdkafka properties of every client.", shown="{}")
+    properties: Mapping[str, Any] = setting(
+        parsers.properties, None, "librdkafka properties of every client.", shown="{}", key="KAFKA"
+    )
     producer: Mapping[str, Any] = setting(
         parsers.properties, None, "librdkafka properties of the producers, over those of KAFKA.", shown="{}"
     )
+
+    @property
+    def client_properties(self) -> dict[str, Any]:
+        """What every Kafka client is built from. A value that is a function is asked anew for each client: secrets that
+        change are taken up with the next connection."""
+        return _asked(self.properties)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StashSettings:
+    """What stash() accepts and adds."""
+
     key_max_bytes: int = setting(parsers.count(1, 1_000_000), 1024, "Longest key that stash() accepts.", unit="bytes")
     max_message_bytes: int = setting(
         parsers.count(1_000, 1_000_000_000),
@@ -81,19 +82,30 @@ class Conf:
         "Store the W3C trace context of the caller with each message and tell traces of its delivery, in processes "
         "that use OpenTelemetry.",
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdminSettings:
+    """Pages of the admin."""
+
     redactor: str = setting(
         parsers.dotted_path,
         "outbox.redaction.keep",
         "Function (record, text) -> text that decides what the admin shows of a value and of each value of a header.",
         unit="dotted path",
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ElectionSettings:
+    """Who owns which lane, how long, and how a lane is given back."""
+
     flush_timeout_s: float = setting(
         parsers.seconds(0.1, 3600),
         30.0,
         "How long a harvester that stops, or gives back a lane, waits for acknowledgements and for receivers of "
         "leader_revoked; never more than three quarters of SESSION_TIMEOUT.",
         unit="seconds",
-        key="FLUSH_TIMEOUT",
     )
     leader_topic: str = setting(
         parsers.name, "", "Topic on which the members of the group elect the owners of the lanes.", shown="NAME + .neli"
@@ -106,7 +118,6 @@ class Conf:
         2.0,
         "A leader that has not read back its own heartbeat for so long is fenced; at most half of SESSION_TIMEOUT.",
         unit="seconds",
-        key="HEARTBEAT_TIMEOUT",
     )
     session_timeout_s: float = setting(
         parsers.seconds(1, 3600),
@@ -114,7 +125,6 @@ class Conf:
         "A harvester that died is replaced after so long and up to 3 s more; "
         "within the limits of the brokers (6 s or more by default).",
         unit="seconds",
-        key="SESSION_TIMEOUT",
     )
     assignor: str = setting(
         parsers.one_of("cooperative-sticky", "range"),
@@ -122,20 +132,29 @@ class Conf:
         "How lanes are dealt out: with cooperative-sticky only lanes that move pause; range is what classic "
         "harvesters of one group use.",
     )
-    metrics_interval_s: float = setting(
-        parsers.seconds(0.1, 3600),
-        5.0,
-        "Shortest time between two readings of a lane's meter.",
-        unit="seconds",
-        key="METRICS_INTERVAL",
-    )
 
     @property
     def revoke_timeout_s(self) -> float:
         """Below the session time-out, so that a process that was paused while it finished is caught."""
         return min(self.flush_timeout_s, 0.75 * self.session_timeout_s)
 
-    # --- the at-least-once worker ---------------------------------------------------------------------------------
+
+@dataclass(frozen=True, kw_only=True)
+class MetricsSettings:
+    """Readings of lanes."""
+
+    metrics_interval_s: float = setting(
+        parsers.seconds(0.1, 3600),
+        5.0,
+        "Shortest time between two readings of a lane's meter.",
+        unit="seconds",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class AtLeastOnceSettings:
+    """Lanes in at-least-once delivery."""
+
     send_concurrency: int = setting(
         parsers.count(1, 256), 4, "Producers of an at-least-once lane that send side by side.", unit="producers"
     )
@@ -175,28 +194,30 @@ class Conf:
         30.0,
         "How long a key may wait for its turn before a warning is logged.",
         unit="seconds",
-        key="QUEUE_TIMEOUT",
     )
     delivery_timeout_s: float = setting(
         parsers.seconds(0.1, 3600),
         3.5,
         "How long the client tries to deliver a record before its key pauses; below session less heartbeat time-out.",
         unit="seconds",
-        key="DELIVERY_TIMEOUT",
     )
     drain_timeout_s: float = setting(
         parsers.seconds(0.001, 3600),
         2.0,
         "How long records in flight may take to be decided before everything is marked anew.",
         unit="seconds",
-        key="DRAIN_TIMEOUT",
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class HarvestSettings:
+    """Lanes in any delivery mode."""
+
     io_backoff_s: float = setting(
         parsers.seconds(0.001, 3600),
         0.5,
         "Pause after a failed statement before it is tried again.",
         unit="seconds",
-        key="IO_BACKOFF",
     )
     mark_backoff_s: float = setting(
         parsers.seconds(0.001, 3600),
@@ -204,7 +225,6 @@ class Conf:
         "Longest pause between two queries when there is nothing to do; at least once times the lanes that one process "
         "owns, exactly once times 1.12, however many they are.",
         unit="seconds",
-        key="MARK_BACKOFF",
     )
     sweep_interval_s: float = setting(
         parsers.seconds(0.1, 86_400),
@@ -212,14 +232,12 @@ class Conf:
         "Time between two searches for forgotten records: at least once for those that are marked, "
         "exactly once for those whose ids break the rules.",
         unit="seconds",
-        key="SWEEP_INTERVAL",
     )
     statement_timeout_s: float = setting(
         parsers.seconds(0.1, 3600),
         10.0,
         "Longest time a statement of the harvester may take; half of it may be spent waiting for a lock.",
         unit="seconds",
-        key="STATEMENT_TIMEOUT",
     )
     keep_empty_key: bool = setting(
         parsers.flag,
@@ -227,7 +245,11 @@ class Conf:
         "Send the empty key as a key with its own order, as older harvesters did, instead of no key.",
     )
 
-    # --- the exactly-once worker ----------------------------------------------------------------------------------
+
+@dataclass(frozen=True, kw_only=True)
+class ExactlyOnceSettings:
+    """Lanes in exactly-once delivery."""
+
     batch_max: int = setting(parsers.count(1, 100_000), 20_000, "Records of one transaction, at most.", unit="records")
     batch_bytes_max: int = setting(
         parsers.count(1, 1_000_000_000),
@@ -241,14 +263,12 @@ class Conf:
         "The brokers end a transaction that takes longer; readers wait so long, and up to 10 s more, for a harvester "
         "that died without successor.",
         unit="seconds",
-        key="TRANSACTION_TIMEOUT",
     )
     commit_timeout_s: float = setting(
         parsers.seconds(0.1, 900),
         5.0,
         "How long the answer to a commit is awaited before the lane is taken over anew.",
         unit="seconds",
-        key="COMMIT_TIMEOUT",
     )
     id_header: str = setting(
         parsers.header_name, "outbox-id", "Header that carries a record's id in exactly-once delivery; None for none."
@@ -263,10 +283,13 @@ class Conf:
         604_800.0,
         "So long the ledger keeps every entry; the last one of each lane stays for ever.",
         unit="seconds",
-        key="AUDIT_WINDOW",
     )
 
-    # --- refusals -------------------------------------------------------------------------------------------------
+
+@dataclass(frozen=True, kw_only=True)
+class RefusalsSettings:
+    """Records that Kafka refuses."""
+
     refusal_policy: str = setting(
         parsers.one_of(BLOCK, SKIP),
         BLOCK,
@@ -284,7 +307,11 @@ class Conf:
         """Whether a refused record of the topic becomes a dead letter."""
         return self.refusal_policies.get(topic, self.refusal_policy) == SKIP
 
-    # --- outbox.contrib.celery ------------------------------------------------------------------------------------
+
+@dataclass(frozen=True, kw_only=True)
+class CelerySettings:
+    """Tasks of ``outbox.contrib.celery``."""
+
     celery_events: Mapping[str, Any] = setting(
         parsers.celery_events,
         None,
@@ -299,17 +326,45 @@ class Conf:
         unit="dotted path",
     )
 
-    @property
-    def client_properties(self) -> dict[str, Any]:
-        """What every Kafka client is built from. A value that is a function is asked anew for each client: secrets that
-        change are taken up with the next connection."""
-        return _asked(self.kafka)
+
+@dataclass(frozen=True, kw_only=True)
+class Conf:
+    """What belongs to the whole, and the sections.
+
+    Keys in ``OUTBOX`` are flat: the name of a field in capitals, without the unit. A new feature brings a section of
+    its own: a class above with its fields, and its name here. Nothing else has to know of it.
+    """
+
+    name: str = setting(
+        parsers.name,
+        "",
+        "Identifies the application in Kafka: leader topic, group, ledger and transactional ids derive from it.",
+        shown="database and table, joined by a dot",
+    )
+    database: str = setting(parsers.alias, "default", "Alias of the database that holds the table.")
+    table: str = setting(parsers.table, DEFAULT_TABLE, "Name of the table; companion tables are named after it.")
+    delivery: str = setting(
+        parsers.one_of(EXACTLY_ONCE, AT_LEAST_ONCE),
+        EXACTLY_ONCE,
+        "What the harvester promises; change it only as the page 'delivery' of the documents says.",
+    )
+
+    kafka: KafkaSettings
+    stash: StashSettings
+    admin: AdminSettings
+    election: ElectionSettings
+    metrics: MetricsSettings
+    at_least_once: AtLeastOnceSettings
+    harvest: HarvestSettings
+    exactly_once: ExactlyOnceSettings
+    refusals: RefusalsSettings
+    celery: CelerySettings
 
     @property
     def producer_properties(self) -> dict[str, Any]:
         """What every producer is built from: it can send whatever stash() accepts."""
-        size = max(self.max_message_bytes, SIZE_DEFAULT)
-        return {SIZE_PROPERTY: size, **_asked(self.kafka), **_asked(self.producer)}
+        size = max(self.stash.max_message_bytes, SIZE_DEFAULT)
+        return {SIZE_PROPERTY: size, **self.kafka.client_properties, **_asked(self.kafka.producer)}
 
 
 def _asked(properties: Mapping[str, Any]) -> dict[str, Any]:
@@ -320,8 +375,36 @@ def _asked(properties: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _key_of(spec: Any) -> str:
-    return str(spec.metadata["key"] or spec.name.upper())
+def _key(spec: Field[Any]) -> str:
+    return str(spec.metadata["key"] or spec.name.removesuffix("_s").upper())
 
 
-SPECS = {_key_of(spec): spec for spec in fields(Conf)}
+def _specs(section: Any) -> Iterator[tuple[str, Field[Any]]]:
+    for spec in fields(section):
+        if is_dataclass(spec.type):
+            yield from _specs(spec.type)
+        else:
+            yield _key(spec), spec
+
+
+SPECS = dict(_specs(Conf))
+
+
+def made(section: Any, values: Mapping[str, Any]) -> Any:
+    """`Conf` or a section of it, from values by their keys; what is absent keeps its default."""
+    found = {}
+    for spec in fields(section):
+        if is_dataclass(spec.type):
+            found[spec.name] = made(spec.type, values)
+        elif _key(spec) in values:
+            found[spec.name] = values[_key(spec)]
+    return section(**found)
+
+
+def by_key(section: Any) -> dict[str, Any]:
+    """The reverse: every value under its key in ``OUTBOX``."""
+    found: dict[str, Any] = {}
+    for spec in fields(section):
+        value = getattr(section, spec.name)
+        found |= by_key(value) if is_dataclass(value) else {_key(spec): value}
+    return found

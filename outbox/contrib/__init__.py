@@ -42,7 +42,7 @@ def _tell_once(event: str, reason: str) -> None:
 
 def _to_task(event: str, **named: Any) -> None:
     try:
-        task = current().celery_events.get(event)
+        task = current().celery.celery_events.get(event)
     except ConfErrors:
         return  # told by the checks and by the harvester's own start
     if task is None:

@@ -150,7 +150,7 @@ def celery_app() -> Any:
     """
     from django.conf import settings
 
-    path = current().celery_app
+    path = current().celery.celery_app
     if path:
         module, _, name = path.replace(":", ".").rpartition(".")
         return getattr(import_module(module), name)

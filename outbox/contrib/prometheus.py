@@ -147,7 +147,7 @@ def take_sample(conf: Any) -> Sample:
 
 def take_lag(conf: Any) -> int | None:
     """None without a ledger."""
-    lags = stable_lag(conf.client_properties, f"{conf.name}.ledger") if conf.delivery == EXACTLY_ONCE else {}
+    lags = stable_lag(conf.kafka.client_properties, f"{conf.name}.ledger") if conf.delivery == EXACTLY_ONCE else {}
     return max(lags.values()) if lags else None
 
 

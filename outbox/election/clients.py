@@ -22,7 +22,7 @@ LOGGER = "outbox.election.librdkafka"
 
 class Clients:
     def __init__(self, conf: Conf) -> None:
-        require_bootstrap(conf.client_properties)
+        require_bootstrap(conf.kafka.client_properties)
         self._conf = conf
 
     def admin(self, on_error: OnError) -> AdminClient:
@@ -52,7 +52,7 @@ class Clients:
         return make(Producer, self._with(on_error, heartbeat_properties(self._conf)))
 
     def _with(self, on_error: OnError, properties: Mapping[str, Any]) -> dict[str, Any]:
-        return {**self._conf.client_properties, **properties, "error_cb": on_error, "logger": ClientLog(LOGGER)}
+        return {**self._conf.kafka.client_properties, **properties, "error_cb": on_error, "logger": ClientLog(LOGGER)}
 
 
 def heartbeat_of(message: Any) -> neli.Heartbeat | neli.ClassicHeartbeat:
@@ -73,15 +73,17 @@ def from_extra() -> None:
 
 
 def member_properties(conf: Conf) -> dict[str, Any]:
-    session_ms = int(conf.session_timeout_s * 1000)
+    session_ms = int(conf.election.session_timeout_s * 1000)
     return {
         "client.id": "outbox-election",
         "group.id": conf.name,
         "group.protocol": "classic",
-        "partition.assignment.strategy": conf.assignor,
+        "partition.assignment.strategy": conf.election.assignor,
         "session.timeout.ms": session_ms,
         # A member learns of a rebalance by the answer to its heartbeat, so this is part of every takeover.
-        "heartbeat.interval.ms": max(50, int(min(conf.session_timeout_s / 6, conf.heartbeat_timeout_s / 8) * 1000)),
+        "heartbeat.interval.ms": max(
+            50, int(min(conf.election.session_timeout_s / 6, conf.election.heartbeat_timeout_s / 8) * 1000)
+        ),
         # Also the time that a rebalance waits for a member: a process that hangs loses its lanes after so long.
         "max.poll.interval.ms": 2 * session_ms,
         "enable.auto.commit": False,
@@ -115,7 +117,7 @@ def heartbeat_properties(conf: Conf) -> dict[str, Any]:
     return {
         "client.id": "outbox-election-heartbeat",
         "linger.ms": 0,
-        "delivery.timeout.ms": int(conf.heartbeat_timeout_s * 1000),  # an older heartbeat could earn no trust
+        "delivery.timeout.ms": int(conf.election.heartbeat_timeout_s * 1000),  # an older heartbeat could earn no trust
         "queue.buffering.max.messages": 1000,
         "topic.metadata.refresh.interval.ms": 10_000,  # the net beneath the question when partitions were added
         **_connections(),

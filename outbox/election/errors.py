@@ -31,9 +31,10 @@ def group_refusal(error: Any, conf: Conf) -> ElectionRefused | None:
 
     remedies = {
         KafkaError.GROUP_AUTHORIZATION_FAILED: f"Allow the user READ on the group {conf.name!r}.",
-        KafkaError.TOPIC_AUTHORIZATION_FAILED: f"Allow the user READ and WRITE on the topic {conf.leader_topic!r}.",
+        KafkaError.TOPIC_AUTHORIZATION_FAILED: f"Allow the user READ and WRITE on the topic "
+        f"{conf.election.leader_topic!r}.",
         KafkaError.INCONSISTENT_GROUP_PROTOCOL: f"The group {conf.name!r} has members with another assignor than "
-        f"ASSIGNOR = {conf.assignor!r}: give all members one, or this application a NAME of its own.",
+        f"ASSIGNOR = {conf.election.assignor!r}: give all members one, or this application a NAME of its own.",
         KafkaError.INVALID_SESSION_TIMEOUT: "Set SESSION_TIMEOUT within group.min.session.timeout.ms and "
         "group.max.session.timeout.ms of the brokers.",
     }
@@ -52,9 +53,9 @@ def foreign_database(conf: Conf, ours: UUID | None, name: str, theirs: UUID) -> 
 
 def denied(conf: Conf, seconds: float) -> ElectionRefused:
     return ElectionRefused(
-        f"The brokers at {conf.bootstrap_servers} have refused the credentials of this harvester for {seconds:.0f} s, "
-        "also those that new clients were given. Correct sasl.*, ssl.* and security.protocol in KAFKA, and start it "
-        "again. A secret that changes while it runs must be given as a function."
+        f"The brokers at {conf.kafka.bootstrap_servers} have refused the credentials of this harvester for "
+        f"{seconds:.0f} s, also those that new clients were given. Correct sasl.*, ssl.* and security.protocol "
+        "in KAFKA, and start it again. A secret that changes while it runs must be given as a function."
     )
 
 

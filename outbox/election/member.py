@@ -86,15 +86,15 @@ class Member:
         self._listener = listener
         self._on_fatal = on_fatal
         self._clients = clients
-        self._topic = conf.leader_topic
+        self._topic = conf.election.leader_topic
         self._runtime, self._clock = runtime, runtime.monotonic
         self._changed = runtime.condition("election")
         self._neli = core.Neli(
             new_id,
-            lanes=conf.lanes if conf.delivery == AT_LEAST_ONCE else EVERY_PARTITION,
-            heartbeat_timeout_s=conf.heartbeat_timeout_s,
-            margin_s=MARGIN_SHARE * conf.heartbeat_timeout_s,
-            revoke_timeout_s=conf.revoke_timeout_s,
+            lanes=conf.election.lanes if conf.delivery == AT_LEAST_ONCE else EVERY_PARTITION,
+            heartbeat_timeout_s=conf.election.heartbeat_timeout_s,
+            margin_s=MARGIN_SHARE * conf.election.heartbeat_timeout_s,
+            revoke_timeout_s=conf.election.revoke_timeout_s,
             name=name,
             database=database,
         )
@@ -167,7 +167,7 @@ class Member:
     @property
     def is_cut_off(self) -> bool:
         """Whether nobody's heartbeat was read for so long that the brokers must be away, or every leader."""
-        return self._clock() - self._heard_at > self._conf.heartbeat_timeout_s
+        return self._clock() - self._heard_at > self._conf.election.heartbeat_timeout_s
 
     @property
     def denied_s(self) -> float:
@@ -335,7 +335,7 @@ class Member:
         try:
             while not self._left.is_set():
                 # Somebody always beats: after such a silence the client is made to look for the partitions anew.
-                is_silent = self._clock() - silent_since > SILENCE_SHARE * self._conf.heartbeat_timeout_s
+                is_silent = self._clock() - silent_since > SILENCE_SHARE * self._conf.election.heartbeat_timeout_s
                 if reading != self._readable or is_silent:
                     if is_silent:
                         self._troubles.note(
@@ -426,7 +426,7 @@ class Member:
         from confluent_kafka import OFFSET_END, TopicPartition
 
         ours = [TopicPartition(self._topic, p.partition, OFFSET_END) for p in partitions]
-        if self._conf.assignor == "cooperative-sticky":
+        if self._conf.election.assignor == "cooperative-sticky":
             consumer.incremental_assign(ours)
         else:
             consumer.assign(ours)
@@ -444,7 +444,7 @@ class Member:
         with self._changed:
             self._decide(lambda now: self._neli.revoked(numbers, now))
             failpoint("revoking")
-            limit = self._clock() + self._conf.revoke_timeout_s + 1.0
+            limit = self._clock() + self._conf.election.revoke_timeout_s + 1.0
             while set(numbers) & set(self._neli.revoking) and self._clock() < limit:
                 self._changed.wait(0.1)
         logger.info("partitions_revoked topic=%s partitions=%s", self._topic, numbers)
@@ -522,4 +522,4 @@ class Member:
     def _on_failure(self) -> None:
         """The group's thread ends early: what is in hand is finished all the same, then the group is left."""
         self.stop()
-        self._leaving.wait(self._conf.revoke_timeout_s + 1.0)
+        self._leaving.wait(self._conf.election.revoke_timeout_s + 1.0)

@@ -76,8 +76,8 @@ class LeaderTopic:
             self._create()
             partitions = self._wait_visible()
         # In exactly-once delivery the count is the database's, and the owner of lane 0 adds what is missing.
-        if partitions < self._conf.lanes and self._conf.delivery == AT_LEAST_ONCE:
-            name, lanes = self._conf.leader_topic, self._conf.lanes
+        if partitions < self._conf.election.lanes and self._conf.delivery == AT_LEAST_ONCE:
+            name, lanes = self._conf.election.leader_topic, self._conf.election.lanes
             raise ElectionRefused(
                 f"The leader topic {name!r} has {partitions} partitions, but LANES is {lanes}: lanes without a "
                 f"partition would have no owner. Set LANES to {partitions}, or add partitions while no harvester runs: "
@@ -93,7 +93,7 @@ class LeaderTopic:
         ends = self._ends(partitions)
         reader = self._clients.reader(self._trouble.note)
         try:
-            reader.assign([TopicPartition(self._conf.leader_topic, p, end - 1) for p, end in ends.items()])
+            reader.assign([TopicPartition(self._conf.election.leader_topic, p, end - 1) for p, end in ends.items()])
             self._read_last(reader, ends, database)
         except KafkaException as error:
             if is_outage(error.args[0]):
@@ -109,7 +109,7 @@ class LeaderTopic:
         from confluent_kafka import KafkaException, TopicPartition
         from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
 
-        all_of_them = [TopicPartition(self._conf.leader_topic, number) for number in range(partitions)]
+        all_of_them = [TopicPartition(self._conf.election.leader_topic, number) for number in range(partitions)]
         lows, highs = (
             self._admin.list_offsets(dict.fromkeys(all_of_them, spec), request_timeout=REQUEST_TIMEOUT_S)
             for spec in (OffsetSpec.earliest(), OffsetSpec.latest())  # type: ignore[no-untyped-call]
@@ -143,12 +143,12 @@ class LeaderTopic:
                 assert beat.database is not None
                 if offset >= ends[number]:
                     raise foreign_database(self._conf, database, beat.name, beat.database)
-                suspected, give_up_at = True, time.monotonic() + self._conf.heartbeat_timeout_s
+                suspected, give_up_at = True, time.monotonic() + self._conf.election.heartbeat_timeout_s
 
     def _check_session_limits(self) -> None:
         """The brokers refuse a member whose session time-out is outside their limits, again and again."""
         limits = self._session_limits()
-        session_s = self._conf.session_timeout_s
+        session_s = self._conf.election.session_timeout_s
         if limits and not limits[0] <= session_s * 1000 <= limits[1]:
             raise ElectionRefused(
                 f'OUTBOX["SESSION_TIMEOUT"] is {session_s:g} s; the brokers accept {limits[0] / 1000:g} to '
@@ -175,7 +175,7 @@ class LeaderTopic:
         """0 when there is no such topic."""
         from confluent_kafka import KafkaError, KafkaException, TopicCollection
 
-        name = self._conf.leader_topic
+        name = self._conf.election.leader_topic
         futures = self._admin.describe_topics(TopicCollection([name]), request_timeout=REQUEST_TIMEOUT_S)
         try:
             return len(self._result(futures[name], f"describe the topic {name!r}").partitions)
@@ -191,7 +191,7 @@ class LeaderTopic:
         from confluent_kafka import KafkaError, KafkaException
         from confluent_kafka.admin import NewTopic  # type: ignore[attr-defined]
 
-        name, lanes = self._conf.leader_topic, self._conf.lanes
+        name, lanes = self._conf.election.leader_topic, self._conf.election.lanes
         topic = NewTopic(name, num_partitions=lanes, replication_factor=-1, config=TOPIC_CONFIG)
         futures = self._admin.create_topics([topic], request_timeout=REQUEST_TIMEOUT_S)
         try:
@@ -211,13 +211,15 @@ class LeaderTopic:
         while time.monotonic() < deadline and not self._stopping.wait(0.05):
             if partitions := self._count_partitions():
                 return partitions
-        raise KafkaUnreachable(f"The leader topic {self._conf.leader_topic!r} was created, but is not visible yet.")
+        raise KafkaUnreachable(
+            f"The leader topic {self._conf.election.leader_topic!r} was created, but is not visible yet."
+        )
 
     def _result(self, future: Any, what: str) -> Any:
         """The future's result; an outage becomes KafkaUnreachable, a refusal stays a KafkaException."""
         from confluent_kafka import KafkaException
 
-        servers = self._conf.bootstrap_servers
+        servers = self._conf.kafka.bootstrap_servers
         deadline = time.monotonic() + 2 * REQUEST_TIMEOUT_S
         while not self._stopping.is_set() and time.monotonic() < deadline:
             try:

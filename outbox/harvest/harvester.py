@@ -213,7 +213,7 @@ class Harvester(Daemon):
             member.abandon()
         else:
             member.stop()
-        if not member.join(self.conf.revoke_timeout_s + LEAVE_TIMEOUT_S):
+        if not member.join(self.conf.election.revoke_timeout_s + LEAVE_TIMEOUT_S):
             self._logger.warning("group_not_left name=%s: the brokers notice after SESSION_TIMEOUT", self.conf.name)
 
     def _left_untidily(self, reason: str) -> None:

@@ -33,19 +33,19 @@ def claim_of(conf: Conf, owner: str) -> leases.Claim:
         conf.table,
         conf.delivery,
         owner,
-        conf.session_timeout_s,
-        keep_empty_key=conf.keep_empty_key,
-        settled_s=settled_after(conf.transaction_timeout_s),
+        conf.election.session_timeout_s,
+        keep_empty_key=conf.harvest.keep_empty_key,
+        settled_s=settled_after(conf.exactly_once.transaction_timeout_s),
         name=conf.name,
     )
 
 
 class LeaseKeeper:
     def __init__(self, conf: Conf, claim: Claim, runtime: Runtime = THREADS) -> None:
-        self._claim, self._lanes_max, self._runtime = claim, conf.lanes, runtime
+        self._claim, self._lanes_max, self._runtime = claim, conf.election.lanes, runtime
         self._mutex = runtime.lock("lease")
         self._needs_row = conf.delivery == EXACTLY_ONCE
-        self._times = lease.Times(conf.session_timeout_s, lease.BEAT_S)
+        self._times = lease.Times(conf.election.session_timeout_s, lease.BEAT_S)
         self._owned: dict[int, UUID] = {}
 
     def enter(self, lane: int, leader_id: UUID) -> None:

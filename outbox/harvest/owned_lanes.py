@@ -134,7 +134,7 @@ class OwnedLanes:
             assert self._member is not None
             self._member.release(effect.lane)
         else:
-            host.worker.finish(effect.deadline - RECEIVERS_SHARE * self._conf.revoke_timeout_s)
+            host.worker.finish(effect.deadline - RECEIVERS_SHARE * self._conf.election.revoke_timeout_s)
 
     def _fence(self, event: LeaderFenced) -> None:
         host = self._hosts.get(event.lane)

@@ -43,7 +43,7 @@ def look(conf: Conf, owner: str) -> UUID | None:
             check_ages(connection)
             _look_at_plans(conf, connection, sequence)
         claim = claim_of(conf, owner)
-        claim.take(connection, lanes=conf.lanes, quietly=True)
+        claim.take(connection, lanes=conf.election.lanes, quietly=True)
         if is_exact and overview.may_lack_a_time(connection, conf.table):
             remedy = (
                 f"see {page('table', 'create_time')}, and then: ALTER TABLE {conf.table} ALTER create_time SET NOT NULL"
@@ -67,7 +67,7 @@ class LookAtBrokers:
 
     def __call__(self) -> bool:
         if self._conf.delivery == EXACTLY_ONCE:
-            with closing(TransactionLog(self._conf.client_properties)) as log:
+            with closing(TransactionLog(self._conf.kafka.client_properties)) as log:
                 try:
                     log.check()
                 except LedgerUnreachable as error:
@@ -86,5 +86,5 @@ class LookAtBrokers:
 
 
 def _look_at_plans(conf: Conf, connection: Any, sequence: str) -> None:
-    reader = Reader(conf.table, sequence, max(2, conf.lanes), keep_empty_key=conf.keep_empty_key)
+    reader = Reader(conf.table, sequence, max(2, conf.election.lanes), keep_empty_key=conf.harvest.keep_empty_key)
     plans.check(connection, conf.table, [*reader.examples(), *Companions(conf.table, sequence).examples()])

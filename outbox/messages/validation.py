@@ -54,12 +54,12 @@ class Validator:
         self.conf = conf
         self.serializer: Serializer | None = None
         self.next_id: Callable[[], str] = message_ids(expected).__next__
-        self.message_id_header = conf.message_id_header
-        self.correlation_id_header = conf.correlation_id_header
-        self.correlation_id = current_correlation_id() if conf.correlation_id_header else None
-        self.trace = trace_headers() if conf.tracing else ()
-        self.short_key = conf.key_max_bytes // UTF8_MAX
-        self.max_bytes = conf.max_message_bytes - RESERVE_BYTES
+        self.message_id_header = conf.stash.message_id_header
+        self.correlation_id_header = conf.stash.correlation_id_header
+        self.correlation_id = current_correlation_id() if conf.stash.correlation_id_header else None
+        self.trace = trace_headers() if conf.stash.tracing else ()
+        self.short_key = conf.stash.key_max_bytes // UTF8_MAX
+        self.max_bytes = conf.stash.max_message_bytes - RESERVE_BYTES
 
     def row(
         self,
@@ -121,21 +121,21 @@ class Validator:
         if isinstance(value, str):
             return str.__str__(value)
         if isinstance(value, bytes | bytearray | memoryview):
-            if not self.conf.binary_values:
+            if not self.conf.stash.binary_values:
                 raise _binary_refused(f"{len(bytes(value)):,} bytes of {type(value).__name__}")
             return bytes(value)
         result = self._call_serializer(value)
         if isinstance(result, str):
             return str.__str__(result)
-        if self.conf.binary_values:
+        if self.conf.stash.binary_values:
             return bytes(result)
         try:  # a serializer of text that returns it encoded, as many fast JSON libraries do
             return bytes(result).decode()
         except UnicodeDecodeError:
-            raise _binary_refused(f"the output of {self.conf.serializer}") from None
+            raise _binary_refused(f"the output of {self.conf.stash.serializer}") from None
 
     def _call_serializer(self, value: Any) -> str | bytes:
-        path = self.conf.serializer
+        path = self.conf.stash.serializer
         serializer = self.serializer = self.serializer or resolve(path)
         try:
             result = serializer(value)
@@ -149,7 +149,7 @@ class Validator:
         return result
 
     def _check_key(self, key: str) -> None:
-        size, limit = len(key.encode(errors="surrogatepass")), self.conf.key_max_bytes
+        size, limit = len(key.encode(errors="surrogatepass")), self.conf.stash.key_max_bytes
         if size > limit:
             raise InvalidMessage(
                 f'key: {shown(key)} has {size:,} bytes, over OUTBOX["KEY_MAX_BYTES"] = {limit:,}. '
@@ -162,7 +162,7 @@ class Validator:
         return InvalidMessage(
             f"message: {size + RESERVE_BYTES:,} bytes (value {in_value:,}, key {in_key:,}, "
             f"headers {size - in_key - in_value:,}, reserve {RESERVE_BYTES}), over "
-            f'OUTBOX["MAX_MESSAGE_BYTES"] = {self.conf.max_message_bytes:,}. Send less, e.g. a reference to the '
+            f'OUTBOX["MAX_MESSAGE_BYTES"] = {self.conf.stash.max_message_bytes:,}. Send less, e.g. a reference to the '
             "contents, or raise the limit here and max.message.bytes of the topic."
         )
 

@@ -108,7 +108,7 @@ def _session(connection: stats.Connection, conf: Conf, alias: str) -> Iterator[F
     connect = partial(
         table.connect_bounded,
         table.parameters(alias),
-        statement_timeout_s=conf.statement_timeout_s,
+        statement_timeout_s=conf.harvest.statement_timeout_s,
         application_name=table.BESIDE,
     )
     try:
@@ -159,7 +159,7 @@ def _locks(connection: stats.Connection, conf: Conf) -> Iterator[Finding]:
     if waiting := locks.waiting(connection, ORDER_LOCK):
         text = f"writers of ordered=True wait: {waiting.sessions}, the longest for {waiting.longest_s:.0f} s, for "
         yield warning("locks", text + locks.told(waiting.holders), locks.remedy(waiting.holders))
-    for lane in range(conf.lanes if conf.delivery == AT_LEAST_ONCE else 0):
+    for lane in range(conf.election.lanes if conf.delivery == AT_LEAST_ONCE else 0):
         if others := marks.strangers(connection, conf.table, lane):
             text = f"lane {lane} may be kept from its owner by {locks.told(others)}"
             yield warning("locks", text, locks.remedy(others))
@@ -212,8 +212,8 @@ def configuration(conf: Conf, alias: str, shown: Callable[[Mapping[str, Any]], d
         "table": conf.table,
         "delivery": conf.delivery,
         "database": {key.lower(): settings[key] for key in ("NAME", "USER", "HOST", "PORT")},
-        "lanes": conf.lanes,
-        "leader_topic": conf.leader_topic,
-        "kafka": shown(conf.client_properties),
-        "producer": shown(conf.producer),
+        "lanes": conf.election.lanes,
+        "leader_topic": conf.election.leader_topic,
+        "kafka": shown(conf.kafka.client_properties),
+        "producer": shown(conf.kafka.producer),
     }

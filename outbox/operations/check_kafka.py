@@ -25,7 +25,7 @@ _FETCH_TRIED = 17
 
 
 def examine(conf: Conf, topics: Sequence[str]) -> Iterator[Finding]:
-    if not conf.bootstrap_servers:
+    if not conf.kafka.bootstrap_servers:
         yield error("kafka", "no bootstrap servers are set", 'Set OUTBOX["BOOTSTRAP_SERVERS"].')
         return
     try:
@@ -38,7 +38,7 @@ def examine(conf: Conf, topics: Sequence[str]) -> Iterator[Finding]:
     if reached.level is Level.ERROR:
         yield skipped("topics", "not examined, because the brokers do not answer")
         return
-    yield brokers.own_topic("leader topic", conf.leader_topic, compact=False)
+    yield brokers.own_topic("leader topic", conf.election.leader_topic, compact=False)
     if conf.delivery == EXACTLY_ONCE:
         yield brokers.own_topic("ledger topic", f"{conf.name}.ledger", compact=True)
         yield _transactions(conf)
@@ -71,14 +71,14 @@ class _Brokers:
         self._conf, self._reason = conf, ""
         self._heard = _Heard()
         own = {"client.id": _CLIENT, "error_cb": self._note, "debug": "feature"}
-        self._admin: AdminClient = make(AdminClient, {**conf.client_properties, **own}, logger=self._heard)
+        self._admin: AdminClient = make(AdminClient, {**conf.kafka.client_properties, **own}, logger=self._heard)
 
     def _note(self, error: Any) -> None:
         if error.name() != "_ALL_BROKERS_DOWN":
             self._reason = error.str()
 
     def reached(self) -> Finding:
-        servers = self._conf.bootstrap_servers
+        servers = self._conf.kafka.bootstrap_servers
         try:
             found = self._admin.list_topics(timeout=_REQUEST_S)
         except Exception as failure:
@@ -112,11 +112,11 @@ class _Brokers:
         if denied:
             return error(subject, f"the user may not {denied} {name!r}", f"Allow the user {denied} on the topic.")
         # In exactly-once delivery the count is the database's, and harvesters add what is missing.
-        if partitions < self._conf.lanes and self._conf.delivery == AT_LEAST_ONCE:
+        if partitions < self._conf.election.lanes and self._conf.delivery == AT_LEAST_ONCE:
             return error(
                 subject,
-                f"{name!r} has {partitions} partitions for {self._conf.lanes} lanes",
-                f"kafka-topics.sh --alter --topic {name} --partitions {self._conf.lanes}",
+                f"{name!r} has {partitions} partitions for {self._conf.election.lanes} lanes",
+                f"kafka-topics.sh --alter --topic {name} --partitions {self._conf.election.lanes}",
             )
         policy = self._config(name).get("cleanup.policy")
         if compact and policy not in (None, "compact"):
@@ -138,10 +138,10 @@ class _Brokers:
             return
         config = self._config(name)
         size = int(config.get("max.message.bytes") or 0)
-        if 0 < size < self._conf.max_message_bytes:
+        if 0 < size < self._conf.stash.max_message_bytes:
             yield warning(
                 subject,
-                f"max.message.bytes is {size:,}, but stash() accepts {self._conf.max_message_bytes:,} bytes",
+                f"max.message.bytes is {size:,}, but stash() accepts {self._conf.stash.max_message_bytes:,} bytes",
                 "Raise it, or lower MAX_MESSAGE_BYTES: else a large record is refused long after it was stashed.",
             )
         else:
@@ -180,7 +180,7 @@ def _transactions(conf: Conf) -> Finding:
     """Initialise a transactional id that no lane uses."""
     name = f"{conf.name}-check"
     properties = transactional.properties_of(
-        conf.producer_properties, name, transaction_timeout_s=conf.transaction_timeout_s
+        conf.producer_properties, name, transaction_timeout_s=conf.exactly_once.transaction_timeout_s
     )
     give_up_at = time.monotonic() + _INIT_S
     try:

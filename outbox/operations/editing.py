@@ -153,7 +153,7 @@ def _change(
 def lane_of(key: str, record_id: int, alias: str) -> int:
     """As in `edges.postgres.exactly_once.reader.lane_of_row`."""
     count = lane_count(alias)
-    if not key and not settings.current().keep_empty_key:
+    if not key and not settings.current().harvest.keep_empty_key:
         return (record_id & (1 << 63) - 1) % count
     with connections[alias].cursor() as cursor:
         return lanes.of_key(cursor, key, count)
@@ -182,10 +182,11 @@ def _checked(changes: Mapping[str, Any], present: dict[str, Any]) -> Row:
     wanted = {**present, **changes}
     if broken := [name for name in FIELDS if is_not_utf8(wanted[name])]:
         raise OperationRefused(f"Not UTF-8, so it cannot stay as it is: {', '.join(broken)}. Change that as well.")
-    conf = replace(settings.current(), message_id_header="", correlation_id_header="", tracing=False)
+    conf = settings.current()
+    bare = replace(conf, stash=replace(conf.stash, message_id_header="", correlation_id_header="", tracing=False))
     try:
         pairs = as_pairs(wanted["headers"] or ())
-        return Validator(conf).row(wanted["topic"], wanted["value"], wanted["key"], pairs, None, None)
+        return Validator(bare).row(wanted["topic"], wanted["value"], wanted["key"], pairs, None, None)
     except InvalidMessage as error:
         raise OperationRefused(str(error)) from error
 

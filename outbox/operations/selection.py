@@ -111,13 +111,13 @@ def lane_count(alias: str) -> int:
     delivery, which writes that row once and changes the count with its settings."""
     conf = settings.current()
     if conf.delivery == settings.AT_LEAST_ONCE:
-        return conf.lanes
+        return conf.election.lanes
     with connections[alias].cursor() as cursor:
         count = lanes.count(cursor, conf.table)
-    return conf.lanes if count is None else count
+    return conf.election.lanes if count is None else count
 
 
 def lane_expression(alias: str) -> Any:
     """The lane of a row with `key` and `record_id`."""
-    template = lanes.template(lane_count(alias), keep_empty_key=settings.current().keep_empty_key)
+    template = lanes.template(lane_count(alias), keep_empty_key=settings.current().harvest.keep_empty_key)
     return Func(F("key"), F("record_id"), template=template, output_field=BigIntegerField())

@@ -40,7 +40,7 @@ def connect(conf: Conf, alias: str) -> Connection:
     require_alias(alias)
     try:
         return table.connect_bounded(
-            table.parameters(alias), statement_timeout_s=conf.statement_timeout_s, application_name=_NAME
+            table.parameters(alias), statement_timeout_s=conf.harvest.statement_timeout_s, application_name=_NAME
         )
     except psycopg.OperationalError as error:
         reason = " ".join(str(error).split())
@@ -112,7 +112,7 @@ def _rates(connection: Connection, conf: Conf, first: dict[str, Any], interval_s
 def _state(connection: Connection, conf: Conf) -> dict[str, Any] | None:
     state = companions.state(connection, conf.table)
     if state is not None and conf.delivery == AT_LEAST_ONCE:
-        state["lanes"] = conf.lanes  # its harvesters go by the setting, whatever the first of them has written
+        state["lanes"] = conf.election.lanes  # its harvesters go by the setting, whatever the first of them has written
     return state
 
 
@@ -132,11 +132,11 @@ def _lane(
 
 def _ledger(conf: Conf, lanes: list[dict[str, Any]], state: dict[str, Any] | None) -> dict[str, Any]:
     """The last committed batch of each lane, put into `lanes`, and how far the topic's end is from being stable."""
-    topic = LedgerTopic(conf.client_properties, f"{conf.name}.ledger")
+    topic = LedgerTopic(conf.kafka.client_properties, f"{conf.name}.ledger")
     found: dict[str, Any] = {"topic": topic.name, "error": None, "open_offsets": None}
     count = state["lanes"] if state else 0
     try:
-        lags = stable_lag(conf.client_properties, topic.name)
+        lags = stable_lag(conf.kafka.client_properties, topic.name)
         found["open_offsets"] = max(lags.values(), default=0)
         known = {lane["lane"] for lane in lanes}
         unknown = [number for number in range(topic.partitions()) if number not in known]

@@ -145,9 +145,9 @@ class OutboxKit:
 
         settings = conf.current()
         headers = [(name, value.encode()) for name, value in message.headers]
-        if settings.id_header and settings.delivery == conf.EXACTLY_ONCE:
-            headers.append((settings.id_header, str(message.id).encode()))
-        key = message.key.encode() if message.key or settings.keep_empty_key else None
+        if settings.exactly_once.id_header and settings.delivery == conf.EXACTLY_ONCE:
+            headers.append((settings.exactly_once.id_header, str(message.id).encode()))
+        key = message.key.encode() if message.key or settings.harvest.keep_empty_key else None
         value = message.value.encode() if isinstance(message.value, str) else message.value
         return self.broker.produce(message.topic, key, value, headers, record_id=message.id, timestamp=self.clock.now)
 
@@ -166,7 +166,11 @@ class OutboxKit:
 
         settings = conf.current()
         is_own = name != message.topic
-        return is_own and settings.skips(message.topic) and self.held[name].attempts >= settings.refusal_attempts
+        return (
+            is_own
+            and settings.refusals.skips(message.topic)
+            and self.held[name].attempts >= settings.refusals.refusal_attempts
+        )
 
     def _bury(self, record: Any, error: Refused, attempts: int) -> None:
         from outbox.models import DeadLetter
@@ -215,7 +219,7 @@ class OutboxKit:
     def _named(topic: str, key: str, record_id: int) -> Name:
         from outbox import conf
 
-        return (topic, key) if key or conf.current().keep_empty_key else record_id
+        return (topic, key) if key or conf.current().harvest.keep_empty_key else record_id
 
     def _require_committed(self) -> None:
         from django.db import connections
@@ -248,7 +252,7 @@ class OutboxKit:
         from outbox import conf
         from outbox.serializers import resolve
 
-        return resolve(conf.current().serializer)(value)
+        return resolve(conf.current().stash.serializer)(value)
 
 
 def _message(record: Any) -> StashedMessage:

@@ -37,14 +37,18 @@ def refusals(*arguments, **environment):
 def test_an_empty_file_means_a_classic_harvester():
     found = settle()
     conf = found.conf
-    assert (conf.name, conf.leader_topic) == ("reaper", "reaper.neli")
-    assert (conf.delivery, conf.lanes, conf.assignor) == ("at-least-once", 1, "range")
-    assert (conf.heartbeat_timeout_s, conf.session_timeout_s) == (5, 15)
-    assert conf.bootstrap_servers == "localhost:9092"
-    assert (conf.in_flight_max, conf.send_concurrency, conf.mark_max) == (1000, 8, 100)
-    assert conf.keep_empty_key
-    assert not conf.binary_values
-    assert conf.producer == {"partitioner": "consistent_random"}
+    assert (conf.name, conf.election.leader_topic) == ("reaper", "reaper.neli")
+    assert (conf.delivery, conf.election.lanes, conf.election.assignor) == ("at-least-once", 1, "range")
+    assert (conf.election.heartbeat_timeout_s, conf.election.session_timeout_s) == (5, 15)
+    assert conf.kafka.bootstrap_servers == "localhost:9092"
+    assert (conf.at_least_once.in_flight_max, conf.at_least_once.send_concurrency, conf.at_least_once.mark_max) == (
+        1000,
+        8,
+        100,
+    )
+    assert conf.harvest.keep_empty_key
+    assert not conf.stash.binary_values
+    assert conf.kafka.producer == {"partitioner": "consistent_random"}
     assert found.database["NAME"] == "postgres"
     assert found.level == "Debug"
     assert found.member_name.split("_")[-2] == "42"
@@ -57,42 +61,51 @@ def test_what_the_file_says_becomes_settings():
         "logging: {level: Warn}\n"
     )
     conf = found.conf
-    assert (conf.name, conf.leader_topic, conf.table) == ("shop", "shop.neli", "outbox")
-    assert (conf.heartbeat_timeout_s, conf.session_timeout_s, conf.in_flight_max) == (4, 12, 7)
-    assert (conf.mark_backoff_s, conf.send_buffer, conf.flush_timeout_s) == (0.001, 1, 3)
+    assert (conf.name, conf.election.leader_topic, conf.table) == ("shop", "shop.neli", "outbox")
+    assert (conf.election.heartbeat_timeout_s, conf.election.session_timeout_s, conf.at_least_once.in_flight_max) == (
+        4,
+        12,
+        7,
+    )
+    assert (conf.harvest.mark_backoff_s, conf.at_least_once.send_buffer, conf.election.flush_timeout_s) == (0.001, 1, 3)
     assert found.database["OPTIONS"]["options"] == '-c search_path="app"'
     assert (found.member_name, found.level) == ("n1", "Warn")
 
 
 def test_a_flag_wins_over_the_environment_and_that_over_the_file():
     text = "harvest:\n  limits: {queueTimeout: 1s}\n"
-    assert settle(text).conf.queue_timeout_s == 1
-    assert settle(text, OUTBOX_QUEUE_TIMEOUT="2").conf.queue_timeout_s == 2
-    assert settle(text, OUTBOX_QUEUE_TIMEOUT="2500ms").conf.queue_timeout_s == 2.5
-    assert settle(text, "--queue-timeout", "3s", OUTBOX_QUEUE_TIMEOUT="2").conf.queue_timeout_s == 3
-    assert settle(text, "--queue-timeout=4").conf.queue_timeout_s == 4
+    assert settle(text).conf.at_least_once.queue_timeout_s == 1
+    assert settle(text, OUTBOX_QUEUE_TIMEOUT="2").conf.at_least_once.queue_timeout_s == 2
+    assert settle(text, OUTBOX_QUEUE_TIMEOUT="2500ms").conf.at_least_once.queue_timeout_s == 2.5
+    assert settle(text, "--queue-timeout", "3s", OUTBOX_QUEUE_TIMEOUT="2").conf.at_least_once.queue_timeout_s == 3
+    assert settle(text, "--queue-timeout=4").conf.at_least_once.queue_timeout_s == 4
 
 
 def test_what_follows_from_a_value_follows_from_the_one_that_holds():
-    assert settle("", "--heartbeat-timeout", "3s").conf.session_timeout_s == 9
-    assert settle("", "--name", "shop").conf.leader_topic == "shop.neli"
-    assert settle("harvest: {leaderTopic: t}", "--name", "shop").conf.leader_topic == "t"
-    assert settle("harvest: {limits: {sessionTimeout: 20s}}", "--heartbeat-timeout", "3").conf.session_timeout_s == 20
+    assert settle("", "--heartbeat-timeout", "3s").conf.election.session_timeout_s == 9
+    assert settle("", "--name", "shop").conf.election.leader_topic == "shop.neli"
+    assert settle("harvest: {leaderTopic: t}", "--name", "shop").conf.election.leader_topic == "t"
+    assert (
+        settle("harvest: {limits: {sessionTimeout: 20s}}", "--heartbeat-timeout", "3").conf.election.session_timeout_s
+        == 20
+    )
 
 
 def test_properties_are_merged_by_name():
     found = settle(
         "harvest:\n  baseKafkaConfig: {a.b: 1, c.d: 2}\n", OUTBOX_KAFKA="a.b=3", OUTBOX_PRODUCER='{"linger.ms": 7}'
     )
-    assert found.conf.kafka == {"a.b": "3", "c.d": "2", "bootstrap.servers": "localhost:9092"}
-    assert found.conf.producer == {"partitioner": "consistent_random", "linger.ms": 7}
+    assert found.conf.kafka.properties == {"a.b": "3", "c.d": "2", "bootstrap.servers": "localhost:9092"}
+    assert found.conf.kafka.producer == {"partitioner": "consistent_random", "linger.ms": 7}
 
 
 def test_bootstrap_servers_are_replaced_not_contradicted():
     text = "harvest:\n  baseKafkaConfig: {bootstrap.servers: 'a:1'}\n"
-    assert settle(text).conf.bootstrap_servers == "a:1"
-    assert settle(text, OUTBOX_BOOTSTRAP_SERVERS="b:1").conf.bootstrap_servers == "b:1"
-    assert settle(text, "--bootstrap-servers", "c:1", OUTBOX_BOOTSTRAP_SERVERS="b:1").conf.bootstrap_servers == "c:1"
+    assert settle(text).conf.kafka.bootstrap_servers == "a:1"
+    assert settle(text, OUTBOX_BOOTSTRAP_SERVERS="b:1").conf.kafka.bootstrap_servers == "b:1"
+    assert (
+        settle(text, "--bootstrap-servers", "c:1", OUTBOX_BOOTSTRAP_SERVERS="b:1").conf.kafka.bootstrap_servers == "c:1"
+    )
 
 
 def test_the_data_source_of_the_file_is_not_replaced_by_a_stray_database_url():
@@ -119,7 +132,7 @@ def test_level_and_member_name_come_from_anywhere():
 
 def test_the_documented_sample_with_sasl_ssl_works():
     found = settle(SECURE)
-    assert found.conf.kafka == {
+    assert found.conf.kafka.properties == {
         "bootstrap.servers": "localhost:9094",
         "security.protocol": "sasl_ssl",
         "ssl.ca.location": "ca-cert.pem",
@@ -127,7 +140,7 @@ def test_the_documented_sample_with_sasl_ssl_works():
         "sasl.username": "alice",
         "sasl.password": "alice-secret",
     }
-    assert found.conf.leader_topic == "my-app-name.neli"
+    assert found.conf.election.leader_topic == "my-app-name.neli"
     assert found.notes == ["leaderTopic __consumer_offsets takes no heartbeats; my-app-name.neli is used instead."]
     assert "alice" not in repr(found)
     assert (found.database["PASSWORD"], found.database["NAME"]) == ("", "postgres")
@@ -151,22 +164,24 @@ def test_delivery_timeouts_stay_below_the_time_a_leader_is_trusted():
     def delivery(value, *flags):
         return settle(f"harvest:\n  producerKafkaConfig: {{delivery.timeout.ms: {value}}}\n", *flags)
 
-    assert delivery(4000).conf.delivery_timeout_s == 4
-    assert delivery(10000).conf.delivery_timeout_s == 9
+    assert delivery(4000).conf.at_least_once.delivery_timeout_s == 4
+    assert delivery(10000).conf.at_least_once.delivery_timeout_s == 9
     assert delivery(10000).notes == ["delivery.timeout.ms 10000 is cut to 9s: a leader is trusted no longer."]
-    assert delivery(4000, "--delivery-timeout", "2s").conf.delivery_timeout_s == 2
-    assert "delivery.timeout.ms" not in delivery(4000).conf.producer
+    assert delivery(4000, "--delivery-timeout", "2s").conf.at_least_once.delivery_timeout_s == 2
+    assert "delivery.timeout.ms" not in delivery(4000).conf.kafka.producer
 
 
 def test_what_the_election_decides_is_left_out_with_a_note():
     found = settle("harvest:\n  baseKafkaConfig: {max.poll.interval.ms: 1, partition.assignment.strategy: range}\n")
-    assert "max.poll.interval.ms" not in found.conf.kafka
+    assert "max.poll.interval.ms" not in found.conf.kafka.properties
     assert len(found.notes) == 2
 
 
 def test_the_partitioner_of_the_file_is_kept():
-    assert settle("harvest: {producerKafkaConfig: {partitioner: murmur2}}").conf.producer == {"partitioner": "murmur2"}
-    assert settle("harvest: {baseKafkaConfig: {partitioner: murmur2}}").conf.producer == {}
+    assert settle("harvest: {producerKafkaConfig: {partitioner: murmur2}}").conf.kafka.producer == {
+        "partitioner": "murmur2"
+    }
+    assert settle("harvest: {baseKafkaConfig: {partitioner: murmur2}}").conf.kafka.producer == {}
 
 
 def test_all_complaints_of_all_sources_come_at_once_with_their_place():
@@ -195,7 +210,7 @@ def test_all_complaints_of_all_sources_come_at_once_with_their_place():
 
 def test_variables_of_stashing_processes_do_not_disturb():
     found = settle("", OUTBOX_SERIALIZER="x.y", OUTBOX_FAILPOINTS="a=kill", OUTBOX_DELIVERY="at-least-once")
-    assert found.conf.serializer == "outbox.serializers.json"
+    assert found.conf.stash.serializer == "outbox.serializers.json"
 
 
 @pytest.mark.parametrize(

@@ -8,13 +8,13 @@ from tests.conf.kit import errors_of
 
 
 def test_bootstrap_servers_is_short_for_the_property():
-    assert conf.parse({"BOOTSTRAP_SERVERS": "a:1"}).client_properties == {"bootstrap.servers": "a:1"}
-    assert conf.parse({"KAFKA": {"bootstrap.servers": "a:1"}}).bootstrap_servers == "a:1"
+    assert conf.parse({"BOOTSTRAP_SERVERS": "a:1"}).kafka.client_properties == {"bootstrap.servers": "a:1"}
+    assert conf.parse({"KAFKA": {"bootstrap.servers": "a:1"}}).kafka.bootstrap_servers == "a:1"
     both = {"BOOTSTRAP_SERVERS": "a:1", "KAFKA": {"bootstrap.servers": "a:1"}}
-    assert conf.parse(both).bootstrap_servers == "a:1"
+    assert conf.parse(both).kafka.bootstrap_servers == "a:1"
     several = {"BOOTSTRAP_SERVERS": ["a:1", "b:2"], "KAFKA": {"bootstrap.servers": "a:1, b:2"}}
-    assert conf.parse(several).client_properties == {"bootstrap.servers": "a:1,b:2"}
-    assert conf.parse({"KAFKA": {"bootstrap.servers": ["a:1", "b:2"]}}).bootstrap_servers == "a:1,b:2"
+    assert conf.parse(several).kafka.client_properties == {"bootstrap.servers": "a:1,b:2"}
+    assert conf.parse({"KAFKA": {"bootstrap.servers": ["a:1", "b:2"]}}).kafka.bootstrap_servers == "a:1,b:2"
     both["KAFKA"] = {"bootstrap.servers": "b:1"}
     assert "Set one of the two" in errors_of(both)["BOOTSTRAP_SERVERS"]
 
@@ -64,33 +64,33 @@ def test_a_long_default_name_stays_unique_and_usable(monkeypatch):
 
 @pytest.mark.parametrize(("delivery", "binary"), [("exactly-once", True), ("at-least-once", False)])
 def test_binary_values_follow_the_delivery_unless_set(delivery, binary):
-    assert conf.parse({"DELIVERY": delivery}).binary_values is binary
-    assert conf.parse({"DELIVERY": delivery, "BINARY_VALUES": not binary}).binary_values is not binary
+    assert conf.parse({"DELIVERY": delivery}).stash.binary_values is binary
+    assert conf.parse({"DELIVERY": delivery, "BINARY_VALUES": not binary}).stash.binary_values is not binary
 
 
 def test_the_headers_of_the_two_ids_differ():
     same = {"MESSAGE_ID_HEADER": "id", "CORRELATION_ID_HEADER": "id"}
     assert "MESSAGE_ID_HEADER" in errors_of(same)["CORRELATION_ID_HEADER"]
-    assert conf.parse({"MESSAGE_ID_HEADER": None, "CORRELATION_ID_HEADER": None}).message_id_header == ""
+    assert conf.parse({"MESSAGE_ID_HEADER": None, "CORRELATION_ID_HEADER": None}).stash.message_id_header == ""
 
 
 def test_a_leader_fences_itself_before_its_session_ends():
-    assert conf.parse({"HEARTBEAT_TIMEOUT": 3}).heartbeat_timeout_s == 3
+    assert conf.parse({"HEARTBEAT_TIMEOUT": 3}).election.heartbeat_timeout_s == 3
     text = errors_of({"HEARTBEAT_TIMEOUT": 5, "SESSION_TIMEOUT": 6})["HEARTBEAT_TIMEOUT"]
     assert text.endswith("is 5 s with a SESSION_TIMEOUT of 6 s. Set at most 3, or SESSION_TIMEOUT to 10 or more.")
 
 
 def test_what_a_leader_sent_is_decided_before_its_session_ends():
-    assert conf.parse({}).delivery_timeout_s == 3.5
-    assert conf.parse({"DELIVERY_TIMEOUT": 4}).delivery_timeout_s == 4
-    assert conf.parse({"HEARTBEAT_TIMEOUT": 3}).delivery_timeout_s == pytest.approx(2.7)
+    assert conf.parse({}).at_least_once.delivery_timeout_s == 3.5
+    assert conf.parse({"DELIVERY_TIMEOUT": 4}).at_least_once.delivery_timeout_s == 4
+    assert conf.parse({"HEARTBEAT_TIMEOUT": 3}).at_least_once.delivery_timeout_s == pytest.approx(2.7)
     text = errors_of({"DELIVERY_TIMEOUT": 5})["DELIVERY_TIMEOUT"]
     assert text.endswith("Set at most 4, or SESSION_TIMEOUT to 7 or more.")
 
 
 def test_the_leader_topic_is_named_after_the_application():
-    assert conf.parse({"NAME": "shop"}).leader_topic == "shop.neli"
-    assert conf.parse({"NAME": "shop", "LEADER_TOPIC": "own"}).leader_topic == "own"
+    assert conf.parse({"NAME": "shop"}).election.leader_topic == "shop.neli"
+    assert conf.parse({"NAME": "shop", "LEADER_TOPIC": "own"}).election.leader_topic == "own"
 
 
 @pytest.mark.parametrize(

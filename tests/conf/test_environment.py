@@ -29,7 +29,7 @@ def test_from_env_gives_every_kind_its_shape():
         "KAFKA": {"ssl.ca.location": "a,b=c"},
         "PRODUCER": {"linger.ms": "5", "compression.type": "lz4"},
     }
-    assert conf.parse(raw).flush_timeout_s == 2.5
+    assert conf.parse(raw).election.flush_timeout_s == 2.5
 
 
 def test_from_env_leaves_nonsense_to_the_parser():

@@ -16,7 +16,7 @@ def test_a_count_outside_its_limits_is_refused(value):
 
 @pytest.mark.parametrize(("value", "seconds"), [(5, 5.0), (0.25, 0.25), (timedelta(minutes=1), 60.0)])
 def test_durations_are_seconds_or_timedeltas(value, seconds):
-    assert conf.parse({"FLUSH_TIMEOUT": value}).flush_timeout_s == seconds
+    assert conf.parse({"FLUSH_TIMEOUT": value}).election.flush_timeout_s == seconds
 
 
 @pytest.mark.parametrize("value", ["5s", -1, timedelta(0), True])

@@ -363,4 +363,4 @@ def test_wrong_settings_are_told(value, message):
 
 def test_a_task_may_be_a_name_or_a_dict():
     found = conf.parse({"CELERY_EVENTS": {"meter_read": "a", "leader_fenced": {"task": "b", "queue": "q"}}})
-    assert found.celery_events == {"meter_read": {"task": "a"}, "leader_fenced": {"task": "b", "queue": "q"}}
+    assert found.celery.celery_events == {"meter_read": {"task": "a"}, "leader_fenced": {"task": "b", "queue": "q"}}

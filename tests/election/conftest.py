@@ -94,7 +94,7 @@ class Group:
 
     def wait_members(self, count):
         """Until the coordinator has dealt out the partitions to so many members."""
-        admin = AdminClient({"bootstrap.servers": self.conf.bootstrap_servers})
+        admin = AdminClient({"bootstrap.servers": self.conf.kafka.bootstrap_servers})
 
         def complete():
             found = admin.describe_consumer_groups([self.conf.name])[self.conf.name].result(10)

@@ -37,9 +37,9 @@ def breakable(own_kafka):
 
 
 def say(group, *payloads, partition=0):
-    producer = Producer({"bootstrap.servers": group.conf.bootstrap_servers})
+    producer = Producer({"bootstrap.servers": group.conf.kafka.bootstrap_servers})
     for payload in payloads:
-        producer.produce(group.conf.leader_topic, payload, partition=partition)
+        producer.produce(group.conf.election.leader_topic, payload, partition=partition)
     assert producer.flush(10) == 0
 
 
@@ -133,7 +133,7 @@ def test_what_is_no_heartbeat_is_ignored_with_a_warning(group, caplog):
     only = alone.join().leads(0)
     say(alone, b'{"order": 1}', None, b"outbox2 a release to come", b"outbox1 broken")
     wait_until(lambda: "heartbeat_unknown" in caplog.text, what="the warning")
-    time.sleep(2 * alone.conf.heartbeat_timeout_s)  # it is still read
+    time.sleep(2 * alone.conf.election.heartbeat_timeout_s)  # it is still read
     assert only.lanes == [0]
     assert not only.errors
     assert [type(effect) for _, effect in only.effects] == [neli.LeaderAcquired]
@@ -225,11 +225,11 @@ def test_a_flooded_topic_starves_nobody(group):
     alone = group(HEARTBEAT_TIMEOUT=3, SESSION_TIMEOUT=12)  # so that a busy machine alone fences nobody
     only = alone.join().leads(0)
     beat = neli.Heartbeat(only.member._neli.member_id, only.member._neli.member_id, 10**9, None, "flood")
-    producer = Producer({"bootstrap.servers": alone.conf.bootstrap_servers, "linger.ms": 5})
-    payload, ends = neli.encode_heartbeat(beat), time.monotonic() + 2 * alone.conf.heartbeat_timeout_s
+    producer = Producer({"bootstrap.servers": alone.conf.kafka.bootstrap_servers, "linger.ms": 5})
+    payload, ends = neli.encode_heartbeat(beat), time.monotonic() + 2 * alone.conf.election.heartbeat_timeout_s
     while time.monotonic() < ends:
         for _ in range(100):
-            producer.produce(alone.conf.leader_topic, payload, partition=0)
+            producer.produce(alone.conf.election.leader_topic, payload, partition=0)
         producer.poll(0.02)
     assert producer.flush(10) == 0
     assert [type(effect) for _, effect in only.effects] == [neli.LeaderAcquired]
@@ -254,7 +254,7 @@ def test_without_brokers_a_leader_is_fenced_in_time_and_stops_in_bounded_time(gr
     kafka.pause()
     began = asked = time.monotonic()
     while only.member.may_send(0):  # the time before asking counts, so that a busy machine shortens what is seen
-        assert asked - began <= alone.conf.heartbeat_timeout_s + 0.2
+        assert asked - began <= alone.conf.election.heartbeat_timeout_s + 0.2
         time.sleep(0.01)
         asked = time.monotonic()
     wait_until(lambda: only.of(neli.LeaderFenced), 5)
@@ -273,7 +273,7 @@ def test_brokers_that_were_away_longer_than_the_session_are_joined_again(group, 
     alone = group(kafka.bootstrap_servers, HEARTBEAT_TIMEOUT=1, SESSION_TIMEOUT=3, FLUSH_TIMEOUT=1)
     only = alone.join().leads(0)
     kafka.kill()
-    time.sleep(alone.conf.session_timeout_s + 1)
+    time.sleep(alone.conf.election.session_timeout_s + 1)
     assert only.lanes == []
     assert (only.member.is_cut_off, only.member.led_last(0)) == (True, True)
     kafka.start()

@@ -28,7 +28,7 @@ class Bench:
 
     def working(self, *, url=None, servers=None, host=None, epoch=None, lane=0, seams=None, **settings):
         conf = hosts.settings(BOOTSTRAP_SERVERS=servers or self.servers, **{**WITHOUT_ELECTION, **settings})
-        connect = hosts.connector(url or self.url, conf.statement_timeout_s)
+        connect = hosts.connector(url or self.url, conf.harvest.statement_timeout_s)
         return hosts.working(conf, connect=connect, host=host, epoch=epoch, lane=lane, **(seams or {}))
 
     def insert(self, keys, topic=None):

@@ -235,7 +235,7 @@ def test_a_worker_that_does_not_finish_is_abandoned_in_time(harvester, conf, see
 
 
 def raw(conf):
-    return {"NAME": conf.name, "BOOTSTRAP_SERVERS": conf.bootstrap_servers, "DELIVERY": conf.delivery}
+    return {"NAME": conf.name, "BOOTSTRAP_SERVERS": conf.kafka.bootstrap_servers, "DELIVERY": conf.delivery}
 
 
 # ---- events
@@ -303,7 +303,7 @@ def test_a_slow_receiver_delays_neither_election_nor_worker(harvester, conf, see
     patient = parse({**raw(conf), "HEARTBEAT_TIMEOUT": 3, "SESSION_TIMEOUT": 12})  # a busy machine fences nobody
     one = harvester(patient).start()
     wait_until(lambda: Idle.made and Idle.made[0].told == ["start"])
-    time.sleep(1.5 * patient.heartbeat_timeout_s)  # long enough to be fenced, if heartbeats were held up
+    time.sleep(1.5 * patient.election.heartbeat_timeout_s)  # long enough to be fenced, if heartbeats were held up
     assert one.is_leader
     assert Idle.made[0].host.may_send(0)
     lets_go.set()

@@ -26,5 +26,5 @@ def test_without_companion_tables_only_the_trust_of_at_least_once_delivery_has_n
     lease = LeaseKeeper(conf, NoTables(), clock)
     lease.take(None)
     assert lease.is_trusted()
-    clock.now = conf.session_timeout_s
+    clock.now = conf.election.session_timeout_s
     assert lease.is_trusted() is is_trusted

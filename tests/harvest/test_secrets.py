@@ -56,7 +56,7 @@ def test_every_kafka_client_asks_when_it_is_made():
             "sasl.password": secret,
         },
     )
-    clients, ledger = Clients(conf), LedgerTopic(lambda: conf.client_properties, "n.ledger")
+    clients, ledger = Clients(conf), LedgerTopic(lambda: conf.kafka.client_properties, "n.ledger")
     kafka = exactly_once_kafka.Kafka(conf)
 
     def forgotten():

@@ -295,7 +295,7 @@ def test_a_broker_that_is_away_at_the_first_start_is_waited_for(postgres, kafka_
         bench = Bench(url, cluster.bootstrap_servers)
         monkeypatch.setattr("outbox.edges.postgres.common.table.parameters", lambda alias: {"conninfo": url})
         conf = bench.conf(HEARTBEAT_TIMEOUT=2, SESSION_TIMEOUT=6)
-        create_topic(bench.servers, 1, conf.leader_topic, copies=3)
+        create_topic(bench.servers, 1, conf.election.leader_topic, copies=3)
         bench.stash(["a", "b"])
         cluster.brokers[2].kill()
         admin = AdminClient({"bootstrap.servers": bench.servers})

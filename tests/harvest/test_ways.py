@@ -58,7 +58,7 @@ def working(bench, way, session_s=6, **given):
             yield host
     else:
         conf = bench.conf(**given)
-        with hosts.working(conf, connect=hosts.connector(bench.url, conf.statement_timeout_s)) as host:
+        with hosts.working(conf, connect=hosts.connector(bench.url, conf.harvest.statement_timeout_s)) as host:
             yield host
 
 

@@ -138,7 +138,7 @@ def test_settings_and_limits_have_a_readable_form():
 def test_properties_of_producers_lie_over_those_of_every_client():
     both = {"socket.timeout.ms": 1000, "client.rack": "r1"}
     found = conf.parse({"KAFKA": both, "PRODUCER": {"socket.timeout.ms": 2000}})
-    assert found.client_properties == both
+    assert found.kafka.client_properties == both
     assert {name: found.producer_properties[name] for name in both} == {"socket.timeout.ms": 2000, "client.rack": "r1"}
     assert both == {"socket.timeout.ms": 1000, "client.rack": "r1"}
 

@@ -326,7 +326,7 @@ def test_heartbeats_name_the_member_and_take_no_partition_but_their_lane(bench):
     with one:
         wait_until(lambda: one.is_leader)
     consumer = Consumer({"bootstrap.servers": bench.servers, "group.id": "look"})
-    consumer.assign([TopicPartition(one.conf.leader_topic, 0, 0)])
+    consumer.assign([TopicPartition(one.conf.election.leader_topic, 0, 0)])
     message = wait_until(lambda: consumer.poll(0.1))
     consumer.close()
     assert message.key() is None

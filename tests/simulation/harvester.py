@@ -82,7 +82,7 @@ class Harvester:
         """As `harvest.harvester` does, from a stop on."""
         self._stopping.wait()
         self.member.stop()
-        self.member.join(self.conf.revoke_timeout_s + LEAVE_TIMEOUT_S)
+        self.member.join(self.conf.election.revoke_timeout_s + LEAVE_TIMEOUT_S)
         self.owned.join_workers(JOIN_TIMEOUT_S)
         self._events.close(LEAVE_TIMEOUT_S)
         self.crash()  # the process has ended

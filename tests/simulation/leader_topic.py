@@ -237,7 +237,7 @@ class HeartbeatProducer(_Client):
         self._reports: list[Callable[[], None]] = []
 
     def produce(self, topic: str, value: bytes, *, partition: int, headers: Any, on_delivery: Any) -> None:
-        give_up_at = self._world.now + self._process.conf.heartbeat_timeout_s
+        give_up_at = self._world.now + self._process.conf.election.heartbeat_timeout_s
 
         def arrive() -> None:
             if self._process.kafka_ok:

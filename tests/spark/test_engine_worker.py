@@ -10,10 +10,12 @@ from uuid import uuid4
 
 import pytest
 
+from outbox.conf import parse
 from outbox.core.patience import Backoff
 from outbox.service.status_line import StatusLine
 from outbox.spark.engine.job import Job
 from outbox.spark.engine.worker import Engine, Statistics, with_flags
+from tests.support.settings import changed
 
 PROGRAM = textwrap.dedent("""
     import json, os, sys, time
@@ -77,11 +79,11 @@ def run(tmp_path, monkeypatch):
     monkeypatch.setattr(Engine, "command", (sys.executable, "-c", PROGRAM))
     workers = []
 
-    def make(kind, interval_s=0.0):
+    def make(kind):
         place = tmp_path / "starts"
         job = Job(url="", table="o", name="n", checkpoint=str(place), properties={}, transform=kind)
         engine, host = Engine(lambda: job), Host()
-        worker = engine(SimpleNamespace(metrics_interval_s=interval_s), 0, uuid4(), 0, host)
+        worker = engine(changed(parse({}), METRICS_INTERVAL=0.0), 0, uuid4(), 0, host)
         workers.append(worker)
         worker.start()
         return SimpleNamespace(engine=engine, worker=worker, host=host, place=place)

@@ -81,7 +81,7 @@ def test_a_job_is_what_settings_and_flags_say(alias, outbox_table, settings_of, 
     settings.look(conf_, "somebody")
     job = settings.job_of(conf_, Flags(transform="a.b", config=["spark.driver.memory=1g", "spark.jars=x=y"], slices=3))
     database = str(outbox_table.run("SELECT database FROM {state}")[0][0])
-    assert (conf_.lanes, job.name, job.table, job.slices) == (1, "shop", outbox_table.table, 3)
+    assert (conf_.election.lanes, job.name, job.table, job.slices) == (1, "shop", outbox_table.table, 3)
     assert Path(job.checkpoint) == tmp_path / "outbox" / "spark" / "shop" / database
     assert job.origin == database
     assert job.config == {"spark.driver.memory": "1g", "spark.jars": "x=y"}

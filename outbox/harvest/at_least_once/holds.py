@@ -106,7 +106,7 @@ class HeldMarks:
         self._write_refused()
 
     def _attempts_max(self, topic: str) -> int:
-        return self._conf.refusal_attempts if self._conf.skips(topic) else 0
+        return self._conf.refusals.refusal_attempts if self._conf.refusals.skips(topic) else 0
 
     def _write_refused(self) -> None:
         """All that was refused since the last such write was sent, in one: each waits for PostgreSQL's disk, and purges
@@ -135,7 +135,7 @@ class HeldMarks:
 
     def _load(self, connection: Any) -> list[HoldRow] | None:
         self._exists = self._exists or self._table.exist(connection)
-        return self._table.load(connection, self._conf.lanes) if self._exists else None
+        return self._table.load(connection, self._conf.election.lanes) if self._exists else None
 
     def _failed(self, now: float) -> None:
         self._is_looking, self._look_at = False, now + self._pause_s
@@ -150,7 +150,7 @@ class HeldMarks:
 
     def _heed_operators(self, rows: Sequence[HoldRow], now: float) -> None:
         board = self._board
-        no_key = None if self._conf.keep_empty_key else ""  # whose records are held one by one
+        no_key = None if self._conf.harvest.keep_empty_key else ""  # whose records are held one by one
         scopes = frozenset(
             _Scope(r.topic, r.key, r.lane, r.record_id if r.key is not None and r.key == no_key else None) for r in rows
         )
@@ -184,7 +184,7 @@ class HeldMarks:
     def _heed(self, row: HoldRow, id_: int, now: float) -> None:
         board, is_rejected = self._board, row.reason == REJECTED
         if self._is_first and is_rejected and row.key is not None:
-            name = (row.topic, row.key) if row.key or self._conf.keep_empty_key else id_
+            name = (row.topic, row.key) if row.key or self._conf.harvest.keep_empty_key else id_
             board.expect(id_, name, row.attempts, now + (row.due_s if row.due_s is not None else _AGAIN_S))
         fate = fate_of(row, self._attempts_max(row.topic))
         if id_ in self._leaving:

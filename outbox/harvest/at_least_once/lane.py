@@ -43,22 +43,25 @@ _EVENTS = (values.RemarkRequested, values.RecordHeld, values.NotPurged, values.D
 def limits(conf: Conf) -> values.Limits:
     """The bounds of the scoreboard as configured."""
     return values.Limits(
-        in_flight_max=conf.in_flight_max,
+        in_flight_max=conf.at_least_once.in_flight_max,
         # One mark may overshoot DEFERRED_MAX; half of the buffers stays free for the keys that are not stalled.
-        bytes_max=conf.mark_bytes_max,
-        mark_max=min(conf.mark_max, max(100, conf.send_concurrency * conf.send_buffer // 2)),
-        purge_max=min(conf.in_flight_max, 5_000),
-        shards=conf.send_concurrency,
-        shard_buffer_max=conf.send_buffer,
-        key_buffer_max=min(conf.key_buffer, conf.send_buffer),
-        deferred_max=conf.deferred_max,
-        mark_backoff_min_s=min(0.002, conf.mark_backoff_s),
-        mark_backoff_max_s=conf.mark_backoff_s,
-        io_backoff_s=conf.io_backoff_s,
-        queue_timeout_s=conf.queue_timeout_s,
-        delivery_timeout_s=2 * conf.delivery_timeout_s + 5.0,  # two attempts: with others, then alone
-        drain_timeout_s=conf.drain_timeout_s,
-        sweep_interval_s=conf.sweep_interval_s,
+        bytes_max=conf.at_least_once.mark_bytes_max,
+        mark_max=min(
+            conf.at_least_once.mark_max,
+            max(100, conf.at_least_once.send_concurrency * conf.at_least_once.send_buffer // 2),
+        ),
+        purge_max=min(conf.at_least_once.in_flight_max, 5_000),
+        shards=conf.at_least_once.send_concurrency,
+        shard_buffer_max=conf.at_least_once.send_buffer,
+        key_buffer_max=min(conf.at_least_once.key_buffer, conf.at_least_once.send_buffer),
+        deferred_max=conf.at_least_once.deferred_max,
+        mark_backoff_min_s=min(0.002, conf.harvest.mark_backoff_s),
+        mark_backoff_max_s=conf.harvest.mark_backoff_s,
+        io_backoff_s=conf.harvest.io_backoff_s,
+        queue_timeout_s=conf.at_least_once.queue_timeout_s,
+        delivery_timeout_s=2 * conf.at_least_once.delivery_timeout_s + 5.0,  # two attempts: with others, then alone
+        drain_timeout_s=conf.at_least_once.drain_timeout_s,
+        sweep_interval_s=conf.harvest.sweep_interval_s,
     )
 
 
@@ -87,7 +90,9 @@ class AtLeastOnce:
         self._clock = runtime.monotonic
         self._lease = lease or LeaseKeeper(conf, self._servers.database.claim(owner_name()), runtime)
         self._lease.enter(lane, leader_id)
-        self._board = Scoreboard(leader_id, epoch, limits(conf), self._clock(), keep_empty_key=conf.keep_empty_key)
+        self._board = Scoreboard(
+            leader_id, epoch, limits(conf), self._clock(), keep_empty_key=conf.harvest.keep_empty_key
+        )
         self._inbox: Queue[Callable[[float], None]] = runtime.queue()
         self._generation = 0
         self._producers = self._new_producers()
@@ -98,7 +103,7 @@ class AtLeastOnce:
         self._stopped_for = ""
         self._troubles = Troubles(lane, runtime)
         self._delivers = False
-        self._meter = Meter(lane, conf.metrics_interval_s, self._clock())
+        self._meter = Meter(lane, conf.metrics.metrics_interval_s, self._clock())
         self._thread = runtime.thread(self._run, f"outbox-lane-{lane}")
         self._serve: dict[type, Callable[[Any], None]] = {
             values.Send: self._send,
@@ -166,7 +171,7 @@ class AtLeastOnce:
         self._serve |= self._statements.effects()
         self._held = HeldMarks(self._conf, self._lane, self._board, self._statements)
         try:
-            self._producers.open(self._conf.send_concurrency)
+            self._producers.open(self._conf.at_least_once.send_concurrency)
             while self._turn():
                 pass
         except BaseException as error:
@@ -221,7 +226,7 @@ class AtLeastOnce:
         if not self._abandoned:
             self._take_reports(producers, now)
         if self._delivers:
-            self._troubles.over("kafka", quiet_s=self._conf.delivery_timeout_s + _KEY_TRIES_AGAIN_S)
+            self._troubles.over("kafka", quiet_s=self._conf.at_least_once.delivery_timeout_s + _KEY_TRIES_AGAIN_S)
 
     def _take_reports(self, producers: Producers, now: float) -> None:
         board, generation = self._board, self._generation
@@ -277,8 +282,8 @@ class AtLeastOnce:
     def _new_producers(self) -> Producers:
         return Producers(
             self._conf.producer_properties,
-            delivery_timeout_s=self._conf.delivery_timeout_s,
-            keep_empty_key=self._conf.keep_empty_key,
+            delivery_timeout_s=self._conf.at_least_once.delivery_timeout_s,
+            keep_empty_key=self._conf.harvest.keep_empty_key,
             make=partial(self._servers.make_producer, self._lane),
             may_send=lambda: self._host.may_send(self._lane),
             runtime=self._servers.runtime,
@@ -298,7 +303,7 @@ class AtLeastOnce:
         self._producers.drop()
         self._generation = effect.generation
         self._producers = self._new_producers()
-        self._producers.open(self._conf.send_concurrency)
+        self._producers.open(self._conf.at_least_once.send_concurrency)
 
     # ---- what others learn
 

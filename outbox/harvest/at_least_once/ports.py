@@ -102,11 +102,17 @@ class MarkDatabase:
 
     def marks(self, lane: int) -> Marks:
         conf = self._conf
-        return Marks(conf.table, lane, conf.lanes, bytes_max=conf.mark_bytes_max, keep_empty_key=conf.keep_empty_key)
+        return Marks(
+            conf.table,
+            lane,
+            conf.election.lanes,
+            bytes_max=conf.at_least_once.mark_bytes_max,
+            keep_empty_key=conf.harvest.keep_empty_key,
+        )
 
     def holds(self) -> HoldTable:
         conf = self._conf
-        return HoldTable(conf.table, keep_empty_key=conf.keep_empty_key, guard=MARKED)
+        return HoldTable(conf.table, keep_empty_key=conf.harvest.keep_empty_key, guard=MARKED)
 
     def unmarked_holds(self) -> HoldTable:
         return HoldTable(self._conf.table, guard=UNMARKED)
@@ -117,4 +123,6 @@ class MarkDatabase:
 
 def connector(conf: Conf) -> Connect:
     """Asks for the password with each connection: it may have changed."""
-    return lambda: table.connect_session(table.parameters(conf.database), statement_timeout_s=conf.statement_timeout_s)
+    return lambda: table.connect_session(
+        table.parameters(conf.database), statement_timeout_s=conf.harvest.statement_timeout_s
+    )

@@ -50,7 +50,7 @@ class Statements:
         self._lane = lane
         self._board, self._troubles, self._lease, self._hand_over, self._fatal = board, troubles, lease, post, fatal
         self._kept = kept
-        self._timeout_s = conf.statement_timeout_s
+        self._timeout_s = conf.harvest.statement_timeout_s
         self._runtime, self.database = servers.runtime, servers.database
         self.marks = self._marks = self.database.marks(lane)
         self._claimed_connection: Any = None

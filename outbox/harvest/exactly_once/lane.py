@@ -119,8 +119,8 @@ class ExactlyOnce:
         self._mailbox: Queue[Any] = runtime.queue()
         holds = Holds(
             lane,
-            lambda topic: conf.refusal_attempts if conf.skips(topic) else 0,
-            keep_empty_key=conf.keep_empty_key,
+            lambda topic: conf.refusals.refusal_attempts if conf.refusals.skips(topic) else 0,
+            keep_empty_key=conf.harvest.keep_empty_key,
         )
         self._state = LaneState(lane, post=self._mailbox.put, holds=holds)
         self._ending = EndOfLane()
@@ -128,7 +128,7 @@ class ExactlyOnce:
         self._machine = Lane()
         self._delivered = self._batches = self._takeovers = self._renewals = 0
         self._troubles = Troubles(lane, runtime)
-        self._meter = Meter(lane, conf.metrics_interval_s, runtime.monotonic())
+        self._meter = Meter(lane, conf.metrics.metrics_interval_s, runtime.monotonic())
         self._stages: dict[str, float] = dict.fromkeys(_STAGES, 0.0)
         self._thread = runtime.thread(self._run, f"outbox-lane-{lane}")
 
@@ -372,7 +372,7 @@ class ExactlyOnce:
             return self._after_failure(rounds, batch, failure)
         if entry is None:
             return self._renewal()
-        tracing = self._conf.tracing and is_tracing()
+        tracing = self._conf.stash.tracing and is_tracing()
         told = batch_report.delivered(batch, entry, transactions.stopwatch, tracing=tracing, runtime=self._runtime)
         failpoint("after-commit")
         if transactions.sizes and len(batch.rows) == 1:  # as a record that was held

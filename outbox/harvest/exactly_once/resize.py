@@ -97,7 +97,7 @@ class LaneCount:
 
     def _grow_leader_topic(self, partitions: int, partitions_added: Callable[[], None]) -> None:
         """A lane without a partition there would have no owner."""
-        if self._kafka.grow(self._conf.leader_topic, partitions):
+        if self._kafka.grow(self._conf.election.leader_topic, partitions):
             partitions_added()
         self._grown_to = partitions
 
@@ -105,7 +105,9 @@ class LaneCount:
         return self._identity_and_state(may_go_on)[1]
 
     def _identity_and_state(self, may_go_on: Callable[[], bool]) -> tuple[UUID, State]:
-        found: tuple[UUID, State] = self._ask(lambda statements, c: statements.state(c, self._conf.lanes), may_go_on)
+        found: tuple[UUID, State] = self._ask(
+            lambda statements, c: statements.state(c, self._conf.election.lanes), may_go_on
+        )
         return found
 
     def _ask(self, question: Callable[[Any, Any], Any], may_go_on: Callable[[], bool]) -> Any:
@@ -207,7 +209,7 @@ class LaneCount:
         try:
             producer.begin()
             producer.send_entry(self._kafka.name, 0, entries.entry_key(0), payload, entries.headers(last))
-            producer.commit(self._conf.commit_timeout_s)
+            producer.commit(self._conf.exactly_once.commit_timeout_s)
         except (KafkaException, SystemError) as error:
             logger.warning("change_not_marked change=%d reason=%r", state.resize_no, str(error))
             return False

@@ -62,7 +62,7 @@ class Resolver:
         self._conf = conf
         self._database = Database(conf, source)
         self._connection = self._database.connect("resolve")
-        self._history = LedgerHistory(lambda: conf.client_properties, f"{conf.name}.ledger")
+        self._history = LedgerHistory(lambda: conf.kafka.client_properties, f"{conf.name}.ledger")
 
     def close(self) -> None:
         self._history.close()
@@ -90,11 +90,11 @@ class Resolver:
         return replace(case, listed=tuple(self._listed(case))) if case.reason is not None else case
 
     def _ask(self, question: Any) -> Any:
-        self._connection.give_up_at = time.monotonic() + self._conf.statement_timeout_s
+        self._connection.give_up_at = time.monotonic() + self._conf.harvest.statement_timeout_s
         return question(self._database.statements, self._connection)
 
     def _sides(self, lane: int) -> _Sides:
-        identity, state = self._ask(lambda statements, c: statements.state(c, self._conf.lanes))
+        identity, state = self._ask(lambda statements, c: statements.state(c, self._conf.election.lanes))
         purged: dict[int, int] = self._ask(lambda statements, c: statements.purged_of_all(c))
         return _Sides(identity, state, purged.get(lane, 0))
 
@@ -216,7 +216,7 @@ class Resolver:
     def _fence(self, lane: int) -> TransactionalProducer:
         name = f"{self._conf.name}-{lane}"
         properties = properties_of(
-            self._conf.producer_properties, name, transaction_timeout_s=self._conf.transaction_timeout_s
+            self._conf.producer_properties, name, transaction_timeout_s=self._conf.exactly_once.transaction_timeout_s
         )
         producer = initialised(
             lambda: TransactionalProducer(properties), name, time.monotonic() + _INIT_S, lambda: True
@@ -231,7 +231,7 @@ class Resolver:
             with connection.transaction():
                 deleted = 0
                 for listed in case.listed if decision.purge_sent else ():
-                    connection.give_up_at = time.monotonic() + self._conf.statement_timeout_s
+                    connection.give_up_at = time.monotonic() + self._conf.harvest.statement_timeout_s
                     if listed.sent:
                         if not statements.keep_file(connection, listed.filenode):
                             raise _Changed
@@ -264,7 +264,7 @@ class Resolver:
             ledger.encode(entry),
             ledger.headers(entry),
         )
-        producer.commit(self._conf.commit_timeout_s)
+        producer.commit(self._conf.exactly_once.commit_timeout_s)
 
 
 class _Changed(Exception):

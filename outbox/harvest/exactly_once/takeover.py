@@ -85,7 +85,7 @@ def newest_change_of_any(
     try:
         return newest_change(ledger, identity, give_up_at, waits=waits)
     except LedgerMissing:
-        ledger.prepare(state.lane_count, conf.audit_window_s)
+        ledger.prepare(state.lane_count, conf.exactly_once.audit_window_s)
         return newest_change(ledger, identity, give_up_at, waits=waits)
 
 
@@ -147,7 +147,9 @@ class Takeover:
     def _look(self, connection: Any) -> Table:
         statements = self._database.statements
         self._server = backends.server_of(backends.of(connection))
-        return Table(*statements.state(connection, self._conf.lanes), statements.purged(connection, self._lane))
+        return Table(
+            *statements.state(connection, self._conf.election.lanes), statements.purged(connection, self._lane)
+        )
 
     def _make(self) -> TransactionalProducer:
         return self._kafka.producer(self._lane, self.request_bytes)
@@ -199,7 +201,7 @@ class Takeover:
         if step is Ask.LEDGER:
             # Each time: brokers may have made a deleted one anew, with a policy that forgets. Made anew it is empty,
             # and the verdict says so when the table knows better.
-            self._kafka.prepare(state.lane_count, self._conf.audit_window_s)
+            self._kafka.prepare(state.lane_count, self._conf.exactly_once.audit_window_s)
             return replace(known, last=Last(self._kafka.last_entry(self._lane, give_up_at)))
         if isinstance(step, CloseForgotten):
             close_forgotten(self._servers, self._purges, state, step.change, may_go_on)

@@ -76,7 +76,7 @@ class Transactions:
         self._conf, self._lane, self._rounds, self._ending = conf, lane, rounds, ending
         self._runtime, self._ledger_name = rounds.servers.runtime, rounds.kafka.name
         self._leader_id, self._emit, self._stages = leader_id, emit, stages
-        properties = {**PRODUCER_DEFAULTS, **conf.kafka, **conf.producer}
+        properties = {**PRODUCER_DEFAULTS, **conf.kafka.properties, **conf.kafka.producer}
         codec = properties.get("compression.codec", properties["compression.type"])
         self.sizes = Sizes(is_compressed=codec != "none")
         self.producer: TransactionalProducer | None = None
@@ -155,7 +155,7 @@ class Transactions:
             producer.begin()
             self._commit.on(Step.BEGIN)
         with self._turn_to_send(batch) as turned:
-            give_up_at = turned + 0.6 * self._conf.transaction_timeout_s
+            give_up_at = turned + 0.6 * self._conf.exactly_once.transaction_timeout_s
             digest, newest = self._send(producer, batch, give_up_at)
         if not (batch.rows or batch.errands):
             self._rounds.not_sent(self._lane, batch)
@@ -182,7 +182,7 @@ class Transactions:
         producer.send_entry(self._ledger_name, self._lane.number, key, payload, headers)
         failpoint("before-commit")
         self._commit.on(Step.COMMIT)
-        producer.commit(self._conf.commit_timeout_s, lambda: self._is_over(give_up_at))
+        producer.commit(self._conf.exactly_once.commit_timeout_s, lambda: self._is_over(give_up_at))
         self.stopwatch.commit_s = self._runtime.monotonic() - guarded
         stages["commit"] += self.stopwatch.commit_s
         return entry

@@ -78,10 +78,10 @@ class Command(BaseCommand):
         return Request(
             parameters=parameters(alias),
             table=conf.table,
-            properties=conf.client_properties,
+            properties=conf.kafka.client_properties,
             ledgers=tuple(options["ledger"] or _ledgers(conf)),
             finds_sinks=not options["ledger"],
-            without=(conf.leader_topic,),
+            without=(conf.election.leader_topic,),
             topics=tuple(options["topic"]),
             id_header=_id_header(conf),
         )
@@ -162,12 +162,12 @@ def _ledgers(conf: Conf) -> list[str]:
 
 
 def _id_header(conf: Conf) -> str:
-    if not conf.id_header:
+    if not conf.exactly_once.id_header:
         raise OutboxError(
             'OUTBOX["ID_HEADER"] is empty: records in Kafka do not tell their ids, and cannot be compared. Set it; '
             "what was sent before stays unknown."
         )
-    return conf.id_header
+    return conf.exactly_once.id_header
 
 
 def _config(given: list[str]) -> dict[str, str]:

@@ -46,7 +46,7 @@ class Command(BaseCommand):
             stats.require_alias(alias)
         except OutboxError as error:
             raise CommandError(str(error)) from error
-        redact = Redactor(conf.client_properties, conf.producer_properties, _database_secrets(alias))
+        redact = Redactor(conf.kafka.client_properties, conf.producer_properties, _database_secrets(alias))
         findings = check.examine(conf, alias, topics=tuple(options["topic"]))
         said = verdict(findings)
         if options["json"]:

@@ -77,8 +77,9 @@ class Command(BaseCommand):
         wished = options["lanes"]
         if conf.delivery != settings.EXACTLY_ONCE:
             raise CommandError(
-                f'OUTBOX["DELIVERY"] is {conf.delivery!r}, whose lane count is the setting LANES ({conf.lanes}): stop '
-                "every harvester, change it, add partitions to the leader topic, start them."
+                f'OUTBOX["DELIVERY"] is {conf.delivery!r}, whose lane count is the setting LANES '
+                f"({conf.election.lanes}): stop every harvester, change it, add partitions to the leader topic, "
+                "start them."
             )
         if wished is not None and not 1 <= wished <= LANES_MAX:
             raise CommandError(f"{wished} lanes cannot be. Give a number from 1 to {LANES_MAX}.")
@@ -125,11 +126,13 @@ class _Row:
     """The state row, on a connection of its own."""
 
     def __init__(self, conf: settings.Conf, alias: str) -> None:
-        self._lanes = conf.lanes
+        self._lanes = conf.election.lanes
         self._connection = companions.connect(
-            table.parameters(alias), statement_timeout_s=conf.statement_timeout_s, application_name="outbox lanes"
+            table.parameters(alias),
+            statement_timeout_s=conf.harvest.statement_timeout_s,
+            application_name="outbox lanes",
         )
-        self._timeout_s = conf.statement_timeout_s
+        self._timeout_s = conf.harvest.statement_timeout_s
         self._statements = self._ask(
             lambda connection: Companions(conf.table, companions.sequence_of(connection, conf.table))
         )

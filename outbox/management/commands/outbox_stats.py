@@ -44,7 +44,7 @@ class Command(BaseCommand):
             )
         except (OutboxError, psycopg.Error, settings.ConfErrors) as error:
             raise CommandError(str(error)) from error
-        found = Redactor(conf.client_properties, conf.producer_properties).all(found)
+        found = Redactor(conf.kafka.client_properties, conf.producer_properties).all(found)
         lines = [json.dumps(found)] if options["json"] else stats.as_text(found)
         for line in lines:
             self.stdout.write(line)

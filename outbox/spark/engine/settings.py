@@ -44,7 +44,7 @@ class Flags:
 
 def settled(conf: Conf) -> Conf:
     """The settings of a harvester with this engine: one lane, one promise."""
-    return replace(conf, delivery=EXACTLY_ONCE, lanes=1)
+    return replace(conf, delivery=EXACTLY_ONCE, election=replace(conf.election, lanes=1))
 
 
 def notes(flags: Flags) -> list[str]:
@@ -80,11 +80,11 @@ def look(conf: Conf, owner: str) -> UUID | None:
             )
         keepers.check(connection, conf.table, marks=True)  # warnings are for whoever claims
         numbering.check(connection, conf.table, exactly_once=False)
-        settled_s = settled_after(conf.transaction_timeout_s)
-        keep = conf.keep_empty_key  # for the holds; the query itself divides records into no lanes
-        claim = Claim(conf.table, WAY, owner, conf.session_timeout_s, keep_empty_key=keep, settled_s=settled_s)
+        settled_s = settled_after(conf.exactly_once.transaction_timeout_s)
+        keep = conf.harvest.keep_empty_key  # for the holds; the query itself divides records into no lanes
+        claim = Claim(conf.table, WAY, owner, conf.election.session_timeout_s, keep_empty_key=keep, settled_s=settled_s)
         if engine.way(connection, conf.table) != WAY:
-            claim.take(connection, lanes=conf.lanes, quietly=True)
+            claim.take(connection, lanes=conf.election.lanes, quietly=True)
         return claim.database(connection)
 
 
@@ -104,10 +104,10 @@ def job_of(conf: Conf, flags: Flags) -> Job:
         resend=flags.resend,
         connector=flags.connector,
         origin=database,
-        id_header=conf.id_header or "",
-        keep_empty_key=conf.keep_empty_key,
-        transaction_timeout_s=max(_TRANSACTION_TIMEOUT_S, conf.transaction_timeout_s),
-        audit_window_s=conf.audit_window_s,
+        id_header=conf.exactly_once.id_header or "",
+        keep_empty_key=conf.harvest.keep_empty_key,
+        transaction_timeout_s=max(_TRANSACTION_TIMEOUT_S, conf.exactly_once.transaction_timeout_s),
+        audit_window_s=conf.exactly_once.audit_window_s,
     )
 
 

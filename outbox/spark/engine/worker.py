@@ -78,7 +78,7 @@ class Engine:
         self._worker: Worker | None = None
 
     def __call__(self, conf: Any, lane: int, leader_id: UUID, epoch: int, host: LaneHost) -> Worker:
-        meter = Meter(lane, conf.metrics_interval_s, time.monotonic())
+        meter = Meter(lane, conf.metrics.metrics_interval_s, time.monotonic())
         self._worker = Worker(self.command, self._job, lane, leader_id, host, meter)
         return self._worker
 

@@ -24,7 +24,7 @@ class Crown:
 
     def __init__(self, conf, listener, on_fatal, **_):
         self._conf, self._listener = conf, listener
-        self._leader_ids = {lane: uuid4() for lane in range(conf.lanes)}
+        self._leader_ids = {lane: uuid4() for lane in range(conf.election.lanes)}
         self._left = threading.Event()
         self._is_ending = False
 
@@ -40,7 +40,7 @@ class Crown:
         if not self._is_ending:
             self._is_ending = True
             for lane, leader_id in dict(self._leader_ids).items():
-                self._listener(FinishBatch(lane, leader_id, time.monotonic() + self._conf.revoke_timeout_s))
+                self._listener(FinishBatch(lane, leader_id, time.monotonic() + self._conf.election.revoke_timeout_s))
 
     def abandon(self):
         self._is_ending = True

@@ -88,7 +88,9 @@ def test_an_entry_that_its_owner_left_open_is_ended_by_the_successor_at_once(ben
         bench.wait_empty()
     conf = bench.conf()
     dead = TransactionalProducer(
-        properties_of(conf.producer_properties, f"{conf.name}-0", transaction_timeout_s=conf.transaction_timeout_s)
+        properties_of(
+            conf.producer_properties, f"{conf.name}-0", transaction_timeout_s=conf.exactly_once.transaction_timeout_s
+        )
     )
     dead.initialise(30)
     dead.begin()
@@ -98,7 +100,7 @@ def test_an_entry_that_its_owner_left_open_is_ended_by_the_successor_at_once(ben
     begun = time.monotonic()
     with bench.working():
         bench.wait_empty()
-    assert time.monotonic() - begun < 0.8 * conf.transaction_timeout_s
+    assert time.monotonic() - begun < 0.8 * conf.exactly_once.transaction_timeout_s
     dead.drop()
     bench.check()
 

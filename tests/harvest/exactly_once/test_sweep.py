@@ -3,6 +3,7 @@
 import threading
 from types import SimpleNamespace
 
+from outbox.conf import parse
 from outbox.edges.postgres.exactly_once.sweeper import Below
 from outbox.harvest.exactly_once.ports import Servers
 from outbox.harvest.exactly_once.rounds.sweep import Sweep
@@ -37,8 +38,7 @@ def test_what_is_found_while_it_is_asked_for_is_not_lost():
         lanes=1, prepare=lambda connection: None, look=lambda *given: (FOUND, 1) if ends.wait(5.0) else None
     )
     database = SimpleNamespace(connect=lambda name: connection, sweeper=lambda lanes: sweeper)
-    conf = SimpleNamespace(sweep_interval_s=60.0, statement_timeout_s=5.0)
-    sweep = Interrupted(conf, Servers(THREADS, database, None))
+    sweep = Interrupted(parse({"SWEEP_INTERVAL": 60, "STATEMENT_TIMEOUT": 5}), Servers(THREADS, database, None))
 
     def finds():
         ends.set()

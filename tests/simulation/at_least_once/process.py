@@ -31,7 +31,7 @@ class Process(Harvester):
         others = {m.id: m for client in self.clients if client.lane == lane for m in client.undecided}
         trusted, silent_s = self.member.may_send(lane), self.world.now - self.beat_at[lane]
         if lane in self.member._neli.revoking:
-            silent_s -= self.conf.revoke_timeout_s  # for so long the group waits for it
+            silent_s -= self.conf.election.revoke_timeout_s  # for so long the group waits for it
         self.world.checkers.handed(self.name, others, message, trusted=trusted, silent_s=silent_s)
 
     # ---- life and faults

@@ -37,6 +37,7 @@ from tests.simulation.exactly_once.holds import Hold
 from tests.simulation.group import SESSION_TIMEOUT_S
 from tests.simulation.leader_topic import Topic
 from tests.simulation.runtime import LONG_S, SWITCHED_S, ended_with, in_thread
+from tests.support.settings import changed
 
 FAULTS_S = 8.0
 DRAIN_S = 90.0
@@ -103,29 +104,29 @@ class World(surroundings.World):
         """Few records in a mark, and time-outs that pass within a scenario."""
         choice = self.random.choice
         given = {"BOOTSTRAP_SERVERS": "simulated:1", "NAME": "outbox", "DELIVERY": "at-least-once"}
-        return replace(
+        return changed(
             parse(given),
-            lanes=self.lanes,
-            assignor="cooperative-sticky" if self.group.cooperative else "range",
-            heartbeat_timeout_s=HEARTBEAT_TIMEOUT_S,
-            session_timeout_s=SESSION_TIMEOUT_S,
-            flush_timeout_s=3.0,
-            statement_timeout_s=STATEMENT_TIMEOUT_S,
-            in_flight_max=4 + self.seed % 9,
-            mark_max=choice((3, 8, 20)),
-            send_concurrency=choice((1, 3)),
-            send_buffer=6,
-            key_buffer=choice((1, 3, 6)),
-            deferred_max=choice((4, 40)),
-            delivery_timeout_s=DELIVERY_TIMEOUT_S,
-            queue_timeout_s=3.0,
-            drain_timeout_s=2.0,
-            sweep_interval_s=3.0,
-            io_backoff_s=0.5,
-            mark_backoff_s=0.3,
-            metrics_interval_s=1000.0,
-            refusal_policy=choice(("block", "block", "skip")),
-            refusal_attempts=choice((1, 3)),
+            LANES=self.lanes,
+            ASSIGNOR="cooperative-sticky" if self.group.cooperative else "range",
+            HEARTBEAT_TIMEOUT=HEARTBEAT_TIMEOUT_S,
+            SESSION_TIMEOUT=SESSION_TIMEOUT_S,
+            FLUSH_TIMEOUT=3.0,
+            STATEMENT_TIMEOUT=STATEMENT_TIMEOUT_S,
+            IN_FLIGHT_MAX=4 + self.seed % 9,
+            MARK_MAX=choice((3, 8, 20)),
+            SEND_CONCURRENCY=choice((1, 3)),
+            SEND_BUFFER=6,
+            KEY_BUFFER=choice((1, 3, 6)),
+            DEFERRED_MAX=choice((4, 40)),
+            DELIVERY_TIMEOUT=DELIVERY_TIMEOUT_S,
+            QUEUE_TIMEOUT=3.0,
+            DRAIN_TIMEOUT=2.0,
+            SWEEP_INTERVAL=3.0,
+            IO_BACKOFF=0.5,
+            MARK_BACKOFF=0.3,
+            METRICS_INTERVAL=1000.0,
+            REFUSAL_POLICY=choice(("block", "block", "skip")),
+            REFUSAL_ATTEMPTS=choice((1, 3)),
         )
 
     def new_pid(self) -> int:
@@ -383,7 +384,7 @@ class Scenario:
 
 def _limits(plain: Callable[[Conf], values.Limits], conf: Conf) -> values.Limits:
     """What the settings do not say."""
-    return replace(plain(conf), purge_max=2 if conf.mark_max == 3 else 50, refusal_backoff_max_s=3.0)
+    return replace(plain(conf), purge_max=2 if conf.at_least_once.mark_max == 3 else 50, refusal_backoff_max_s=3.0)
 
 
 def _turn(turn: Callable[[Any], bool], worker: AtLeastOnce) -> bool:

@@ -6,7 +6,6 @@ import threading
 import uuid
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,6 +21,7 @@ from tests.simulation.at_least_once import kafka
 from tests.simulation.at_least_once.scenario import PLAIN, World
 from tests.simulation.conformance.marks import Unchecked
 from tests.simulation.runtime import Simulated, in_thread
+from tests.support.settings import changed
 from tests.support.topics import create_topic, read_topic
 
 PARTITIONS = 3
@@ -83,7 +83,7 @@ class RealKafka:
         self.runtime, self._servers = THREADS, bootstrap_servers
         name = f"conformance-{uuid.uuid4().hex[:8]}"
         self.conf = parse({"BOOTSTRAP_SERVERS": bootstrap_servers, "NAME": name, "LANES": PARTITIONS})
-        self.topic, self.data_topic = self.conf.leader_topic, f"{name}-orders"
+        self.topic, self.data_topic = self.conf.election.leader_topic, f"{name}-orders"
         self._config: dict[str, str] = {}
         with closing(LeaderTopic(self.clients(), self.conf, threading.Event())) as topic:
             assert topic.prepare() == PARTITIONS
@@ -102,7 +102,7 @@ class RealKafka:
         return [record.value or b"" for record in read_topic(self._servers, self.data_topic)]
 
     def be_eager(self) -> None:
-        self.conf = replace(self.conf, assignor="range")
+        self.conf = changed(self.conf, ASSIGNOR="range")
 
     def refuse_keyless(self) -> None:
         self._config = {"cleanup.policy": "compact"}

@@ -10,7 +10,7 @@ import re
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import fields, replace
+from dataclasses import fields
 from types import SimpleNamespace
 from typing import Any
 
@@ -39,6 +39,7 @@ from tests.simulation.exactly_once.checkers import TOPIC, Checkers, Written
 from tests.simulation.exactly_once.holds import Hold
 from tests.simulation.exactly_once.scenario import World
 from tests.simulation.runtime import Simulated, in_thread
+from tests.support.settings import changed
 from tests.support.tables import create_companions, create_table
 from tests.support.topics import create_topic, read_topic
 
@@ -202,7 +203,7 @@ class RealSide:
         self._topic_config: dict[str, str] = {}
         given = parse({"BOOTSTRAP_SERVERS": bootstrap_servers, "NAME": self.name})
         producer = {"linger.ms": 100, "compression.type": "none"}  # what is sent before a flush is one request
-        self.conf = replace(given, lanes=LANES, statement_timeout_s=2.4, id_header="", producer=producer)
+        self.conf = changed(given, LANES=LANES, STATEMENT_TIMEOUT=2.4, ID_HEADER="", PRODUCER=producer)
         self._opened: list[Any] = []
 
     def close(self) -> None:

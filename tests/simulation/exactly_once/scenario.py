@@ -11,7 +11,7 @@ import re
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache
 from random import Random
 from typing import Any
@@ -38,6 +38,7 @@ from tests.simulation.exactly_once.process import Process
 from tests.simulation.group import SESSION_TIMEOUT_S
 from tests.simulation.leader_topic import Topic
 from tests.simulation.runtime import LONG_S, SWITCHED_S, ended_with, in_thread
+from tests.support.settings import changed
 
 FAULTS_S = 7.0
 DRAIN_S = 60.0
@@ -103,17 +104,17 @@ PLAIN = Rules()
 def settings() -> Conf:
     """Few records in a page, and time-outs that pass within a scenario."""
     conf = parse({"BOOTSTRAP_SERVERS": "simulated:1", "NAME": "outbox"})
-    return replace(
+    return changed(
         conf,
-        batch_max=8,
-        statement_timeout_s=STATEMENT_TIMEOUT_S,
-        transaction_timeout_s=TRANSACTION_TIMEOUT_S,
-        commit_timeout_s=0.8,
-        heartbeat_timeout_s=SESSION_TIMEOUT_S / 2,
-        session_timeout_s=SESSION_TIMEOUT_S,
-        flush_timeout_s=3.0,
-        sweep_interval_s=86_400.0,
-        mark_backoff_s=0.1,
+        BATCH_MAX=8,
+        STATEMENT_TIMEOUT=STATEMENT_TIMEOUT_S,
+        TRANSACTION_TIMEOUT=TRANSACTION_TIMEOUT_S,
+        COMMIT_TIMEOUT=0.8,
+        HEARTBEAT_TIMEOUT=SESSION_TIMEOUT_S / 2,
+        SESSION_TIMEOUT=SESSION_TIMEOUT_S,
+        FLUSH_TIMEOUT=3.0,
+        SWEEP_INTERVAL=86_400.0,
+        MARK_BACKOFF=0.1,
     )
 
 
@@ -158,9 +159,9 @@ class World(surroundings.World):
         self.seed, self.faults = seed, Faults()
         self.group.partitions = range(lanes)  # each has a leader, of an idle lane where fewer lanes are in use
         self.leader_topic = Topic(self)
-        self.conf = replace(settings(), assignor="cooperative-sticky" if self.group.cooperative else "range")
+        self.conf = changed(settings(), ASSIGNOR="cooperative-sticky" if self.group.cooperative else "range")
         if seed % 5 in (REFUSING, LAGGING):
-            self.conf = replace(self.conf, batch_max=50 if seed % 10 == CRASHING else 4)
+            self.conf = changed(self.conf, BATCH_MAX=50 if seed % 10 == CRASHING else 4)
         self.switching = self.random.choice((0.0, 0.0, 0.002, 0.02))
         self.switched_s, self.steady = SWITCHED_S, ""
         if seed % 5 == LAGGING:
@@ -168,7 +169,7 @@ class World(surroundings.World):
             self.steady = "outbox-election"  # else lanes would be without an owner for most of the time
         elif seed % 5 == RESTLESS:
             self.switching, self.switched_s = self.random.choice((0.05, 0.2)), LONG_S
-            self.conf = replace(self.conf, flush_timeout_s=0.3)  # whoever has to give lanes back has little time
+            self.conf = changed(self.conf, FLUSH_TIMEOUT=0.3)  # whoever has to give lanes back has little time
         self.kafka = Broker(self, checkers)
         self.postgres = Postgres(self, checkers, self.random.randint(1 + self.lanes // 2, self.lanes))
         self.postgres.is_plain = seed // 10 % 3 > 0

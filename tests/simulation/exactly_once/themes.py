@@ -18,6 +18,7 @@ from tests.simulation.exactly_once.holds import QUARANTINED, REFUSED, WANTED
 from tests.simulation.exactly_once.operators import Operators, pause_of
 from tests.simulation.exactly_once.process import Process
 from tests.simulation.exactly_once.scenario import DRAIN_S, Faults, Outcome, Rules, Scenario
+from tests.support.settings import changed
 
 OTHER_TOPIC = "invoices"
 
@@ -35,7 +36,7 @@ class Operated(Scenario):
         self.keys = [f"k{i}" for i in range(self.random.choice((1, 2, 4)))]
         self.sequences = dict.fromkeys(self.keys, 0)
         if self.random.random() < 0.3:
-            world.conf = replace(world.conf, refusal_policy=SKIP, refusal_attempts=self.random.choice((1, 2)))
+            world.conf = changed(world.conf, REFUSAL_POLICY=SKIP, REFUSAL_ATTEMPTS=self.random.choice((1, 2)))
         self.operators = Operators(world, self.rewritten)
 
     def run(self) -> Any:
@@ -184,7 +185,7 @@ class Poisoned(Scenario):
         self.keys = [f"k{i}" for i in range(self.random.choice((3, 6)))]
         self.sequences = dict.fromkeys(self.keys, 0)
         if self.random.random() < 0.3:
-            world.conf = replace(world.conf, refusal_policy=SKIP)
+            world.conf = changed(world.conf, REFUSAL_POLICY=SKIP)
         world.watches, world.poisoned = True, self.perish
         world.poison = set(self.random.sample(range(1, 30), self.random.choice((1, 1, 2))))
         self.deaths = Counter[int]()
@@ -290,7 +291,7 @@ class Unruly(Kept):
 
     def __init__(self, seed: int, rules: Rules) -> None:
         super().__init__(seed, rules)
-        self.world.conf = replace(self.world.conf, sweep_interval_s=0.2)
+        self.world.conf = changed(self.world.conf, SWEEP_INTERVAL=0.2)
         self.late = 0
 
     def pause_some(self) -> None:
@@ -323,7 +324,7 @@ class Quiet(Scenario):
 
     def __init__(self, seed: int, rules: Rules) -> None:
         super().__init__(seed, rules)
-        self.world.conf = replace(self.world.conf, notify=True, mark_backoff_s=POLL_S)
+        self.world.conf = changed(self.world.conf, NOTIFY=True, MARK_BACKOFF=POLL_S)
 
     def write(self) -> None:
         self.world.after(self.random.uniform(9.0, 12.0), self.write_one)
@@ -389,7 +390,7 @@ class Leased(Scenario):
     def watch(self) -> None:
         """The other mode takes the table as soon as it may, and keeps it until the connection is mended."""
         world, conf = self.world, self.world.conf
-        old_s = conf.session_timeout_s + settled_after(conf.transaction_timeout_s)
+        old_s = conf.election.session_timeout_s + settled_after(conf.exactly_once.transaction_timeout_s)
         if self.is_mended:
             world.has_other_mode = False
         elif world.claimed_at and world.now > world.claimed_at + old_s:
@@ -408,7 +409,7 @@ class Slow(Scenario):
 
     def __init__(self, seed: int, rules: Rules) -> None:
         super().__init__(seed, rules)
-        self.world.conf = replace(self.world.conf, batch_max=40)
+        self.world.conf = changed(self.world.conf, BATCH_MAX=40)
         self.world.faults.slow_s = self.random.uniform(0.25, 0.45)
         self.keys = [f"k{i}" for i in range(8)]
         self.sequences = dict.fromkeys(self.keys, 0)
@@ -421,7 +422,7 @@ class Slow(Scenario):
         self.write_on()
         world.run_until(world.now + DRAIN_S, lambda: not self.further and self.drained())
         self.check_end()
-        if any(limit < world.conf.batch_max for limit in world.limits.values()):
+        if any(limit < world.conf.exactly_once.batch_max for limit in world.limits.values()):
             raise Violation(f"pages of so many records have not grown again: {world.limits}")
         return outcome
 
@@ -460,13 +461,13 @@ class Hopeless(Scenario):
     def __init__(self, seed: int, rules: Rules) -> None:
         super().__init__(seed, rules)
         world = self.world
-        world.conf = replace(
+        world.conf = changed(
             world.conf,
-            batch_max=self.random.choice((30, 200)),
-            producer={"compression.type": "none"},  # records weigh what they are long
+            BATCH_MAX=self.random.choice((30, 200)),
+            PRODUCER={"compression.type": "none"},  # records weigh what they are long
         )
         if self.random.random() < 0.5:
-            world.conf = replace(world.conf, refusal_policy=SKIP)
+            world.conf = changed(world.conf, REFUSAL_POLICY=SKIP)
         self.keys = [f"k{i}" for i in range(8)]
         self.hopeless = [f"bad{i}" for i in range(HOPELESS)]
         self.sequences = dict.fromkeys([*self.keys, *self.hopeless], 0)
@@ -556,7 +557,7 @@ class InTurn(Scenario):
         world.lanes, world.switching, world.turns = 3, 0.0, Turns(world)
         world.group.partitions = range(world.lanes)
         world.postgres.primary.now.state = State(world.lanes)
-        world.conf = replace(world.conf, batch_max=60)
+        world.conf = changed(world.conf, BATCH_MAX=60)
         self.keys = [f"k{i}" for i in range(12)]
         self.sequences = dict.fromkeys(self.keys, 0)
 

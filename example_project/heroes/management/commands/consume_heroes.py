@@ -62,7 +62,7 @@ def _consumer() -> Any:
         from confluent_kafka import Consumer
     except ImportError as error:
         missing_extra("harvest", error)
-    properties = conf.current().client_properties
+    properties = conf.current().kafka.client_properties
     if not properties.get("bootstrap.servers"):
         raise CommandError('No brokers are set. Set OUTBOX_BOOTSTRAP_SERVERS, e.g. "localhost:9092".')
     return Consumer(

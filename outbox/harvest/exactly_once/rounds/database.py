@@ -53,19 +53,21 @@ class Database:
         self._source = source or partial(table.parameters, conf.database)
         self._mutex = runtime.lock("database identity")
         self.identity: UUID | None = None
-        self.state = State(conf.lanes)
+        self.state = State(conf.election.lanes)
         self.sequence = ""
         self.companions: Companions | None = None
         self.owner = ""
         """Who opens the connections; whoever takes a lane over from it sees by them whether it lives."""
-        self.holds = HoldTable(conf.table, keep_empty_key=conf.keep_empty_key)
+        self.holds = HoldTable(conf.table, keep_empty_key=conf.harvest.keep_empty_key)
 
     def connect(self, name: str) -> BoundedConnection:
         """A checked connection. `opened_at` says since when it stands."""
         connection = companions.connect(
-            self._source(), statement_timeout_s=self._conf.statement_timeout_s, application_name=f"outbox {name}"
+            self._source(),
+            statement_timeout_s=self._conf.harvest.statement_timeout_s,
+            application_name=f"outbox {name}",
         )
-        connection.give_up_at = time.monotonic() + self._conf.statement_timeout_s
+        connection.give_up_at = time.monotonic() + self._conf.harvest.statement_timeout_s
         try:
             self._check(connection)
             if self.owner:
@@ -79,7 +81,7 @@ class Database:
     def _check(self, connection: BoundedConnection) -> None:
         sequence = companions.sequence_of(connection, self._conf.table)
         found = Companions(self._conf.table, sequence)
-        identity, state = found.state(connection, self._conf.lanes)
+        identity, state = found.state(connection, self._conf.election.lanes)
         with self._mutex:
             if self.identity is not None and identity != self.identity:
                 raise OtherDatabase(
@@ -95,10 +97,10 @@ class Database:
         return self.companions
 
     def reader(self, lanes: int) -> Reader:
-        return Reader(self._conf.table, self.sequence, lanes, keep_empty_key=self._conf.keep_empty_key)
+        return Reader(self._conf.table, self.sequence, lanes, keep_empty_key=self._conf.harvest.keep_empty_key)
 
     def sweeper(self, lanes: int) -> Sweeper:
-        return Sweeper(self._conf.table, lanes, keep_empty_key=self._conf.keep_empty_key)
+        return Sweeper(self._conf.table, lanes, keep_empty_key=self._conf.harvest.keep_empty_key)
 
     def claim(self, owner: str) -> Claim:
         return claim_of(self._conf, owner)

@@ -50,10 +50,13 @@ class Lanes:
         self.round: Round[Purge] = Round()
         self.holds_look = HoldsLook()
         self.flights = Flights()
-        self.sizes, self.idle = PageSizes(conf.batch_max, conf.batch_bytes_max), IdlePause(conf.mark_backoff_s)
+        self.sizes, self.idle = (
+            PageSizes(conf.exactly_once.batch_max, conf.exactly_once.batch_bytes_max),
+            IdlePause(conf.harvest.mark_backoff_s),
+        )
         self.last_ticket: Ticket | None = None
         self._database = servers.database
-        self.purges = Purges(servers, self.purged, conf.statement_timeout_s)
+        self.purges = Purges(servers, self.purged, conf.harvest.statement_timeout_s)
 
     def unready(self, lane: LaneState) -> None:
         was_at_work = lane.is_at_work

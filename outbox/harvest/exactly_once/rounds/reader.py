@@ -59,7 +59,9 @@ class PageReader:
         self._lanes, self._lease, self._state_row, self._ended = lanes, lease, state_row, ended
         self._beat = Awaited(servers.runtime)
         self._beat.settle()
-        self._reading = ReadConnection(servers, lease, conf.statement_timeout_s, self._leave_out, self._meanwhile)
+        self._reading = ReadConnection(
+            servers, lease, conf.harvest.statement_timeout_s, self._leave_out, self._meanwhile
+        )
         self._sweep = Sweep(conf, servers)
         self._is_behind = False  # the last page was full: more waits than is sent
         self._troubles = Troubles(-1, servers.runtime)
@@ -212,7 +214,7 @@ class PageReader:
         identity = self._database.identity
         self._lease.take(connection, dict.fromkeys(lanes, identity) if identity is not None else {})
         begun = self._runtime.monotonic()
-        state = self._database.statements.state(connection, self._conf.lanes)[1]
+        state = self._database.statements.state(connection, self._conf.election.lanes)[1]
         self._state_row.seen(begun, state)
         with self._lanes.changed:
             self._lanes.retake([r for r in self._lanes.known.values() if r.ready and r.is_outdated(state)])

@@ -105,8 +105,8 @@ class Rounds:
             if self._lease.is_kept:
                 return
             self.purges.ask(lambda connection: self._lease.take(connection, {}))
-            self.kafka.prepare(self.database.state.lane_count, self._conf.audit_window_s)
-            if self._conf.notify and self._ear is None:
+            self.kafka.prepare(self.database.state.lane_count, self._conf.exactly_once.audit_window_s)
+            if self._conf.exactly_once.notify and self._ear is None:
                 with self._lanes.changed:  # before the end, or not at all: the end closes it
                     if not self._lanes.round.is_ending:
                         self._ear = Ear(self.servers, self.wake)
@@ -128,7 +128,9 @@ class Rounds:
         return self._state_row.not_older(max_age_s, may_go_on)
 
     def _ask_state(self, may_go_on: Callable[[], bool]) -> State:
-        state: State = self.purges.ask(partial(self.database.statements.state, lanes=self._conf.lanes), may_go_on)[1]
+        state: State = self.purges.ask(
+            partial(self.database.statements.state, lanes=self._conf.election.lanes), may_go_on
+        )[1]
         return state
 
     def release_way(self, lane: LaneState, may_go_on: Callable[[], bool]) -> None:

@@ -36,7 +36,7 @@ class Sweep:
         self._block, self._blocks = 0, _BLOCKS_FIRST
         self._is_under_way = False  # whose turn it is: while it is, everything here belongs to the session's thread
         self._begun_at = runtime.monotonic()
-        self._next_at = self._begun_at + conf.sweep_interval_s
+        self._next_at = self._begun_at + conf.harvest.sweep_interval_s
         self._found: list[Found] = []
         self._troubles = Troubles(-1, runtime)
         self.passes = 0
@@ -54,7 +54,7 @@ class Sweep:
         if not self._block:
             self._begun_at = self._runtime.monotonic()
         self._is_under_way = True
-        self._session.submit(partial(self._slice, sweeper, below), None, self._conf.statement_timeout_s + 1)
+        self._session.submit(partial(self._slice, sweeper, below), None, self._conf.harvest.statement_timeout_s + 1)
 
     def take(self) -> list[Found]:
         if self._is_under_way:
@@ -91,7 +91,7 @@ class Sweep:
         if error is not None:
             self._troubles.seen("read", explained(error))
             self._blocks = max(_BLOCKS_MIN, self._blocks // 4)
-            self._next_at = now + self._conf.statement_timeout_s
+            self._next_at = now + self._conf.harvest.statement_timeout_s
         else:
             self._troubles.over("read")
             self._note(now, *result)
@@ -99,11 +99,11 @@ class Sweep:
 
     def _note(self, now: float, found: list[Found], size: int, took_s: float) -> None:
         self._block += self._blocks
-        self._next_at = now + max(min(_PAUSE_S, self._conf.sweep_interval_s), _SHARE * took_s)
+        self._next_at = now + max(min(_PAUSE_S, self._conf.harvest.sweep_interval_s), _SHARE * took_s)
         if self._block >= size:
             self._block = 0
             self.passes += 1
-            self._next_at = max(self._next_at, self._begun_at + self._conf.sweep_interval_s)
+            self._next_at = max(self._next_at, self._begun_at + self._conf.harvest.sweep_interval_s)
         if len(found) > _ROWS_MAX:
             self._blocks = max(_BLOCKS_MIN, self._blocks // 4)
         elif len(found) < _ROWS_MAX // 4:
