@@ -9,7 +9,7 @@ from outbox.conf.consistency import unknown_keys
 from outbox.conf.environment import from_env
 from outbox.conf.errors import ConfErrors, SettingError, WrongValue, seen
 from outbox.conf.parsers import BLOCK, EVENTS, NAME_MAX, SKIP
-from outbox.conf.settings import AT_LEAST_ONCE, DEFAULT_TABLE, EXACTLY_ONCE, SPECS, Conf, by_key, made
+from outbox.conf.settings import AT_LEAST_ONCE, DEFAULT_TABLE, EXACTLY_ONCE, LANES_MAX, SPECS, Conf, by_key, made
 
 __all__ = [
     "AT_LEAST_ONCE",
@@ -17,6 +17,7 @@ __all__ = [
     "DEFAULT_TABLE",
     "EVENTS",
     "EXACTLY_ONCE",
+    "LANES_MAX",
     "NAME_MAX",
     "SKIP",
     "SPECS",

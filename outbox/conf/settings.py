@@ -16,6 +16,8 @@ EXACTLY_ONCE = "exactly-once"
 AT_LEAST_ONCE = "at-least-once"
 # The client's limit on a message, and its default.
 SIZE_PROPERTY, SIZE_DEFAULT = "message.max.bytes", 1_000_000
+# Each lane costs a partition of two topics.
+LANES_MAX = 10_000
 _CALLED_BY_CLIENT = ("logger", "on_commit", "on_delivery")
 
 
@@ -111,7 +113,9 @@ class ElectionSettings:
         parsers.name, "", "Topic on which the members of the group elect the owners of the lanes.", shown="NAME + .neli"
     )
     lanes: int = setting(
-        parsers.count(1, 1000), 1, "Lanes, each with one owner; the leader topic is created with as many partitions."
+        parsers.count(1, LANES_MAX),
+        1,
+        "Lanes, each with one owner; the leader topic is created with as many partitions.",
     )
     heartbeat_timeout_s: float = setting(
         parsers.seconds(0.5, 600),

@@ -3,15 +3,30 @@
 from datetime import timedelta
 
 import pytest
+from django.core.management import CommandError, call_command
+from django.db.utils import ConnectionDoesNotExist
 from django.test import override_settings
 
 from outbox import conf
 from tests.conf.kit import errors_of, text_of
+from tests.support.databases import ROOT
 
 
 @pytest.mark.parametrize("value", [True, 0, -1, 1.5, None])
 def test_a_count_outside_its_limits_is_refused(value):
     assert "KEY_MAX_BYTES" in errors_of({"KEY_MAX_BYTES": value})
+
+
+def test_there_is_one_limit_of_lanes_for_the_setting_the_command_and_the_documents():
+    assert conf.LANES_MAX == 10_000
+    assert conf.parse({"LANES": conf.LANES_MAX}).election.lanes == conf.LANES_MAX
+    assert "Set a whole number from 1 to 10,000." in errors_of({"LANES": conf.LANES_MAX + 1})["LANES"]
+    for lanes in (0, conf.LANES_MAX + 1):
+        with pytest.raises(CommandError, match=r"Give a number from 1 to 10000\."):
+            call_command("outbox_lanes", str(lanes))
+    with pytest.raises(ConnectionDoesNotExist):  # the number is accepted
+        call_command("outbox_lanes", str(conf.LANES_MAX), database="absent")
+    assert "There can be 10,000 lanes" in (ROOT / "docs" / "lanes.md").read_text()
 
 
 @pytest.mark.parametrize(("value", "seconds"), [(5, 5.0), (0.25, 0.25), (timedelta(minutes=1), 60.0)])

@@ -28,7 +28,6 @@ EXIT_CODES = {
     1: "refused or failed, for the reason named: the count is as before",
     3: "not done within --wait; the wish stays written, and the next owner of lane 0 carries it out",
 }
-LANES_MAX = 10_000  # each costs a partition of two topics
 _ALIVE_S = 10.0  # heartbeats come every two seconds
 _POLL_S = 0.1
 
@@ -81,8 +80,8 @@ class Command(BaseCommand):
                 f"({conf.election.lanes}): stop every harvester, change it, add partitions to the leader topic, "
                 "start them."
             )
-        if wished is not None and not 1 <= wished <= LANES_MAX:
-            raise CommandError(f"{wished} lanes cannot be. Give a number from 1 to {LANES_MAX}.")
+        if wished is not None and not 1 <= wished <= settings.LANES_MAX:
+            raise CommandError(f"{wished} lanes cannot be. Give a number from 1 to {settings.LANES_MAX}.")
         try:
             with closing(_Row(conf, options["database"] or conf.database)) as row:
                 shown = row.show() if wished is None else self._change(row, wished, options["wait"])
