@@ -485,7 +485,7 @@ class Hopeless(Scenario):
             self.write_all([self.hopeless[i % HOPELESS] for i in range(begin, begin + 50)])
         self.heads = sorted(self.world.postgres.primary.now.rows)[:HOPELESS]
         self.weather()
-        self.world.after(self.faults_s - SOON_S, self.note_waiting)
+        self.world.after(self.faults_s - PATIENCE_S, self.note_waiting)
         return super().run()
 
     def write_all(self, keys: list[str]) -> None:
@@ -534,7 +534,7 @@ class Hopeless(Scenario):
         if made > PRODUCERS_MAX:
             raise Violation(f"{made} producers were made for the sake of {HOPELESS} records")
         if late := [uid for uid in self.waiting if uid not in self.checkers.delivered]:
-            raise Violation(f"{len(late)} records have waited for {SOON_S} s, and nothing of their keys is refused")
+            raise Violation(f"{len(late)} records have waited for {PATIENCE_S} s, and nothing of their keys is refused")
         held = {hold.record_id for hold in server.now.holds.values()}
         if loose := [id_ for id_ in self.heads if id_ in server.now.rows and id_ not in held]:
             raise Violation(f"{len(loose)} records that are refused are not held")
@@ -543,7 +543,8 @@ class Hopeless(Scenario):
             self.operators.want(hold.id, self.random.choice(("skip", "discard")))
 
 
-HOPELESS, LIMIT, STRIKES_MAX, PRODUCERS_MAX = 400, 1000, 3, 100
+HOPELESS, LIMIT, STRIKES_MAX, PRODUCERS_MAX, PATIENCE_S = 400, 1000, 3, 80, 4.0
+"""Each takeover, and with one lane there is one every two seconds, reads all that is held once more."""
 
 
 class InTurn(Scenario):
