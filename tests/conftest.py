@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from typing import Any
 
 import hypothesis
+import psycopg
 import pytest
 
 from outbox.devstack import Postgres
@@ -40,6 +41,17 @@ def postgres_of(own_servers: None) -> Iterator[Callable[[str], str]]:
             return urls[major]
 
         yield url_of
+
+
+@pytest.fixture(scope="session")
+def postgres(postgres: Postgres | None) -> Postgres | None:
+    """It does not wait for the disk of the machine, which tests share: no test has the machine crash, and a server that
+    is killed has handed over to the system what it says is on disk."""
+    if postgres is not None:
+        with psycopg.connect(os.environ["DATABASE_URL"], autocommit=True) as connection:
+            connection.execute("ALTER SYSTEM SET fsync = off")
+            connection.execute("SELECT pg_reload_conf()")
+    return postgres
 
 
 @pytest.fixture(scope="session")
