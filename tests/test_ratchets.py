@@ -4,6 +4,7 @@ import ast
 import re
 from itertools import chain
 
+from tests.support import attributes
 from tests.support.databases import ROOT
 
 TOP = ROOT / "outbox"
@@ -80,3 +81,94 @@ def test_statements_of_every_kind_are_found_and_sentences_are_not():
         "ALTER TABLE {} ALTER x SET NOT NULL",
     ):
         assert not is_sql(text), text
+
+
+# ---- classes
+
+ATTRIBUTES_MAX = 25
+LARGE_CLASSES = {"election/member.py: Member": 30}
+"""Those with more attributes, and how many. The list may only shrink."""
+ASSIGNED_FROM_OUTSIDE = {
+    "cli/document.py": "top",
+    "cli/options.py": "problems program settings where",
+    "cli/reaper.py": "level",
+    "core/election/neli.py": "beat_at confirm_asked confirm_ticket deadline ended_id epoch first_sequence last_offset "
+    "leader_id state trusted_at was_fenced",
+    "core/holds/book.py": "fate is_wanted lowest retry_at row",
+    "core/holds/hold.py": "state",
+    "core/holds/trials.py": "retry_at",
+    "devstack/ports.py": "_fd",
+    "devstack/pump.py": "claimed slots",
+    "devstack/pytest_plugin.py": "error",
+    "edges/kafka/at_least_once/idempotent.py": "broken outstanding",
+    "edges/kafka/exactly_once/transactional.py": "is_in_use trouble",
+    "edges/postgres/common/backends.py": "backend give_up_at",
+    "edges/postgres/common/session.py": "give_up_at interrupt",
+    "edges/postgres/common/table.py": "give_up_at",
+    "harvest/at_least_once/holds.py": "held",
+    "harvest/at_least_once/lane.py": "acknowledged refused undelivered",
+    "harvest/exactly_once/crashes.py": "is_careful",
+    "harvest/exactly_once/lane.py": "request_bytes",
+    "harvest/exactly_once/resolve.py": "give_up_at",
+    "harvest/exactly_once/rounds/database.py": "done flushed_on flushed_since give_up_at opened_at",
+    "harvest/exactly_once/rounds/lanes.py": "writes",
+    "harvest/exactly_once/rounds/read_connection.py": "give_up_at interrupt meanwhile meanwhile_s",
+    "harvest/exactly_once/rounds/reader.py": "created errands flush ids left_out previous rows server",
+    "harvest/exactly_once/rounds/rounds.py": "change count ids left_out rows server submitted",
+    "harvest/exactly_once/transaction.py": "commit_s",
+    "harvest/owned_lanes.py": "leader_id worker",
+    "management/commands/outbox_lanes.py": "give_up_at",
+    "spark/sink/slice_writer.py": "topics",
+    "spark/source/datasource.py": "give_up_at",
+    "testing/broker.py": "is_writable",
+}
+"""Attributes of classes that code outside of them assigns still, by module. The list may only shrink."""
+NAMESAKES = {"devstack/__main__.py": "command"}
+"""Attributes of what comes from elsewhere that are called as one of ours."""
+
+
+def modules():
+    return {path.relative_to(TOP).as_posix(): ast.parse(path.read_text()) for path in sorted(TOP.rglob("*.py"))}
+
+
+def test_no_class_has_more_than_25_attributes():
+    counted = {
+        f"{path}: {node.name}": len(attributes.held(node))
+        for path, tree in modules().items()
+        for node in attributes.classes(tree)
+    }
+    assert {name: count for name, count in counted.items() if count > ATTRIBUTES_MAX} == LARGE_CLASSES
+    assert counted["harvest/exactly_once/lane.py: ExactlyOnce"] > 10, "it counts"
+
+
+def test_no_code_outside_a_class_assigns_its_attributes():
+    trees = modules()
+    names = {name for tree in trees.values() for node in attributes.classes(tree) for name in attributes.known(node)}
+    found = {path: attributes.assigned_from_outside(tree, names) for path, tree in trees.items()}
+    allowed = {path: set(text.split()) for path, text in (ASSIGNED_FROM_OUTSIDE | NAMESAKES).items()}
+    assert {path: assigned for path, assigned in found.items() if assigned} == allowed
+
+
+def test_attributes_are_counted_and_their_assignment_from_outside_is_found():
+    tree = ast.parse("""
+@dataclass(slots=True)
+class Open:
+    field: int
+    def change(self, other): self.later, other.field = 1, 2
+@dataclass(frozen=True)
+class Frozen:
+    field: int
+class Plain:
+    declared: int
+    def __init__(self, one):
+        self.a = self.b = 1
+        self.b += 1
+        one.later.read = one.field = 2
+def change(one):
+    one.a, one.foreign = one.read, 1
+    one.b += 1
+    del one.c, one.declared
+""")
+    assert [attributes.held(node) for node in attributes.classes(tree)] == [{"field", "later"}, set(), {"a", "b"}]
+    names = {"field", "later", "declared", "read", "a", "b", "c"}
+    assert attributes.assigned_from_outside(tree, names) == {"a", "b", "c", "declared", "field", "read"}
