@@ -4,7 +4,7 @@ Three threads share the core under one lock, which is held for microseconds and 
 
 - *group* polls the consumer that stands in the group. Its rebalance callback waits until what is in hand is finished,
   so this thread reads no heartbeats; else the lanes that stay would be fenced whenever one lane moves.
-- *reader* reads the leader topic with a consumer of its own, from its end, a bounded number of messages per turn.
+- *reader* reads the leader topic with a consumer of its own, from its end: see `reader`.
 - *ticker* sleeps until the core wants to be woken or somebody commands something.
 
 The listener is called under the lock and must not block. Workers never take the lock: `may_start` and `may_send` read a
@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from queue import Empty
@@ -30,9 +29,10 @@ from uuid import UUID, uuid4
 from outbox.conf import AT_LEAST_ONCE, Conf
 from outbox.core.election import neli as core
 from outbox.edges.kafka.common.wall_clock import nudged
-from outbox.election.clients import DATABASE_HEADER, heartbeat_of
+from outbox.election.clients import DATABASE_HEADER
 from outbox.election.errors import Denials, ElectionRefused, Seldom, Troubles, foreign_database, group_refusal
-from outbox.election.ports import ElectionClients, GroupConsumer, HeartbeatProducer, HeartbeatReader
+from outbox.election.ports import ElectionClients, GroupConsumer, HeartbeatProducer
+from outbox.election.reader import NUDGE_S, LeaderTopicReader, asked, try_denied
 from outbox.failpoints import failpoint
 from outbox.runtime import Queue, Runtime, Thread
 from outbox.runtime.threads import THREADS
@@ -40,18 +40,11 @@ from outbox.runtime.threads import THREADS
 logger = logging.getLogger("outbox.election")
 
 MARGIN_SHARE = 0.1  # of the heartbeat time-out: what a check and the send after it may take
-SILENCE_SHARE = 4  # of the heartbeat time-out: without any heartbeat, the reader begins anew
 GROUP_POLL_S = 0.05  # part of the time that a rebalance takes
-READ_POLL_S, AWAITED_POLL_S = 0.1, 0.002  # the latter while a heartbeat is awaited that makes a leader
-AWAITED_S = 0.1  # a heartbeat comes back within milliseconds, or the brokers are slow
-NUDGE_S = 1.0
-DENIED_TIMEOUT_S = 0.5
-READ_MAX = 500  # messages per turn of the reader
 # In exactly-once delivery the database says which lanes are in use, and may say something else at any moment: their
 # workers ask it. The owner of a partition above the count owns an idle lane.
 EVERY_PARTITION = 1 << 31
-METADATA_TIMEOUT_S, LEADERS_TIMEOUT_S = 5.0, 1.0
-ANSWER_S = 0.05  # usually it takes a few milliseconds
+METADATA_TIMEOUT_S = 5.0
 
 Decision = Callable[[float], list[core.Effect]]
 
@@ -99,29 +92,30 @@ class Member:
             database=database,
         )
         self._database = database
-        self._headers: list[tuple[str, str | bytes | None]] = (
-            [(DATABASE_HEADER, str(database).encode())] if database else []
-        )
-        self._tell_unknown, self._tell_foreign = Seldom(self._clock), Seldom(self._clock)
+        self._tell_foreign = Seldom(self._clock)
         self._commands: Queue[Decision | None] = runtime.queue()
         self._ticker_wakes_at = 0.0
         self._questions: Queue[core.ConfirmMembership] = runtime.queue()
-        self._readable = set(range(partitions))
         self._owned: dict[int, Ownership] = {}
         self._partitions_added = runtime.event()
         self._leaving = runtime.event()
         self._left = runtime.event()
         self._troubles, self._denials = Troubles(), Denials(self._clock)
-        self._heard_at = float("inf")
-        self._awaited = runtime.event()
+        self._reader = LeaderTopicReader(
+            conf,
+            self._seen,
+            partitions=partitions,
+            runtime=runtime,
+            troubles=self._troubles,
+            denials=self._denials,
+        )
         self._threads: list[Thread] = []
 
     # ---- lifecycle
 
     def start(self) -> None:
-        self._heard_at = self._clock()
         self._producer: HeartbeatProducer = self._clients.producer(partial(self._on_error, "heartbeat"))
-        self._reader: HeartbeatReader = self._clients.reader(partial(self._on_error, "reader"))
+        self._reader.start(self._clients.reader(partial(self._on_error, "reader")), self._producer)
         self._consumer: GroupConsumer = self._clients.member(partial(self._on_error, "group"), self._on_commit)
         roles = (self._read_heartbeats, self._tick, self._stand_in_group)
         self._running = len(roles)
@@ -167,7 +161,7 @@ class Member:
     @property
     def is_cut_off(self) -> bool:
         """Whether nobody's heartbeat was read for so long that the brokers must be away, or every leader."""
-        return self._clock() - self._heard_at > self._conf.election.heartbeat_timeout_s
+        return self._reader.is_silent
 
     @property
     def denied_s(self) -> float:
@@ -243,11 +237,11 @@ class Member:
                 self._topic,
                 core.encode_heartbeat(effect.beat),
                 partition=effect.lane,
-                headers=self._headers,
+                headers=[(DATABASE_HEADER, str(self._database).encode())] if self._database else [],
                 on_delivery=self._on_delivery,
             )
             if effect.beat.epoch in (None, -1):
-                self._awaited.set()
+                self._reader.expect()
         except (BufferError, KafkaException) as error:
             self._troubles.note("heartbeat", str(error))  # the core misses it in time
 
@@ -326,67 +320,11 @@ class Member:
     # ---- thread: reader
 
     def _read_heartbeats(self) -> None:
-        from confluent_kafka import OFFSET_END, TopicPartition
+        self._reader.run(self._left)
 
-        reading: set[int] = set()
-        silent_since = self._clock()
-        awaited_until = 0.0
-        is_nudge_due = Seldom(self._clock, NUDGE_S)
-        try:
-            while not self._left.is_set():
-                # Somebody always beats: after such a silence the client is made to look for the partitions anew.
-                is_silent = self._clock() - silent_since > SILENCE_SHARE * self._conf.election.heartbeat_timeout_s
-                if reading != self._readable or is_silent:
-                    if is_silent:
-                        self._troubles.note(
-                            "silence", f"no heartbeat was read from {self._topic!r}: reading begins anew"
-                        )
-                    silent_since = self._clock()
-                    self._learn_leaders()
-                    reading = set(self._readable)
-                    self._reader.assign([TopicPartition(self._topic, p, OFFSET_END) for p in sorted(reading)])
-                if is_nudge_due:
-                    self._reader.assignment()
-                self._try_denied("reader", self._reader)
-                messages = self._reader.consume(READ_MAX, timeout=0)
-                for message in messages:
-                    self._read(message)
-                now = self._clock()
-                if any(not message.error() for message in messages):
-                    silent_since, awaited_until = now, 0.0
-                if self._awaited.is_set():
-                    self._awaited.clear()
-                    awaited_until = now + AWAITED_S
-                if now < awaited_until:
-                    self._runtime.sleep(AWAITED_POLL_S)
-                elif len(messages) < READ_MAX:
-                    self._awaited.wait(READ_POLL_S)
-        finally:
-            self._reader.close()
-
-    def _learn_leaders(self) -> None:
-        """Without knowing them the reader would wait half a second before it looks for the end of a partition, and the
-        producer would not write to one that was added."""
-        for client in (self._reader, self._producer):
-            if reason := self._asked(partial(client.list_topics, self._topic), LEADERS_TIMEOUT_S):
-                self._troubles.note("reader", reason)
-        self._runtime.sleep(ANSWER_S)
-
-    def _read(self, message: Any) -> None:
-        if message.error():
-            self._troubles.note("reader", message.error().str())
-            return
-        try:
-            beat = heartbeat_of(message)
-        except core.UnknownHeartbeat as error:
-            if self._tell_unknown:
-                logger.warning("heartbeat_unknown offset=%d reason=%r", message.offset(), str(error))
-            return
-        self._heard_at = self._clock()
-        self._troubles.over()
+    def _seen(self, partition: int, offset: int, beat: core.Heartbeat | core.ClassicHeartbeat) -> None:
         with self._changed:
-            seen = message.partition(), message.offset(), beat
-            self._decide(lambda now: self._neli.heartbeat_seen(*seen, now))
+            self._decide(lambda now: self._neli.heartbeat_seen(partition, offset, beat, now))
 
     # ---- thread: group
 
@@ -401,7 +339,7 @@ class Member:
                     self._look_at_every_topic()
                 if is_nudge_due:
                     self._consumer.assignment()
-                self._try_denied("group", self._consumer)
+                try_denied(self._denials, "group", self._consumer, self._topic)
                 message = self._consumer.poll(0)
                 if message is not None and message.error():
                     self._judge(message.error())
@@ -419,7 +357,7 @@ class Member:
     def _look_at_every_topic(self) -> None:
         """Only an answer about all topics makes the client compare them with its subscription, and rejoin."""
         self._partitions_added.clear()
-        if reason := self._asked(self._consumer.list_topics, METADATA_TIMEOUT_S):
+        if reason := asked(self._runtime, self._consumer.list_topics, METADATA_TIMEOUT_S):
             self._troubles.note("partitions", reason)
 
     def _on_assign(self, consumer: Any, partitions: list[Any]) -> None:
@@ -434,7 +372,7 @@ class Member:
         numbers = [p.partition for p in ours]
         logger.info("partitions_assigned topic=%s partitions=%s", self._topic, numbers)
         failpoint("assigned")
-        self._readable = self._readable | set(numbers)
+        self._reader.read_also(numbers)
         with self._changed:
             self._decide(lambda now: self._neli.assigned(numbers, now))
 
@@ -455,37 +393,7 @@ class Member:
             self._decide(lambda now: self._neli.lost(numbers, now))
         logger.warning("partitions_lost topic=%s partitions=%s", self._topic, numbers)
 
-    def _asked(self, list_topics: Callable[..., Any], timeout_s: float) -> str:
-        """Ask a broker as soon as one is connected; why that was not possible. The client's own threads take in the
-        answer: nobody waits for it."""
-        from confluent_kafka import KafkaError, KafkaException
-
-        give_up_at = self._clock() + timeout_s
-        while True:
-            try:
-                list_topics(timeout=0)
-            except KafkaException as error:
-                found = error.args[0]
-            else:
-                return ""
-            if found.code() == KafkaError._TIMED_OUT:
-                return ""  # for the answer, not for a broker
-            if self._clock() > give_up_at:
-                return str(found.str())
-            self._runtime.sleep(AWAITED_POLL_S)
-
     # ---- errors
-
-    def _try_denied(self, client: str, consumer: GroupConsumer | HeartbeatReader) -> None:
-        """The coordinator answers, and it has the same users as the other brokers. Only its answer tells, so this
-        thread waits inside the client. Where that takes long for the clock's sake, the denial lasts on and the election
-        is renewed."""
-        from confluent_kafka import KafkaException, TopicPartition
-
-        if self._denials.is_due(client):
-            with suppress(KafkaException):
-                consumer.committed([TopicPartition(self._topic, 0)], timeout=DENIED_TIMEOUT_S)
-                self._denials.over(client)
 
     def _judge(self, error: Any) -> None:
         """What the group says; some of it can only be solved by an operator."""
@@ -517,7 +425,8 @@ class Member:
             self._running -= 1
             last = self._running == 0
         if last:
-            del self._consumer, self._reader, self._producer
+            self._reader.drop_clients()
+            del self._consumer, self._producer
 
     def _on_failure(self) -> None:
         """The group's thread ends early: what is in hand is finished all the same, then the group is left."""

@@ -22,6 +22,7 @@ from outbox import failpoints
 from outbox.conf import Conf, parse
 from outbox.core.at_least_once import values as values
 from outbox.election import member
+from outbox.election import reader as election_reader
 from outbox.harvest.at_least_once import holds as at_least_once_holds
 from outbox.harvest.at_least_once import lane as at_least_once
 from outbox.harvest.at_least_once.lane import AtLeastOnce
@@ -429,8 +430,8 @@ def sized() -> Iterator[None]:
     """Constants of the product that belong to waits of another size, and what the checkers look at."""
     with (
         patch.object(member, "GROUP_POLL_S", 0.15),
-        patch.object(member, "READ_POLL_S", 0.2),
-        patch.object(member, "AWAITED_POLL_S", 0.02),
+        patch.object(election_reader, "READ_POLL_S", 0.2),
+        patch.object(election_reader, "AWAITED_POLL_S", 0.02),
         patch.object(at_least_once, "_REPORTS_BESIDE_STATEMENTS_S", 0.02),
         patch.object(at_least_once, "_REPORTS_ALONE_S", 0.05),
         patch.object(at_least_once, "_PAUSE_S", 0.02),

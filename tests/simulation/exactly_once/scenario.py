@@ -26,6 +26,7 @@ from outbox.core.exactly_once.resolution import is_sent_as_a_whole
 from outbox.core.frontier import Frontier
 from outbox.core.holds import book
 from outbox.election import member
+from outbox.election import reader as election_reader
 from outbox.harvest.exactly_once import lane as exactly_once
 from outbox.harvest.exactly_once.rounds import read_connection
 from tests.simulation import world as surroundings
@@ -131,8 +132,8 @@ def sized(further: Sequence[tuple[Any, str, Any]] = ()) -> Iterator[None]:
     with (
         ExitStack() as stack,
         patch.object(member, "GROUP_POLL_S", 0.15),
-        patch.object(member, "READ_POLL_S", 0.2),
-        patch.object(member, "AWAITED_POLL_S", 0.02),
+        patch.object(election_reader, "READ_POLL_S", 0.2),
+        patch.object(election_reader, "AWAITED_POLL_S", 0.02),
         patch.object(read_connection, "Frontier", NearFrontier),
         patch.object(exactly_once, "_PATIENCE_S", 0.05),
         patch.object(exactly_once, "_PARKED_S", 0.5),
