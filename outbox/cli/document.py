@@ -72,7 +72,7 @@ def load(text: str, name: str) -> Document:
         if node is not None:
             top = _Tree(document, loader).content(node, "", ())
             if isinstance(top, dict):
-                document.top = top
+                document.top.update(top)
             elif top is not None:
                 document.problems.append(Problem(f"{name}:1", "is not a mapping. Begin with: harvest:"))
     except yaml.YAMLError as error:

@@ -91,14 +91,11 @@ def from_environment(environment: Mapping[str, str]) -> Overrides:
             found.problems.append(Problem(where, f"{error.problem} {error.hint}"))
     relevant = {name: environment[keys.variable(name)] for name in shaped if name in SETTINGS}
     more = _overrides(relevant, {name: keys.variable(name) for name in relevant})
-    found.settings, found.where = more.settings, {**found.where, **more.where}
-    found.problems += more.problems
-    return found
+    return Overrides(more.settings, found.program, {**found.where, **more.where}, found.problems + more.problems)
 
 
 def _overrides(given: Mapping[str, str], where: Mapping[str, str]) -> Overrides:
-    found = Overrides(where=dict(where))
-    found.program = {name: value for name, value in given.items() if name in PROGRAM_ONLY}
+    found = Overrides(program={name: given[name] for name in given if name in PROGRAM_ONLY}, where=dict(where))
     texts = {name: value for name, value in given.items() if name not in PROGRAM_ONLY}
     for setting, text in list(texts.items()):
         if SETTINGS[setting].kind == "duration" and not _is_number(text):
@@ -109,7 +106,7 @@ def _overrides(given: Mapping[str, str], where: Mapping[str, str]) -> Overrides:
             del texts[setting]
     reader = environ.Env()
     reader.ENVIRON = {keys.variable(setting): text for setting, text in texts.items()}
-    found.settings |= conf.from_env(reader)
+    found.settings.update(conf.from_env(reader))
     return found
 
 

@@ -29,6 +29,10 @@ class Reaper:
     problems: list[Problem] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
+    def log_at(self, level: str, where: str) -> None:
+        self.level = level
+        self.given[keys.LOG_LEVEL] = where
+
 
 def read(text: str, name: str) -> Reaper:
     document = load(text, name)
@@ -103,8 +107,7 @@ def _read_level(document: Document, found: Reaper) -> None:
     if level not in logs.LEVELS:
         document.complain(entry, f"is {level!r}. Set one of: {', '.join(logs.LEVELS)} (exactly so written).")
         return
-    found.level = level
-    found.given[keys.LOG_LEVEL] = document.where(entry)
+    found.log_at(level, document.where(entry))
 
 
 def _refuse_forced(document: Document, harvest: Mapping[str, Entry], found: Reaper) -> None:

@@ -25,6 +25,12 @@ class Port(int):
 
     _fd: int
 
+    @classmethod
+    def held_by(cls, fd: int, number: int) -> Port:
+        port = cls(number)
+        port._fd = fd
+        return port
+
     def release(self) -> None:
         if self._fd >= 0:
             os.close(self._fd)
@@ -40,9 +46,7 @@ def reserve() -> Port:
         if fd is None:
             continue
         if _is_free(number):
-            port = Port(number)
-            port._fd = fd
-            return port
+            return Port.held_by(fd, number)
         os.close(fd)
     raise DevstackError(
         f"No free port on {HOST} after {_ATTEMPTS_MAX} attempts between {_FIRST} and {_LAST}: "

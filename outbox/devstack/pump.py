@@ -103,6 +103,18 @@ class _Tally:
     times: Counter[int] = field(default_factory=Counter)
     slowest_s: float = 0.0
 
+    def claim(self, records: int) -> int:
+        """How many of so many in all the next transaction holds."""
+        with self.lock:
+            count = min(RECORDS_PER_TRANSACTION, records - self.claimed)
+            self.claimed += count
+            return count
+
+    def next_slot(self) -> int:
+        with self.lock:
+            self.slots += 1
+            return self.slots - 1
+
     def finished(self, records: int, took_s: float, *, rolled_back: bool) -> None:
         with self.lock:
             self.transactions += 1
@@ -194,15 +206,12 @@ class Pump:
 
     def _claim(self) -> int:
         """How many records the next committed transaction of a writer holds; 0 when there is nothing left."""
-        with self._tally.lock:
-            count = min(RECORDS_PER_TRANSACTION, self.plan.records - self._tally.claimed)
-            self._tally.claimed += count
-            return 0 if self._stopping.is_set() else count
+        count = self._tally.claim(self.plan.records)
+        return 0 if self._stopping.is_set() else count
 
     def _paced(self, count: int) -> bool:
         """Wait for this transaction's turn; False when there will be none."""
-        with self._tally.lock:
-            slot, self._tally.slots = self._tally.slots, self._tally.slots + 1
+        slot = self._tally.next_slot()
         wait_s = self.plan.interval_s * count if slot >= self.plan.writers else 0.0
         if rate := self.plan.transactions_per_second:
             # By the schedule, not by the last transaction: a slow one is caught up with.

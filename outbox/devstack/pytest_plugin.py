@@ -68,7 +68,10 @@ class _Start:
         try:
             self._start()
         except Exception as error:
-            self.error = error
+            self.fail(error)
+
+    def fail(self, error: Exception) -> None:
+        self.error = error
 
 
 class DevstackPlugin:
@@ -117,7 +120,7 @@ class DevstackPlugin:
     def pytest_sessionstart(self, session: pytest.Session) -> None:
         missing = getattr(session.config, "workerinput", {}).get(_MISSING)
         if missing:
-            self.kafka.error = OutboxError(missing)
+            self.kafka.fail(OutboxError(missing))
 
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
         self._failed = exitstatus == pytest.ExitCode.TESTS_FAILED

@@ -50,6 +50,12 @@ class Host:
         self._fail, self._left_untidily = fail, left_untidily
         self._logger = logger
 
+    def take(self, worker: LaneWorker) -> None:
+        self.worker = worker
+
+    def refreshed(self, leader_id: UUID) -> None:
+        self.leader_id = leader_id
+
     @property
     def is_done(self) -> bool:
         return self._detached or self.is_announced

@@ -114,7 +114,7 @@ class OwnedLanes:
             self._left_untidily,
             runtime=self._runtime,
         )
-        host.worker = self._factory(self._conf, event.lane, event.leader_id, event.epoch, host)
+        host.take(self._factory(self._conf, event.lane, event.leader_id, event.epoch, host))
         self._measurements.acquired(event.lane, host.worker)
         self._hosts[event.lane] = host
         self._events.put(event.lane, event)
@@ -124,7 +124,7 @@ class OwnedLanes:
     def _refresh(self, event: LeaderRefreshed) -> None:
         self._log("leader_refreshed lane=%d leader_id=%s", event.lane, event.leader_id)
         host = self._hosts[event.lane]
-        host.leader_id = event.leader_id
+        host.refreshed(event.leader_id)
         self._events.put(event.lane, event)
         host.worker.refreshed(event.leader_id)
 

@@ -141,6 +141,10 @@ class Holds:
             if hold is not None:
                 hold.lowest = min(hold.lowest, look + 1)
 
+    def be_careful(self, is_careful: bool) -> None:
+        """Or not any more: few records share a transaction."""
+        self.is_careful = is_careful
+
     def cut(self, rows: list[Row]) -> list[Row]:
         """As many rows from the front as may share a transaction."""
         if self.is_careful:

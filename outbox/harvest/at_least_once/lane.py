@@ -232,17 +232,15 @@ class AtLeastOnce:
         board, generation = self._board, self._generation
         if producers.acknowledged:
             failpoint("after-ack")
-            acknowledged, producers.acknowledged = producers.acknowledged, []
-            board.acknowledged(generation, acknowledged, now)
+            board.acknowledged(generation, producers.take_acknowledged(), now)
             self._delivers = True
         if producers.undelivered:
-            undelivered, producers.undelivered = producers.undelivered, []
+            undelivered = producers.take_undelivered()
             self._troubles.seen("kafka", f"{undelivered[0][1]}; {producers.last_error}".rstrip("; "))
             board.undelivered(generation, [id_ for id_, _ in undelivered], now)
             self._delivers = False
         if producers.refused:
-            refused, producers.refused = producers.refused, []
-            board.refused(generation, refused, now)
+            board.refused(generation, producers.take_refused(), now)
 
     def _rows_kept(self, reason: str) -> None:
         """Nothing more is marked or sent until they are deleted, which is tried again and again."""

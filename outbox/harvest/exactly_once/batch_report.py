@@ -23,6 +23,9 @@ class Stopwatch:
     def __init__(self, runtime: Runtime) -> None:
         self.began_ns, self.commit_s = runtime.time_ns(), 0.0
 
+    def committed(self, commit_s: float) -> None:
+        self.commit_s = commit_s
+
 
 def delivered(batch: Batch, entry: Entry, stopwatch: Stopwatch, *, tracing: bool, runtime: Runtime) -> BatchDelivered:
     """`tracing`: look for records that carry a trace context."""

@@ -47,7 +47,7 @@ class CrashWatch:
 
         care: crashes.Care
         is_unclean, care = self._rounds.purges.ask(look, self._may_go_on)
-        holds.is_careful = care.is_careful
+        holds.be_careful(care.is_careful)
         if care.suspects:
             holds.suspect(care.suspects)
         if care.culprit is not None:
@@ -65,7 +65,7 @@ class CrashWatch:
             if not self._may_go_on():
                 raise BatchDropped("the lane ends before its careful turn")
         try:
-            holds.is_careful = True
+            holds.be_careful(True)
             rounds.purges.ask(lambda connection: table.start(connection, lane, owner, batch.ids), self._may_go_on)
             if not (self._may_go_on() and self._may_start(lane)):
                 raise BatchDropped("the lane ends or is not trusted any more before its careful turn")
@@ -80,7 +80,7 @@ class CrashWatch:
         """A batch was delivered: if nobody is suspected, nothing is counted any more."""
         table, lane, owner, holds = self._table, self._lane.number, self._rounds.owner, self._lane.holds
         if holds.is_careful and not holds.is_narrow:
-            holds.is_careful = False
+            holds.be_careful(False)
             self._rounds.purges.tell(lambda connection: table.calm(connection, lane, owner))
 
     def leave(self, may_wait: Callable[[], bool]) -> None:

@@ -457,7 +457,7 @@ class ExactlyOnce:
             case Search(ats, code):
                 rounds.guarded(lambda: holds.refused_batch([rows[at][0] for at in ats], rows, code))
             case SendLess(limit):
-                self._takeover.request_bytes = limit
+                self._takeover.send_less(limit)
             case ProbeNext():
                 self._transactions.probe_next()
             case Outage(reason, is_too_slow):

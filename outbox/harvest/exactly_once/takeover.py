@@ -121,7 +121,10 @@ class Takeover:
         self._servers, self._purges = servers, purges
         self._server = ""
         self.request_bytes: int | None = None
+
+    def send_less(self, request_bytes: int) -> None:
         """From the next producer on no more bytes in one request, but for a record alone."""
+        self.request_bytes = request_bytes
 
     def run(self, timeout_s: float, may_go_on: Callable[[], bool]) -> Outcome:
         """To be called when the lane's own purges are done and its producer is dropped. Raises `MayNotGoOn`, as all

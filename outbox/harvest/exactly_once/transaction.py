@@ -183,7 +183,7 @@ class Transactions:
         failpoint("before-commit")
         self._commit.on(Step.COMMIT)
         producer.commit(self._conf.exactly_once.commit_timeout_s, lambda: self._is_over(give_up_at))
-        self.stopwatch.commit_s = self._runtime.monotonic() - guarded
+        self.stopwatch.committed(self._runtime.monotonic() - guarded)
         stages["commit"] += self.stopwatch.commit_s
         return entry
 

@@ -180,7 +180,7 @@ class _Slice:
         if new and (missing := self._held.producer.unknown_topics(filter(None, new), _TOPICS_S)):
             shown = ", ".join(f"{topic!r} ({why})" for topic, why in sorted(missing.items()))
             raise SliceFailed(f"Records go to topics that the brokers do not have: {shown}. Create them.")
-        self._held.topics |= {topic for topic in new if topic}
+        self._held.topics.update(topic for topic in new if topic)
 
     def _begin(self) -> None:
         if not self._has_begun:

@@ -60,6 +60,15 @@ class _Shard:
     def __init__(self, producer: Client) -> None:
         self.producer, self.outstanding, self.broken = producer, 0, False
 
+    def handed_over(self) -> None:
+        self.outstanding += 1
+
+    def reported(self) -> None:
+        self.outstanding -= 1
+
+    def fail(self) -> None:
+        self.broken = True
+
 
 class Producers:
     """The clients of one generation. Made when opened or first used, thrown away as a whole."""
@@ -135,7 +144,7 @@ class Producers:
         except (UnequalHeaders, TypeError) as error:
             self.refused.append((row.id, str(error)))
         else:
-            shard.outstanding += 1
+            shard.handed_over()
         if failure is not None:
             self._fail(shard, row, failure, number=_ALONE)
 
@@ -180,11 +189,24 @@ class Producers:
 
     # ---- reports
 
+    def take_acknowledged(self) -> list[int]:
+        """Those that were not taken before."""
+        taken, self.acknowledged = self.acknowledged, []
+        return taken
+
+    def take_undelivered(self) -> list[tuple[int, str]]:
+        taken, self.undelivered = self.undelivered, []
+        return taken
+
+    def take_refused(self) -> list[tuple[int, str]]:
+        taken, self.refused = self.refused, []
+        return taken
+
     def _note(self, error: KafkaError) -> None:
         self.last_error = f"{error.name()}: {error.str()}"
 
     def _report(self, number: int, shard: _Shard, row: Row, error: KafkaError | None, message: Any) -> None:
-        shard.outstanding -= 1
+        shard.reported()
         if self._dropped:
             return
         if error is None:
@@ -195,7 +217,7 @@ class Producers:
     def _fail(self, shard: _Shard, row: Row, error: KafkaError, *, number: int) -> None:
         name, text = error.name(), f"{error.name()}: {error.str()}"
         if error.fatal() or name == "_FATAL":
-            shard.broken = True
+            shard.fail()
         if kind_of(name) in _ASKED_ALONE and number != _ALONE:
             if self._silent or not self._may_send():
                 self.undelivered.append((row.id, text))

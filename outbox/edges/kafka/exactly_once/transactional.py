@@ -117,9 +117,17 @@ class Witness(ClientLog):
                 self.is_told_to_wait = True
         super().log(level, text, *arguments)
 
+    def use(self) -> None:
+        """A transaction begins."""
+        self.is_in_use = True
+
+    def fail(self, trouble: str) -> None:
+        """Only the first one is kept."""
+        self.trouble = self.trouble or trouble
+
     def _note(self, line: str) -> None:
         if self.is_in_use or not (_NOT_YET_UP.search(line) or _DOWN.search(line)):
-            self.trouble = self.trouble or line
+            self.fail(line)
         else:
             self.hides = self.hides or line
 
@@ -223,14 +231,14 @@ class TransactionalProducer:
         try:
             self.client.poll(0)
         except Exception as error:
-            self._log.trouble = self._log.trouble or f"FATAL {kafka_error(error) or error}"
+            self._log.fail(f"FATAL {kafka_error(error) or error}")
 
     def initialise(self, timeout_s: float) -> None:
         """Fence every older producer of the transactional id and end what it has left open."""
         self.client.init_transactions(timeout_s)
 
     def begin(self) -> None:
-        self._log.is_in_use = True
+        self._log.use()
         self.client.begin_transaction()
         self._may_register = True
 
