@@ -1,6 +1,7 @@
 """The documents agree with the code."""
 
 import re
+from itertools import chain
 
 from outbox import __version__, checks, conf, failpoints
 from outbox.messages.inserts import ORDER_LOCK, ORDER_SLOT
@@ -32,6 +33,47 @@ def test_links_between_documents_lead_somewhere():
             target = (document.parent / link) if link else document
             assert target.exists(), f"{document.name}: {link}"
             assert not anchor or anchor in anchors(target), f"{document.name}: {link}#{anchor}"
+
+
+def arrows_of(text):
+    """Package → packages that it imports, as the list in docs/architecture.md says."""
+    written = re.findall(r"^(\w+) +→ (.*)$", text, re.MULTILINE)
+    return {(name, target) for name, targets in written for target in targets.split() if target != "nothing"}
+
+
+def test_the_drawing_of_packages_shows_the_arrows_of_the_list():
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    drawing = re.search(r"```mermaid\n(.*?)```", text, re.DOTALL)[1]
+    groups = dict(re.findall(r"subgraph (\w+)\[.*\n((?: +\w+\n)+?) +end\n", drawing))
+    top, below = groups["top"].split(), groups["below"].split()
+    listed = {(name, target) for name, target in arrows_of(text) if name not in (*top, *below) and target not in below}
+    assert set(re.findall(r"^ +(\w+) --> (\w+)$", drawing, re.MULTILINE)) == listed
+    assert {*top, *below, *chain.from_iterable(listed)} == set(re.findall(r"^(\w+) +→", text, re.MULTILINE))
+
+
+def test_every_package_and_module_has_a_row_in_the_architecture():
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    rows = re.findall(r"^\| (`.*?) \|", text, re.MULTILINE)
+    described = {name.removesuffix(".py") for row in rows for name in re.findall(r"`([\w.]+)`", row)}
+    names = {
+        path.stem for path in (ROOT / "outbox").iterdir() if path.name[0] not in "_." and path.suffix in ("", ".py")
+    }
+    assert described == {name for name in names if has_files(ROOT / "outbox" / name)}
+    assert len(described) == sum(len(re.findall(r"`([\w.]+)`", row)) for row in rows), "described twice"
+
+
+def has_files(path):
+    """A folder whose files have moved is left with its caches."""
+    return not path.is_dir() or any("__pycache__" not in found.parts for found in path.rglob("*.*"))
+
+
+def test_places_of_features_exist():
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    rows = re.search(r"^\| feature \|.*?\n\n", text, re.MULTILINE | re.DOTALL)[0]
+    places = re.findall(r"`([\w/.]+)`", rows)
+    assert places
+    for place in places:
+        assert (ROOT / place if place.startswith("tests/") else ROOT / "outbox" / place).exists(), place
 
 
 def test_every_make_target_in_the_documents_exists():
