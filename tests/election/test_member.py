@@ -16,6 +16,7 @@ from outbox.election.errors import ElectionRefused
 from outbox.election.member import Member
 from outbox.election.topic import LeaderTopic
 from tests.election.conftest import wait_until
+from tests.support.settings import changed
 
 # Whoever leaves the group without a word is missed after 20 s: who does not wait for that takes less.
 SESSION, SOON_S = {"SESSION_TIMEOUT": 20}, 12.0
@@ -239,7 +240,7 @@ def test_a_flooded_topic_starves_nobody(group):
 def test_another_assignor_in_the_group_is_an_error_that_names_the_remedy(group):
     pair = group()
     pair.join().leads(0)
-    pair.conf = type(pair.conf)(**{**vars(pair.conf), "assignor": "range"})
+    pair.conf = changed(pair.conf, ASSIGNOR="range")
     other = pair.join()
     wait_until(lambda: other.errors)
     assert isinstance(other.errors[0], ElectionRefused)
