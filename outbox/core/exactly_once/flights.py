@@ -152,6 +152,16 @@ class Standing:
         self.is_given_up = False
         self.session = next(_SESSIONS)
 
+    def divided(self, state: State, server: str) -> None:
+        """By that count, as this server has shown it."""
+        self.count, self.change, self.server = state.lane_count, state.resize_no, server
+
+    def committed(self, batch: int) -> None:
+        self.submitted = batch
+
+    def leaves_out(self) -> None:
+        self.left_out += 1
+
     def may_have(self, session: int) -> bool:
         """Whether a share of that session can be handed over."""
         return self.ready and self.session == session

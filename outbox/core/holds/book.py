@@ -141,6 +141,11 @@ class Holds:
             if hold is not None:
                 hold.lowest = min(hold.lowest, look + 1)
 
+    def take_writes(self) -> Writes:
+        """Those that were not taken before."""
+        taken, self.writes = self.writes, Writes()
+        return taken
+
     def be_careful(self, is_careful: bool) -> None:
         """Or not any more: few records share a transaction."""
         self.is_careful = is_careful

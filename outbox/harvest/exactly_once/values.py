@@ -70,6 +70,9 @@ class Ticket(Awaited):
         self.flushed_on = ""
         """Which server that is."""
 
+    def flushed(self, since: float, server: str) -> None:
+        self.flushed_since, self.flushed_on = since, server
+
 
 @dataclass(eq=False, slots=True)
 class Batch:
@@ -99,6 +102,18 @@ class Batch:
     """From which it was read, see `backends.server_of`."""
     left_out: int = 0
     """How often its lane had left records out when the page was divided."""
+
+    def keep(self, rows: list[Row]) -> None:
+        """Only these are sent."""
+        self.rows, self.ids = rows, [row[0] for row in rows]
+
+    def follow(self, previous: Ticket | None, flush: Awaited | None) -> None:
+        """What must have come before it commits."""
+        self.previous, self.flush = previous, flush
+
+    def give_up_rows(self) -> list[Row]:
+        rows, self.rows = self.rows, []
+        return rows
 
 
 @dataclass(frozen=True, slots=True)

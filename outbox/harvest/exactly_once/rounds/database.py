@@ -208,10 +208,10 @@ class Purges:
                 ticket.stops[error.lane] = error.stop
                 known = [p for p in known if p.entry.lane != error.lane]
             else:
-                ticket.done += done
+                ticket.done.extend(done)
                 break
         if moved and not attempt:
-            ticket.flushed_since, ticket.flushed_on = opened_at, server
+            ticket.flushed(opened_at, server)
         for purge in ticket.purges:
             if purge not in moved and purge.entry.lane not in ticket.stops:
                 self._settle(statements, connection, purge, ticket)

@@ -19,7 +19,7 @@ from outbox.core.exactly_once.looks import HoldsLook
 from outbox.core.exactly_once.pages import IdlePause, PageSizes
 from outbox.core.exactly_once.round import Reads, Round
 from outbox.core.holds.book import Holds
-from outbox.core.holds.values import Errands, Writes
+from outbox.core.holds.values import Errands
 from outbox.edges.postgres.exactly_once.reader import NOTHING, LeftOut
 from outbox.edges.postgres.exactly_once.sweeper import Found
 from outbox.harvest.exactly_once.ports import Servers
@@ -57,6 +57,9 @@ class Lanes:
         self.last_ticket: Ticket | None = None
         self._database = servers.database
         self.purges = Purges(servers, self.purged, conf.harvest.statement_timeout_s)
+
+    def divided(self, count: int) -> None:
+        self.count = count
 
     def unready(self, lane: LaneState) -> None:
         was_at_work = lane.is_at_work
@@ -98,7 +101,7 @@ class Lanes:
         """For operators, and for whoever takes over; when it fails, the record is refused once more."""
         for lane in self.known.values():
             if lane.holds.writes:
-                writes, lane.holds.writes = lane.holds.writes, Writes()
+                writes = lane.holds.take_writes()
                 self.purges.tell(partial(self._database.holds.write, parks=writes.parks, lifted=writes.lifted))
 
     def is_held(self, row: Found) -> bool:

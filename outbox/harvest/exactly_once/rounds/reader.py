@@ -302,9 +302,17 @@ class PageReader:
                 rows, errands = self._held_back(lane, shares.get(number, [])), lane.holds.take_errands()
                 if rows or errands:
                     ids = [row[0] for row in rows]
-                    batch = Batch(number, session, rows, ids, *of_page)
-                    batch.created, batch.errands, batch.server = read.created, errands, server
-                    batch.left_out = lane.left_out
+                    batch = Batch(
+                        number,
+                        session,
+                        rows,
+                        ids,
+                        *of_page,
+                        created=read.created,
+                        errands=errands,
+                        server=server,
+                        left_out=lane.left_out,
+                    )
                     self._lanes.flights.add(batch)
                     batches.append(batch)
         return batches
@@ -356,13 +364,11 @@ class PageReader:
                     self._reading.frontier.give_back(batch.ids[:1])
                     continue
                 if lane.left_out != batch.left_out:
-                    batch.rows = lane.holds.keep(batch.rows)
-                    batch.ids = [row[0] for row in batch.rows]
+                    batch.keep(lane.holds.keep(batch.rows))
                     if not (batch.ids or batch.errands):
                         self._lanes.flights.give_back(batch)
                         continue
-                batch.previous = ticket
-                batch.flush = None if is_flushed_by_purge else flushed
+                batch.follow(ticket, None if is_flushed_by_purge else flushed)
                 lane.dealt()
                 posted.append((lane, batch))
             self._lanes.round.handed_over(len(posted), is_full=read.page.is_full)

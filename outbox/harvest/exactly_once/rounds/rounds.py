@@ -159,11 +159,12 @@ class Rounds:
             if self._lanes.known.get(lane.number) is not lane or self._lanes.round.is_ending:
                 return  # replaced while it took over: what is in flight is its successor's
             lane.begin(batch)
-            lane.count = self._lanes.count = count = state.lane_count
-            lane.change, lane.server = state.resize_no, server
+            lane.divided(state, server)
+            self._lanes.divided(state.lane_count)
             lane.holds.none_done()
             self._lanes.holds_look.joined()  # what holds before the first read, lasts: see `core.holds.values.Errands`
-            self._lanes.retake([other for other in self._lanes.known.values() if other.ready and other.count != count])
+            others = [other for other in self._lanes.known.values() if other.ready and other.count != lane.count]
+            self._lanes.retake(others)
             self._lanes.flights.forget(lane.number)
             self._lanes.unsettled.discard(lane.number)
             if self._lanes.last_ticket is not None:
@@ -175,11 +176,11 @@ class Rounds:
     def committed(self, lane: LaneState, batch: Batch, entry: Entry) -> None:
         """The batch is in Kafka. Its purge is sent when the page has ended, or, after the last page of a backlog, when
         the next read has returned."""
-        rows, batch.rows = batch.rows, []  # given up outside of the lock: thousands of them take milliseconds
+        rows = batch.give_up_rows()  # outside of the lock: thousands of them take milliseconds
         with self._lanes.changed:
             if not lane.has(batch.session):
                 return  # of a worker that was replaced: its successor settles it
-            lane.submitted = entry.batch
+            lane.committed(entry.batch)
             self._lanes.flights.committed(batch, entry.batch)
             lane.holds.delivered(rows)
             self._lanes.round.committed(Purge(entry, batch.filenode, batch.errands, batch.server))
@@ -193,8 +194,8 @@ class Rounds:
     ) -> list[RecordHeld]:
         """Of the batch only these rows are sent, as others are held."""
         with self._lanes.changed:
-            batch.rows, batch.ids = rows, [row[0] for row in rows]
-            lane.left_out += 1
+            batch.keep(rows)
+            lane.leaves_out()
             return self.held(lane, refused, is_sure=is_sure)
 
     def held(self, lane: LaneState, refused: Iterable[tuple[Row, str]], *, is_sure: bool) -> list[RecordHeld]:
