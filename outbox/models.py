@@ -15,23 +15,6 @@ from outbox.conf import table_name
 from outbox.schema import fields
 from outbox.schema.expressions import EmptyIntegerArray, EmptyTextArray, SuppliedTime, no_null_element, same_length
 
-# The layout that older programs know, in its order.
-CLASSIC_COLUMNS = (
-    "id",
-    "create_time",
-    "kafka_topic",
-    "kafka_key",
-    "kafka_value",
-    "kafka_header_keys",
-    "kafka_header_values",
-    "leader_id",
-)
-
-
-class OutboxRecordQuerySet(models.QuerySet["OutboxRecord"]):
-    def oldest_first(self) -> "OutboxRecordQuerySet":
-        return self.order_by("id")
-
 
 class OutboxRecord(models.Model):
     """A message that waits in the table until the harvester has moved it to Kafka."""
@@ -54,7 +37,7 @@ class OutboxRecord(models.Model):
         "binary value", null=True, blank=True, help_text="Sent instead of the value when set."
     )
 
-    objects: Any = OutboxRecordQuerySet.as_manager()
+    objects: Any = models.Manager()
 
     class Meta:
         db_table = table_name()

@@ -96,10 +96,6 @@ class Frontier:
         """Every visible row up to this id has been returned: the upper end of the sweep's duty."""
         return self._read_to
 
-    @property
-    def generations(self) -> int:
-        return len(self._xids)
-
     def _floor(self, xid: int) -> int:
         return self._floors[bisect_right(self._xids, xid) - 1]
 

@@ -272,14 +272,6 @@ def test_stop_before_anything_leaves_at_once() -> None:
     assert make().stop(0.0) == [LeaveGroup()]
 
 
-def test_resize_brings_idle_partitions_into_use_and_back() -> None:
-    neli = make()
-    neli.assigned([0, 1], 0.0)
-    assert [e.lane for e in neli.resize(2, 0.1) if isinstance(e, PublishHeartbeat)] == [1]
-    neli.resize(1, 0.2)
-    assert neli.state(1) is None
-
-
 def test_wake_at_names_the_next_beat_and_the_end_of_trust() -> None:
     neli = make()
     assert neli.wake_at() == float("inf")

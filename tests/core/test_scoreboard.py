@@ -560,7 +560,7 @@ def test_idle_lanes_of_one_process_share_the_pace_of_one():
     assert asked / (bench.now - begun) == pytest.approx(1 / 0.2, rel=0.1)
 
 
-def test_idle_marks_back_off_and_a_hint_wakes_them() -> None:
+def test_idle_marks_back_off() -> None:
     bench = Bench(replace(LIMITS, mark_backoff_min_s=0.01, mark_backoff_max_s=0.05))
     waits = []
     for _ in range(5):
@@ -570,8 +570,6 @@ def test_idle_marks_back_off_and_a_hint_wakes_them() -> None:
         waits.append(round(bench.now - begun, 3))
         bench.board.marked(marks[0].ticket, [], bench.now)
     assert waits == [0.0, 0.01, 0.02, 0.04, 0.05]
-    bench.board.hint(bench.now)
-    assert bench.tick(Mark)
 
 
 def test_shards_are_stable_per_key_and_all_used() -> None:

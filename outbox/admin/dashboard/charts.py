@@ -13,7 +13,6 @@ from math import floor, log10
 
 WIDTH, HEIGHT = 1000.0, 100.0
 GAP_S = 150.0  # samples come once a minute: a line over a longer silence would be invented
-TICKS_MAX = 4
 
 
 @dataclass(frozen=True, slots=True)

@@ -390,11 +390,6 @@ class Scoreboard:
 
     # ---- the term turns
 
-    def hint(self, now: float) -> None:
-        """New rows are there, for instance by NOTIFY."""
-        self._pace.quicken()
-        self._requests.mark.put_off(min(self._requests.mark.due_at, now))
-
     def remark(self, reason: str, now: float) -> None:
         """Begin again with the marks: what is not sent is given up, what is sent is decided first."""
         if self.phase is not Phase.RUNNING:

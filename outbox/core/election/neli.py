@@ -426,15 +426,6 @@ class Neli:
         effects: list[Effect] = [LeaderRevoked(lane, found.leader_id)]
         return effects + self._adopt(now) + self._leave_if_done()
 
-    def resize(self, lanes: int, now: float) -> list[Effect]:
-        """Another lane count: partitions at or above it fall idle, those below come into use."""
-        assert lanes >= 1
-        self._lanes = lanes
-        effects: list[Effect] = []
-        for partition in [p for p in self._owned if p >= lanes]:
-            effects += self._revoke(partition, now)
-        return effects + self._adopt(now)
-
     def stop(self, now: float) -> list[Effect]:
         """Finish every lane, then LeaveGroup. Safe to call twice, and before anything was assigned."""
         if self._stopping:

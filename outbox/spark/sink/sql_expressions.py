@@ -48,12 +48,8 @@ HEADERS = (
 that is null and 2 µs for an empty one; it is sorted and shuffled besides."""
 
 
-def slice_of(columns: Collection[str], order: Sequence[str], slices: int, *, keep_empty_key: bool) -> Column:
-    """The slice of a record. Records of one topic and key share one; records without a key are spread."""
-    return _column(slice_sql(columns, order, slices, keep_empty_key=keep_empty_key))
-
-
 def slice_sql(columns: Collection[str], order: Sequence[str], slices: int, *, keep_empty_key: bool) -> str:
+    """The slice of a record. Records of one topic and key share one; records without a key are spread."""
     hashed = f"xxhash64({_text('topic')}, {_text('key')})"
     if not keep_empty_key:
         spread = ", ".join(["id"] if "id" in columns else map(quoted, order))
