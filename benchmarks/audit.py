@@ -21,7 +21,7 @@ from benchmarks.drains import Drains
 from benchmarks.report import ratio, say
 from benchmarks.servers import MANAGE, Fill, new_topic
 from benchmarks.spark import session
-from outbox.spark.verify.findings import Request
+from outbox.spark.verify.findings import AuditRequest
 
 AUDITED, AUDITED_LARGE = 1_000_000, 10_000_000
 _GIVE_UP_S = 300.0
@@ -47,13 +47,13 @@ def audited(drains: Drains, records: int = AUDITED) -> None:
     drains.table.row("  audit / count() of it", "", "", ratio).add(rate / count)
 
 
-def _delivered(drains: Drains, records: int) -> Request:
+def _delivered(drains: Drains, records: int) -> AuditRequest:
     """What a harvester has delivered, and what the audit is asked about it."""
     place, topic = drains.database, new_topic(drains.servers)
     fill = Fill(records)
     place.fill(topic, fill)
     drains.empty(topic, fill)
-    return Request(
+    return AuditRequest(
         parameters={"conninfo": place.url},
         table="outbox",
         properties={"bootstrap.servers": drains.servers},
@@ -62,7 +62,7 @@ def _delivered(drains: Drains, records: int) -> Request:
     )
 
 
-def _count(request: Request) -> float:
+def _count(request: AuditRequest) -> float:
     """Records per second of a plain count."""
     from outbox.spark.verify.reading import Offsets, kafka_frame
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from benchmarks.drains import Drains
 from benchmarks.servers import Database
-from outbox.messages.inserts import Statements
+from outbox.messages.inserts import InsertStatements
 
 WRITERS, OTHERS = 6, 2
 HOLD_S = 0.005
@@ -77,7 +77,7 @@ def _write(
     keys: int,
     ordered: bool,
 ) -> None:
-    statements = Statements("outbox")
+    statements = InsertStatements("outbox")
     statement = (statements.insert_ordered if ordered else statements.insert).encode()
     with database.connect() as connection:
         turn = number

@@ -17,7 +17,7 @@ from django.db.models import Model
 from outbox.conf import Conf, current
 from outbox.exceptions import InvalidMessage, OutboxError, StashOutsideTransaction
 from outbox.messages.context import correlation
-from outbox.messages.inserts import Statements, copy_many, insert_few, insert_one, lock_many, statements
+from outbox.messages.inserts import InsertStatements, copy_many, insert_few, insert_one, lock_many, statements
 from outbox.messages.message import Headers, Message, as_pairs, shown
 from outbox.messages.validation import Row, Validator
 
@@ -99,7 +99,7 @@ def stash_many(messages: Iterable[Message], *, using: str | None = None, ordered
     return ids
 
 
-def _stash_ordered(connection: BaseDatabaseWrapper, sql: Statements, rows: list[Row]) -> list[int]:
+def _stash_ordered(connection: BaseDatabaseWrapper, sql: InsertStatements, rows: list[Row]) -> list[int]:
     for at, row in enumerate(rows):
         _require_key(row, f"messages[{at}]: ")
     if not rows:
@@ -201,5 +201,5 @@ def _model() -> type[Model]:
     return OutboxRecord
 
 
-def _statements(connection: BaseDatabaseWrapper) -> Statements:
+def _statements(connection: BaseDatabaseWrapper) -> InsertStatements:
     return statements(connection.ops.quote_name(_model()._meta.db_table))

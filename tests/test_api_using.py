@@ -5,7 +5,7 @@ from django.db import connections, transaction
 
 import outbox
 from outbox import Message
-from outbox.devstack.pump import Plan, Pump
+from outbox.devstack.pump import Pump, PumpPlan
 from outbox.exceptions import StashOutsideTransaction
 from outbox.models import OutboxRecord
 from tests.support.databases import fresh_database
@@ -61,7 +61,7 @@ def test_a_router_may_name_the_database(second, settings):
 def test_the_pump_follows_the_router(second, settings):
     settings.DATABASE_ROUTERS = [f"{__name__}.ToSecond"]
     for using, total in ((None, 40), (second, 80)):
-        pump = Pump(Plan(keys=2, records=40, rollback_share=0.5, using=using))
+        pump = Pump(PumpPlan(keys=2, records=40, rollback_share=0.5, using=using))
         pump.start()
         assert pump.wait(60)
         assert OutboxRecord.objects.using(second).count() == total

@@ -15,7 +15,7 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.db import connection
 
-from outbox.devstack.pump import Plan, Pump
+from outbox.devstack.pump import Pump, PumpPlan
 from outbox.models import OutboxRecord
 from tests.support.databases import ROOT, fresh_database
 
@@ -87,7 +87,7 @@ def test_concurrent_writers_keep_each_key_in_order_and_leave_no_rolled_back_reco
 def test_rolled_back_records_name_themselves():
     from outbox.devstack.pump import _Writer
 
-    message = _Writer(Plan(keys=1, records=1), "run", 0).messages(1, rolls_back=True)[0]
+    message = _Writer(PumpPlan(keys=1, records=1), "run", 0).messages(1, rolls_back=True)[0]
     assert ("Rolled-Back", "1") in message.headers
 
 
@@ -119,7 +119,7 @@ def test_all_refusals_are_told_at_once():
 
 
 def test_more_writers_than_keys_are_refused():
-    assert "one writer per key" in " ".join(Plan(keys=2, records=1, writers=3).problems())
+    assert "one writer per key" in " ".join(PumpPlan(keys=2, records=1, writers=3).problems())
 
 
 def test_a_failing_writer_stops_the_others_and_its_error_is_told():
@@ -134,7 +134,7 @@ def test_a_failing_writer_stops_the_others_and_its_error_is_told():
 
 
 def test_stop_ends_the_writers_early():
-    plan = Pump(Plan(keys=5, records=1_000_000, transactions_per_second=10, writers=2))
+    plan = Pump(PumpPlan(keys=5, records=1_000_000, transactions_per_second=10, writers=2))
     plan.start()
     plan.stop()
     assert plan.wait(30)

@@ -11,7 +11,7 @@ from django.template.response import TemplateResponse
 from django.urls import reverse
 
 from outbox.admin.forms import EditForm
-from outbox.admin.message_view import Message
+from outbox.admin.message_view import ShownMessage
 from outbox.operations import actions as operations
 
 WAIT_S = 10.0
@@ -23,7 +23,7 @@ _OF_DEAD = "Saving puts the message back into the table as a new record, with wh
 _CHANGED = "Somebody else has changed this record since you opened the page. Load it again; nothing was saved."
 
 
-def edit_view(model_admin: admin.ModelAdmin[Any], request: HttpRequest, message: Message | None) -> HttpResponse:
+def edit_view(model_admin: admin.ModelAdmin[Any], request: HttpRequest, message: ShownMessage | None) -> HttpResponse:
     """Whether the user may was asked before."""
     back = reverse(f"admin:outbox_{model_admin.model._meta.model_name}_changelist")
     if message is None:
@@ -50,7 +50,7 @@ def edit_view(model_admin: admin.ModelAdmin[Any], request: HttpRequest, message:
     return TemplateResponse(request, "admin/outbox/form.html", context)
 
 
-def _initial(message: Message) -> dict[str, Any]:
+def _initial(message: ShownMessage) -> dict[str, Any]:
     return {
         "topic": message.record.kafka_topic,
         "key": message.record.kafka_key,
@@ -60,7 +60,7 @@ def _initial(message: Message) -> dict[str, Any]:
     }
 
 
-def _save(form: EditForm, request: HttpRequest, message: Message) -> bool:
+def _save(form: EditForm, request: HttpRequest, message: ShownMessage) -> bool:
     if request.POST.get("seen") != message.fingerprint:
         form.add_error(None, _CHANGED)
         return False

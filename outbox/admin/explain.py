@@ -50,7 +50,7 @@ _WANTED = {
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class HeldRow:
     """One hold or dead letter."""
 
     name: str
@@ -69,9 +69,9 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    parked: Sequence[Row]
+    parked: Sequence[HeldRow]
     parked_count: int
-    refusals: Sequence[Row]
+    refusals: Sequence[HeldRow]
     dead_count: int
     paused_count: int
     topic_count: int = 0
@@ -118,7 +118,7 @@ def read(
     holds = Hold.objects.using(alias).filter(reason__in=REFUSED).defer("history", "confirmed_by")
     topics = holds.filter(key__isnull=True).exclude(topic="").order_by("topic").values_list("topic", flat=True)
     dead = DeadLetter.objects.using(alias).only(*_SHOWN_OF_DEAD)
-    recent: list[tuple[datetime, Row]] = []
+    recent: list[tuple[datetime, HeldRow]] = []
     if sees_holds:
         recent += [(hold.since, _of_hold(hold, now)) for hold in holds.order_by("-since", "-id")[:SHOWN_MAX]]
     if sees_dead:
@@ -143,17 +143,17 @@ def cut(text: str, characters: int) -> str:
     return text if len(text) <= characters else f"{text[:characters]}…"
 
 
-def _of_hold(hold: Hold, now: datetime) -> Row:
+def _of_hold(hold: Hold, now: datetime) -> HeldRow:
     return _row(hold, hold.scope, hold.since, now, became(hold, now), "admin:outbox_hold_change")
 
 
-def _of_dead(letter: DeadLetter, now: datetime) -> Row:
+def _of_dead(letter: DeadLetter, now: datetime) -> HeldRow:
     return _row(letter, str(letter), letter.died_at, now, "is a dead letter", "admin:outbox_deadletter_change")
 
 
-def _row(kept: Hold | DeadLetter, scope: str, since: datetime, now: datetime, became: str, page: str) -> Row:
+def _row(kept: Hold | DeadLetter, scope: str, since: datetime, now: datetime, became: str, page: str) -> HeldRow:
     reason, step = explained(kept)
-    return Row(
+    return HeldRow(
         cut(scope, KEY_CHARS),
         kept.topic,
         cut(kept.key or "", KEY_CHARS),

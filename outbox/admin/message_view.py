@@ -28,7 +28,7 @@ HIDDEN = "hidden: seeing it takes the permission outbox.view_payload"
 
 
 @dataclass(frozen=True)
-class Message:
+class ShownMessage:
     """`record` has neither value nor headers and serves the redactor."""
 
     record: OutboxRecord
@@ -102,7 +102,7 @@ def _line_ends(name: str, text: str) -> str:
     )
 
 
-def of_record(pk: int) -> Message | None:
+def of_record(pk: int) -> ShownMessage | None:
     record = OutboxRecord.objects.using(conf.current().database).filter(pk=pk).first()
     if record is None:
         return None
@@ -110,10 +110,10 @@ def of_record(pk: int) -> Message | None:
     bare = OutboxRecord(
         id=pk, kafka_topic=record.kafka_topic, kafka_key=record.kafka_key, create_time=record.create_time
     )
-    return Message(bare, None, record.kafka_value, _bytes(record.kafka_value_binary), tuple(headers))
+    return ShownMessage(bare, None, record.kafka_value, _bytes(record.kafka_value_binary), tuple(headers))
 
 
-def of_held(hold: Hold) -> Message | None:
+def of_held(hold: Hold) -> ShownMessage | None:
     """Of the record at the head of a hold, as long as it is there and not another one with its id."""
     message = of_record(hold.record_id) if hold.record_id is not None else None
     if message is None or hold.stashed_at not in (None, message.record.create_time):
@@ -121,7 +121,7 @@ def of_held(hold: Hold) -> Message | None:
     return message
 
 
-def of_dead(pk: int) -> Message | None:
+def of_dead(pk: int) -> ShownMessage | None:
     letter = DeadLetter.objects.using(conf.current().database).filter(pk=pk).first()
     if letter is None:
         return None
@@ -129,14 +129,14 @@ def of_dead(pk: int) -> Message | None:
     bare = OutboxRecord(id=letter.record_id, kafka_topic=letter.topic, kafka_key=letter.key)
     if letter.stashed_at is not None:
         bare.create_time = letter.stashed_at
-    return Message(bare, letter.pk, letter.value, _bytes(letter.value_binary), headers)
+    return ShownMessage(bare, letter.pk, letter.value, _bytes(letter.value_binary), headers)
 
 
 def _bytes(value: object) -> bytes | None:
     return None if value is None else bytes(value)  # type: ignore[call-overload]
 
 
-def as_html(message: Message | None) -> SafeString:
+def as_html(message: ShownMessage | None) -> SafeString:
     """Always escaped: it is somebody else's text."""
     if message is None:
         return format_html("{}", "It is not in the table any more: it was delivered or deleted.")
@@ -155,7 +155,7 @@ def as_html(message: Message | None) -> SafeString:
     )
 
 
-def _value(message: Message) -> SafeString:
+def _value(message: ShownMessage) -> SafeString:
     if message.binary is not None:
         return format_html("binary, {}: {}…", filesizeformat(len(message.binary)), _untrusted(message.shown))
     if message.value is None:

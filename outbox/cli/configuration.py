@@ -28,7 +28,7 @@ DELIVERY_PROPERTIES = ("delivery.timeout.ms", "message.timeout.ms")
 _DERIVED = ("heartbeat.interval.ms", "max.poll.interval.ms", "partition.assignment.strategy", "group.protocol")
 
 
-class Refused(Exception):
+class ConfigurationRefused(Exception):
     """The configuration cannot be used; all reasons."""
 
     def __init__(self, problems: list[Problem]) -> None:
@@ -49,7 +49,7 @@ class Configuration:
 
 
 def settle(text: str, name: str, environment: Mapping[str, str], flags: Overrides, process_id: int) -> Configuration:
-    """Judge all sources together; raise `Refused` with everything that is wrong."""
+    """Judge all sources together; raise `ConfigurationRefused` with everything that is wrong."""
     file = reaper.read(text, name)
     variables = options.from_environment(environment)
     problems = [*flags.problems, *variables.problems, *file.problems]
@@ -62,7 +62,7 @@ def settle(text: str, name: str, environment: Mapping[str, str], flags: Override
     level = _level(program, file, where, problems)
     parsed = _parse(settings, where, problems)
     if problems or parsed is None:
-        raise Refused(problems)
+        raise ConfigurationRefused(problems)
     notes = [*file.notes, *_exposed(flags)]
     member = program.get(MEMBER_NAME) or file.values.get("name") or _member_name(process_id)
     return Configuration(parsed, settings, database, member, level, notes)

@@ -29,27 +29,27 @@ class Scalar:
 
 
 @dataclass(frozen=True)
-class Entry:
+class DocumentEntry:
     """One key: its path from the top, its line, and a scalar, a section, a list or nothing."""
 
     path: str
     line: int
-    content: "Scalar | dict[str, Entry] | list[Any] | None"
+    content: "Scalar | dict[str, DocumentEntry] | list[Any] | None"
 
 
 @dataclass
 class Document:
     name: str
-    top: dict[str, Entry] = field(default_factory=dict)
+    top: dict[str, DocumentEntry] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
 
-    def where(self, entry: Entry) -> str:
+    def where(self, entry: DocumentEntry) -> str:
         return f"{self.name}:{entry.line}: {entry.path}"
 
-    def complain(self, entry: Entry, text: str) -> None:
+    def complain(self, entry: DocumentEntry, text: str) -> None:
         self.problems.append(Problem(self.where(entry), text))
 
-    def section(self, entry: Entry | None) -> dict[str, Entry]:
+    def section(self, entry: DocumentEntry | None) -> dict[str, DocumentEntry]:
         """The keys under an entry; absent and empty ones have none."""
         if entry is None or entry.content is None:
             return {}
@@ -106,14 +106,14 @@ class _Tree:
             value = node.value  # it looks like a date or a number, or is tagged as one, and is none: 2024-13-45
         return None if value is None else Scalar(node.value, value)
 
-    def _mapping(self, node: Any, path: str, above: tuple[int, ...]) -> dict[str, Entry]:
+    def _mapping(self, node: Any, path: str, above: tuple[int, ...]) -> dict[str, DocumentEntry]:
         own = [key.value for key, _ in node.value if key.id == "scalar" and key.value != "<<"]
         self.loader.flatten_mapping(node)  # merge keys; what the mapping says itself comes last and wins
-        entries: dict[str, Entry] = {}
+        entries: dict[str, DocumentEntry] = {}
         for key, value in node.value:
             name = key.value if key.id == "scalar" else "?"
             below = f"{path}.{name}" if path else name
-            entries[name] = Entry(below, key.start_mark.line + 1, self.content(value, below, above))
+            entries[name] = DocumentEntry(below, key.start_mark.line + 1, self.content(value, below, above))
         for name in {name for name in own if own.count(name) > 1}:
             self.document.complain(entries[name], "is set twice. Keep one of the two.")
         return entries

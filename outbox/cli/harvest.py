@@ -34,7 +34,7 @@ def main(arguments: Sequence[str] | None = None, environment: Mapping[str, str] 
         found = configuration.settle(
             text, given.file, os.environ if environment is None else environment, options.from_flags(given), os.getpid()
         )
-    except (configuration.Refused, OutboxError) as error:
+    except (configuration.ConfigurationRefused, OutboxError) as error:
         return _refuse(*str(error).splitlines())
     if given.check:
         sys.stdout.write("\n".join(describe(found)) + "\n")

@@ -13,7 +13,7 @@ MS = 0.001
 
 
 @dataclass(frozen=True, kw_only=True)
-class Key:
+class SettingKey:
     """One key below ``harvest:``. `default` is a value, or a function of the values before it."""
 
     path: str
@@ -42,7 +42,7 @@ def _shorter_wait(values: dict[str, Any]) -> float:
 _UNUSED = "Read and judged; without effect, because the election has its own thread."
 
 CLASSIC = (
-    Key(
+    SettingKey(
         path="baseKafkaConfig",
         kind="properties",
         setting="KAFKA",
@@ -50,7 +50,7 @@ CLASSIC = (
         shown="bootstrap.servers: localhost:9092",
         meaning="Properties of every client.",
     ),
-    Key(
+    SettingKey(
         path="producerKafkaConfig",
         kind="properties",
         setting="PRODUCER",
@@ -58,8 +58,10 @@ CLASSIC = (
         shown="{}",
         meaning="Properties of the producers, over those of baseKafkaConfig.",
     ),
-    Key(path="leaderGroupID", kind="text", setting="NAME", default="reaper", meaning="The group of the election."),
-    Key(
+    SettingKey(
+        path="leaderGroupID", kind="text", setting="NAME", default="reaper", meaning="The group of the election."
+    ),
+    SettingKey(
         path="leaderTopic",
         kind="text",
         setting="LEADER_TOPIC",
@@ -67,27 +69,27 @@ CLASSIC = (
         shown="leaderGroupID + .neli",
         meaning="The topic of the election; created if absent.",
     ),
-    Key(
+    SettingKey(
         path="dataSource",
         kind="text",
         default="host=localhost port=5432 user=postgres password= dbname=postgres sslmode=disable",
         meaning="Where the table is.",
     ),
-    Key(
+    SettingKey(
         path="outboxTable",
         kind="text",
         setting="TABLE",
         default="outbox",
         meaning="The table, or schema.table. As in SQL, upper case needs double quotes.",
     ),
-    Key(
+    SettingKey(
         path="name",
         kind="text",
         default=None,
         shown="{host}_{process id}_{seconds}",
         meaning="Names this process in its heartbeats and logs.",
     ),
-    Key(
+    SettingKey(
         path="limits.ioErrorBackoff",
         kind="duration",
         setting="IO_BACKOFF",
@@ -96,9 +98,9 @@ CLASSIC = (
         floor=MS,
         meaning="Pause after a failed statement.",
     ),
-    Key(path="limits.pollDuration", kind="duration", default=MS, least=MS, required=True, meaning=_UNUSED),
-    Key(path="limits.minPollInterval", kind="duration", default=0.1, least=MS, required=True, meaning=_UNUSED),
-    Key(
+    SettingKey(path="limits.pollDuration", kind="duration", default=MS, least=MS, required=True, meaning=_UNUSED),
+    SettingKey(path="limits.minPollInterval", kind="duration", default=0.1, least=MS, required=True, meaning=_UNUSED),
+    SettingKey(
         path="limits.heartbeatTimeout",
         kind="duration",
         setting="HEARTBEAT_TIMEOUT",
@@ -107,7 +109,7 @@ CLASSIC = (
         required=True,
         meaning="A leader that has not read back its heartbeat for so long is fenced.",
     ),
-    Key(
+    SettingKey(
         path="limits.maxPollInterval",
         kind="duration",
         default=_half_of_heartbeat,
@@ -116,7 +118,7 @@ CLASSIC = (
         required=True,
         meaning="Read and judged; only the default of drainInterval depends on it.",
     ),
-    Key(
+    SettingKey(
         path="limits.queueTimeout",
         kind="duration",
         setting="QUEUE_TIMEOUT",
@@ -125,7 +127,7 @@ CLASSIC = (
         required=True,
         meaning="A key that waits longer for its turn is logged.",
     ),
-    Key(
+    SettingKey(
         path="limits.drainInterval",
         kind="duration",
         setting="DRAIN_TIMEOUT",
@@ -135,7 +137,7 @@ CLASSIC = (
         required=True,
         meaning="How long records in flight may take before everything is marked anew.",
     ),
-    Key(
+    SettingKey(
         path="limits.markBackoff",
         kind="duration",
         setting="MARK_BACKOFF",
@@ -143,7 +145,7 @@ CLASSIC = (
         floor=MS,
         meaning="Longest pause between two mark queries when there is nothing to do. Classic: 10ms, always.",
     ),
-    Key(
+    SettingKey(
         path="limits.maxInFlightRecords",
         kind="count",
         setting="IN_FLIGHT_MAX",
@@ -152,7 +154,7 @@ CLASSIC = (
         required=True,
         meaning="Records sent and not yet purged, never more.",
     ),
-    Key(
+    SettingKey(
         path="limits.sendConcurrency",
         kind="count",
         setting="SEND_CONCURRENCY",
@@ -161,7 +163,7 @@ CLASSIC = (
         required=True,
         meaning="Producers side by side.",
     ),
-    Key(
+    SettingKey(
         path="limits.sendBuffer",
         kind="count",
         setting="SEND_BUFFER",
@@ -170,7 +172,7 @@ CLASSIC = (
         floor=1,
         meaning="Records per producer that wait in memory for their key's turn.",
     ),
-    Key(
+    SettingKey(
         path="limits.markQueryRecords",
         kind="count",
         setting="MARK_MAX",
@@ -179,7 +181,7 @@ CLASSIC = (
         required=True,
         meaning="Records that one mark query claims at most.",
     ),
-    Key(
+    SettingKey(
         path="limits.minMetricsInterval",
         kind="duration",
         setting="METRICS_INTERVAL",
@@ -218,13 +220,13 @@ def _camel(setting: str) -> str:
     return first + "".join(word.capitalize() for word in rest)
 
 
-def _own(setting: str) -> Key:
+def _own(setting: str) -> SettingKey:
     spec = SPECS[setting]
     kind = _KINDS[getattr(spec.type, "__name__", "")]
     default, shown = _OWN_DEFAULTS.get(setting, (None, ""))
     below = "limits." if kind in ("duration", "count") else ""
     path, meaning = f"{below}{_camel(setting)}", spec.metadata["help"]
-    return Key(path=path, kind=kind, setting=setting, default=default, shown=shown, meaning=meaning)
+    return SettingKey(path=path, kind=kind, setting=setting, default=default, shown=shown, meaning=meaning)
 
 
 OWN = tuple(map(_own, _OWN_SETTINGS))

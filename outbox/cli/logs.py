@@ -18,7 +18,7 @@ LEVELS = {
 DEFAULT_LEVEL = "Debug"
 
 
-class Line(logging.Formatter):
+class LineFormatter(logging.Formatter):
     """``2026-01-31T12:00:00.123Z info outbox.harvest acquired lane=0``"""
 
     converter = staticmethod(time.gmtime)
@@ -35,7 +35,7 @@ def configure(level: str) -> None:
         if name not in ("All", "Off"):
             logging.addLevelName(number, name.lower())
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(Line())
+    handler.setFormatter(LineFormatter())
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(max(LEVELS[level], logging.WARNING))  # libraries: only what matters

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from outbox.cli import keys, logs
-from outbox.cli.document import Document, Entry, Problem, Scalar, load
+from outbox.cli.document import Document, DocumentEntry, Problem, Scalar, load
 from outbox.cli.durations import parse_duration, show_duration
-from outbox.cli.keys import KEYS, Key
+from outbox.cli.keys import KEYS, SettingKey
 
 
 class _Unfit(ValueError):
@@ -57,7 +57,7 @@ def _line(problem: Problem) -> int:
     return int(parts[1]) if len(parts) > 1 and parts[1].isdigit() else 0
 
 
-def _refuse_unknown(document: Document, section: Mapping[str, Entry], known: Iterable[str]) -> None:
+def _refuse_unknown(document: Document, section: Mapping[str, DocumentEntry], known: Iterable[str]) -> None:
     known = tuple(known)
     for name, entry in section.items():
         if name not in known:
@@ -66,7 +66,7 @@ def _refuse_unknown(document: Document, section: Mapping[str, Entry], known: Ite
             document.complain(entry, f"is unknown. {hint}")
 
 
-def _read_key(document: Document, key: Key, entry: Entry | None, found: Reaper) -> None:
+def _read_key(document: Document, key: SettingKey, entry: DocumentEntry | None, found: Reaper) -> None:
     value: Any = None
     if entry is not None and entry.content is not None:
         try:
@@ -83,7 +83,7 @@ def _read_key(document: Document, key: Key, entry: Entry | None, found: Reaper) 
         found.values[key.path] = value
 
 
-def _judge(key: Key, value: Any, found: Reaper) -> None:
+def _judge(key: SettingKey, value: Any, found: Reaper) -> None:
     """The rules of the classic harvester, in its words."""
     least = key.least
     if key.path == "limits.maxPollInterval" and "limits.minPollInterval" in found.given:
@@ -110,7 +110,7 @@ def _read_level(document: Document, found: Reaper) -> None:
     found.log_at(level, document.where(entry))
 
 
-def _refuse_forced(document: Document, harvest: Mapping[str, Entry], found: Reaper) -> None:
+def _refuse_forced(document: Document, harvest: Mapping[str, DocumentEntry], found: Reaper) -> None:
     sections = {
         "baseKafkaConfig": (*keys.FORCED_EVERYWHERE, *keys.FORCED_BASE),
         "producerKafkaConfig": keys.FORCED_EVERYWHERE,
@@ -126,20 +126,20 @@ def _refuse_forced(document: Document, harvest: Mapping[str, Entry], found: Reap
 # --- one value of each kind ---------------------------------------------------------------------------------------
 
 
-def _scalar(entry: Entry) -> Scalar:
+def _scalar(entry: DocumentEntry) -> Scalar:
     if not isinstance(entry.content, Scalar):
         raise _Unfit("holds a section or a list. Write one value.")
     return entry.content
 
 
-def _text(key: Key, entry: Entry, found: Reaper) -> str:
+def _text(key: SettingKey, entry: DocumentEntry, found: Reaper) -> str:
     text = _scalar(entry).text
     if key.path == "name" and "%" in text:
         raise _Unfit(f"is {text!r}: a heartbeat cannot carry a per cent sign. Use another character.")
     return text
 
 
-def _duration(key: Key, entry: Entry, found: Reaper) -> float:
+def _duration(key: SettingKey, entry: DocumentEntry, found: Reaper) -> float:
     scalar = _scalar(entry)
     if isinstance(scalar.value, int) and not isinstance(scalar.value, bool):
         if key in keys.OWN and scalar.value:
@@ -152,7 +152,7 @@ def _duration(key: Key, entry: Entry, found: Reaper) -> float:
         raise _Unfit(f"is {error}") from None
 
 
-def _count(key: Key, entry: Entry, found: Reaper) -> int:
+def _count(key: SettingKey, entry: DocumentEntry, found: Reaper) -> int:
     scalar = _scalar(entry)
     value = scalar.value
     if isinstance(value, float) and value.is_integer():
@@ -162,14 +162,14 @@ def _count(key: Key, entry: Entry, found: Reaper) -> int:
     return int(value)
 
 
-def _flag(key: Key, entry: Entry, found: Reaper) -> bool:
+def _flag(key: SettingKey, entry: DocumentEntry, found: Reaper) -> bool:
     scalar = _scalar(entry)
     if not isinstance(scalar.value, bool):
         raise _Unfit(f"is {scalar.text!r}. Set true or false.")
     return scalar.value
 
 
-def _properties(key: Key, entry: Entry, found: Reaper) -> dict[str, str]:
+def _properties(key: SettingKey, entry: DocumentEntry, found: Reaper) -> dict[str, str]:
     """Client properties as strings, which is what librdkafka takes; Go's own ``go.*`` are left out."""
     if not isinstance(entry.content, dict):
         raise _Unfit("is not a section. Put one property per line below it, e.g. security.protocol: ssl")

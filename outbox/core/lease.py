@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from enum import Enum
 
-from outbox.core.region import Region, Table
+from outbox.core.region import Region, Transitions
 
 BEAT_S = 2.0
 _TRUST = 0.75  # of the time after which others may take it; the rest is for what runs late
@@ -19,19 +19,19 @@ class Lease(Enum):
     KEPT = "kept"
 
 
-class Event(Enum):
+class LeaseEvent(Enum):
     PREPARED = "everything is ready for harvesting"
     RELEASED = "the last lane has ended in good order"
 
 
-LEASE = Table(
+LEASE = Transitions(
     "lease",
     Lease.NOT_KEPT,
     {
-        (Lease.NOT_KEPT, Event.PREPARED): Lease.KEPT,
-        (Lease.KEPT, Event.PREPARED): Lease.KEPT,
-        (Lease.KEPT, Event.RELEASED): Lease.NOT_KEPT,
-        (Lease.NOT_KEPT, Event.RELEASED): Lease.NOT_KEPT,
+        (Lease.NOT_KEPT, LeaseEvent.PREPARED): Lease.KEPT,
+        (Lease.KEPT, LeaseEvent.PREPARED): Lease.KEPT,
+        (Lease.KEPT, LeaseEvent.RELEASED): Lease.NOT_KEPT,
+        (Lease.NOT_KEPT, LeaseEvent.RELEASED): Lease.NOT_KEPT,
     },
 )
 
@@ -51,11 +51,11 @@ class Times:
         return self._region.state is Lease.KEPT
 
     def prepared(self) -> None:
-        self._region.on(Event.PREPARED)
+        self._region.on(LeaseEvent.PREPARED)
 
     def released(self) -> None:
         """No heartbeat may take it again."""
-        self._region.on(Event.RELEASED)
+        self._region.on(LeaseEvent.RELEASED)
 
     def taken(self, asked_at: float, *, exists: bool = True, shows_lanes: bool = False) -> None:
         """Trust counts from when the lease was asked for. If the table has no state row (`exists` is false),

@@ -31,7 +31,7 @@ class Backoff:
         self.failures = 0
 
 
-class State(StrEnum):
+class CircuitState(StrEnum):
     CLOSED = "closed"
     """It works, as far as is known."""
     OPEN = "open"
@@ -44,7 +44,7 @@ class State(StrEnum):
 class CircuitView:
     """A circuit as it is shown to people."""
 
-    state: State
+    state: CircuitState
     reason: str = ""
     since: float = 0.0
     """When the outage began; times are the monotonic ones that the circuit was given."""
@@ -57,7 +57,7 @@ class Circuit:
 
     def __init__(self, backoff: Backoff) -> None:
         self._backoff = backoff
-        self._view = CircuitView(State.CLOSED)
+        self._view = CircuitView(CircuitState.CLOSED)
 
     @property
     def view(self) -> CircuitView:
@@ -66,25 +66,25 @@ class Circuit:
 
     @property
     def is_closed(self) -> bool:
-        return self._view.state is State.CLOSED
+        return self._view.state is CircuitState.CLOSED
 
     def failed(self, now: float, reason: str) -> float:
         """An attempt did not get through; how long to wait before the next one."""
         pause_s = self._backoff.failed()
         since = now if self.is_closed else self._view.since
-        self._view = CircuitView(State.OPEN, reason, since, now + pause_s, self._backoff.failures)
+        self._view = CircuitView(CircuitState.OPEN, reason, since, now + pause_s, self._backoff.failures)
         return pause_s
 
     def may_try(self, now: float) -> bool:
         """Whether an attempt may begin; while the circuit is open, True is the leave for exactly one."""
         view = self._view
-        if view.state is State.OPEN and now >= view.retry_at:
-            self._view = CircuitView(State.HALF_OPEN, view.reason, view.since, view.retry_at, view.failures)
+        if view.state is CircuitState.OPEN and now >= view.retry_at:
+            self._view = CircuitView(CircuitState.HALF_OPEN, view.reason, view.since, view.retry_at, view.failures)
             return True
-        return view.state is State.CLOSED
+        return view.state is CircuitState.CLOSED
 
     def worked(self) -> None:
         """Full speed again, at once: pauses were for a server that is away, and it is not."""
         self._backoff.worked()
         if not self.is_closed:
-            self._view = CircuitView(State.CLOSED)
+            self._view = CircuitView(CircuitState.CLOSED)

@@ -20,7 +20,7 @@ class UnexpectedEvent(AssertionError):
 
 
 @dataclass(frozen=True, slots=True)
-class Table(Generic[S, E]):
+class Transitions(Generic[S, E]):
     """All transitions of one region; the first state is the one that it begins in."""
 
     name: str
@@ -58,7 +58,7 @@ class Region(Generic[S, E]):
 
     __slots__ = ("_table", "state")
 
-    def __init__(self, table: Table[S, E]) -> None:
+    def __init__(self, table: Transitions[S, E]) -> None:
         self._table = table
         self.state = table.first
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from outbox.devstack import keeper, origins
 from outbox.devstack.keeper import Place
-from outbox.devstack.stack import Options
+from outbox.devstack.stack import StackOptions
 from outbox.downloads.cache import LOCK_FILE
 from outbox.downloads.errors import DevstackError
 from outbox.downloads.progress import say
@@ -73,8 +73,8 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--postgres-setting", metavar="NAME=VALUE", action="append", default=[])
 
 
-def _options(chosen: argparse.Namespace) -> Options:
-    return Options(
+def _options(chosen: argparse.Namespace) -> StackOptions:
+    return StackOptions(
         kafka=chosen.kafka,
         brokers=chosen.brokers,
         postgres=chosen.postgres,

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from outbox.devstack.processes import wait_until
-from outbox.devstack.stack import Options, Stack
+from outbox.devstack.stack import Stack, StackOptions
 from outbox.downloads.errors import DevstackError, tail
 
 _START_TIMEOUT_S = 600.0  # the first start downloads
@@ -139,7 +139,7 @@ def down(place: Place) -> bool:
     return True
 
 
-def keep(place: Place, options: Options) -> None:
+def keep(place: Place, options: StackOptions) -> None:
     """The background process."""
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):

@@ -31,7 +31,7 @@ class _RolledBack(Exception):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class PumpPlan:
     """What is to be written."""
 
     keys: int
@@ -137,7 +137,7 @@ class _Tally:
 class Pump:
     """Writes a plan with its threads; every writer has a connection of its own."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: PumpPlan) -> None:
         from outbox.models import OutboxRecord
 
         self.plan = plan
@@ -239,7 +239,7 @@ class Pump:
 class _Writer:
     """What one thread writes: the keys whose index is its own modulo the writers."""
 
-    def __init__(self, plan: Plan, run: str, number: int) -> None:
+    def __init__(self, plan: PumpPlan, run: str, number: int) -> None:
         self.plan, self.run, self.number = plan, run, number
         self.random = random.Random(None if plan.seed is None else f"{plan.seed} {number}")
         self._own = range(number, plan.keys, plan.writers)

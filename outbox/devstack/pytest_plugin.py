@@ -28,7 +28,7 @@ import pytest
 from outbox.devstack import origins, processes
 from outbox.devstack.kafka import Kafka
 from outbox.devstack.postgres import Postgres
-from outbox.devstack.stack import DATABASE, SERVERS, Options, Stack
+from outbox.devstack.stack import DATABASE, SERVERS, Stack, StackOptions
 from outbox.exceptions import OutboxError
 
 _KAFKA_FIXTURES = {"kafka", "bootstrap_servers"}
@@ -178,7 +178,7 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> Generator[None
         os.environ[processes.FORBIDDEN] = "1"
         early_config.add_cleanup(lambda: _restore(before))
     elif not _only_looks(options):
-        _begin(early_config, Options(kafka=options.kafka_version, postgres=options.postgres_version))
+        _begin(early_config, StackOptions(kafka=options.kafka_version, postgres=options.postgres_version))
     return (yield)
 
 
@@ -195,7 +195,7 @@ def _only_looks(options: Any) -> bool:
     return any(getattr(options, name, False) for name in names)
 
 
-def _begin(config: pytest.Config, options: Options) -> None:
+def _begin(config: pytest.Config, options: StackOptions) -> None:
     controls = _is_distributed(config.known_args_namespace)
     given = dict(os.environ)
     told = {}

@@ -10,13 +10,13 @@ from collections.abc import Mapping
 from types import FrameType
 
 from outbox.devstack.processes import guardian
-from outbox.devstack.stack import Options, Stack
+from outbox.devstack.stack import Stack, StackOptions
 from outbox.downloads.errors import DevstackError
 
 _FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
-def run(options: Options, command: list[str]) -> int:
+def run(options: StackOptions, command: list[str]) -> int:
     """The command's exit status, as a shell gives it."""
     before = signal.signal(signal.SIGTERM, _leave)
     try:

@@ -20,7 +20,7 @@ SERVERS = "OUTBOX_BOOTSTRAP_SERVERS"
 
 
 @dataclass(frozen=True)
-class Options:
+class StackOptions:
     kafka: str | None = None  # a line such as "4.1"
     brokers: int = 1
     postgres: str | None = None  # a major such as "17"
@@ -32,8 +32,8 @@ class Options:
 class Stack:
     """The two servers; what the environment already names is used and not started."""
 
-    def __init__(self, options: Options | None = None, *, environment: Mapping[str, str] = os.environ) -> None:
-        chosen = self.options = options or Options()
+    def __init__(self, options: StackOptions | None = None, *, environment: Mapping[str, str] = os.environ) -> None:
+        chosen = self.options = options or StackOptions()
         self._given = {name: environment[name] for name in (DATABASE, SERVERS) if environment.get(name)}
         if len(self._given) < 2:
             origins.check_extra()

@@ -212,7 +212,7 @@ class Member:
         for lane in (*self._neli.assigned_partitions, *self._neli.revoking):
             leader_id, epoch = self._neli.leader_id(lane), self._neli.epoch(lane)
             if leader_id is not None and epoch is not None:
-                leads = self._neli.state(lane) is core.State.LEADER
+                leads = self._neli.state(lane) is core.OwnerState.LEADER
                 found[lane] = Ownership(leader_id, epoch, self._neli.trusted_until(lane), leads)
         return found
 

@@ -9,7 +9,7 @@ from uuid import UUID
 
 from outbox.core.at_least_once import values as values
 from outbox.core.at_least_once.scoreboard import Scoreboard
-from outbox.core.patience import CircuitView, State
+from outbox.core.patience import CircuitState, CircuitView
 from outbox.runtime import Runtime
 from outbox.runtime.threads import THREADS
 
@@ -44,7 +44,9 @@ class Troubles:
     def circuit(self) -> CircuitView:
         """Open while one of the outages lasts. For any thread."""
         since = self._since
-        return CircuitView(State.OPEN, ", ".join(since), min(since.values())) if since else CircuitView(State.CLOSED)
+        if not since:
+            return CircuitView(CircuitState.CLOSED)
+        return CircuitView(CircuitState.OPEN, ", ".join(since), min(since.values()))
 
     def seen(self, what: str, error: str) -> None:
         self._last[what] = self._runtime.monotonic()

@@ -24,7 +24,7 @@ ORDER_SLOT = "(hashtextextended({topic} || chr(31) || {key}, 0) & 4095)::int"
 _COLUMNS = "kafka_topic, kafka_key, kafka_value, kafka_value_binary, kafka_header_keys, kafka_header_values"
 
 
-class Statements:
+class InsertStatements:
     """The SQL of one table."""
 
     def __init__(self, table: str) -> None:
@@ -56,7 +56,7 @@ class Statements:
         self.copy = f"-- stash_many\nCOPY {table} (id, {_COLUMNS}) FROM STDIN"
 
 
-statements = lru_cache(maxsize=8)(Statements)
+statements = lru_cache(maxsize=8)(InsertStatements)
 
 # One order of taking slots for everybody: two calls of stash_many alone cannot wait for each other.
 _LOCK_MANY = (
@@ -68,7 +68,7 @@ _LOCK_MANY = (
 
 
 def insert_one(connection: BaseDatabaseWrapper, sql: str, row: Row, before: Sequence[str] = ()) -> int:
-    """Insert one row by `Statements.insert` or `insert_ordered` (whose lock takes `before`); return its id."""
+    """Insert one row by `InsertStatements.insert` or `insert_ordered` (whose lock takes `before`); return its id."""
     topic, key, value, binary, names, values, _ = row
     with connection.cursor() as cursor:
         cursor.execute(sql, (*before, topic, key, value, binary, array_text(names), array_text(values)))
@@ -77,7 +77,7 @@ def insert_one(connection: BaseDatabaseWrapper, sql: str, row: Row, before: Sequ
     return int(found[0])
 
 
-def insert_few(connection: BaseDatabaseWrapper, sql: Statements, rows: Sequence[Row]) -> list[int]:
+def insert_few(connection: BaseDatabaseWrapper, sql: InsertStatements, rows: Sequence[Row]) -> list[int]:
     """Insert rows in one statement; ids in the order of the rows."""
     topics, keys, texts, binaries, names, values, _ = zip(*rows, strict=True)
     columns: list[Any] = [array_text(topics), array_text(keys), array_text(texts), list(binaries)]
@@ -87,7 +87,7 @@ def insert_few(connection: BaseDatabaseWrapper, sql: Statements, rows: Sequence[
         return sorted(found[0] for found in cursor.fetchall())
 
 
-def copy_many(connection: BaseDatabaseWrapper, sql: Statements, rows: Iterable[Row], count: int) -> list[int]:
+def copy_many(connection: BaseDatabaseWrapper, sql: InsertStatements, rows: Iterable[Row], count: int) -> list[int]:
     """Draw `count` ids and COPY the rows under them: faster than a statement from about a thousand rows on."""
     with connection.cursor() as cursor:
         cursor.execute(sql.draw_ids, (sql.table, count))

@@ -36,7 +36,7 @@ class _Lane:
 
 
 @dataclass(slots=True)
-class Held:
+class HeldMessage:
     """A record that was refused, at the head of what it holds back."""
 
     record_id: int
@@ -53,7 +53,7 @@ class OutboxKit:
         self._using = using
         self.broker = broker or MemoryBroker()
         self.clock = Clock()
-        self.held: dict[Name, Held] = {}
+        self.held: dict[Name, HeldMessage] = {}
         self._harvested: dict[int, StashedMessage] = {}
 
     # ---- what was stashed
@@ -102,7 +102,7 @@ class OutboxKit:
     def harvest_all(self) -> list[Delivered]:
         """Move to the broker what a harvester would move now; what it has taken, in order.
 
-        Held records stay in the table until `advance` has brought the time of their next attempt.
+        HeldMessage records stay in the table until `advance` has brought the time of their next attempt.
         """
         self._require_committed()
         delivered: list[Delivered] = []
@@ -157,7 +157,7 @@ class OutboxKit:
         before = self.held.get(name)
         backoff = before.backoff if before else Backoff(BACKOFF_MIN_S, BACKOFF_MAX_S, lambda: 1.0)
         retry_at_s = self.clock.elapsed_s + backoff.failed()
-        self.held[name] = Held(message.id, str(error), backoff.failures, retry_at_s, backoff)
+        self.held[name] = HeldMessage(message.id, str(error), backoff.failures, retry_at_s, backoff)
         return name
 
     def _is_to_die(self, message: StashedMessage, name: Name) -> bool:

@@ -3,7 +3,7 @@
 import pytest
 
 from outbox.cli import configuration, options
-from outbox.cli.configuration import Refused, split_identifier
+from outbox.cli.configuration import ConfigurationRefused, split_identifier
 
 SECURE = """\
 harvest:
@@ -29,7 +29,7 @@ def settle(text="", *flags, **environment):
 
 
 def refusals(*arguments, **environment):
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(ConfigurationRefused) as refused:
         settle(*arguments, **environment)
     return str(refused.value).splitlines()
 

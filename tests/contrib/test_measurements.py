@@ -4,7 +4,7 @@ import uuid
 from dataclasses import dataclass
 
 from outbox.core.contract import BatchDelivered
-from outbox.core.patience import CircuitView, State
+from outbox.core.patience import CircuitState, CircuitView
 from outbox.harvest.metrics import Histogram, Measurements
 
 
@@ -15,7 +15,7 @@ class Found:
     in_flight: int = 0
     parked: int = 0
     unpurged: int = 0
-    circuit: CircuitView = CircuitView(State.CLOSED)  # noqa: RUF009
+    circuit: CircuitView = CircuitView(CircuitState.CLOSED)  # noqa: RUF009
 
 
 class Worker:
@@ -54,8 +54,8 @@ def test_a_worker_with_fewer_numbers_counts_as_far_as_it_goes():
 
 def test_open_circuits_are_counted():
     measurements = Measurements()
-    measurements.acquired(0, Worker(circuit=CircuitView(State.OPEN)))
-    measurements.acquired(1, Worker(circuit=CircuitView(State.HALF_OPEN)))
+    measurements.acquired(0, Worker(circuit=CircuitView(CircuitState.OPEN)))
+    measurements.acquired(1, Worker(circuit=CircuitView(CircuitState.HALF_OPEN)))
     measurements.acquired(2, Worker())
     assert measurements.read([]).open_circuits == 2
     assert measurements.read([], is_cut_off=True).open_circuits == 3

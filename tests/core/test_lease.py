@@ -2,7 +2,7 @@
 
 import pytest
 
-from outbox.core.lease import LEASE, Event, Lease, Times
+from outbox.core.lease import LEASE, Lease, LeaseEvent, Times
 
 KEPT, NOT_KEPT = Lease.KEPT, Lease.NOT_KEPT
 
@@ -10,10 +10,10 @@ KEPT, NOT_KEPT = Lease.KEPT, Lease.NOT_KEPT
 @pytest.mark.parametrize(
     ("before", "event", "after"),
     [
-        (NOT_KEPT, Event.PREPARED, KEPT),
-        (KEPT, Event.PREPARED, KEPT),
-        (KEPT, Event.RELEASED, NOT_KEPT),
-        (NOT_KEPT, Event.RELEASED, NOT_KEPT),
+        (NOT_KEPT, LeaseEvent.PREPARED, KEPT),
+        (KEPT, LeaseEvent.PREPARED, KEPT),
+        (KEPT, LeaseEvent.RELEASED, NOT_KEPT),
+        (NOT_KEPT, LeaseEvent.RELEASED, NOT_KEPT),
     ],
 )
 def test_a_lease_is_kept_from_when_all_is_prepared_until_it_is_given_back(before, event, after):

@@ -21,8 +21,8 @@ from outbox.core.election.neli import (
     LeaderRevoked,
     LeaveGroup,
     Neli,
+    OwnerState,
     PublishHeartbeat,
-    State,
     UnknownHeartbeat,
     encode_heartbeat,
     parse_heartbeat,
@@ -170,7 +170,7 @@ def test_no_member_does_not_resume() -> None:
     [ask] = neli.heartbeat_seen(0, 21, beat, 0.2)
     assert isinstance(ask, ConfirmMembership)
     assert neli.confirmed(0, ask.ticket, False, 0.3) == []
-    assert neli.state(0) is State.CANDIDATE
+    assert neli.state(0) is OwnerState.CANDIDATE
     assert neli.confirmed(0, ask.ticket, True, 0.4) == []
 
 

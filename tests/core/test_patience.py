@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outbox.core.patience import Backoff, Circuit, State
+from outbox.core.patience import Backoff, Circuit, CircuitState
 
 ALWAYS_LONGEST = 1 - 2**-53
 
@@ -38,10 +38,10 @@ def test_a_circuit_opens_waits_tries_once_and_closes():
     found = circuit()
     assert found.may_try(0.0)
     assert found.failed(10.0, "no broker answers") > 0.999
-    assert found.view.state is State.OPEN
+    assert found.view.state is CircuitState.OPEN
     assert not found.may_try(10.5)
     assert found.may_try(11.0)
-    assert found.view.state is State.HALF_OPEN
+    assert found.view.state is CircuitState.HALF_OPEN
     assert not found.may_try(11.0), "one attempt decides, not the backlog"
     found.worked()
     assert found.is_closed

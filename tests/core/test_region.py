@@ -2,7 +2,7 @@ from enum import Enum
 
 import pytest
 
-from outbox.core.region import Region, Table, UnexpectedEvent
+from outbox.core.region import Region, Transitions, UnexpectedEvent
 
 
 class Lamp(Enum):
@@ -18,7 +18,7 @@ class Did(Enum):
     DROP = "drop"
 
 
-LAMP = Table(
+LAMP = Transitions(
     "lamp",
     Lamp.OFF,
     {

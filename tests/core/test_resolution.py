@@ -11,8 +11,8 @@ from outbox.core.exactly_once.ledger import Entry
 from outbox.core.exactly_once.resolution import (
     UNREADABLE,
     Case,
-    Decision,
     Listed,
+    Resolution,
     entries_after,
     is_sent_as_a_whole,
     objection,
@@ -21,7 +21,7 @@ from outbox.core.times import time_of
 
 HERE, THERE = UUID(int=1), UUID(int=2)
 NOON = datetime(2026, 1, 1, tzinfo=UTC)
-PURGE, RESEND = Decision(purge_sent=True), Decision(resend=True)
+PURGE, RESEND = Resolution(purge_sent=True), Resolution(resend=True)
 
 
 def entry(batch: int, *, lane: int = 0, database: UUID = HERE) -> Entry:
@@ -77,17 +77,21 @@ def test_what_is_missing_is_counted() -> None:
     ("found", "decision", "text"),
     [
         (case(Why.DATABASE_WENT_BACK, 3, entry(9)), PURGE, ""),
-        (case(Why.DATABASE_WENT_BACK, 3, entry(9)), Decision(resend=True, adopt=True), "was written for this database"),
+        (
+            case(Why.DATABASE_WENT_BACK, 3, entry(9)),
+            Resolution(resend=True, adopt=True),
+            "was written for this database",
+        ),
         (case(Why.LEDGER_WENT_BACK), PURGE, "Only --resend applies"),
         (case(Why.LEDGER_WENT_BACK), RESEND, ""),
         (case(Why.FOREIGN_DATABASE, 3, entry(9, database=THERE)), PURGE, "add --adopt-ledger"),
-        (case(Why.FOREIGN_DATABASE, 30, entry(9, database=THERE)), Decision(purge_sent=True, adopt=True), ""),
+        (case(Why.FOREIGN_DATABASE, 30, entry(9, database=THERE)), Resolution(purge_sent=True, adopt=True), ""),
         (case(Why.OTHER_LANE, 3, entry(3)), RESEND, ""),
         (case(Why.OTHER_LANE, 3), RESEND, "Delete the ledger topic"),
         (case(UNREADABLE, 0), RESEND, "Delete the ledger topic"),
     ],
 )
-def test_a_decision_must_fit(found: Case, decision: Decision, text: str) -> None:
+def test_a_decision_must_fit(found: Case, decision: Resolution, text: str) -> None:
     objected = objection(found, decision)
     assert text in objected
     assert bool(text) == bool(objected)

@@ -6,10 +6,10 @@ import threading
 import time
 from pathlib import Path
 
-from outbox.spark.engine.driver import Driver, Refused
+from outbox.spark.engine.driver import Driver, QueryRefused
 from outbox.spark.engine.job import Job
 from outbox.spark.verify import run
-from outbox.spark.verify.findings import Request
+from outbox.spark.verify.findings import AuditRequest
 from tests.harvest.processes import Harvest
 from tests.support.topics import read_topic
 
@@ -74,7 +74,7 @@ class Running:
 
     def refusal(self):
         self._thread.join(PATIENCE_S)
-        assert isinstance(self.refused, Refused), (self.refused, self.channel.said)
+        assert isinstance(self.refused, QueryRefused), (self.refused, self.channel.said)
         return str(self.refused)
 
     def discard(self):
@@ -227,7 +227,7 @@ def javas(pid):
 
 def audited(spark, outbox, servers, topics):
     """What the audit says of everything that went through the ledger of this table's sink: nothing."""
-    request = Request({"conninfo": outbox.url}, outbox.table, {"bootstrap.servers": servers},
+    request = AuditRequest({"conninfo": outbox.url}, outbox.table, {"bootstrap.servers": servers},
                       (f"outbox-spark-{outbox.table}",), tuple(topics))  # fmt: skip
     verdict = run.audit(spark, request)
     assert verdict.faults == (), verdict.lines()

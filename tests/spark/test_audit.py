@@ -23,7 +23,7 @@ from outbox.management.commands import outbox_audit
 from outbox.spark import KafkaSink
 from outbox.spark.sink import sql_expressions
 from outbox.spark.verify import run
-from outbox.spark.verify.findings import AuditImpossible, Request, store
+from outbox.spark.verify.findings import AuditImpossible, AuditRequest, store
 from outbox.spark.verify.reading import Offsets, java_properties
 from tests.support.topics import create_topic
 
@@ -77,7 +77,9 @@ def name():
 
 def request_of(outbox_table, servers, ledgers, *topics):
     ledgers = (ledgers,) if isinstance(ledgers, str) else ledgers
-    return Request({"conninfo": outbox_table.url}, outbox_table.table, {"bootstrap.servers": servers}, ledgers, topics)
+    return AuditRequest(
+        {"conninfo": outbox_table.url}, outbox_table.table, {"bootstrap.servers": servers}, ledgers, topics
+    )
 
 
 def insert(outbox_table, id_):

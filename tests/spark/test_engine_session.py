@@ -5,8 +5,8 @@ import shutil
 import pytest
 
 from outbox.spark.engine import driver as driver_module
-from outbox.spark.engine.driver import Driver, Refused, resolve
-from outbox.spark.engine.failure_kinds import Kind, Trouble
+from outbox.spark.engine.driver import Driver, QueryRefused, resolve
+from outbox.spark.engine.failure_kinds import FailureKind, Trouble
 from outbox.spark.engine.job import Job
 from tests.spark import transforms
 from tests.spark.engines import Channel, Running, audited, judge
@@ -145,7 +145,7 @@ def test_what_a_transformation_does_wrong_is_told_in_a_line(run):
             Exception, match=r"The transformation '.*' (cannot be imported|is int, not a function)"
         ) as error:
             resolve(path)
-        assert not isinstance(error.value, Refused)
+        assert not isinstance(error.value, QueryRefused)
 
 
 def test_a_driver_whose_table_another_one_has_does_not_claim_it_again(outbox_table):
@@ -153,15 +153,15 @@ def test_a_driver_whose_table_another_one_has_does_not_claim_it_again(outbox_tab
     channel = Channel()
     channel.finishing.set()
     job = Job(outbox_table.url, outbox_table.table, name="n", checkpoint="", properties={}, owner="mine")
-    driver, trouble = Driver(job, channel), Trouble(Kind.OUTAGE, "a file is there already")
+    driver, trouble = Driver(job, channel), Trouble(FailureKind.OUTAGE, "a file is there already")
     outbox_table.run("INSERT INTO {spark} (owner) VALUES ('another')")
     driver._consider(trouble)
     outbox_table.run("UPDATE {spark} SET owner = 'mine 1'")
     driver._consider(trouble)
     outbox_table.run("UPDATE {spark} SET owner = 'another'")
-    with pytest.raises(Refused, match="Another driver has taken over") as refused:
+    with pytest.raises(QueryRefused, match="Another driver has taken over") as refused:
         driver._consider(trouble)
-    assert refused.value.kind == Kind.FENCED
+    assert refused.value.kind == FailureKind.FENCED
     assert len(channel.of("retry")) == 2
 
 
@@ -188,11 +188,11 @@ def test_a_driver_whose_servers_are_away_for_long_ends_for_one_with_the_secrets_
     channel.finishing.set()
     monkeypatch.setattr(driver_module.time, "monotonic", lambda: now[0])
     driver = Driver(Job(outbox_table.url, outbox_table.table, name="n", checkpoint="", properties={}), channel)
-    trouble = Trouble(Kind.OUTAGE, "password authentication failed")
+    trouble = Trouble(FailureKind.OUTAGE, "password authentication failed")
     for passed_s in (0, 3600, 60):  # an hour later it is another outage
         now[0] += passed_s
         driver._consider(trouble)
     now[0] += 60
-    with pytest.raises(Refused, match="secrets of now: password") as refused:
+    with pytest.raises(QueryRefused, match="secrets of now: password") as refused:
         driver._consider(trouble)
-    assert refused.value.kind == Kind.OUTAGE
+    assert refused.value.kind == FailureKind.OUTAGE

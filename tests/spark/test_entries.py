@@ -6,9 +6,9 @@ import pytest
 
 from outbox.core.exactly_once.ledger import DamagedEntry, ForeignEntry, UnknownEntryVersion
 from outbox.spark.sink import slice_ledger
-from outbox.spark.sink.slice_ledger import Entry, judge
+from outbox.spark.sink.slice_ledger import SliceEntry, judge
 
-ENTRY = Entry("orders", "q", 7, 1, 3, 3, 4, 12345, (5, 6, 6, 9_000_000_000), "origin")
+ENTRY = SliceEntry("orders", "q", 7, 1, 3, 3, 4, 12345, (5, 6, 6, 9_000_000_000), "origin")
 
 
 def entry(epoch, slice_=0, slices=2, before=2, **fields):

@@ -12,7 +12,7 @@ from outbox.edges.postgres.common.backends import SessionShared
 from outbox.edges.postgres.common.leases import Claim, OtherWay
 from outbox.edges.postgres.preflight.keepers import RowsKept
 from outbox.edges.postgres.preflight.numbering import UnorderedIds
-from outbox.spark.engine.failure_kinds import Kind, judge
+from outbox.spark.engine.failure_kinds import FailureKind, judge
 from outbox.spark.source import statements
 from outbox.spark.source.datasource import OutboxSource, OutboxStreamReader
 from outbox.spark.source.options import Options, WrongOptions
@@ -323,9 +323,9 @@ def test_a_resumed_driver_marks_plans_and_purges_nothing(query, outbox_table):
     count = outbox_table.count()
     with pytest.raises(Fenced, match="Another driver has taken over"):
         paused.read()
-    paused.reader._unpurged = [statements.Batch.of(paused.offsets[-1])]
+    paused.reader._unpurged = [statements.MarkedBatch.of(paused.offsets[-1])]
     paused.reader._finished = 99
-    ahead, paused.reader._cut = paused.reader._cut, (statements.Batch(0), [])
+    ahead, paused.reader._cut = paused.reader._cut, (statements.MarkedBatch(0), [])
     with pytest.raises(Fenced):
         paused.reader.latestOffset()
     paused.reader._cut = ahead  # marked beside the batch before
@@ -604,7 +604,7 @@ def test_a_pooler_of_transactions_is_refused(query, outbox_table, rotates):
     refused = pytest.raises(SessionShared, match="Connect to the server itself")
     with Pooler(outbox_table.url, rotates=rotates) as pooler, refused as caught:
         query(url=pooler.url).step()
-    assert judge(f"{type(caught.value).__name__}: {caught.value}").kind is Kind.REFUSED
+    assert judge(f"{type(caught.value).__name__}: {caught.value}").kind is FailureKind.REFUSED
     assert outbox_table.run("SELECT count(leader_id) FROM {table}") == [(0,)]
 
 
@@ -622,7 +622,7 @@ def test_a_batch_that_survives_its_delete_is_not_sent_again(query, outbox_table,
         with pytest.raises(RowsKept, match="survived their DELETE: the trigger 'soft'") as caught:
             running.plan()
         assert outbox_table.count() == 10
-    assert judge(f"{type(caught.value).__name__}: {caught.value}").kind is Kind.REFUSED
+    assert judge(f"{type(caught.value).__name__}: {caught.value}").kind is FailureKind.REFUSED
     if "OLD" not in body:
         with pytest.raises(RowsKept, match="the trigger 'soft' skips each DELETE"):
             running.start()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from outbox.spark.engine.failure_kinds import Kind, judge
+from outbox.spark.engine.failure_kinds import FailureKind, judge
 
 SOURCE = """[PYTHON_STREAMING_DATA_SOURCE_RUNTIME_ERROR] Failed when Python data source performs latestOffset: \
 Traceback (most recent call last):
@@ -17,19 +17,23 @@ py4j.protocol.Py4JJavaError: An error occurred while calling o1.collectToPython.
 outbox.spark.sink.plan.SliceFailed: Records go to topics that the brokers do not have: 'x' (unknown). Create them.
 """
 CASES = [
-    (SOURCE, Kind.FENCED, "Another driver has taken over"),
-    (TASK, Kind.OUTAGE, "Records go to topics"),
-    (SOURCE + "\noutbox.spark.entries.OtherQuery: The ledger belongs to another.", Kind.REFUSED, "The ledger belongs"),
-    ("outbox.spark.sink.plan.RefusedByKafka: Kafka refuses it", Kind.OUTAGE, "Kafka refuses it"),
-    ("outbox.spark.sink.plan.RecordUnfit: A record has no topic", Kind.REFUSED, "A record has no topic"),
-    ("outbox.spark.sink.columns.WrongColumns: id is string", Kind.REFUSED, "id is string"),
-    ("x\npsycopg.OperationalError: server closed the connection", Kind.OUTAGE, "server closed"),
-    ("cimpl.KafkaException: KafkaError{code=_TRANSPORT}", Kind.OUTAGE, "KafkaError"),
-    ("java.io.IOException: Python worker failed to connect back to the JVM", Kind.OUTAGE, "java.io.IOException"),
-    ("ExecutorLostFailure (executor 1 exited)", Kind.OUTAGE, "ExecutorLostFailure"),
-    ("Traceback\n  File\nValueError: no such colour", Kind.UNKNOWN, "ValueError: no such colour"),
-    ("[DIVIDE_BY_ZERO] Division by zero", Kind.UNKNOWN, "[DIVIDE_BY_ZERO]"),
-    ("", Kind.UNKNOWN, "no reason was given"),
+    (SOURCE, FailureKind.FENCED, "Another driver has taken over"),
+    (TASK, FailureKind.OUTAGE, "Records go to topics"),
+    (
+        SOURCE + "\noutbox.spark.entries.OtherQuery: The ledger belongs to another.",
+        FailureKind.REFUSED,
+        "The ledger belongs",
+    ),
+    ("outbox.spark.sink.plan.RefusedByKafka: Kafka refuses it", FailureKind.OUTAGE, "Kafka refuses it"),
+    ("outbox.spark.sink.plan.RecordUnfit: A record has no topic", FailureKind.REFUSED, "A record has no topic"),
+    ("outbox.spark.sink.columns.WrongColumns: id is string", FailureKind.REFUSED, "id is string"),
+    ("x\npsycopg.OperationalError: server closed the connection", FailureKind.OUTAGE, "server closed"),
+    ("cimpl.KafkaException: KafkaError{code=_TRANSPORT}", FailureKind.OUTAGE, "KafkaError"),
+    ("java.io.IOException: Python worker failed to connect back to the JVM", FailureKind.OUTAGE, "java.io.IOException"),
+    ("ExecutorLostFailure (executor 1 exited)", FailureKind.OUTAGE, "ExecutorLostFailure"),
+    ("Traceback\n  File\nValueError: no such colour", FailureKind.UNKNOWN, "ValueError: no such colour"),
+    ("[DIVIDE_BY_ZERO] Division by zero", FailureKind.UNKNOWN, "[DIVIDE_BY_ZERO]"),
+    ("", FailureKind.UNKNOWN, "no reason was given"),
 ]
 
 

@@ -10,9 +10,9 @@ import pyarrow as pa
 import pytest
 
 from outbox.core.exactly_once import ledger
-from outbox.spark.engine.failure_kinds import Kind, judge
+from outbox.spark.engine.failure_kinds import FailureKind, judge
 from outbox.spark.sink import producers, slice_ledger, slice_writer
-from outbox.spark.sink.plan import CHECKSUM, PART, Plan, RecordUnfit, RefusedByKafka, SliceFailed, Superseded
+from outbox.spark.sink.plan import CHECKSUM, PART, RecordUnfit, RefusedByKafka, SliceFailed, SlicePlan, Superseded
 from outbox.spark.source.statements import Fenced
 from tests.spark.test_stream_reader import Query
 from tests.support.topics import create_topic, read_topic
@@ -27,7 +27,7 @@ def topic(bootstrap_servers):
 def plan(bootstrap_servers):
     name = f"w-{uuid.uuid4().hex[:8]}"
     properties = {"bootstrap.servers": bootstrap_servers}
-    found = Plan(name, "query", 0, 2, 0, f"outbox-spark-{name}", properties, {}, has_ids=True, id_header="id")
+    found = SlicePlan(name, "query", 0, 2, 0, f"outbox-spark-{name}", properties, {}, has_ids=True, id_header="id")
     producers.ledger_of(properties, found.ledger).prepare_slices(2, 3600)
     yield found
     forget(found)
@@ -196,7 +196,7 @@ class ReadsBeforeItFences(slice_writer._Slice):
         self._entry = self._look_up()
         write(self.plan, self.others)
         forget(self.plan)
-        return producers.Held(producers.initialise(self.plan, self.number, self._give_up_at), self.plan)
+        return producers.HeldProducer(producers.initialise(self.plan, self.number, self._give_up_at), self.plan)
 
 
 def test_a_look_into_the_ledger_before_the_fence_would_double(plan, topic, bootstrap_servers):
@@ -271,7 +271,7 @@ def test_a_record_that_can_never_be_sent_is_not_tried_again(plan, topic, column)
     unfit = pa.RecordBatch.from_pylist(rows, schema=batch(topic, 0, [1]).schema)
     with pytest.raises(RecordUnfit, match=rf"no {column} .*Correct or filter it") as error:
         write(plan, unfit)
-    assert judge(f"outbox.spark.sink.plan.{type(error.value).__name__}: {error.value}").kind == Kind.REFUSED
+    assert judge(f"outbox.spark.sink.plan.{type(error.value).__name__}: {error.value}").kind == FailureKind.REFUSED
     assert last_entry(plan, 0) is None
 
 

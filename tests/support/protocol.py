@@ -14,7 +14,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 from outbox import core
-from outbox.core.region import Table
+from outbox.core.region import Transitions
 from outbox.runtime.locks import LOCKS, THREADS
 from tests.support.databases import ROOT
 from tests.support.watched import Seen, Watched, waits_for
@@ -28,11 +28,11 @@ _NAMING = ("thread", "Thread", "Session", "super().__init__")
 PACKAGES = ("edges", "election", "harvest", "service")
 
 
-def tables() -> Iterator[tuple[str, Table]]:
+def tables() -> Iterator[tuple[str, Transitions]]:
     """Each with the name of its module."""
     for module in sorted(m.name for m in pkgutil.walk_packages(core.__path__, "outbox.core.")):
         for value in vars(importlib.import_module(module)).values():
-            if isinstance(value, Table):
+            if isinstance(value, Transitions):
                 yield module, value
 
 
@@ -40,7 +40,7 @@ def drawings() -> str:
     return "\n".join(drawing(module, table) for module, table in tables())
 
 
-def drawing(module: str, table: Table) -> str:
+def drawing(module: str, table: Transitions) -> str:
     edges = list(table.edges())
     begun = Counter((events, after) for _, events, after in edges)
     often = {edge for edge, count in begun.items() if count > OFTEN}

@@ -19,7 +19,7 @@ from outbox.admin import explain as held
 from outbox.admin.dashboard import charts
 from outbox.admin.dashboard import last_verification as audited
 from outbox.admin.dashboard.charts import Chart, Point, Series
-from outbox.admin.dashboard.summary import Verdict, verdict
+from outbox.admin.dashboard.summary import Summary, verdict
 from outbox.admin.wording import clock, duration, moment, number, rate
 from outbox.conf import Conf
 from outbox.edges.postgres.common.table import PLANNER
@@ -57,9 +57,9 @@ class LaneRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class DashboardPage:
     at: str
-    verdict: Verdict
+    verdict: Summary
     tiles: Sequence[Tile]
     charts: Sequence[Chart]
     times: Sequence[str]
@@ -81,7 +81,7 @@ def bounded(alias: str) -> Iterator[Any]:
             transaction.set_rollback(True, using=alias)
 
 
-def read(conf: Conf, may_view: Callable[[str], bool] = lambda name: True) -> Page:
+def read(conf: Conf, may_view: Callable[[str], bool] = lambda name: True) -> DashboardPage:
     """`may_view`: whether the user may see the model of this name; without, its number alone is shown."""
     with bounded(conf.database) as connection:
         # The connection below Django's, whose errors are psycopg's own.
@@ -92,7 +92,7 @@ def read(conf: Conf, may_view: Callable[[str], bool] = lambda name: True) -> Pag
         kept = held.read(conf.database, found, now, may_view)
         audit = audited.read(conf, now)
     samples = _with_now(samples, found, now)
-    return Page(
+    return DashboardPage(
         at=moment(now),
         verdict=verdict(found, kept, audit),
         tiles=_tiles(found, kept, samples),

@@ -14,7 +14,7 @@ from django.urls import path
 
 from outbox import conf
 from outbox.admin.base import ReadOnlyAdmin
-from outbox.admin.dashboard.contents import STATEMENT_TIMEOUT_S, Page, read
+from outbox.admin.dashboard.contents import STATEMENT_TIMEOUT_S, DashboardPage, read
 from outbox.models import Sample
 
 EVERY_S = 5
@@ -48,7 +48,7 @@ class DashboardAdmin(ReadOnlyAdmin):
         request.current_app = self.admin_site.name
         return render(request, "admin/outbox/dashboard/parts.html", {"page": page})
 
-    def _read(self, request: HttpRequest) -> tuple[Page | None, str]:
+    def _read(self, request: HttpRequest) -> tuple[DashboardPage | None, str]:
         if not self.has_view_permission(request):
             raise PermissionDenied
         try:

@@ -25,26 +25,26 @@ class Notice:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class Summary:
     level: str
     headline: str
     notices: Sequence[Notice]
 
 
-def verdict(found: dict[str, Any], held: Held, audited: Audited | None = None) -> Verdict:
+def verdict(found: dict[str, Any], held: Held, audited: Audited | None = None) -> Summary:
     """`found` as `operations.stats` says it."""
     all_notices = (_delivery(found), _audited(audited), _age(found, held), _topics(held), _parked(held), _dead(held))
     notices = [notice for notice in all_notices if notice]
     levels = {notice.level for notice in notices}
     if BAD in levels:
         some = "Some records" if any(lane["is_owned"] for lane in found["lanes"]) else "Records"
-        return Verdict(BAD, f"{some} are not being delivered.", notices)
+        return Summary(BAD, f"{some} are not being delivered.", notices)
     if WARN in levels:
-        return Verdict(WARN, "Something waits for you.", notices)
+        return Summary(WARN, "Something waits for you.", notices)
     waiting = found["backlog"]["records"]
     if not waiting:
-        return Verdict(GOOD, "All is well: nothing waits.", notices)
-    return Verdict(GOOD, f"All is well: {plural(waiting, 'record')} on the way.", notices)
+        return Summary(GOOD, "All is well: nothing waits.", notices)
+    return Summary(GOOD, f"All is well: {plural(waiting, 'record')} on the way.", notices)
 
 
 def _delivery(found: dict[str, Any]) -> Notice | None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from enum import IntEnum
 
 from outbox.core.at_least_once.values import KeyName, Record
-from outbox.core.region import Table
+from outbox.core.region import Transitions
 
 
 class KeyState(IntEnum):
@@ -44,7 +44,7 @@ class KeyEvent(IntEnum):
     """What is not sent is forgotten."""
 
 
-KEY: Table[KeyState, KeyEvent] = Table(
+KEY: Transitions[KeyState, KeyEvent] = Transitions(
     "key",
     KeyState.IDLE,
     {

@@ -79,7 +79,7 @@ from outbox.core.at_least_once.values import (
 )
 from outbox.core.at_least_once.window import Window
 from outbox.core.holds.values import pause_s
-from outbox.core.region import Region, Table
+from outbox.core.region import Region, Transitions
 
 _NEVER = float("inf")
 
@@ -107,7 +107,7 @@ class PhaseEvent(Enum):
 
 
 _ALIVE = [phase for phase in Phase if phase is not Phase.ENDED]
-PHASE: Table[Phase, PhaseEvent] = Table(
+PHASE: Transitions[Phase, PhaseEvent] = Transitions(
     "phase of a term",
     Phase.CLAIMING,
     {

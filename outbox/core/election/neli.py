@@ -188,7 +188,7 @@ Effect = (
 )
 
 
-class State(Enum):
+class OwnerState(Enum):
     CANDIDATE = "candidate"
     LEADER = "leader"
     REVOKING = "revoking"
@@ -214,7 +214,7 @@ class _Lane:
     )
 
     def __init__(self, leader_id: UUID, first_sequence: int, now: float) -> None:
-        self.state = State.CANDIDATE
+        self.state = OwnerState.CANDIDATE
         self.leader_id = leader_id
         self.first_sequence = first_sequence  # beats below belong to an earlier term
         self.epoch = -1
@@ -278,19 +278,19 @@ class Neli:
     @property
     def revoking(self) -> tuple[int, ...]:
         """Lanes whose batch in hand the rebalance still waits for."""
-        return tuple(p for p, lane in self._owned.items() if lane.state is State.REVOKING)
+        return tuple(p for p, lane in self._owned.items() if lane.state is OwnerState.REVOKING)
 
-    def state(self, lane: int) -> State | None:
+    def state(self, lane: int) -> OwnerState | None:
         found = self._owned.get(lane)
         return found.state if found else None
 
     def leader_id(self, lane: int) -> UUID | None:
         found = self._owned.get(lane)
-        return found.leader_id if found and found.state is not State.CANDIDATE else None
+        return found.leader_id if found and found.state is not OwnerState.CANDIDATE else None
 
     def epoch(self, lane: int) -> int | None:
         found = self._owned.get(lane)
-        return found.epoch if found and found.state is not State.CANDIDATE else None
+        return found.epoch if found and found.state is not OwnerState.CANDIDATE else None
 
     def led_last(self, lane: int) -> bool:
         """Whether this member leads, or led, gave nothing back and has seen no successor: so it is while brokers are
@@ -300,9 +300,9 @@ class Neli:
     def trusted_until(self, lane: int) -> float:
         """The moment at which this lane must be silent unless more trust was earned; -inf when it does not lead."""
         found = self._owned.get(lane)
-        if found is None or found.state is State.CANDIDATE:
+        if found is None or found.state is OwnerState.CANDIDATE:
             return float("-inf")
-        return found.deadline if found.state is State.REVOKING else self._trust_ends(found)
+        return found.deadline if found.state is OwnerState.REVOKING else self._trust_ends(found)
 
     def may_send(self, lane: int, now: float) -> bool:
         """Trust holds for the batch in hand."""
@@ -311,17 +311,17 @@ class Neli:
     def may_start(self, lane: int, now: float) -> bool:
         """Trust holds and no revocation is under way: new marks and batches may begin."""
         found = self._owned.get(lane)
-        return found is not None and found.state is State.LEADER and now < self._trust_ends(found)
+        return found is not None and found.state is OwnerState.LEADER and now < self._trust_ends(found)
 
     def wake_at(self) -> float:
         """When `tick` has something to do at the latest."""
         times = [float("inf")]
         for lane in self._owned.values():
-            if lane.state is State.REVOKING:
+            if lane.state is OwnerState.REVOKING:
                 times.append(lane.deadline)
             else:
                 times.append(lane.beat_at)
-                if lane.state is State.LEADER:
+                if lane.state is OwnerState.LEADER:
                     times.append(self._trust_ends(lane))
         return min(times)
 
@@ -347,7 +347,7 @@ class Neli:
         for partition in partitions:
             self._assigned.pop(partition, None)
             lane = self._owned.pop(partition, None)
-            if lane is not None and lane.state is not State.CANDIDATE:
+            if lane is not None and lane.state is not OwnerState.CANDIDATE:
                 effects.append(LeaderFenced(partition, lane.leader_id, "lost"))
         return effects + self._leave_if_done()
 
@@ -359,7 +359,7 @@ class Neli:
         lane.confirm_ticket = None
         if not ok:
             return self._fence(partition, lane, "not-a-member", now)
-        if lane.state is State.CANDIDATE and lane.epoch >= 0 and now < self._trust_ends(lane):
+        if lane.state is OwnerState.CANDIDATE and lane.epoch >= 0 and now < self._trust_ends(lane):
             return self._acquire(partition, lane)
         return []
 
@@ -372,7 +372,7 @@ class Neli:
 
     def _seen(self, partition: int, offset: int, beat: Heartbeat | ClassicHeartbeat, now: float) -> list[Effect]:
         lane = self._owned.get(partition)
-        if lane is None or lane.state is State.REVOKING:
+        if lane is None or lane.state is OwnerState.REVOKING:
             if not isinstance(beat, Heartbeat) or (beat.member_id != self._member_id and beat.epoch is not None):
                 self._led_last.discard(partition)
             return []
@@ -385,15 +385,15 @@ class Neli:
     def tick(self, now: float) -> list[Effect]:
         effects: list[Effect] = []
         for partition, lane in list(self._owned.items()):
-            if lane.state is State.REVOKING and now >= lane.deadline:
+            if lane.state is OwnerState.REVOKING and now >= lane.deadline:
                 effects.append(AbandonBatch(partition, lane.leader_id))
                 effects += self.released(partition, now)
                 continue
-            if lane.state is State.LEADER and now >= self._trust_ends(lane):
+            if lane.state is OwnerState.LEADER and now >= self._trust_ends(lane):
                 effects += self._fence(partition, lane, "heartbeat-timeout", now)
-            if not lane.was_fenced and lane.state is State.CANDIDATE and now >= self._trust_ends(lane):
+            if not lane.was_fenced and lane.state is OwnerState.CANDIDATE and now >= self._trust_ends(lane):
                 self._fence(partition, lane, "heartbeat-timeout", now)  # the assignment aged before it was earned
-            if lane.state is not State.REVOKING and now >= lane.beat_at:
+            if lane.state is not OwnerState.REVOKING and now >= lane.beat_at:
                 effects.append(self._beat(partition, lane, now))
         return effects
 
@@ -408,19 +408,19 @@ class Neli:
     def doubt(self, lane: int, now: float) -> list[Effect]:
         """Somebody saw a trace of another owner: ask the coordinator; a negative answer fences."""
         found = self._owned.get(lane)
-        if found is None or found.state is not State.LEADER:
+        if found is None or found.state is not OwnerState.LEADER:
             return []
         return [self._ask(lane, found, now)]
 
     def step_down(self, lane: int, now: float) -> list[Effect]:
         """The table refused the claim of this epoch: fence, and come back with a higher one if still a member."""
         found = self._owned.get(lane)
-        return self._fence(lane, found, "superseded", now) if found and found.state is State.LEADER else []
+        return self._fence(lane, found, "superseded", now) if found and found.state is OwnerState.LEADER else []
 
     def released(self, lane: int, now: float) -> list[Effect]:
         """The batch in hand is finished or dropped: the lane is given back."""
         found = self._owned.get(lane)
-        if found is None or found.state is not State.REVOKING:
+        if found is None or found.state is not OwnerState.REVOKING:
             return []
         del self._owned[lane]
         effects: list[Effect] = [LeaderRevoked(lane, found.leader_id)]
@@ -454,14 +454,14 @@ class Neli:
 
     def _revoke(self, partition: int, now: float) -> list[Effect]:
         lane = self._owned.get(partition)
-        if lane is None or lane.state is State.REVOKING:
+        if lane is None or lane.state is OwnerState.REVOKING:
             return []
-        if lane.state is State.LEADER and now < self._trust_ends(lane):
-            lane.state = State.REVOKING
+        if lane.state is OwnerState.LEADER and now < self._trust_ends(lane):
+            lane.state = OwnerState.REVOKING
             lane.deadline = now + self._revoke_timeout_s
             return [FinishBatch(partition, lane.leader_id, lane.deadline)]
         effects: list[Effect] = []
-        if lane.state is State.LEADER:
+        if lane.state is OwnerState.LEADER:
             effects.append(LeaderFenced(partition, lane.leader_id, "heartbeat-timeout"))
             lane.ended_id = lane.leader_id
         del self._owned[partition]
@@ -476,7 +476,7 @@ class Neli:
         return [LeaveGroup()]
 
     def _beat(self, partition: int, lane: _Lane, now: float) -> PublishHeartbeat:
-        leads = lane.state is State.LEADER
+        leads = lane.state is OwnerState.LEADER
         epoch = lane.epoch if leads else (None if lane.was_fenced else -1)
         beat = Heartbeat(self._member_id, lane.leader_id, self._sequence, epoch, self._name, self._database)
         lane.outstanding[self._sequence] = now
@@ -502,13 +502,13 @@ class Neli:
         sent_at = lane.outstanding.pop(beat.sequence, None)
         if sent_at is None or beat.sequence < lane.first_sequence:
             return []
-        if offset < lane.last_offset and lane.state is State.LEADER:
+        if offset < lane.last_offset and lane.state is OwnerState.LEADER:
             lane.epoch = offset  # the topic was made anew: its offsets began again
         lane.last_offset = offset
         if now >= sent_at + self._timeout_s - self._margin_s:
             return []  # a beat that took this long earns nothing
         lane.trusted_at = max(lane.trusted_at, sent_at)
-        if lane.state is State.LEADER:
+        if lane.state is OwnerState.LEADER:
             return []
         if not lane.was_fenced:
             lane.epoch = offset
@@ -524,7 +524,7 @@ class Neli:
         return ConfirmMembership(partition, self._ticket)
 
     def _acquire(self, partition: int, lane: _Lane) -> list[Effect]:
-        lane.state = State.LEADER
+        lane.state = OwnerState.LEADER
         self._led_last.add(partition)
         lane.was_fenced = False
         lane.ended_id = None
@@ -538,24 +538,24 @@ class Neli:
         if claim is None:
             return []
         epoch = offset if claim < 0 else claim
-        if lane.state is State.LEADER and epoch > lane.epoch:
+        if lane.state is OwnerState.LEADER and epoch > lane.epoch:
             return self._fence(partition, lane, "newer-claim", now)
-        if lane.state is State.CANDIDATE and epoch > lane.epoch:
+        if lane.state is OwnerState.CANDIDATE and epoch > lane.epoch:
             self._led_last.discard(partition)
             lane.confirm_ticket = None  # an answer to an older question would not cover this claim
         return []
 
     def _fence(self, partition: int, lane: _Lane, reason: str, now: float) -> list[Effect]:
-        led = lane.state is not State.CANDIDATE
+        led = lane.state is not OwnerState.CANDIDATE
         ended = lane.leader_id
         if reason != "heartbeat-timeout":
             self._led_last.discard(partition)
         if led:
             lane.ended_id = ended
-        if lane.state is State.REVOKING:
+        if lane.state is OwnerState.REVOKING:
             del self._owned[partition]
             return [LeaderFenced(partition, ended, reason), *self._leave_if_done()]
-        lane.state = State.CANDIDATE
+        lane.state = OwnerState.CANDIDATE
         lane.was_fenced = True
         lane.leader_id = self._new_id()
         lane.first_sequence = self._sequence

@@ -17,7 +17,7 @@ from itertools import count
 from typing import Protocol
 
 from outbox.core.exactly_once.judgement import AskElection, GoOn, State, Stop, round_check
-from outbox.core.region import Region, Table
+from outbox.core.region import Region, Transitions
 
 SHARES_OF_A_PAGE_MAX = 1.5
 """A page for several lanes is larger than one for a single lane, but not much: its rows are in memory all at once, and
@@ -68,7 +68,7 @@ class Told(Enum):
     LEAVES = "its worker has settled all"
 
 
-STAND = Table(
+STAND = Transitions(
     "the round's view of a lane",
     Stand.AWAY,
     {

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from enum import Enum
 
-from outbox.core.region import Region, Table
+from outbox.core.region import Region, Transitions
 
 
 class Activity(Enum):
@@ -49,7 +49,7 @@ class Did(Enum):
 
 
 _ALIVE = [activity for activity in Activity if activity is not Activity.ENDED]
-ACTIVITY: Table[Activity, Did] = Table(
+ACTIVITY: Transitions[Activity, Did] = Transitions(
     "activity",
     Activity.NEW,
     {
@@ -91,7 +91,7 @@ class Judged(Enum):
     TAKEN_OVER = "both sides agree"
 
 
-DECISION = Table(
+DECISION = Transitions(
     "decision",
     Decision.NONE,
     {
@@ -155,7 +155,7 @@ class Asked(Enum):
     TO_DROP = "the host abandons it"
 
 
-ANSWER = Table(
+ANSWER = Transitions(
     "answer",
     Answer.NOT_AWAITED,
     {
@@ -163,7 +163,7 @@ ANSWER = Table(
         (Answer.AWAITED, Asked.TO_FINISH): Answer.AWAITED,
     },
 )
-IN_HAND = Table(
+IN_HAND = Transitions(
     "in hand",
     InHand.KEPT,
     {

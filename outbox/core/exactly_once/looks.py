@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import Enum
 
-from outbox.core.region import Region, Table
+from outbox.core.region import Region, Transitions
 
 PAUSE_S = 1.0  # until an operator's hold is noticed
 _SHARE = 10  # of the time that looking takes: so much is left for reading
@@ -26,7 +26,7 @@ class Looked(Enum):
     JOINED = "a lane has joined, whose holds may not be known"
 
 
-LOOK = Table(
+LOOK = Transitions(
     "holds",
     Look.STALE,
     {

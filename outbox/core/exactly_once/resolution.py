@@ -78,7 +78,7 @@ class Case:
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class Resolution:
     """What the operator says."""
 
     purge_sent: bool = False
@@ -110,7 +110,7 @@ def entries_after(purged: int, lane: int, database: UUID, newest_first: Iterable
             yield entry
 
 
-def objection(case: Case, decision: Decision) -> str:
+def objection(case: Case, decision: Resolution) -> str:
     """Why this decision does not fit this case; empty when it does."""
     lane = case.lane
     if case.is_foreign and not decision.adopt:
@@ -135,8 +135,8 @@ def objection(case: Case, decision: Decision) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class ResolutionOutcome:
     case: Case
-    decision: Decision
+    decision: Resolution
     deleted: int = 0
     kept: int = field(default=0)

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from enum import Enum
 from typing import Generic, TypeVar
 
-from outbox.core.region import Region, Table
+from outbox.core.region import Region, Transitions
 
 P = TypeVar("P")
 
@@ -71,7 +71,7 @@ _GOING_ON = {
     (_R.FLUSHING, _E.FAILED): _R.PAUSING,
     (_R.PAUSING, _E.GOES_ON): _R.WAITING,
 }
-READER = Table(
+READER = Transitions(
     "reader",
     Reader.WAITING,
     {
@@ -102,7 +102,7 @@ class Sends(Enum):
     ENDED = "no lane has a share any more"
 
 
-PAGE = Table(
+PAGE = Transitions(
     "page being sent",
     Page.NONE,
     {
@@ -135,7 +135,7 @@ class Purges(Enum):
     SETTLED = "the purge sent last is done"
 
 
-PURGING = Table(
+PURGING = Transitions(
     "purge",
     Purging.NONE,
     {

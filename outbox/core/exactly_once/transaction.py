@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from enum import Enum
 
-from outbox.core.region import Table
+from outbox.core.region import Transitions
 
 
 class Probing(Enum):
@@ -30,7 +30,7 @@ class Probe(Enum):
     FOUND_NOTHING_YET = "a batch is committed, and the record at fault is still looked for"
 
 
-PROBING = Table(
+PROBING = Transitions(
     "probing",
     Probing.WHOLE,
     {
@@ -71,7 +71,7 @@ class Step(Enum):
     SETTLED = "the ledger was asked what became of it"
 
 
-COMMIT = Table(
+COMMIT = Transitions(
     "commit",
     Commit.NONE,
     {

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from outbox.core.at_least_once.values import RecordHeld
 from outbox.core.holds.crashes import CAREFUL_MAX
-from outbox.core.holds.hold import NEVER, Event, Hold, Name, Pause, Register, State
+from outbox.core.holds.hold import NEVER, Hold, HoldEvent, HoldState, Name, Pause, Register
 from outbox.core.holds.removals import Removals
 from outbox.core.holds.suspects import Suspects
 from outbox.core.holds.trials import Trials
@@ -109,7 +109,7 @@ class Holds:
                     hold.lowest = row[0]
 
     def _blocking(self) -> Iterable[Hold | Pause]:
-        yield from (hold for hold in self._held.all() if hold.state is not State.TRYING)
+        yield from (hold for hold in self._held.all() if hold.state is not HoldState.TRYING)
         yield from self._paused.values()
 
     def _hold_of(self, row: Row) -> Hold | Pause | None:
@@ -155,7 +155,7 @@ class Holds:
         if self.is_careful:
             rows = rows[:CAREFUL_MAX]
         rows = self._suspects.cut(rows)
-        if tried := self._held.of(State.TRYING):
+        if tried := self._held.of(HoldState.TRYING):
             alone = {hold.head for hold in tried.values()}
             for index, row in enumerate(rows):
                 if row[0] in alone:
@@ -164,7 +164,7 @@ class Holds:
 
     def is_tried(self, row: Row) -> bool:
         """Whether the record was held and now travels alone."""
-        tried = self._held.of(State.TRYING)
+        tried = self._held.of(HoldState.TRYING)
         hold = tried.get(self.name_of(row)) or tried.get(row[1])
         return hold is not None and hold.head == row[0]
 
@@ -182,7 +182,7 @@ class Holds:
     @property
     def is_risky(self) -> bool:
         """Whether a record may be sent that has crashed a harvester before."""
-        return any(hold.row.reason == POISON for hold in list(self._held.of(State.TRYING).values()))
+        return any(hold.row.reason == POISON for hold in list(self._held.of(HoldState.TRYING).values()))
 
     def suspect(self, ids: Collection[int]) -> None:
         """An owner before this one died while it sent these records."""
@@ -202,7 +202,7 @@ class Holds:
         self._suspects.refused(row[0])
         name: Name = row[1] if whole_topic else self.name_of(row)
         before = self._held.get(name)
-        was_tried = before is not None and before.state is State.TRYING
+        was_tried = before is not None and before.state is HoldState.TRYING
         self._trials.refused(now, was_tried=was_tried, is_sure=is_sure)
         attempts = (before.row.attempts if before else 0) + is_sure
         wait_s, error = pause_s(attempts), error.replace("\0", "")
@@ -223,27 +223,27 @@ class Holds:
     def _head(self, name: Name, before: Hold | None, row: HoldRow, retry_at: float) -> Hold:
         """The record at the head was refused, once more or for the first time."""
         lowest: float = row.head
-        if before is not None and before.state is not State.TRYING:
+        if before is not None and before.state is not HoldState.TRYING:
             lowest = min(lowest, before.lowest)
         if before is None or before.head != row.head:
             self._held.forget(name)
             hold = Hold(row, lowest, retry_at)
             self._held.place(name, hold)
             return hold
-        hold = self._held.on(name, Event.REFUSED)
+        hold = self._held.on(name, HoldEvent.REFUSED)
         hold.row = replace(row, id=before.row.id, history=(*before.row.history, *row.history)[-HISTORY_MAX:])
         hold.lowest, hold.retry_at, hold.is_wanted = lowest, retry_at, False
         return hold
 
     def delivered(self, rows: Iterable[Row]) -> None:
         """A batch was committed: its records are no suspects any more."""
-        tried = self._held.of(State.TRYING)
+        tried = self._held.of(HoldState.TRYING)
         if not (self._suspects.is_searching or tried):
             return
         ids = {row[0] for row in rows}
         self._suspects.cleared(ids)
         for name in [name for name, hold in tried.items() if hold.head in ids]:
-            hold = self._held.on(name, Event.DELIVERED)
+            hold = self._held.on(name, HoldEvent.DELIVERED)
             self._lift(hold.head)
             if not hold.is_wanted:
                 self._trials.delivered()
@@ -256,10 +256,10 @@ class Holds:
         """End the holds whose time has come; the ids from which to read again. `is_behind`: more waits than a page
         can hold."""
         released, self._released = self._released, []
-        for name in list(self._held.of(State.OVER)):
-            released.append(int(self._held.on(name, Event.RELEASED).lowest))
+        for name in list(self._held.of(HoldState.OVER)):
+            released.append(int(self._held.on(name, HoldEvent.RELEASED).lowest))
         for name in self._trials.due(now, is_behind=is_behind):
-            released.append(int(self._held.on(name, Event.DUE).lowest))
+            released.append(int(self._held.on(name, HoldEvent.DUE).lowest))
         return released
 
     # ---- errands
@@ -269,7 +269,7 @@ class Holds:
         successor could still send the head behind them."""
         if hold.fate:
             hold.retry_at = NEVER
-            self._held.on(name, Event.TO_LEAVE)
+            self._held.on(name, HoldEvent.TO_LEAVE)
 
     def take_errands(self) -> Errands | None:
         """What the next batch is to carry out beside its purge."""
@@ -295,7 +295,7 @@ class Holds:
         self._load_pauses([row for row in mine if row.reason in BY_OPERATORS])
         refused = [row for row in mine if row.reason in OF_RECORDS]
         # Its record may have been gone when its hold was to be written: then the attempt never ends.
-        tried = self._held.of(State.TRYING).items()
+        tried = self._held.of(HoldState.TRYING).items()
         for name in [name for name, hold in tried if not hold.is_known and hold.retry_at + _UNKNOWN_S < now]:
             self._forget(name)
         self._lifted &= {row.record_id for row in refused if row.record_id is not None}
@@ -324,7 +324,7 @@ class Holds:
 
     def _load_refused(self, name: Name, row: HoldRow, now: float) -> None:
         hold = self._held.get(name)
-        if hold is not None and hold.state in (State.UNDER_WAY, State.OVER):
+        if hold is not None and hold.state in (HoldState.UNDER_WAY, HoldState.OVER):
             return  # what is under way ends first
         if not row.is_there:
             self._lift(row.head)
@@ -343,14 +343,14 @@ class Holds:
         """What operators want of a record."""
         if row.wanted == RETRY and hold.fate not in ("", REFUSED):  # decided otherwise before it was carried out
             hold.fate = ""
-            self._held.on(name, Event.TO_STAY)
-        if row.wanted == RETRY and hold.state is State.WAITING:
+            self._held.on(name, HoldEvent.TO_STAY)
+        if row.wanted == RETRY and hold.state is HoldState.WAITING:
             hold.retry_at, hold.is_wanted = now, True
         hold.fate = fate_of(row, self._attempts_max(row.topic)) or hold.fate
         self._leave_if_fated(name, hold)
 
     def _forget_lifted(self, names: Collection[Name]) -> None:
-        for state in (State.WAITING, State.TRYING, State.LEAVING):
+        for state in (HoldState.WAITING, HoldState.TRYING, HoldState.LEAVING):
             for name in [n for n, hold in self._held.of(state).items() if hold.is_known and n not in names]:
                 self._forget(name)
 

@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from enum import Enum
 
 from outbox.core.holds.values import Burial, HoldRow
-from outbox.core.region import Table
+from outbox.core.region import Transitions
 
 Name = tuple[str, str] | int | str
 """(topic, key); the id of a record without key; a topic. With KEEP_EMPTY_KEY the empty key is one like any other."""
 NEVER = float("inf")
 
 
-class State(Enum):
+class HoldState(Enum):
     WAITING = "waiting"
     """For its next attempt, or for an operator. What follows of its key is held back."""
     TRYING = "trying"
@@ -35,7 +35,7 @@ class State(Enum):
     """There is no hold any more."""
 
 
-class Event(Enum):
+class HoldEvent(Enum):
     DUE = "due"
     """The time of the next attempt has come."""
     REFUSED = "refused"
@@ -56,34 +56,34 @@ class Event(Enum):
     """The table knows it no more, or another record is at the head."""
 
 
-RECORD: Table[State, Event] = Table(
+RECORD: Transitions[HoldState, HoldEvent] = Transitions(
     "hold",
-    State.WAITING,
+    HoldState.WAITING,
     {
-        (State.WAITING, Event.DUE): State.TRYING,
-        (State.WAITING, Event.REFUSED): State.WAITING,  # it was sent before the table showed it
-        (State.WAITING, Event.TO_LEAVE): State.LEAVING,
-        (State.WAITING, Event.FORGOTTEN): State.ENDED,
-        (State.TRYING, Event.REFUSED): State.WAITING,
-        (State.TRYING, Event.NOT_NOW): State.WAITING,
-        (State.TRYING, Event.DELIVERED): State.ENDED,
-        (State.TRYING, Event.TO_LEAVE): State.LEAVING,
-        (State.TRYING, Event.FORGOTTEN): State.ENDED,
-        (State.LEAVING, Event.REFUSED): State.LEAVING,
-        (State.LEAVING, Event.TO_LEAVE): State.LEAVING,
-        (State.LEAVING, Event.TO_STAY): State.WAITING,
-        (State.LEAVING, Event.TAKEN): State.UNDER_WAY,
-        (State.LEAVING, Event.FORGOTTEN): State.ENDED,
-        (State.UNDER_WAY, Event.REFUSED): State.UNDER_WAY,  # by the batch before, which had it too
-        (State.UNDER_WAY, Event.TO_LEAVE): State.UNDER_WAY,
-        (State.UNDER_WAY, Event.DONE): State.OVER,
-        (State.UNDER_WAY, Event.NOT_DONE): State.LEAVING,
-        (State.UNDER_WAY, Event.FORGOTTEN): State.ENDED,
-        (State.OVER, Event.RELEASED): State.ENDED,
-        (State.OVER, Event.FORGOTTEN): State.ENDED,
+        (HoldState.WAITING, HoldEvent.DUE): HoldState.TRYING,
+        (HoldState.WAITING, HoldEvent.REFUSED): HoldState.WAITING,  # it was sent before the table showed it
+        (HoldState.WAITING, HoldEvent.TO_LEAVE): HoldState.LEAVING,
+        (HoldState.WAITING, HoldEvent.FORGOTTEN): HoldState.ENDED,
+        (HoldState.TRYING, HoldEvent.REFUSED): HoldState.WAITING,
+        (HoldState.TRYING, HoldEvent.NOT_NOW): HoldState.WAITING,
+        (HoldState.TRYING, HoldEvent.DELIVERED): HoldState.ENDED,
+        (HoldState.TRYING, HoldEvent.TO_LEAVE): HoldState.LEAVING,
+        (HoldState.TRYING, HoldEvent.FORGOTTEN): HoldState.ENDED,
+        (HoldState.LEAVING, HoldEvent.REFUSED): HoldState.LEAVING,
+        (HoldState.LEAVING, HoldEvent.TO_LEAVE): HoldState.LEAVING,
+        (HoldState.LEAVING, HoldEvent.TO_STAY): HoldState.WAITING,
+        (HoldState.LEAVING, HoldEvent.TAKEN): HoldState.UNDER_WAY,
+        (HoldState.LEAVING, HoldEvent.FORGOTTEN): HoldState.ENDED,
+        (HoldState.UNDER_WAY, HoldEvent.REFUSED): HoldState.UNDER_WAY,  # by the batch before, which had it too
+        (HoldState.UNDER_WAY, HoldEvent.TO_LEAVE): HoldState.UNDER_WAY,
+        (HoldState.UNDER_WAY, HoldEvent.DONE): HoldState.OVER,
+        (HoldState.UNDER_WAY, HoldEvent.NOT_DONE): HoldState.LEAVING,
+        (HoldState.UNDER_WAY, HoldEvent.FORGOTTEN): HoldState.ENDED,
+        (HoldState.OVER, HoldEvent.RELEASED): HoldState.ENDED,
+        (HoldState.OVER, HoldEvent.FORGOTTEN): HoldState.ENDED,
     },
 )
-_BLOCKING = (State.WAITING, State.LEAVING, State.UNDER_WAY, State.OVER)
+_BLOCKING = (HoldState.WAITING, HoldState.LEAVING, HoldState.UNDER_WAY, HoldState.OVER)
 
 
 @dataclass(slots=True)
@@ -101,7 +101,7 @@ class Hold:
     lowest: float
     """As of a pause."""
     retry_at: float
-    state: State = State.WAITING
+    state: HoldState = HoldState.WAITING
     fate: str = ""
     """Why the record becomes a dead letter, or DISCARD; empty: it does not leave."""
     is_wanted: bool = False
@@ -127,7 +127,7 @@ class Register:
 
     def __init__(self) -> None:
         self._by_name: dict[Name, Hold] = {}
-        self._by_state: dict[State, dict[Name, Hold]] = {state: {} for state in State}
+        self._by_state: dict[HoldState, dict[Name, Hold]] = {state: {} for state in HoldState}
 
     def __len__(self) -> int:
         return len(self._by_name)
@@ -139,7 +139,7 @@ class Register:
         """The first hold of these names whose record is not tried."""
         for name in names:
             hold = self._by_name.get(name)
-            if hold is not None and hold.state is not State.TRYING:
+            if hold is not None and hold.state is not HoldState.TRYING:
                 return hold
         return None
 
@@ -147,13 +147,13 @@ class Register:
         """For any thread."""
         return list(self._by_name.values())
 
-    def of(self, state: State) -> Mapping[Name, Hold]:
+    def of(self, state: HoldState) -> Mapping[Name, Hold]:
         """In the order in which they came to be in it."""
         return self._by_state[state]
 
     @property
     def is_blocking(self) -> bool:
-        return len(self._by_name) > len(self._by_state[State.TRYING])
+        return len(self._by_name) > len(self._by_state[HoldState.TRYING])
 
     def blocked(self, also: Iterable[Name]) -> set[Name]:
         """What may not be sent, beside others."""
@@ -163,17 +163,17 @@ class Register:
         assert name not in self._by_name
         self._by_name[name] = self._by_state[hold.state][name] = hold
 
-    def on(self, name: Name, event: Event) -> Hold:
+    def on(self, name: Name, event: HoldEvent) -> Hold:
         """`event` has happened to what is held under this name."""
         hold = self._by_name[name]
         before, hold.state = hold.state, RECORD.after(hold.state, event)
         if hold.state is not before:
             del self._by_state[before][name]
-            if hold.state is State.ENDED:
+            if hold.state is HoldState.ENDED:
                 del self._by_name[name]
             else:
                 self._by_state[hold.state][name] = hold
         return hold
 
     def forget(self, name: Name) -> Hold | None:
-        return self.on(name, Event.FORGOTTEN) if name in self._by_name else None
+        return self.on(name, HoldEvent.FORGOTTEN) if name in self._by_name else None

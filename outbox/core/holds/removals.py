@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from enum import Enum
 from itertools import islice
 
-from outbox.core.holds.hold import Event, Name, Register, State
+from outbox.core.holds.hold import HoldEvent, HoldState, Name, Register
 from outbox.core.holds.values import DISCARD, Errands, HoldRow
-from outbox.core.region import Table
+from outbox.core.region import Transitions
 
 _ERRANDS_MAX = 1_000  # of one batch: they share the transaction that purges it
 
@@ -37,7 +37,7 @@ class Said(Enum):
     NOT_SHOWN = "not shown"
 
 
-PAUSE: Table[Promise, Said] = Table(
+PAUSE: Transitions[Promise, Said] = Transitions(
     "pause",
     Promise.PAUSED,
     {
@@ -77,7 +77,7 @@ class Removals:
                 self._promises[row.id] = promise
 
     def take(self) -> Errands | None:
-        leaving = self._held.of(State.LEAVING)
+        leaving = self._held.of(HoldState.LEAVING)
         if not (leaving or self._promises) or not self._may_try:
             return None
         names = list(islice(leaving, self._most))
@@ -85,7 +85,7 @@ class Removals:
         confirmed = tuple(islice(paused, self._most))
         if not names and not confirmed:
             return None
-        taken = [self._held.on(name, Event.TAKEN) for name in names]
+        taken = [self._held.on(name, HoldEvent.TAKEN) for name in names]
         self._under_way.update((hold.head, name) for name, hold in zip(names, taken, strict=True))
         self._tell(confirmed, Said.TAKEN)
         burials = tuple(hold.burial() for hold in taken if hold.fate != DISCARD)
@@ -95,7 +95,7 @@ class Removals:
         """The heads are gone, their keys go on with the next read: a page that is read at this moment has left out
         what it held of them before, and may not send what comes later."""
         for name in self._arrived(errands):
-            self._held.on(name, Event.DONE)
+            self._held.on(name, HoldEvent.DONE)
         self._tell(errands.confirmed, Said.DONE)
         self._most = min(_ERRANDS_MAX, 2 * self._most)
 
@@ -103,7 +103,7 @@ class Removals:
         """To be carried out once more, after all others and fewer at a time: what another batch has under way is not
         touched, and what can never be done keeps nobody else waiting."""
         for name in self._arrived(errands):
-            self._held.on(name, Event.NOT_DONE)
+            self._held.on(name, HoldEvent.NOT_DONE)
         self._tell(errands.confirmed, Said.NOT_DONE)
         self._most = max(1, len(errands) // 4)
         self._may_try = False
@@ -111,14 +111,14 @@ class Removals:
     def none_done(self) -> None:
         """No batch is under way any more: what was is to be carried out once more."""
         self._under_way.clear()
-        for name in list(self._held.of(State.UNDER_WAY)):
-            self._held.on(name, Event.NOT_DONE)
+        for name in list(self._held.of(HoldState.UNDER_WAY)):
+            self._held.on(name, HoldEvent.NOT_DONE)
         self._tell(self._promises, Said.NOT_DONE)
         self._may_try = False
 
     def _arrived(self, errands: Errands) -> list[Name]:
         """What is still under way: in the meantime another record may be at the head, or none."""
-        under_way = self._held.of(State.UNDER_WAY)
+        under_way = self._held.of(HoldState.UNDER_WAY)
         carried = [(head, self._under_way.pop(head)) for head in errands.heads if head in self._under_way]
         return [name for head, name in carried if name in under_way and under_way[name].head == head]
 

@@ -6,7 +6,7 @@ and hardly at all while the lane has more to send than it can. What an operator 
 
 from __future__ import annotations
 
-from outbox.core.holds.hold import NEVER, Event, Name, Register, State
+from outbox.core.holds.hold import NEVER, HoldEvent, HoldState, Name, Register
 
 _REST_S = 2.0  # between attempts that are likely to be refused
 _BEHIND_S = 30.0  # after a refusal, while the lane has more to send than it can
@@ -30,16 +30,16 @@ class Trials:
     def put_back(self, now: float, refused: Name) -> None:
         """However many records are held, trying them must not take the lane's time: those that were released beside
         the one that was refused wait again."""
-        tried = self._held.of(State.TRYING).items()
+        tried = self._held.of(HoldState.TRYING).items()
         for name in [name for name, hold in tried if name != refused and not hold.is_wanted]:
-            self._held.on(name, Event.NOT_NOW).retry_at = now
+            self._held.on(name, HoldEvent.NOT_NOW).retry_at = now
 
     def delivered(self) -> None:
         """What has refused the record takes records again."""
         self._rest_until, self.is_doubtful, self._refused_at = 0.0, False, -NEVER
 
     def due(self, now: float, *, is_behind: bool) -> list[Name]:
-        waiting = self._held.of(State.WAITING)
+        waiting = self._held.of(HoldState.WAITING)
         due = [name for name, hold in waiting.items() if hold.retry_at <= now]
         due.sort(key=lambda name: waiting[name].retry_at)
         wanted, others = ([n for n in due if waiting[n].is_wanted is is_wanted] for is_wanted in (True, False))
@@ -47,5 +47,5 @@ class Trials:
             return wanted
         if not self.is_doubtful:
             return due
-        may_try = now >= self._rest_until and all(hold.is_wanted for hold in self._held.of(State.TRYING).values())
+        may_try = now >= self._rest_until and all(hold.is_wanted for hold in self._held.of(HoldState.TRYING).values())
         return wanted + others[: int(may_try)]

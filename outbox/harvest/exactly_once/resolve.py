@@ -21,9 +21,9 @@ from outbox.core.exactly_once.ledger import Entry, LedgerEntryError, UnknownEntr
 from outbox.core.exactly_once.resolution import (
     UNREADABLE,
     Case,
-    Decision,
     Listed,
-    Outcome,
+    Resolution,
+    ResolutionOutcome,
     entries_after,
     is_sent_as_a_whole,
     objection,
@@ -173,13 +173,13 @@ class Resolver:
 
     # ---- acting
 
-    def resolve(self, lane: int, decision: Decision) -> Outcome:
+    def resolve(self, lane: int, decision: Resolution) -> ResolutionOutcome:
         """Fence every owner, look, and do what the decision says."""
         self._refuse_unknown(lane, self._sides(lane).state)
         for _ in range(_ATTEMPTS_MAX):
             case = self.examine(lane)
             if case.reason is None:
-                return Outcome(case, decision)
+                return ResolutionOutcome(case, decision)
             if reason := objection(case, decision):
                 raise NotResolved(f"lane {lane} was left as it is: {reason}.")
             outcome = self._try(case, decision)
@@ -188,7 +188,7 @@ class Resolver:
             time.sleep(_AGAIN_S)
         raise NotResolved(f"lane {lane} was left as it is: its owner has changed it at every attempt. Stop it first.")
 
-    def _try(self, case: Case, decision: Decision) -> Outcome | None:
+    def _try(self, case: Case, decision: Resolution) -> ResolutionOutcome | None:
         """None: the lane is not as it was examined."""
         from confluent_kafka import KafkaException
 
@@ -211,7 +211,7 @@ class Resolver:
             "lane_resolved lane=%d purged_before=%d purged=%d deleted=%d adopted=%s",
             case.lane, again.purged, again.committed, deleted, again.needs_copy,
         )  # fmt: skip
-        return Outcome(again, decision, deleted)
+        return ResolutionOutcome(again, decision, deleted)
 
     def _fence(self, lane: int) -> TransactionalProducer:
         name = f"{self._conf.name}-{lane}"
@@ -224,7 +224,7 @@ class Resolver:
         assert producer is not None
         return producer
 
-    def _settle_by_hand(self, case: Case, decision: Decision) -> int | None:
+    def _settle_by_hand(self, case: Case, decision: Resolution) -> int | None:
         """Rows and number in one transaction."""
 
         def act(statements: Any, connection: Any) -> int | None:

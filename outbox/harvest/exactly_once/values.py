@@ -12,7 +12,7 @@ from outbox.core.contract import LaneStopped as LaneStopped
 from outbox.core.exactly_once.judgement import Stop
 from outbox.core.exactly_once.ledger import Entry
 from outbox.core.holds.values import Errands
-from outbox.core.patience import CircuitView, State
+from outbox.core.patience import CircuitState, CircuitView
 from outbox.core.rows import Row
 from outbox.exceptions import OutboxError
 from outbox.runtime import Runtime
@@ -168,6 +168,6 @@ class ExactlyOnceStatistics:
     """Of these, what a record at fault holds back, and no operator."""
     unpurged: int = 0
     """Batches that are in Kafka and whose rows are not deleted yet."""
-    circuit: CircuitView = field(default_factory=lambda: CircuitView(State.CLOSED))
+    circuit: CircuitView = field(default_factory=lambda: CircuitView(CircuitState.CLOSED))
     """Whether Kafka and PostgreSQL can be used, as this lane sees it, and since when not."""
     stages: dict[str, float] = field(default_factory=dict)

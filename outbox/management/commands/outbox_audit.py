@@ -19,7 +19,7 @@ from outbox.edges.postgres.common.table import parameters
 from outbox.exceptions import OutboxError
 from outbox.operations import stats
 from outbox.spark import sessions
-from outbox.spark.verify.findings import AuditImpossible, NotNow, Request, Verdict, store
+from outbox.spark.verify.findings import AuditImpossible, AuditRequest, NotNow, Verdict, store
 
 EXIT_CODES = {
     0: "everything in the ledger's window was delivered once and in order",
@@ -71,11 +71,11 @@ class Command(BaseCommand):
         if not is_clean:
             sys.exit(_FAULTY)
 
-    def _request(self, options: dict[str, Any]) -> Request:
+    def _request(self, options: dict[str, Any]) -> AuditRequest:
         conf = settings.current()
         alias = options["database"] or conf.database
         stats.require_alias(alias)
-        return Request(
+        return AuditRequest(
             parameters=parameters(alias),
             table=conf.table,
             properties=conf.kafka.client_properties,
@@ -86,7 +86,7 @@ class Command(BaseCommand):
             id_header=_id_header(conf),
         )
 
-    def _audits(self, request: Request, config: dict[str, str], options: dict[str, Any]) -> bool:
+    def _audits(self, request: AuditRequest, config: dict[str, str], options: dict[str, Any]) -> bool:
         stop = threading.Event()
         spark = sessions.session("outbox audit", options["master"], config, show_ui=not options["json"])
         spark.sparkContext.setLogLevel("ERROR")
@@ -119,7 +119,7 @@ class Command(BaseCommand):
         self.stdout.write(json.dumps(verdict.as_dict()) if as_json else "\n".join(verdict.lines()))
         self.stdout.flush()
 
-    def _store(self, request: Request, verdict: Verdict) -> None:
+    def _store(self, request: AuditRequest, verdict: Verdict) -> None:
         try:
             is_stored = store(request, verdict)
         except psycopg.Error as error:
@@ -129,7 +129,7 @@ class Command(BaseCommand):
                 self.stderr.write("The verdict was not stored: no harvester has been at this table yet.")
 
 
-def _audit(spark: Any, request: Request, say: Callable[[str], None]) -> Verdict:
+def _audit(spark: Any, request: AuditRequest, say: Callable[[str], None]) -> Verdict:
     """The verdict; what prevents one, in a line. Spark hands on what its Python workers raise as text."""
     from confluent_kafka import KafkaException
     from py4j.protocol import Py4JError, Py4JNetworkError  # type: ignore[import-untyped]

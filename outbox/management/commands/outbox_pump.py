@@ -9,7 +9,7 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError
 from django.db import Error as DatabaseError
 
-from outbox.devstack.pump import Numbers, Plan, Pump
+from outbox.devstack.pump import Numbers, Pump, PumpPlan
 from outbox.exceptions import OutboxError
 
 INTERRUPTED = 130  # what shells report for Ctrl-C
@@ -83,9 +83,9 @@ class Command(BaseCommand):
         )
 
 
-def _plan(options: dict[str, Any]) -> Plan:
+def _plan(options: dict[str, Any]) -> PumpPlan:
     names = ("keys", "records", "topic", "blank", "value_size", "transactions_per_second")
-    return Plan(
+    return PumpPlan(
         **{name: options[name] for name in (*names, "rollback_share", "writers", "seed")},
         interval_s=options["interval"] / 1000,
         using=options["database"],
@@ -95,7 +95,7 @@ def _plan(options: dict[str, Any]) -> Plan:
 class _Display:
     """A bar on a terminal, and a line from time to time."""
 
-    def __init__(self, command: BaseCommand, plan: Plan, meter_interval_s: float) -> None:
+    def __init__(self, command: BaseCommand, plan: PumpPlan, meter_interval_s: float) -> None:
         self._out, self._records, self._interval_s = command.stderr, plan.records, meter_interval_s
         self._terminal = command.stderr.isatty()
         self._last_time, self._last = time.monotonic(), 0

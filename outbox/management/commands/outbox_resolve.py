@@ -10,7 +10,7 @@ import psycopg
 from django.core.management.base import BaseCommand, CommandError
 
 from outbox import conf as settings
-from outbox.core.exactly_once.resolution import Case, Decision, Outcome
+from outbox.core.exactly_once.resolution import Case, Resolution, ResolutionOutcome
 from outbox.exceptions import OutboxError
 
 EXIT_CODES = {
@@ -43,7 +43,7 @@ class Command(BaseCommand):
         parser.add_argument("--json", action="store_true", help="Print one JSON object.")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        decision = Decision(options["purge_sent"], options["resend"], options["adopt_ledger"])
+        decision = Resolution(options["purge_sent"], options["resend"], options["adopt_ledger"])
         if decision.adopt and not decision.acts:
             raise CommandError("--adopt-ledger needs --purge-sent or --resend: say what becomes of the rows.")
         outcome = self._run(options, decision)
@@ -58,7 +58,7 @@ class Command(BaseCommand):
             raise SystemExit(4)
 
     @staticmethod
-    def _run(options: dict[str, Any], decision: Decision) -> Outcome:
+    def _run(options: dict[str, Any], decision: Resolution) -> ResolutionOutcome:
         from outbox.core.exactly_once.resolution import objection
         from outbox.harvest.exactly_once.resolve import NotResolved, Resolver
 
@@ -71,7 +71,7 @@ class Command(BaseCommand):
                 reason = objection(case, decision) if decision.acts and case.reason is not None else ""
                 if reason:
                     raise NotResolved(f"lane {case.lane} would be left as it is: {reason}.")
-                return Outcome(case, decision)
+                return ResolutionOutcome(case, decision)
         except (OutboxError, psycopg.Error) as error:
             raise CommandError(str(error)) from error
 
@@ -113,7 +113,7 @@ def _as_dict(case: Case) -> dict[str, Any]:
     }
 
 
-def _lines(outcome: Outcome, *, is_open: bool) -> list[str]:
+def _lines(outcome: ResolutionOutcome, *, is_open: bool) -> list[str]:
     case, decision = outcome.case, outcome.decision
     lines = [case.text, f"table:  database {case.database}, last batch purged: {case.purged}"]
     if (last := case.last) is not None:
@@ -148,7 +148,7 @@ def _between(case: Case) -> list[str]:
     return lines
 
 
-def _offers(case: Case, decision: Decision) -> list[str]:
+def _offers(case: Case, decision: Resolution) -> list[str]:
     if decision.purge_sent:
         return [f"Would delete {case.sent} rows and set the table to batch {case.committed}. Nothing was changed."]
     if decision.resend:

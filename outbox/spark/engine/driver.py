@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 from outbox.core.patience import Backoff
 from outbox.exceptions import OutboxError
 from outbox.failpoints import failpoint
-from outbox.spark.engine.failure_kinds import Kind, Trouble, judge
+from outbox.spark.engine.failure_kinds import FailureKind, Trouble, judge
 from outbox.spark.engine.job import Job
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ class Driver:
         except OutboxError:
             raise
         except Exception as error:  # of the transformation, which Spark analyses here
-            raise Refused(f"The query cannot be started: {type(error).__name__}: {_first_line(error)}") from error
+            raise QueryRefused(f"The query cannot be started: {type(error).__name__}: {_first_line(error)}") from error
         while query.isActive and not self._channel.finishing.is_set():
             self._channel.finishing.wait(_POLL_S)
             self._tell_holds(query)
@@ -143,7 +143,9 @@ class Driver:
             query.stop()
             return
         reason = query.exception()
-        self._consider(judge(str(reason)) if reason is not None else Trouble(Kind.UNKNOWN, "the query ended by itself"))
+        self._consider(
+            judge(str(reason)) if reason is not None else Trouble(FailureKind.UNKNOWN, "the query ended by itself")
+        )
 
     def _fits(self, spark: SparkSession) -> bool:
         """Whether a new checkpoint may begin; False: a server is away, and it was waited a while."""
@@ -241,14 +243,14 @@ class Driver:
 
     def _consider(self, trouble: Trouble) -> None:
         if self._is_superseded():
-            raise Refused(f"Another driver has taken over the outbox table. {trouble.text}", Kind.FENCED)
-        if trouble.kind in (Kind.REFUSED, Kind.FENCED):
-            raise Refused(trouble.text, trouble.kind)
-        self._failures += trouble.kind is Kind.UNKNOWN
+            raise QueryRefused(f"Another driver has taken over the outbox table. {trouble.text}", FailureKind.FENCED)
+        if trouble.kind in (FailureKind.REFUSED, FailureKind.FENCED):
+            raise QueryRefused(trouble.text, trouble.kind)
+        self._failures += trouble.kind is FailureKind.UNKNOWN
         if self._failures >= _FAILURES_MAX:
-            raise Refused(f"The query failed {self._failures} times without a batch delivered: {trouble.text}")
+            raise QueryRefused(f"The query failed {self._failures} times without a batch delivered: {trouble.text}")
         if self._is_outage_long():
-            raise Refused(f"the driver is renewed, with the secrets of now: {trouble.text}", Kind.OUTAGE)
+            raise QueryRefused(f"the driver is renewed, with the secrets of now: {trouble.text}", FailureKind.OUTAGE)
         pause_s = self._backoff.failed()
         self._told = self._told[0], False
         self._channel.say("retry", text=trouble.text, pause_s=round(pause_s, 1))
@@ -299,10 +301,10 @@ def _is_waiting(query: StreamingQuery) -> bool:
     return not status["isDataAvailable"] and status["message"].startswith("Waiting for")
 
 
-class Refused(OutboxError):
+class QueryRefused(OutboxError):
     """Trying again cannot help."""
 
-    def __init__(self, text: str, kind: Kind = Kind.REFUSED) -> None:
+    def __init__(self, text: str, kind: FailureKind = FailureKind.REFUSED) -> None:
         super().__init__(text)
         self.kind = kind
 
@@ -348,13 +350,13 @@ def main() -> int:
     try:
         _set_up_django()
         Driver(channel.job, channel).run()
-    except Refused as refused:
+    except QueryRefused as refused:
         channel.say("failed", kind=refused.kind, text=str(refused))
     except OutboxError as error:
-        channel.say("failed", kind=Kind.REFUSED, text=str(error))
+        channel.say("failed", kind=FailureKind.REFUSED, text=str(error))
     except Exception as error:
         logger.exception("spark_driver_failed error=%r", str(error))
-        channel.say("failed", kind=Kind.UNKNOWN, text=f"{type(error).__name__}: {_first_line(error)}")
+        channel.say("failed", kind=FailureKind.UNKNOWN, text=f"{type(error).__name__}: {_first_line(error)}")
     else:
         return 0
     return 1

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 
-class Kind(StrEnum):
+class FailureKind(StrEnum):
     REFUSED = "refused"
     """Going on would lose or double records, or cannot work: an operator must look."""
     FENCED = "fenced"
@@ -24,20 +24,20 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    kind: Kind
+    kind: FailureKind
     text: str
 
 
 _NAMES = {
-    Kind.REFUSED: (
+    FailureKind.REFUSED: (
         "SinkRefused", "OtherQuery", "LedgerLost", "CheckpointBehind", "SlicesChanged", "ReplayDiffers",
         "CheckpointLost", "RecordsMissing", "WrongOptions", "WrongTable", "NoRights", "LedgerMissing", "LedgerRefused",
         "TransactionsRefused", "ForeignEntry", "DamagedEntry", "UnknownEntryVersion", "MissingExtra", "OutboxError",
         "RecordUnfit", "WrongColumns", "OtherDatabase", "OptionsIgnored", "RoleIgnored", "SessionShared", "RowsKept",
         "UnorderedIds",
     ),
-    Kind.FENCED: ("Fenced", "Superseded"),
-    Kind.OUTAGE: (
+    FailureKind.FENCED: ("Fenced", "Superseded"),
+    FailureKind.OUTAGE: (
         "SliceFailed", "RefusedByKafka", "OtherWay", "LedgerUnreachable", "ReportsMissing", "KafkaUnreachable",
         "DatabaseUnreachable", "KafkaException", "KafkaError", "OperationalError", "InterfaceError",
         "StatementOverdue", "AdminShutdown", "NoProducer", "QueryCanceled", "LockNotAvailable",
@@ -52,14 +52,14 @@ _PATTERNS = {
 
 def judge(text: str) -> Trouble:
     """The worst that the text names; its own words without Spark's frame."""
-    for kind in (Kind.REFUSED, Kind.FENCED, Kind.OUTAGE):
+    for kind in (FailureKind.REFUSED, FailureKind.FENCED, FailureKind.OUTAGE):
         if found := _PATTERNS[kind].findall(text):
             return Trouble(kind, max(found, key=len).strip())
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     for word in _OUTAGES:
         if found := [line for line in lines if word in line]:
-            return Trouble(Kind.OUTAGE, found[0])
-    return Trouble(Kind.UNKNOWN, _last_words(lines))
+            return Trouble(FailureKind.OUTAGE, found[0])
+    return Trouble(FailureKind.UNKNOWN, _last_words(lines))
 
 
 def _last_words(lines: list[str]) -> str:

@@ -27,7 +27,7 @@ from outbox.core.contract import LaneHost
 from outbox.core.meter import Meter
 from outbox.core.patience import Backoff
 from outbox.exceptions import OutboxError
-from outbox.spark.engine.failure_kinds import Kind
+from outbox.spark.engine.failure_kinds import FailureKind
 from outbox.spark.engine.job import Job
 
 logger = logging.getLogger("outbox.spark")
@@ -216,16 +216,16 @@ class Worker:
 
     def _may_restart(self, batches_before: int) -> bool:
         """After the process has ended by itself."""
-        kind, text = self._failed or (Kind.UNKNOWN, "Spark's driver process was killed, or ran out of memory")
-        if kind == Kind.OUTAGE:
+        kind, text = self._failed or (FailureKind.UNKNOWN, "Spark's driver process was killed, or ran out of memory")
+        if kind == FailureKind.OUTAGE:
             logger.warning("spark_driver_ended reason=%r", text)
             return True
         self._failures = 0 if self._statistics.batches > batches_before else self._failures + 1
-        if kind == Kind.FENCED:
+        if kind == FailureKind.FENCED:
             logger.warning("spark_fenced reason=%r", text)
             self._host.step_down(self.lane)
             return False
-        if kind == Kind.REFUSED or self._failures >= _RESTARTS_MAX:
+        if kind == FailureKind.REFUSED or self._failures >= _RESTARTS_MAX:
             raise EngineFailed(f"Spark cannot go on: {with_flags(text)}")
         logger.warning("spark_driver_ended reason=%r", text)
         return True

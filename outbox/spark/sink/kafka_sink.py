@@ -29,7 +29,7 @@ from outbox.edges.kafka.exactly_once.ledger_topic import LedgerMissing
 from outbox.exceptions import OutboxError
 from outbox.spark.sink import producers, slice_ledger, slice_writer, sql_expressions
 from outbox.spark.sink.columns import check as check_columns
-from outbox.spark.sink.plan import CHECKSUM, PART, RESULT, Plan, SliceFailed, compare
+from outbox.spark.sink.plan import CHECKSUM, PART, RESULT, SliceFailed, SlicePlan, compare
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -147,15 +147,15 @@ class KafkaSink:
         )  # fmt: skip
         return written
 
-    def _plan(self, frame: DataFrame, query: str, epoch: int) -> Plan:
+    def _plan(self, frame: DataFrame, query: str, epoch: int) -> SlicePlan:
         if self._at is not None and self._at == (query, epoch - 1):
             start = slice_ledger.Start(self.slices, dict.fromkeys(range(self.slices), epoch - 1), {})
         else:
             start = self._take_over(query, epoch)
         return self._new_plan(query, epoch, start, has_ids="id" in frame.columns)
 
-    def _new_plan(self, query: str, epoch: int, start: slice_ledger.Start, *, has_ids: bool) -> Plan:
-        return Plan(
+    def _new_plan(self, query: str, epoch: int, start: slice_ledger.Start, *, has_ids: bool) -> SlicePlan:
+        return SlicePlan(
             name=self.name,
             query=query,
             epoch=epoch,
@@ -212,7 +212,7 @@ class KafkaSink:
             *(sql_expressions.quoted(name) for name in self.order if name not in columns),
         )
 
-    def _run(self, sliced: DataFrame, plan: Plan) -> list[Any]:
+    def _run(self, sliced: DataFrame, plan: SlicePlan) -> list[Any]:
         spark = sliced.sparkSession
         sentinels = spark.range(0, self.slices, 1, 1).selectExpr(f"CAST(id * 2 + 1 AS INT) AS {PART}")
         whole = sliced.unionByName(sentinels, allowMissingColumns=True)
@@ -228,7 +228,7 @@ class KafkaSink:
             )
         return results
 
-    def _compare(self, sliced: DataFrame, plan: Plan) -> None:
+    def _compare(self, sliced: DataFrame, plan: SlicePlan) -> None:
         """Before anything else of the epoch is written: is it the one that was delivered in part?"""
         from pyspark.sql import functions as F
 

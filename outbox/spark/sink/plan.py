@@ -31,7 +31,7 @@ class Superseded(SliceFailed):
 
 
 @dataclass(frozen=True)
-class Plan:
+class SlicePlan:
     name: str
     query: str
     epoch: int
@@ -54,7 +54,7 @@ class Plan:
         return f"outbox-spark-{self.name}-{slice_}"
 
 
-def compare(plan: Plan, slice_: int, delivered: tuple[int, int], now: tuple[int, int]) -> None:
+def compare(plan: SlicePlan, slice_: int, delivered: tuple[int, int], now: tuple[int, int]) -> None:
     if delivered != now:
         raise ReplayDiffers(
             f"Epoch {plan.epoch} of the Spark sink {plan.name!r} was computed again, and slice {slice_} has other "

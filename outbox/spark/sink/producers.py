@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from outbox.edges.kafka.common.clients import require_bootstrap
 from outbox.edges.kafka.exactly_once.ledger_topic import LedgerTopic
 from outbox.spark.sink import slice_ledger
-from outbox.spark.sink.plan import Plan
+from outbox.spark.sink.plan import SlicePlan
 
 if TYPE_CHECKING:
     from outbox.edges.kafka.exactly_once.transactional import TransactionalProducer
@@ -41,7 +41,7 @@ def ledger_of(properties: Mapping[str, Any], name: str) -> SliceLedger:
     return _ledgers[key]
 
 
-def initialise(plan: Plan, slice_: int, give_up_at: float) -> TransactionalProducer:
+def initialise(plan: SlicePlan, slice_: int, give_up_at: float) -> TransactionalProducer:
     """A producer that has fenced every older one of the slice."""
     from outbox.edges.kafka.exactly_once.transactional import TransactionalProducer, initialised, properties_of
 
@@ -56,15 +56,15 @@ def initialise(plan: Plan, slice_: int, give_up_at: float) -> TransactionalProdu
 
 
 @dataclass
-class Held:
+class HeldProducer:
     """A producer that has delivered a slice, kept for the next epoch."""
 
     producer: TransactionalProducer
-    plan: Plan
+    plan: SlicePlan
     topics: set[str] = field(default_factory=set)
     """Known to exist."""
 
-    def fits(self, plan: Plan) -> bool:
+    def fits(self, plan: SlicePlan) -> bool:
         """Whether it has committed the epoch before this one, of this query, and nothing casts doubt on it."""
         before = self.plan
         self.producer.poll()
@@ -74,12 +74,12 @@ class Held:
         ) and not (self.producer.trouble or self.producer.repeated)
 
 
-held: dict[str, Held] = {}
+held: dict[str, HeldProducer] = {}
 """By transactional id."""
 _ledgers: dict[tuple[str, str], SliceLedger] = {}
 
 
-def take(plan: Plan, slice_: int) -> Held | None:
+def take(plan: SlicePlan, slice_: int) -> HeldProducer | None:
     """The producer that was kept, if it may go on."""
     found = held.pop(plan.transactional_id(slice_), None)
     if found is None or found.fits(plan):
@@ -88,10 +88,10 @@ def take(plan: Plan, slice_: int) -> Held | None:
     return None
 
 
-def keep(plan: Plan, slice_: int, used: Held) -> None:
+def keep(plan: SlicePlan, slice_: int, used: HeldProducer) -> None:
     """For the next epoch, unless a request of it may still be under way."""
     used.producer.poll()
     if used.producer.trouble or used.producer.repeated:
         used.producer.drop_and_wait()
     else:
-        held[plan.transactional_id(slice_)] = Held(used.producer, plan, used.topics)
+        held[plan.transactional_id(slice_)] = HeldProducer(used.producer, plan, used.topics)

@@ -54,7 +54,7 @@ class ReplayDiffers(SinkRefused):
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class SliceEntry:
     """One slice of one epoch, delivered."""
 
     name: str
@@ -86,8 +86,8 @@ def entry_key(slice_: int) -> bytes:
     return b"%d" % slice_
 
 
-def encode(entry: Entry) -> bytes:
-    fields = {name: getattr(entry, name) for name in Entry.__slots__ if name != "ids"}
+def encode(entry: SliceEntry) -> bytes:
+    fields = {name: getattr(entry, name) for name in SliceEntry.__slots__ if name != "ids"}
     head = json.dumps(fields, separators=(",", ":")).encode()
     ids = sorted(entry.ids)
     steps = array("q", [after - before for before, after in zip([0, *ids], ids, strict=False)])
@@ -95,7 +95,7 @@ def encode(entry: Entry) -> bytes:
     return body + zlib.crc32(body).to_bytes(_SEAL_BYTES, "big")
 
 
-def decode(payload: bytes | None) -> Entry:
+def decode(payload: bytes | None) -> SliceEntry:
     """The entry, or an error that says which kind of wrong it is."""
     payload = payload or b""
     if payload[:3] != _MAGIC:
@@ -117,7 +117,7 @@ def decode(payload: bytes | None) -> Entry:
     length = _HEAD.unpack_from(body)[2]
     steps = array("q")
     steps.frombytes(zlib.decompress(body[_HEAD.size + length :]))
-    return Entry(**json.loads(body[_HEAD.size : _HEAD.size + length]), ids=tuple(accumulate(steps)))
+    return SliceEntry(**json.loads(body[_HEAD.size : _HEAD.size + length]), ids=tuple(accumulate(steps)))
 
 
 # ---- the verdict at the start of a driver
@@ -135,7 +135,7 @@ class Start:
 
 
 def judge(
-    found: Sequence[Entry | None],
+    found: Sequence[SliceEntry | None],
     name: str,
     query: str,
     epoch: int,
@@ -179,7 +179,7 @@ def judge(
     return Start(before, last, done)
 
 
-def _refuse_strangers(latest: Entry, name: str, query: str, epoch: int) -> None:
+def _refuse_strangers(latest: SliceEntry, name: str, query: str, epoch: int) -> None:
     if (latest.name, latest.query) != (name, query):
         raise OtherQuery(
             f"The ledger of the Spark sink {name!r} was written by the query {latest.query} (sink {latest.name!r}, up "
@@ -200,7 +200,7 @@ def _refuse_strangers(latest: Entry, name: str, query: str, epoch: int) -> None:
         )
 
 
-def _count_before(latest: Entry, epoch: int, slices: int) -> int:
+def _count_before(latest: SliceEntry, epoch: int, slices: int) -> int:
     if latest.epoch == epoch - 1:
         return latest.slices
     if latest.slices != slices:

@@ -29,10 +29,10 @@ from outbox.spark.sink import producers, slice_ledger, sql_expressions
 from outbox.spark.sink.plan import (
     CHECKSUM,
     PART,
-    Plan,
     RecordUnfit,
     RefusedByKafka,
     SliceFailed,
+    SlicePlan,
     Superseded,
     compare,
 )
@@ -46,7 +46,7 @@ _TOPICS_S = 10.0
 _ROWS_AT_HAND_MAX = 200_000
 
 
-def write(plan: Plan, batches: Iterable[Any]) -> Iterator[Any]:
+def write(plan: SlicePlan, batches: Iterable[Any]) -> Iterator[Any]:
     """For `mapInArrow`: rows sorted by part and order, any number of whole slices; one row of counters for each."""
     import pyarrow as pa
 
@@ -104,20 +104,20 @@ def _result_schema() -> Any:
 class _Slice:
     """One slice being written: opened by its first row, at the latest by its sentinel."""
 
-    def __init__(self, plan: Plan, number: int) -> None:
+    def __init__(self, plan: SlicePlan, number: int) -> None:
         self.plan, self.number = plan, number
         self.count, self.digest = 0, 0
         self._ids = array("q")
         self._at_hand: list[Any] | None = []
         """All rows so far; None: too many, or begun again already."""
         self._give_up_at = time.monotonic() + plan.transaction_timeout_s
-        self._entry: slice_ledger.Entry | None = None
+        self._entry: slice_ledger.SliceEntry | None = None
         self._has_begun = self._is_renewed = False
         self._failed: list[_Failure] | None = None
         """Records that Kafka did not take, asked for when the slice is begun again: it costs time."""
         self._held = producers.take(plan, number) or self._open()
 
-    def _open(self) -> producers.Held:
+    def _open(self) -> producers.HeldProducer:
         producer = producers.initialise(self.plan, self.number, self._give_up_at)
         self._is_renewed = True
         failpoint("after-init")
@@ -126,13 +126,13 @@ class _Slice:
         except BaseException:
             producer.drop_and_wait()
             raise
-        return producers.Held(producer, self.plan)
+        return producers.HeldProducer(producer, self.plan)
 
-    def _look_up(self) -> slice_ledger.Entry | None:
+    def _look_up(self) -> slice_ledger.SliceEntry | None:
         """The entry, if this slice is delivered; raises if the ledger is not where it must be."""
         plan, number = self.plan, self.number
         topic = producers.ledger_of(plan.properties, plan.ledger)
-        last: slice_ledger.Entry | None = topic.last_entry(number, self._give_up_at)
+        last: slice_ledger.SliceEntry | None = topic.last_entry(number, self._give_up_at)
         now = (plan.name, plan.query, plan.epoch, plan.slices)
         if last is not None and (last.name, last.query, last.epoch, last.slices) == now:
             return last
@@ -234,9 +234,9 @@ class _Slice:
         producer.commit(max(1.0, self._give_up_at - time.monotonic()))
         failpoint("after-commit")
 
-    def _new_entry(self) -> slice_ledger.Entry:
+    def _new_entry(self) -> slice_ledger.SliceEntry:
         plan = self.plan
-        return slice_ledger.Entry(
+        return slice_ledger.SliceEntry(
             name=plan.name,
             query=plan.query,
             epoch=plan.epoch,
@@ -284,7 +284,7 @@ def _is_of_kafka(error: Exception) -> bool:
     return kafka_error(error) is not None or isinstance(error, ReportsMissing | LedgerUnreachable)
 
 
-def _shown(entry: slice_ledger.Entry | None) -> str:
+def _shown(entry: slice_ledger.SliceEntry | None) -> str:
     return f"epoch {entry.epoch} of query {entry.query}" if entry is not None else "none"
 
 
@@ -306,7 +306,7 @@ def _reporting(failed: list[_Failure], id_: int | None, topic: str, size: int) -
 
 
 def _produce(
-    producer: TransactionalProducer, rows: Any, plan: Plan, give_up_at: float, failed: list[_Failure] | None = None
+    producer: TransactionalProducer, rows: Any, plan: SlicePlan, give_up_at: float, failed: list[_Failure] | None = None
 ) -> None:
     """Positional arguments: by name each call costs half as much again."""
     from outbox.edges.kafka.exactly_once.transactional import kafka_error
@@ -331,7 +331,7 @@ def _produce(
             _produce_when_there_is_room(producer, record, give_up_at)
 
 
-def _python_rows(rows: Any, plan: Plan) -> Iterator[tuple[Any, ...]]:
+def _python_rows(rows: Any, plan: SlicePlan) -> Iterator[tuple[Any, ...]]:
     ids = rows.column("id").to_pylist() if plan.has_ids else [None] * rows.num_rows
     headers = _headers(rows.column("headers")) if "headers" in rows.schema.names else [None] * rows.num_rows
     topics, keys, values = (rows.column(name).to_pylist() for name in ("topic", "key", "value"))

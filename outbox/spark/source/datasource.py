@@ -12,7 +12,7 @@ object life in two places: in a process beside the driver, one per query, where 
 executors, where it reads. How the driver's side knows what Spark has finished is told at `OutboxStreamReader`. To stop
 without a record left behind, call `stream.finish` before `query.stop()`.
 
-**Batch** only looks: the records that are in the table, as they are, marked or not; nothing is changed.
+**MarkedBatch** only looks: the records that are in the table, as they are, marked or not; nothing is changed.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from outbox.spark.source.arrow import Range, read
 from outbox.spark.source.background import Beside
 from outbox.spark.source.holds import Holding
 from outbox.spark.source.options import Options
-from outbox.spark.source.statements import Batch, CheckpointLost, Connection, State, Stream
+from outbox.spark.source.statements import CheckpointLost, Connection, MarkedBatch, QueryState, Stream
 
 logger = logging.getLogger("outbox.spark")
 
@@ -117,20 +117,20 @@ class OutboxStreamReader(DataSourceStreamReader):
         self._is_claimed = False
         self._must_look = False
         """The outcome of a statement is unknown."""
-        self._last = Batch(0)
+        self._last = MarkedBatch(0)
         """The newest batch marked, which is what Spark is told."""
         self._is_offered = False
         """Spark was told of it and has not asked for its partitions."""
-        self._unpurged: list[Batch] = []
+        self._unpurged: list[MarkedBatch] = []
         self._finished = -1
         """The number up to which Spark has finished."""
-        self._running: Batch | None = None
-        self._seen: Batch | None = None
+        self._running: MarkedBatch | None = None
+        self._seen: MarkedBatch | None = None
         """The newest batch of the checkpoint that this process began with."""
         self._asked = 0
-        self._first: Batch | None = None
+        self._first: MarkedBatch | None = None
         self._beaten_at = self._up_at = float("-inf")
-        self._cut: tuple[Batch, list[tuple[int, int, int]]] = (Batch(0), [])
+        self._cut: tuple[MarkedBatch, list[tuple[int, int, int]]] = (MarkedBatch(0), [])
         """A batch that was marked beside another one, and where its slices begin."""
         self._beside = Beside()
         """What is done while a batch runs. Every question of Spark waits for it: there is one connection."""
@@ -146,7 +146,7 @@ class OutboxStreamReader(DataSourceStreamReader):
         if self._first is None:
             self._persistently(self._begin_anew if self._seen is None else self._look)
             following = self._seen or (self._last if self._is_offered else None)
-            self._first = Batch(following.number - 1) if following is not None else self._last
+            self._first = MarkedBatch(following.number - 1) if following is not None else self._last
         return self._first.offset()
 
     def latestOffset(self) -> dict[str, Any]:
@@ -168,15 +168,15 @@ class OutboxStreamReader(DataSourceStreamReader):
         self._beside.wait()
         if start == end:  # at a start: the newest batch of the checkpoint
             if self._seen is None and self._first is None:
-                self._persistently(lambda connection: self._resume(connection, Batch.of(end)))
+                self._persistently(lambda connection: self._resume(connection, MarkedBatch.of(end)))
             return []
-        batch = Batch.of(end)
+        batch = MarkedBatch.of(end)
         found: list[InputPartition] = self._persistently(lambda connection: self._plan(connection, batch))
         self._running = batch
         self._beside.begin(lambda: self._once(self._advance if self._is_full(batch) else self._purge))
         return found
 
-    def _is_full(self, batch: Batch) -> bool:
+    def _is_full(self, batch: MarkedBatch) -> bool:
         """Whether there is likely to be another one, which may be marked while this one runs."""
         return batch == self._last and batch.count >= self.options.max_records
 
@@ -186,7 +186,7 @@ class OutboxStreamReader(DataSourceStreamReader):
 
     def commit(self, end: dict[str, Any]) -> None:
         # It is purged by `_advance`, at the latest while the batch that is being planned runs.
-        self._finished = max(self._finished, Batch.of(end).number)
+        self._finished = max(self._finished, MarkedBatch.of(end).number)
 
     def stop(self) -> None:
         with suppress(OutboxError, psycopg.Error):  # the end is near
@@ -197,7 +197,7 @@ class OutboxStreamReader(DataSourceStreamReader):
 
     # ---- what follows
 
-    def _look(self, connection: Connection) -> State:
+    def _look(self, connection: Connection) -> QueryState:
         """Claim the table once; learn what is marked."""
         table = self._stream
         state = table.state(connection) if self._is_claimed else table.claim(connection, self.owner)
@@ -227,7 +227,7 @@ class OutboxStreamReader(DataSourceStreamReader):
         logger.warning("resent batch=%d leader_id=%s count=%d", unknown.number, unknown.leader, unknown.count)
         self._unpurged = [self._last] if self._is_offered else []
 
-    def _resume(self, connection: Connection, seen: Batch) -> None:
+    def _resume(self, connection: Connection, seen: MarkedBatch) -> None:
         state = self._look(connection)
         is_next = seen.number == state.last.number - 1 and state.prior is None and not state.is_purged
         if is_next and state.is_planned and self.options.resend:
@@ -282,7 +282,7 @@ class OutboxStreamReader(DataSourceStreamReader):
             now = time.monotonic()
             self._mark_at = now + max(_HELD_PAUSE_S, _HELD_SHARE * (now - begun))
 
-    def _plan(self, connection: Connection, batch: Batch) -> list[InputPartition]:
+    def _plan(self, connection: Connection, batch: MarkedBatch) -> list[InputPartition]:
         if not self._is_claimed:
             self._look(connection)
         self._stream.plan(connection, self.owner, batch)

@@ -59,7 +59,7 @@ class RecordsMissing(OutboxError):
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class MarkedBatch:
     """Marked records: what an offset in the checkpoint names."""
 
     number: int
@@ -79,19 +79,19 @@ class Batch:
         }
 
     @classmethod
-    def of(cls, offset: Mapping[str, Any]) -> Batch:
+    def of(cls, offset: Mapping[str, Any]) -> MarkedBatch:
         return cls(offset["batch"], offset["leader"], offset["lowest"], offset["highest"], offset["count"])
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class QueryState:
     """The row."""
 
     owner: str
-    last: Batch
+    last: MarkedBatch
     is_planned: bool
     is_purged: bool
-    prior: Batch | None
+    prior: MarkedBatch | None
     """The batch before the last, while it is not purged."""
 
 
@@ -162,7 +162,7 @@ class Stream:
 
     # ---- who may mark
 
-    def claim(self, connection: Connection, owner: str) -> State:
+    def claim(self, connection: Connection, owner: str) -> QueryState:
         """From here on `owner` alone marks; refused while another way of harvesting is at work."""
         self._inspect(connection)
         notes = keepers.check(connection, self.table, marks=True)
@@ -193,7 +193,7 @@ class Stream:
             )
         privileges.require_migrated(connection, self.table)
 
-    def state(self, connection: Connection) -> State:
+    def state(self, connection: Connection) -> QueryState:
         row = connection.execute(
             self._build(
                 "/* state */ SELECT owner, batch, leader_id, lowest, highest, count, planned, purged, "
@@ -202,8 +202,8 @@ class Stream:
         ).fetchone()
         if row is None:
             raise WrongTable(f"The row of {self._parts['spark'].as_string()} was deleted while the query ran.")
-        prior = Batch(row[1] - 1, str(row[8]), *row[9:]) if row[8] else None
-        return State(row[0], Batch(row[1], str(row[2] or ""), *row[3:6]), row[6], row[7], prior)
+        prior = MarkedBatch(row[1] - 1, str(row[8]), *row[9:]) if row[8] else None
+        return QueryState(row[0], MarkedBatch(row[1], str(row[2] or ""), *row[3:6]), row[6], row[7], prior)
 
     def beat(self, connection: Connection, owner: str) -> None:
         """Tell other ways that this one is at work; raises when another driver is."""
@@ -241,11 +241,11 @@ class Stream:
         before: int,
         leader: UUID,
         limit: int,
-        prior: Batch | None,
+        prior: MarkedBatch | None,
         slices: int,
         *,
         is_any_held: bool = False,
-    ) -> tuple[Batch, list[tuple[int, int, int]]] | None:
+    ) -> tuple[MarkedBatch, list[tuple[int, int, int]]] | None:
         """Mark the next batch, in id order, and cut it as `starts` does; None: there is nothing, or this driver may not
         (see `beat`). Marks of anybody but `prior` are taken over: their owners are gone. `is_any_held`: whether to
         leave out what is held back, which costs a look at the holds per row."""
@@ -270,9 +270,9 @@ class Stream:
             return None
         counts = [min(width, count - begin) for begin in range(0, count, width)]
         cut = list(zip(firsts, lasts, counts, strict=True))
-        return Batch(before + 1, str(leader), lowest, highest, count), cut
+        return MarkedBatch(before + 1, str(leader), lowest, highest, count), cut
 
-    def plan(self, connection: Connection, owner: str, batch: Batch) -> None:
+    def plan(self, connection: Connection, owner: str, batch: MarkedBatch) -> None:
         """Spark has logged this batch and will read it."""
         done = connection.execute(
             self._build(
@@ -290,7 +290,7 @@ class Stream:
             "marked in this database. Is this the database, and the newest copy of the checkpoint?"
         )
 
-    def starts(self, connection: Connection, batch: Batch, slices: int) -> list[tuple[int, int, int]]:
+    def starts(self, connection: Connection, batch: MarkedBatch, slices: int) -> list[tuple[int, int, int]]:
         """(lowest, highest, count) of ranges of ids that hold about equally many records of the batch."""
         width = max(1, -(-batch.count // slices))
         rows = connection.execute(
@@ -311,7 +311,7 @@ class Stream:
             )
         return [(row[0], row[1], row[2]) for row in rows]
 
-    def purge(self, connection: Connection, owner: str, batch: Batch) -> int | None:
+    def purge(self, connection: Connection, owner: str, batch: MarkedBatch) -> int | None:
         """Delete a batch that Spark has finished; None: it was purged before, or another driver has taken over. Raises
         `RowsKept` when some of it survives: then it counts as not purged."""
         with connection.transaction():
@@ -320,7 +320,7 @@ class Stream:
                 raise keepers.kept(connection, self.table, kept, marks=True)
         return gone
 
-    def _left(self, connection: Connection, batch: Batch) -> int:
+    def _left(self, connection: Connection, batch: MarkedBatch) -> int:
         row = connection.execute(
             self._build(
                 "/* kept */ SELECT count(*) FROM {table} WHERE id BETWEEN %(lowest)s AND %(highest)s "
@@ -330,7 +330,7 @@ class Stream:
         ).fetchone()
         return int(row[0]) if row else 0
 
-    def _delete(self, connection: Connection, owner: str, batch: Batch) -> int | None:
+    def _delete(self, connection: Connection, owner: str, batch: MarkedBatch) -> int | None:
         row = connection.execute(
             self._build(
                 "/* purge */ WITH held AS (UPDATE {spark} SET purged = purged OR leader_id = %(leader)s, "

@@ -31,7 +31,7 @@ class NotNow(AuditImpossible):
 
 
 @dataclass(frozen=True)
-class Request:
+class AuditRequest:
     """What to audit. Pickles: executors get it."""
 
     parameters: Mapping[str, Any]
@@ -119,6 +119,6 @@ class Verdict:
         return [*found, f"verdict: {said}"]
 
 
-def store(request: Request, verdict: Verdict) -> bool:
+def store(request: AuditRequest, verdict: Verdict) -> bool:
     """False where no harvester has made a place for it yet."""
     return verify.store(request.parameters, request.table, verdict.as_dict())

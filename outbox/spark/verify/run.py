@@ -27,7 +27,7 @@ from outbox.spark.verify import pairing as pairing
 from outbox.spark.verify import reading as reading
 from outbox.spark.verify import sink_ledgers as sinks
 from outbox.spark.verify.absent import absent
-from outbox.spark.verify.findings import KINDS, AuditImpossible, Fault, Request, Verdict
+from outbox.spark.verify.findings import KINDS, AuditImpossible, AuditRequest, Fault, Verdict
 from outbox.spark.verify.reading import Offsets, Span, lookup
 
 if TYPE_CHECKING:
@@ -38,13 +38,13 @@ _TRANSACTION_MS = 60_000
 """Records may be so much older than their entry."""
 
 
-def audit(spark: SparkSession, request: Request, say: Callable[[str], None] = lambda text: None) -> Verdict:
+def audit(spark: SparkSession, request: AuditRequest, say: Callable[[str], None] = lambda text: None) -> Verdict:
     """Everything, once."""
     return _Audit(spark, request, say).run()
 
 
 class _Audit:
-    def __init__(self, spark: SparkSession, request: Request, say: Callable[[str], None]) -> None:
+    def __init__(self, spark: SparkSession, request: AuditRequest, say: Callable[[str], None]) -> None:
         self.spark, self.request, self.say = spark, request, say
         self.begun, self.began_at = time.monotonic(), datetime.now(UTC)
         self.ledgers: list[str] = []

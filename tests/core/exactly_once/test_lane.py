@@ -11,7 +11,7 @@ from outbox.core.exactly_once.lane import (
     EndOfLane,
     Lane,
 )
-from outbox.core.region import Table, UnexpectedEvent
+from outbox.core.region import Transitions, UnexpectedEvent
 
 OWNING = [Did.TURN, Did.ALLOWED, Did.TOOK_OVER]
 SENDING = [*OWNING, Did.DEALT]
@@ -118,7 +118,7 @@ def test_of_two_requests_to_end_at_the_same_time_neither_is_lost(monkeypatch, fi
     ending = EndOfLane()
     ask = {"finish": lambda: ending.finish(10), "abandon": ending.abandon}
     others = [name for name in ask if name != first]
-    after = Table.after
+    after = Transitions.after
 
     def interrupted(table, state, event):
         found = after(table, state, event)
@@ -126,6 +126,6 @@ def test_of_two_requests_to_end_at_the_same_time_neither_is_lost(monkeypatch, fi
             ask[others.pop()]()  # in another thread, before the first has written down what it found
         return found
 
-    monkeypatch.setattr(Table, "after", interrupted)
+    monkeypatch.setattr(Transitions, "after", interrupted)
     ask[first]()
     assert (ending.is_awaited, ending.has_come(6), ending.leaves_time(6)) == (True, True, False)

@@ -4,7 +4,7 @@ from itertools import product
 
 import pytest
 
-from outbox.core.holds.hold import RECORD, Event, Hold, Register, State
+from outbox.core.holds.hold import RECORD, Hold, HoldEvent, HoldState, Register
 from outbox.core.holds.removals import PAUSE, Promise, Said
 from outbox.core.holds.values import rejected
 from outbox.core.region import UnexpectedEvent
@@ -47,7 +47,7 @@ PAUSES = """
 
 @pytest.mark.parametrize(
     ("table", "states", "events", "text"),
-    [(RECORD, State, Event, RECORDS), (PAUSE, Promise, Said, PAUSES)],
+    [(RECORD, HoldState, HoldEvent, RECORDS), (PAUSE, Promise, Said, PAUSES)],
     ids=["record", "pause"],
 )
 def test_the_table_has_these_transitions_and_refuses_all_others(table, states, events, text):
@@ -71,21 +71,21 @@ def register_of(*names):
 
 def test_a_hold_is_found_by_its_state_alone():
     register = register_of("a", "b", "c")
-    for event in (Event.TO_LEAVE, Event.TAKEN):
+    for event in (HoldEvent.TO_LEAVE, HoldEvent.TAKEN):
         register.on("b", event)
-    register.on("c", Event.DUE)
-    assert {state: [*register.of(state)] for state in State if register.of(state)} == {
-        State.WAITING: ["a"], State.UNDER_WAY: ["b"], State.TRYING: ["c"]
+    register.on("c", HoldEvent.DUE)
+    assert {state: [*register.of(state)] for state in HoldState if register.of(state)} == {
+        HoldState.WAITING: ["a"], HoldState.UNDER_WAY: ["b"], HoldState.TRYING: ["c"]
     }  # fmt: skip
     assert register.blocked(["d"]) == {"a", "b", "d"}
     assert register.blocking("c", "b") is register.get("b")
     assert register.blocking("c") is None
-    register.on("c", Event.DELIVERED)
+    register.on("c", HoldEvent.DELIVERED)
     assert (len(register), register.get("c"), len(register.all())) == (2, None, 2)
     register.forget("a")
-    register.on("b", Event.DONE)
+    register.on("b", HoldEvent.DONE)
     assert register.is_blocking, "the key goes on with the next read"
-    register.on("b", Event.RELEASED)
+    register.on("b", HoldEvent.RELEASED)
     assert not register.is_blocking
     assert register.forget("b") is None
 
@@ -93,17 +93,17 @@ def test_a_hold_is_found_by_its_state_alone():
 def test_an_event_that_is_not_expected_changes_nothing():
     register = register_of("a")
     with pytest.raises(UnexpectedEvent):
-        register.on("a", Event.DELIVERED)
-    assert [*register.of(State.WAITING)] == ["a"]
-    assert register.all()[0].state is State.WAITING
+        register.on("a", HoldEvent.DELIVERED)
+    assert [*register.of(HoldState.WAITING)] == ["a"]
+    assert register.all()[0].state is HoldState.WAITING
 
 
 def test_holds_leave_in_the_order_of_their_turn_and_again_after_all_others():
     register = register_of("a", "b", "c")
     for name in ("b", "a", "c"):
-        register.on(name, Event.TO_LEAVE)
-    register.on("b", Event.TAKEN)
-    register.on("a", Event.TO_LEAVE)  # said once more, it keeps its turn
-    assert [*register.of(State.LEAVING)] == ["a", "c"]
-    register.on("b", Event.NOT_DONE)
-    assert [*register.of(State.LEAVING)] == ["a", "c", "b"]
+        register.on(name, HoldEvent.TO_LEAVE)
+    register.on("b", HoldEvent.TAKEN)
+    register.on("a", HoldEvent.TO_LEAVE)  # said once more, it keeps its turn
+    assert [*register.of(HoldState.LEAVING)] == ["a", "c"]
+    register.on("b", HoldEvent.NOT_DONE)
+    assert [*register.of(HoldState.LEAVING)] == ["a", "c", "b"]

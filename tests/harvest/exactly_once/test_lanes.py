@@ -12,7 +12,7 @@ from confluent_kafka import KafkaError, KafkaException
 
 from outbox.core.contract import LeftUntidily
 from outbox.core.exactly_once import judgement
-from outbox.core.exactly_once.resolution import Decision
+from outbox.core.exactly_once.resolution import Resolution
 from outbox.edges.kafka.exactly_once.transactional import TransactionalProducer
 from outbox.harvest.exactly_once import resize
 from outbox.harvest.exactly_once.lane import ExactlyOnceFactory
@@ -235,7 +235,7 @@ def test_a_failover_to_before_a_change_lets_no_lane_send_what_another_has_sent(b
             assert "outbox_resolve --lane 0 with either --purge-sent" in stopped(host)
             wait_until(lambda: hosts[0].worker.statistics().phase == "closed")  # it asks again and again
             with Resolver(bench.conf(), lambda: {"conninfo": bench.url}) as resolver:
-                assert resolver.resolve(0, Decision(purge_sent=True)).deleted == 20
+                assert resolver.resolve(0, Resolution(purge_sent=True)).deleted == 20
             bench.stash([f"key-{n}" for n in range(20)])
             bench.wait_empty()
     assert lanes_of(bench) == 2

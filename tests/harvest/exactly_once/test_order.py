@@ -10,7 +10,7 @@ import pytest
 
 from outbox.core.frontier import LOOK_BACK_IDS, Frontier
 from outbox.harvest.exactly_once.rounds import read_connection
-from outbox.messages.inserts import Statements
+from outbox.messages.inserts import InsertStatements
 from tests.harvest.exactly_once.bench import finish, wait_until
 from tests.harvest.exactly_once.test_lanes import working_lanes
 
@@ -25,7 +25,7 @@ def insert(connection, locks, topic, key, value):
         connection.execute("SELECT FROM serial WHERE key = %s FOR UPDATE", [key])
         connection.execute(INSERT, [topic, key, value])
     else:
-        connection.execute(Statements("outbox").insert_ordered, [topic, key, topic, key, value, None, "{}", "{}"])
+        connection.execute(InsertStatements("outbox").insert_ordered, [topic, key, topic, key, value, None, "{}", "{}"])
 
 
 def contend(bench, stop, number, keys, locks):

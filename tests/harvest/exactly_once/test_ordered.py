@@ -7,7 +7,7 @@ import time
 import psycopg
 import pytest
 
-from outbox.messages.inserts import Statements
+from outbox.messages.inserts import InsertStatements
 
 WRITERS, TURNS, KEY = 16, 6, "contended"
 
@@ -43,14 +43,14 @@ def stash_from_all_sides(bench, statement, before=()):
 
 
 def test_ordered_records_arrive_in_the_order_of_their_commits(bench):
-    statement = Statements("outbox").insert_ordered
+    statement = InsertStatements("outbox").insert_ordered
     committed, arrived = stash_from_all_sides(bench, statement, (bench.topic, KEY))
     assert len(committed) > WRITERS
     assert arrived == committed
 
 
 def test_records_that_are_not_ordered_need_not(bench):
-    committed, arrived = stash_from_all_sides(bench, Statements("outbox").insert)
+    committed, arrived = stash_from_all_sides(bench, InsertStatements("outbox").insert)
     assert sorted(arrived) == sorted(committed)
     if arrived == committed:
         pytest.fail("the negative control: with random delays before the commits some record was to be overtaken")

@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 from outbox.core.exactly_once.judgement import Why
-from outbox.core.exactly_once.resolution import UNREADABLE, Decision
+from outbox.core.exactly_once.resolution import UNREADABLE, Resolution
 from outbox.harvest.exactly_once.resolve import NotResolved, Resolver
 from tests.harvest.exactly_once.bench import finish, stopped, wait_until
 from tests.harvest.exactly_once.test_daemon import harvester
@@ -16,7 +16,7 @@ from tests.harvest.exactly_once.test_kills import wait_killed
 from tests.harvest.exactly_once.test_lanes import working_lanes
 from tests.support.databases import ROOT, django
 
-PURGE_SENT, RESEND = Decision(purge_sent=True), Decision(resend=True)
+PURGE_SENT, RESEND = Resolution(purge_sent=True), Resolution(resend=True)
 
 
 def command(bench, *arguments, failpoints=""):
@@ -201,7 +201,7 @@ def test_the_ledger_of_another_database_is_adopted_only_when_told(bench):
     assert (case.sent, case.is_foreign) == (case.found, True)
     with bench.working() as host:
         assert "--adopt-ledger" in stopped(host)
-        resolve(bench, Decision(purge_sent=True, adopt=True))
+        resolve(bench, Resolution(purge_sent=True, adopt=True))
         bench.stash(["a"])
         bench.wait_empty()
     bench.check()

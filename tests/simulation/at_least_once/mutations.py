@@ -19,7 +19,7 @@ from outbox.core.at_least_once.keys import Key
 from outbox.core.at_least_once.queues import Queues
 from outbox.core.at_least_once.scoreboard import PHASE, Phase, Scoreboard
 from outbox.core.at_least_once.values import Record
-from outbox.core.election.neli import Effect, Neli, State, _Lane
+from outbox.core.election.neli import Effect, Neli, OwnerState, _Lane
 from outbox.core.region import Region
 from outbox.edges.kafka.at_least_once.idempotent import Producers
 from outbox.harvest.at_least_once.holds import HeldMarks
@@ -200,7 +200,7 @@ def _trust_reading(neli: Neli, partition: int, offset: int, beat: Any, now: floa
     if lane is None:
         return []
     lane.trusted_at = now
-    if lane.state is State.CANDIDATE:
+    if lane.state is OwnerState.CANDIDATE:
         lane.epoch = offset
         return neli._acquire(partition, lane)
     return []

@@ -48,7 +48,7 @@ class Holder(NamedTuple):
         return f"pid {self.pid} (role {self.role!r}, application_name {self.application!r}{since})"
 
 
-class Waiting(NamedTuple):
+class WaitingSessions(NamedTuple):
     """Sessions that have waited for long."""
 
     sessions: int
@@ -61,11 +61,11 @@ def holders(connection: Connection, space: int) -> list[Holder]:
     return [Holder(*row) for row in connection.execute(_HOLDERS, [space])]
 
 
-def waiting(connection: Connection, space: int) -> Waiting | None:
+def waiting(connection: Connection, space: int) -> WaitingSessions | None:
     row = connection.execute(_WAITING, {"space": space, "long_s": LONG_S}).fetchone()
     if row is None or not row[0]:
         return None
-    return Waiting(row[0], row[1], [Holder(*found) for found in connection.execute(_SESSIONS, [row[2]])])
+    return WaitingSessions(row[0], row[1], [Holder(*found) for found in connection.execute(_SESSIONS, [row[2]])])
 
 
 def told(found: Sequence[Holder]) -> str:

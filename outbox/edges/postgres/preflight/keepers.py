@@ -43,17 +43,17 @@ class RowsKept(OutboxError):
     """Something about the table keeps rows from being deleted, or marked."""
 
 
-class Found(NamedTuple):
+class KeepersFound(NamedTuple):
     """What keeps all rows, and what may keep some."""
 
     certain: list[str]
     possible: list[str]
 
 
-def look(connection: Connection, table: str, *, marks: bool) -> Found:
+def look(connection: Connection, table: str, *, marks: bool) -> KeepersFound:
     """`marks`: the way of delivery updates rows as well."""
     name = identifier(table).as_string(connection)
-    found = Found([], [])
+    found = KeepersFound([], [])
     for text in _rules(connection, name, marks=marks):
         found.certain.append(text)
     _judge_triggers(connection, name, found, marks=marks)
@@ -94,7 +94,7 @@ def _rules(connection: Connection, name: str, *, marks: bool) -> Iterator[str]:
             yield f"the rule {rule!r} acts on each {command}: DROP RULE {_quoted(rule)} ON {name}"
 
 
-def _judge_triggers(connection: Connection, name: str, found: Found, *, marks: bool) -> None:
+def _judge_triggers(connection: Connection, name: str, found: KeepersFound, *, marks: bool) -> None:
     for trigger, on_delete, on_update, is_conditional, source in connection.execute(_TRIGGERS, [name]):
         commands = {"DELETE": {"null", "new"}} if on_delete else {}
         commands |= {"UPDATE": {"null", "old"}} if on_update and marks else {}
@@ -107,7 +107,7 @@ def _judge_triggers(connection: Connection, name: str, found: Found, *, marks: b
                 found.possible.append(f"the trigger {trigger!r} may skip a {command}: {remedy}")
 
 
-def _judge_policies(connection: Connection, name: str, found: Found, *, marks: bool) -> None:
+def _judge_policies(connection: Connection, name: str, found: KeepersFound, *, marks: bool) -> None:
     row = connection.execute(_IS_SECURED, [name]).fetchone()
     assert row is not None
     is_secured, role = row

@@ -33,7 +33,7 @@ class UnorderedIds(OutboxError):
     """Ids are drawn in a way that does not keep the order of a key."""
 
 
-class Found(NamedTuple):
+class NumberingFound(NamedTuple):
     """What is wrong; empty: nothing."""
 
     default: str
@@ -45,7 +45,7 @@ class Found(NamedTuple):
         return [text for text in self if text]
 
 
-def look(cursor: Any, quoted: str) -> Found:
+def look(cursor: Any, quoted: str) -> NumberingFound:
     """Of a table by its quoted name. `cursor`: of psycopg, or of Django."""
     cursor.execute(_DEFAULT, [quoted])
     default = cursor.fetchone()
@@ -53,7 +53,7 @@ def look(cursor: Any, quoted: str) -> Found:
     cursor.execute(_SEQUENCE, {"table": quoted})
     is_own, name, cache, increment, cycles = cursor.fetchone() or (False, "", 1, 1, False)
     is_plain = (cache, increment, cycles) == (1, 1, False)
-    return Found(
+    return NumberingFound(
         "" if is_guarded else f"The default of {quoted}.id is not guarded by pg_current_xact_id().",
         "" if is_own else f"No sequence belongs to {quoted}.id.",
         ""
