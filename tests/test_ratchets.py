@@ -2,6 +2,7 @@
 
 import ast
 import re
+from collections import Counter, defaultdict
 from itertools import chain
 
 from tests.support import attributes
@@ -153,3 +154,61 @@ def change(one):
     assert [attributes.held(node) for node in attributes.classes(tree)] == [{"field", "later"}, set(), {"a", "b"}]
     names = {"field", "later", "declared", "read", "a", "b", "c"}
     assert attributes.assigned_from_outside(tree, names) == {"a", "b", "c", "declared", "field", "read"}
+
+
+# ---- folders
+
+MODULES_MAX = 16
+SIBLINGS_MAX = 2
+"""That share a prefix: a third one asks for a package."""
+AS_DJANGO_HAS_IT = ("management/commands", "migrations")
+
+
+def folders():
+    for folder in [TOP, *(init.parent for init in sorted(TOP.rglob("*/__init__.py")))]:
+        name = folder.relative_to(TOP).as_posix()
+        if name not in AS_DJANGO_HAS_IT:
+            modules = [path.stem for path in folder.glob("*.py") if path.stem != "__init__"]
+            yield name, modules, [path.parent.name for path in folder.glob("*/__init__.py")]
+
+
+def test_a_folder_holds_few_modules():
+    assert [(name, len(modules)) for name, modules, _ in folders() if len(modules) > MODULES_MAX] == []
+
+
+def test_modules_that_share_a_prefix_are_a_package():
+    found = {}
+    for name, modules, packages in folders():
+        shared = Counter(module.split("_")[0] for module in (*modules, *packages))
+        found |= {f"{name}/{prefix}_*": count for prefix, count in shared.items() if count > SIBLINGS_MAX}
+    assert found == {}
+
+
+# ---- names of classes
+
+NAMED_TWICE = {
+    "Claim", "Fenced", "Hold", "HoldStatements", "Kafka", "OtherDatabase", "Page", "Purge", "Purges",
+    "Reader", "Row", "Sample", "Sampler", "State", "Statements", "Statistics", "Step", "Superseded", "Sweep",
+    "Sweeper", "Troubles", "Worker",
+}  # fmt: skip
+"""May only shrink. What users see keeps its name, as do the exceptions that Spark's log names."""
+
+
+def named_twice():
+    found = defaultdict(set)
+    for path in TOP.rglob("*.py"):
+        name = path.relative_to(TOP).as_posix()
+        if not name.startswith(AS_DJANGO_HAS_IT):
+            for node in ast.parse(path.read_text()).body:
+                if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                    found[node.name].add(name)
+    return {name: sorted(paths) for name, paths in found.items() if len(paths) > 1}
+
+
+def test_a_class_has_its_name_alone():
+    found = named_twice()
+    assert {name: paths for name, paths in found.items() if name not in NAMED_TWICE} == {}
+
+
+def test_every_exception_is_still_needed():
+    assert NAMED_TWICE - set(named_twice()) == set()
