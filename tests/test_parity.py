@@ -71,7 +71,7 @@ def test_only_what_other_parts_complete_is_left_for_later():
 
 
 def test_a_missing_test_and_a_missing_decision_are_found():
-    assert missing_of("`tests/core/test_neli.py::test_missing_own_beats_fence`") == []
-    for wrong in ("`tests/core/test_neli.py::test_nothing`", "`tests/nowhere.py::test_nothing`"):
+    assert missing_of("`tests/core/election/test_neli.py::test_missing_own_beats_fence`") == []
+    for wrong in ("`tests/core/election/test_neli.py::test_nothing`", "`tests/nowhere.py::test_nothing`"):
         assert missing_of(wrong) == [wrong.strip("`")]
     assert missing_of("[decision 99](../../docs/decisions/0099-nothing.md)") == ["../../docs/decisions/0099-nothing.md"]

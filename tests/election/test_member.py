@@ -1,4 +1,4 @@
-"""Real members on a real Kafka. What one member decides is tested in tests/core/test_neli.py."""
+"""Real members on a real Kafka. What one member decides is tested in tests/core/election/test_neli.py."""
 
 import threading
 import time

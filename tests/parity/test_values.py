@@ -23,7 +23,7 @@ from outbox.core.election.neli import LeaderAcquired, LeaderFenced, LeaderRefres
 from outbox.core.meter import Meter
 from outbox.harvest.lane_host import Host
 from outbox.service.receivers import translate
-from tests.core.test_scoreboard import LIMITS, ME, Bench, Row
+from tests.core.at_least_once.test_scoreboard import LIMITS, ME, Bench, Row
 
 LEADER = uuid.uuid4()
 READING = MeterRead(0, LEADER, 500, 2.0, 100.0, 50.0, 7)

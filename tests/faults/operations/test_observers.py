@@ -11,8 +11,8 @@ from outbox.contrib.metrics_server import serving
 from outbox.harvest import samples
 from outbox.models import OutboxRecord
 from tests.harvest.exactly_once.bench import wait_until
-from tests.harvest.exactly_once.test_daemon import harvester
-from tests.harvest.test_daemon import SIGNALS
+from tests.harvest.exactly_once.test_harvester import harvester
+from tests.harvest.test_harvester import SIGNALS
 from tests.support.databases import leading
 
 pytestmark = pytest.mark.slow  # as a file

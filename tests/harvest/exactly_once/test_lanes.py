@@ -19,7 +19,7 @@ from outbox.harvest.exactly_once.lane import ExactlyOnceFactory
 from outbox.harvest.exactly_once.resolve import Resolver
 from tests.faults.fleet import Fleet
 from tests.harvest.exactly_once.bench import stopped, wait_until
-from tests.harvest.exactly_once.test_daemon import harvester
+from tests.harvest.exactly_once.test_harvester import harvester
 from tests.harvest.exactly_once.test_kills import _is_stopped as is_stopped
 from tests.harvest.exactly_once.test_kills import wait_killed
 from tests.harvest.hosts import Host

@@ -5,7 +5,7 @@ Harvesters, writers and the test share one interpreter here: their heartbeats ma
 import pytest
 
 from tests.harvest.exactly_once.bench import wait_until
-from tests.harvest.exactly_once.test_daemon import harvester
+from tests.harvest.exactly_once.test_harvester import harvester
 
 # The waits inside of one test may together take longer than a test may otherwise.
 pytestmark = pytest.mark.timeout(420)

@@ -11,7 +11,7 @@ from outbox.core.exactly_once.judgement import Why
 from outbox.core.exactly_once.resolution import UNREADABLE, Resolution
 from outbox.harvest.exactly_once.resolve import NotResolved, Resolver
 from tests.harvest.exactly_once.bench import finish, stopped, wait_until
-from tests.harvest.exactly_once.test_daemon import harvester
+from tests.harvest.exactly_once.test_harvester import harvester
 from tests.harvest.exactly_once.test_kills import wait_killed
 from tests.harvest.exactly_once.test_lanes import working_lanes
 from tests.support.databases import ROOT, django

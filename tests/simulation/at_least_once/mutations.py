@@ -2,7 +2,7 @@
 catches all.
 
 Two are guards of SQL, and there it is the simulated table that lacks them; that PostgreSQL guards them is shown by
-`tests/edges/test_marks.py` (marks of their leader, and claims that end older sessions).
+`tests/edges/postgres/test_marks.py` (marks of their leader, and claims that end older sessions).
 """
 
 from __future__ import annotations

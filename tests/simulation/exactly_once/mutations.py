@@ -2,7 +2,7 @@
 
 Where the rule is a guard of a statement, or a question of the client that reads the ledger, it is the simulated server
 that lacks it; that the real ones guard it is shown by `tests/faults/exactly_once/test_database.py` (m) and
-`tests/edges/test_ledger_topic.py` (the wait for an open transaction).
+`tests/edges/kafka/test_ledger_topic.py` (the wait for an open transaction).
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ def test_a_dropped_client_begins_to_abort_its_transaction(bootstrap_servers, let
 
 DROPS = """
 import random, sys, time
-from tests.edges.test_transactions import initialised
+from tests.edges.kafka.test_transactional import initialised
 chance = random.Random(sys.argv[3])
 for _ in range(int(sys.argv[4])):
     producer = initialised(sys.argv[1], "drops-" + sys.argv[3])

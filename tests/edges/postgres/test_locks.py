@@ -1,4 +1,4 @@
-"""What people are told of whoever is in the way of an advisory lock. Who that is, tests/edges/test_marks.py asks."""
+"""What people are told of whoever is in the way of an advisory lock. Who that is, test_marks.py asks."""
 
 from outbox.edges.postgres.at_least_once.marks import ClaimBlocked
 from outbox.edges.postgres.common import locks

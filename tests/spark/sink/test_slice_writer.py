@@ -14,7 +14,7 @@ from outbox.spark.engine.failure_kinds import FailureKind, judge
 from outbox.spark.sink import producers, slice_ledger, slice_writer
 from outbox.spark.sink.plan import CHECKSUM, PART, RecordUnfit, RefusedByKafka, SliceFailed, SlicePlan, Superseded
 from outbox.spark.source.statements import Fenced
-from tests.spark.test_stream_reader import Query
+from tests.spark.source.test_datasource import Query
 from tests.support.topics import create_topic, read_topic
 
 
