@@ -186,13 +186,6 @@ def test_modules_that_share_a_prefix_are_a_package():
 
 # ---- names of classes
 
-NAMED_TWICE = {
-    "Claim", "Fenced", "Hold", "HoldStatements", "Kafka", "OtherDatabase", "Page", "Purge", "Purges",
-    "Reader", "Row", "Sample", "Sampler", "State", "Statements", "Statistics", "Step", "Superseded", "Sweep",
-    "Sweeper", "Troubles", "Worker",
-}  # fmt: skip
-"""May only shrink. What users see keeps its name, as do the exceptions that Spark's log names."""
-
 
 def named_twice():
     found = defaultdict(set)
@@ -206,9 +199,4 @@ def named_twice():
 
 
 def test_a_class_has_its_name_alone():
-    found = named_twice()
-    assert {name: paths for name, paths in found.items() if name not in NAMED_TWICE} == {}
-
-
-def test_every_exception_is_still_needed():
-    assert NAMED_TWICE - set(named_twice()) == set()
+    assert named_twice() == {}

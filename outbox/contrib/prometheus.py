@@ -77,7 +77,7 @@ CATALOGUE: Mapping[str, tuple[str, str]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class TableSample:
     taken_at: float
     backlog: backlogs.Backlog
     dead_letters: int | None
@@ -91,7 +91,7 @@ class Sampler:
         self._harvester, self._interval_s = harvester, interval_s
         self._stopping = threading.Event()
         self._troubles = Troubles(0)
-        self.sample: Sample | None = None
+        self.sample: TableSample | None = None
         self._thread = threading.Thread(target=self._run, name="outbox-sampler", daemon=True)
 
     def start(self) -> None:
@@ -132,7 +132,7 @@ def _told(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
-def take_sample(conf: Any) -> Sample:
+def take_sample(conf: Any) -> TableSample:
     with closing(
         table.connect_bounded(
             table.parameters(conf.database),
@@ -142,7 +142,7 @@ def take_sample(conf: Any) -> Sample:
     ) as connection:
         waiting = backlogs.backlog(connection, conf.table)
         dead = backlogs.count_rows(connection, f"{conf.table}_dead")
-    return Sample(time.monotonic(), waiting, dead)
+    return TableSample(time.monotonic(), waiting, dead)
 
 
 def take_lag(conf: Any) -> int | None:
@@ -199,7 +199,7 @@ _VALUES: Mapping[str, Callable[[Any, Measured], float]] = {
 }
 
 
-def _sampled(sample: Sample) -> Iterator[Any]:
+def _sampled(sample: TableSample) -> Iterator[Any]:
     yield _family("outbox_backlog_records", sample.backlog.records)
     yield _family("outbox_oldest_record_age_seconds", sample.backlog.oldest_age_s)
     yield _family("outbox_stashed_records_total", sample.backlog.stashed_total)

@@ -106,7 +106,7 @@ class Denials:
         return max((self._clock() - since for since in list(self._since.values())), default=0.0)
 
 
-class Troubles:
+class ElectionTroubles:
     """Logs each kind of trouble once, until it is over."""
 
     def __init__(self) -> None:

@@ -30,7 +30,7 @@ from outbox.conf import AT_LEAST_ONCE, Conf
 from outbox.core.election import neli as core
 from outbox.edges.kafka.common.wall_clock import nudged
 from outbox.election.clients import DATABASE_HEADER
-from outbox.election.errors import Denials, ElectionRefused, Seldom, Troubles, foreign_database, group_refusal
+from outbox.election.errors import Denials, ElectionRefused, ElectionTroubles, Seldom, foreign_database, group_refusal
 from outbox.election.ports import ElectionClients, GroupConsumer, HeartbeatProducer
 from outbox.election.reader import NUDGE_S, LeaderTopicReader, asked, try_denied
 from outbox.failpoints import failpoint
@@ -100,7 +100,7 @@ class Member:
         self._partitions_added = runtime.event()
         self._leaving = runtime.event()
         self._left = runtime.event()
-        self._troubles, self._denials = Troubles(), Denials(self._clock)
+        self._troubles, self._denials = ElectionTroubles(), Denials(self._clock)
         self._reader = LeaderTopicReader(
             conf,
             self._seen,

@@ -11,7 +11,7 @@ from typing import Any
 from outbox.conf import Conf
 from outbox.core.election import neli as core
 from outbox.election.clients import heartbeat_of
-from outbox.election.errors import Denials, Seldom, Troubles
+from outbox.election.errors import Denials, ElectionTroubles, Seldom
 from outbox.election.ports import GroupConsumer, HeartbeatProducer, HeartbeatReader
 from outbox.runtime import Event, Runtime
 
@@ -37,7 +37,7 @@ class LeaderTopicReader:
         *,
         partitions: int,
         runtime: Runtime,
-        troubles: Troubles,
+        troubles: ElectionTroubles,
         denials: Denials,
     ) -> None:
         self._conf = conf

@@ -27,7 +27,7 @@ from outbox.exceptions import OutboxError
 from outbox.harvest import preflight
 from outbox.harvest.metrics import Measured, Measurements
 from outbox.harvest.owned_lanes import OwnedLanes
-from outbox.harvest.samples import Sampler
+from outbox.harvest.samples import SampleWriter
 from outbox.service.lifecycle import Daemon, State, StopOutOfTime
 from outbox.service.receivers import Events
 
@@ -63,7 +63,7 @@ class Harvester(Daemon):
         self._events = Events(Harvester, self, logger)
         self._member: Member | None = None
         self._measurements = Measurements()
-        self._sampler = Sampler(self.conf, lambda: self.led_last, lambda: self.measured.refused)
+        self._sampler = SampleWriter(self.conf, lambda: self.led_last, lambda: self.measured.refused)
         self._owned = OwnedLanes(
             self.conf,
             self._factory,

@@ -17,7 +17,7 @@ from outbox.conf import EXACTLY_ONCE, Conf
 from outbox.core import lease
 from outbox.edges.postgres.common import leases
 from outbox.edges.postgres.common.leases import settled_after
-from outbox.harvest.exactly_once.ports import Claim
+from outbox.harvest.exactly_once.ports import LeasePort
 from outbox.runtime import Runtime
 from outbox.runtime.threads import THREADS
 
@@ -27,9 +27,9 @@ def owner_name() -> str:
     return f"{socket.gethostname()}_{os.getpid()}"
 
 
-def claim_of(conf: Conf, owner: str) -> leases.Claim:
+def claim_of(conf: Conf, owner: str) -> leases.TableLease:
     """On the conf's table for its delivery, by the time-outs that it sets."""
-    return leases.Claim(
+    return leases.TableLease(
         conf.table,
         conf.delivery,
         owner,
@@ -41,7 +41,7 @@ def claim_of(conf: Conf, owner: str) -> leases.Claim:
 
 
 class LeaseKeeper:
-    def __init__(self, conf: Conf, claim: Claim, runtime: Runtime = THREADS) -> None:
+    def __init__(self, conf: Conf, claim: LeasePort, runtime: Runtime = THREADS) -> None:
         self._claim, self._lanes_max, self._runtime = claim, conf.election.lanes, runtime
         self._mutex = runtime.lock("lease")
         self._needs_row = conf.delivery == EXACTLY_ONCE

@@ -28,7 +28,7 @@ EVERY_S = 60.0
 STATEMENT_TIMEOUT_S = 2.0
 
 
-class Sampler:
+class SampleWriter:
     def __init__(
         self,
         conf: Any,

@@ -125,7 +125,7 @@ def broken(conf):
 
 
 def sample_of(records, **given):
-    return prometheus.Sample(0.0, Backlog(records, False, 0.0, records), 0, **given)
+    return prometheus.TableSample(0.0, Backlog(records, False, 0.0, records), 0, **given)
 
 
 def test_a_sample_that_fails_leaves_the_last_one_and_is_told_once(monkeypatch, caplog):

@@ -12,7 +12,7 @@ from outbox import conf
 from outbox.edges.postgres.at_least_once.marks import Marks
 from outbox.edges.postgres.common import locks, table
 from outbox.edges.postgres.counts import samples
-from outbox.harvest.samples import Sampler
+from outbox.harvest.samples import SampleWriter
 from outbox.messages.inserts import ORDER_LOCK
 from outbox.operations import check
 from outbox.operations.findings import Level
@@ -35,7 +35,7 @@ def rows(connection):
 
 
 def sampler(leads=lambda: True, **given):
-    return Sampler(conf.parse({}), leads, lambda: 7, **given)
+    return SampleWriter(conf.parse({}), leads, lambda: 7, **given)
 
 
 @pytest.fixture

@@ -57,7 +57,7 @@ def test_every_kafka_client_asks_when_it_is_made():
         },
     )
     clients, ledger = Clients(conf), LedgerTopic(lambda: conf.kafka.client_properties, "n.ledger")
-    kafka = exactly_once_kafka.Kafka(conf)
+    kafka = exactly_once_kafka.LaneKafka(conf)
 
     def forgotten():
         ledger._forget_clients()

@@ -335,10 +335,10 @@ def test_heartbeats_name_the_member_and_take_no_partition_but_their_lane(bench):
 
 def test_a_generation_that_was_dropped_takes_no_more(bench):
     """Handing records to producers that have ended never blocks; nothing of it is sent."""
-    from outbox.edges.postgres.at_least_once.marks import Row
+    from outbox.edges.postgres.at_least_once.marks import MarkedRow
 
     producers = Producers({"bootstrap.servers": bench.servers}, delivery_timeout_s=5)
     producers.drop()
-    producers.send(0, [Row(1, bench.topic, "k", b"v", None, None, b"")])
+    producers.send(0, [MarkedRow(1, bench.topic, "k", b"v", None, None, b"")])
     assert [number for number, _ in producers.undelivered] == [1]
     assert bench.read() == []

@@ -40,7 +40,7 @@ took long asks again before it produces.
   `acknowledged` | `undelivered` (outage, time-out, local queue full, trust lost) | `refused` (this record can not be
   sent).
 - `DropProducers`: nothing of an older generation may reach the wire any more. Late reports of it are ignored here.
-- `RefreshLeader` → neli.refresh → `refreshed(leader_id)`. `Superseded` → neli.step_down.
+- `RefreshLeader` → neli.refresh → `refreshed(leader_id)`. `ClaimSuperseded` → neli.step_down.
 - FinishBatch → `finish(now, deadline)`; `Finished` → neli.released. LeaderFenced, AbandonBatch → carry out
   `abandon()`, forget the object.
 """
@@ -57,6 +57,7 @@ from outbox.core.at_least_once.refusals import Refusals
 from outbox.core.at_least_once.requests import MarkPace, Requests
 from outbox.core.at_least_once.values import (
     Claim,
+    ClaimSuperseded,
     DeadlineExceeded,
     DropProducers,
     Effect,
@@ -74,7 +75,6 @@ from outbox.core.at_least_once.values import (
     Reset,
     Send,
     Statistics,
-    Superseded,
     Sweep,
 )
 from outbox.core.at_least_once.window import Window
@@ -218,7 +218,7 @@ class Scoreboard:
     def claim_refused(self, ticket: int, now: float) -> None:
         if self._requests.claim.settle(ticket):
             self._requests.claim.put_off(now + self._limits.io_backoff_s)
-            self._events.append(Superseded(self._leader_id))
+            self._events.append(ClaimSuperseded(self._leader_id))
 
     def marked(
         self,

@@ -178,7 +178,7 @@ class DeadlineExceeded:
 
 
 @dataclass(frozen=True, slots=True)
-class Superseded:
+class ClaimSuperseded:
     """The table refused the claim: a newer owner is there. Tell the election (`step_down`)."""
 
     leader_id: UUID
@@ -199,7 +199,7 @@ Effect = (
     | RecordHeld
     | NotPurged
     | DeadlineExceeded
-    | Superseded
+    | ClaimSuperseded
 )
 
 

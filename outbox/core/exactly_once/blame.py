@@ -175,13 +175,13 @@ class LedgerDenied:
 
 
 @dataclass(frozen=True, slots=True)
-class Fenced:
+class LostToOther:
     """By somebody else, or because the broker ended an own transaction that took too long: the election knows."""
 
     reason: str
 
 
-Last = Weigh | Renew | Outage | LedgerDenied | Fenced
+Last = Weigh | Renew | Outage | LedgerDenied | LostToOther
 """One of these ends every list."""
 Action = HoldRecord | HoldTopic | HoldLikely | Search | SendLess | ProbeNext | Last
 
@@ -218,7 +218,7 @@ def _of_error(attempt: Attempt, error: Raised) -> list[Action]:
     if faults.is_refusal(error.name):
         return _of_refusal(attempt, error)
     if faults.kind_of(error.name) is Kind.FENCE:
-        return [Fenced(error.reason)]
+        return [LostToOther(error.reason)]
     outage = Outage(error.reason, is_too_slow=error.name in _OVERDUE and not attempt.is_ending)
     if faults.may_hide_a_refusal(error.name):
         return [ProbeNext(), outage]  # perhaps for a record's sake: the next attempt tells which

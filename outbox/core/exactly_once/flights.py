@@ -16,7 +16,7 @@ from functools import partial
 from itertools import count
 from typing import Protocol
 
-from outbox.core.exactly_once.judgement import AskElection, GoOn, State, Stop, round_check
+from outbox.core.exactly_once.judgement import AskElection, GoOn, StateRow, Stop, round_check
 from outbox.core.region import Region, Transitions
 
 SHARES_OF_A_PAGE_MAX = 1.5
@@ -137,7 +137,7 @@ class Standing:
     def is_being_purged(self) -> bool:
         return self.unpurged and not self.is_given_up
 
-    def is_outdated(self, state: State) -> bool:
+    def is_outdated(self, state: StateRow) -> bool:
         """Whether the lane is to be taken over anew: it is closed, or was taken over before a change of the count, or
         knows of one that this server has forgotten. Lane 0 also when a change is wished, for its owner carries it
         out."""
@@ -152,7 +152,7 @@ class Standing:
         self.is_given_up = False
         self.session = next(_SESSIONS)
 
-    def divided(self, state: State, server: str) -> None:
+    def divided(self, state: StateRow, server: str) -> None:
         """By that count, as this server has shown it."""
         self.count, self.change, self.server = state.lane_count, state.resize_no, server
 

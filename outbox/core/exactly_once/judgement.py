@@ -38,7 +38,7 @@ class Why(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class StateRow:
     """The state row, as far as a lane is concerned."""
 
     lane_count: int
@@ -56,7 +56,7 @@ class Facts:
 
     lane: int
     database: UUID
-    state: State
+    state: StateRow
     purged: int
     entry: Entry | None
     purged_again: int
@@ -149,7 +149,7 @@ def found_rows(entry: Entry, count: int, digest: int, newest: int | None) -> Row
     return Rows.ALL if digest == entry.digest and entry.has_newest(newest) else Rows.DIFFERENT
 
 
-def waits_for(lane: int, state: State) -> Closed | Idle | None:
+def waits_for(lane: int, state: StateRow) -> Closed | Idle | None:
     """Why nobody may take the lane over, by the state row alone."""
     if state.resize_to is not None:
         return Closed(state.resize_to)
@@ -185,7 +185,7 @@ def change_of(entry: Entry | None, database: UUID) -> int:
     return entry.change if entry is not None and entry.database == database else 0
 
 
-def forgets_change(state: State, newest_change: int) -> bool:
+def forgets_change(state: StateRow, newest_change: int) -> bool:
     """The database went back to before a change of the lane count. Each lane alone may agree with its ledger, and
     would still send what another one has sent: a record's lane was another then."""
     return newest_change > state.resize_no

@@ -10,7 +10,7 @@ from enum import Enum
 from uuid import UUID
 
 from outbox.core.exactly_once import judgement
-from outbox.core.exactly_once.judgement import Closed, State, Stop
+from outbox.core.exactly_once.judgement import Closed, StateRow, Stop
 from outbox.core.exactly_once.ledger import Entry
 
 
@@ -21,7 +21,7 @@ class Act(Enum):
     SETTLE = "settle every lane, then open them"
 
 
-def next_act(state: State) -> Act:
+def next_act(state: StateRow) -> Act:
     """Total."""
     if state.resize_to is not None:
         return Act.SETTLE
@@ -30,17 +30,17 @@ def next_act(state: State) -> Act:
     return Act.REFUSE if state.wanted == state.lane_count else Act.BEGIN
 
 
-def is_repair(state: State) -> bool:
+def is_repair(state: StateRow) -> bool:
     """The lanes are not closed for another count, but because the database forgot a change."""
     return state.resize_to == state.lane_count
 
 
-def lanes_to_settle(state: State, partitions: int) -> Iterable[int]:
+def lanes_to_settle(state: StateRow, partitions: int) -> Iterable[int]:
     """Lane 0 last: its mark is the sign that the lanes may have been opened. In a repair every lane that ever was."""
     return reversed(range(max(state.lane_count, partitions) if is_repair(state) else state.lane_count))
 
 
-def may_have_been_open(state: State, marked: int | None) -> bool:
+def may_have_been_open(state: StateRow, marked: int | None) -> bool:
     """Lanes may have worked with the new count, or, in a repair, with any: then there is no way back. `marked` is the
     newest change that the ledger knows of; None: it does not say."""
     return is_repair(state) or marked is None or marked >= state.resize_no
@@ -54,12 +54,12 @@ class Opening:
     note: str = ""
 
 
-def as_wanted(state: State) -> Opening:
+def as_wanted(state: StateRow) -> Opening:
     assert state.resize_to is not None
     return Opening(state.resize_to)
 
 
-def given_up(state: State, text: str) -> Opening:
+def given_up(state: StateRow, text: str) -> Opening:
     """Safe before the lanes may have been open: nobody has worked with another count than the old one."""
     return Opening(state.lane_count, f"The count was not changed: {text}")
 
@@ -69,7 +69,7 @@ def marked(last: Entry, change: int) -> Entry | None:
     return None if last.change == change else replace(last, change=change)
 
 
-def judge_idle(lane: int, state: State, database: UUID, purged: int, entry: Entry | None) -> Closed | Stop | None:
+def judge_idle(lane: int, state: StateRow, database: UUID, purged: int, entry: Entry | None) -> Closed | Stop | None:
     """What the last entry of a lane at or above the count forbids every lane. Closed: lane 0's owner knows better than
     an operator."""
     stop = judgement.idle_lane(lane, state.lane_count, database, purged, entry)
@@ -88,10 +88,10 @@ class GoodPartitions:
         self._some: tuple[tuple[float, UUID, int, int] | None, set[int]] = None, set()
         """Of which connection, database, count and change, and which: always both at once."""
 
-    def has_all(self, opened_at: float, state: State) -> bool:
+    def has_all(self, opened_at: float, state: StateRow) -> bool:
         return self._all_of == (opened_at, state.lane_count)
 
-    def begin(self, opened_at: float, database: UUID, state: State) -> set[int]:
+    def begin(self, opened_at: float, database: UUID, state: StateRow) -> set[int]:
         """Those found good so far; the look adds what it finds. What was found over another connection, or of another
         count, says nothing: a look that still goes on over an older one adds to its own set."""
         of = opened_at, database, state.lane_count, state.resize_no
@@ -100,5 +100,5 @@ class GoodPartitions:
             some = self._some = of, set()
         return some[1]
 
-    def found_all(self, opened_at: float, state: State) -> None:
+    def found_all(self, opened_at: float, state: StateRow) -> None:
         self._all_of = opened_at, state.lane_count

@@ -19,7 +19,7 @@ from outbox.core.region import Region, Transitions
 P = TypeVar("P")
 
 
-class Reader(Enum):
+class ReaderState(Enum):
     WAITING = "waiting"
     """For a lane, for the lease, or for the end of the page being sent."""
     LOADING = "loading"
@@ -52,7 +52,7 @@ class Reads(Enum):
     ENDED = "the reader has ended"
 
 
-_R, _E = Reader, Reads
+_R, _E = ReaderState, Reads
 _GOING_ON = {
     (_R.WAITING, _E.WAITS): _R.WAITING,
     (_R.WAITING, _E.LOADS): _R.LOADING,
@@ -73,20 +73,26 @@ _GOING_ON = {
 }
 READER = Transitions(
     "reader",
-    Reader.WAITING,
+    ReaderState.WAITING,
     {
         **_GOING_ON,
-        **{(state, Reads.ENDS): Reader.ENDING for state in Reader if state not in (Reader.ENDING, Reader.ENDED)},
+        **{
+            (state, Reads.ENDS): ReaderState.ENDING
+            for state in ReaderState
+            if state not in (ReaderState.ENDING, ReaderState.ENDED)
+        },
         # It notices when it comes by.
-        **{(Reader.ENDING, event): Reader.ENDING for event in Reads if event not in (Reads.ENDS, Reads.ENDED)},
-        (Reader.ENDING, Reads.ENDED): Reader.ENDED,
+        **{
+            (ReaderState.ENDING, event): ReaderState.ENDING for event in Reads if event not in (Reads.ENDS, Reads.ENDED)
+        },
+        (ReaderState.ENDING, Reads.ENDED): ReaderState.ENDED,
     },
 )
 # What a purge that is held back waits for is here, or does not come soon.
 _LETS_PURGE = frozenset({Reads.WAITS, Reads.LOADS, Reads.SLOW, Reads.RETURNED, Reads.FAILED, Reads.ENDS})
 
 
-class Page(Enum):
+class PageState(Enum):
     """The one being sent."""
 
     NONE = "none"
@@ -104,12 +110,12 @@ class Sends(Enum):
 
 PAGE = Transitions(
     "page being sent",
-    Page.NONE,
+    PageState.NONE,
     {
-        (Page.NONE, Sends.HANDED_OVER_FULL): Page.MORE,
-        (Page.NONE, Sends.HANDED_OVER_LAST): Page.LAST,
-        (Page.MORE, Sends.ENDED): Page.NONE,
-        (Page.LAST, Sends.ENDED): Page.NONE,
+        (PageState.NONE, Sends.HANDED_OVER_FULL): PageState.MORE,
+        (PageState.NONE, Sends.HANDED_OVER_LAST): PageState.LAST,
+        (PageState.MORE, Sends.ENDED): PageState.NONE,
+        (PageState.LAST, Sends.ENDED): PageState.NONE,
     },
 )
 
@@ -161,7 +167,7 @@ class News(Enum):
     ELSEWHERE = "a page came from another server than the one on which a lane was taken over"
 
 
-class Step(Enum):
+class ReaderStep(Enum):
     """What the reader does next."""
 
     END = "end"
@@ -182,31 +188,31 @@ class Round(Generic[P]):
 
     @property
     def is_ending(self) -> bool:
-        return self.reader.state in (Reader.ENDING, Reader.ENDED)
+        return self.reader.state in (ReaderState.ENDING, ReaderState.ENDED)
 
     @property
     def is_page_sent(self) -> bool:
         """None is being sent."""
-        return self.page.state is Page.NONE
+        return self.page.state is PageState.NONE
 
     @property
     def waits_for_page(self) -> bool:
         """The next read begins when the page has ended."""
-        return self.page.state is Page.LAST
+        return self.page.state is PageState.LAST
 
     # ---- the reader
 
-    def next_step(self, *, may_read: bool, needs_holds: bool) -> Step:
+    def next_step(self, *, may_read: bool, needs_holds: bool) -> ReaderStep:
         if self.is_ending:
-            return Step.END
+            return ReaderStep.END
         if self.waits_for_page:
-            return Step.WAIT
+            return ReaderStep.WAIT
         if News.ELSEWHERE in self._news:
             self._news.discard(News.ELSEWHERE)
-            return Step.RECONNECT
+            return ReaderStep.RECONNECT
         if not may_read:
-            return Step.WAIT
-        return Step.LOAD if needs_holds else Step.READ
+            return ReaderStep.WAIT
+        return ReaderStep.LOAD if needs_holds else ReaderStep.READ
 
     def on(self, event: Reads) -> None:
         """The reader has come so far."""

@@ -11,7 +11,7 @@ from enum import Enum
 from uuid import UUID
 
 from outbox.core.exactly_once import judgement
-from outbox.core.exactly_once.judgement import Facts, Idle, Rows, State, Verdict
+from outbox.core.exactly_once.judgement import Facts, Idle, Rows, StateRow, Verdict
 from outbox.core.exactly_once.ledger import Entry, LedgerEntryError
 
 
@@ -54,7 +54,7 @@ class Table:
     """What one look has shown."""
 
     identity: UUID
-    state: State
+    state: StateRow
     purged: int
 
 
@@ -70,7 +70,7 @@ class Known:
     """What has been answered so far; None: it was not asked."""
 
     lane: int
-    settling: State | None = None
+    settling: StateRow | None = None
     """The change of the lane count, as the row told it, for which lane 0's owner settles the lane while closed."""
     table: Table | None = None
     last: Last | None = None
@@ -122,12 +122,12 @@ def next_step(known: Known) -> Ask | CloseForgotten | GiveUp | Verdict:
     )
 
 
-def has_ended(change: State, state: State) -> bool:
+def has_ended(change: StateRow, state: StateRow) -> bool:
     """A change that somebody else has ended is not this one's to go on with."""
     return (state.resize_to, state.resize_no) != (change.resize_to, change.resize_no)
 
 
-def was_settled(lane: int, state: State, change: int) -> bool:
+def was_settled(lane: int, state: StateRow, change: int) -> bool:
     """A later change of the lane count than the one with which the lane was taken over has left it without a share, and
     so has fenced and settled it before: what became of its last batch is known, though not to its owner."""
     return state.resize_no > change and isinstance(judgement.waits_for(lane, state), Idle)

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from outbox.core.at_least_once.values import RecordHeld
 from outbox.core.holds.crashes import CAREFUL_MAX
-from outbox.core.holds.hold import NEVER, Hold, HoldEvent, HoldState, Name, Pause, Register
+from outbox.core.holds.hold import NEVER, BookedHold, HoldEvent, HoldState, Name, Pause, Register
 from outbox.core.holds.removals import Removals
 from outbox.core.holds.suspects import Suspects
 from outbox.core.holds.trials import Trials
@@ -108,11 +108,11 @@ class Holds:
                 if hold is not None and row[0] < hold.lowest:
                     hold.lowest = row[0]
 
-    def _blocking(self) -> Iterable[Hold | Pause]:
+    def _blocking(self) -> Iterable[BookedHold | Pause]:
         yield from (hold for hold in self._held.all() if hold.state is not HoldState.TRYING)
         yield from self._paused.values()
 
-    def _hold_of(self, row: Row) -> Hold | Pause | None:
+    def _hold_of(self, row: Row) -> BookedHold | Pause | None:
         name, topic = self.name_of(row), row[1]
         paused = (self._paused.get(name) or self._paused.get(topic)) if self._paused else None
         return paused or self._held.blocking(name, topic)
@@ -220,14 +220,14 @@ class Holds:
         assert not isinstance(shown, str)
         return RecordHeld(row[0], shown, attempts, now + wait_s, error)
 
-    def _head(self, name: Name, before: Hold | None, row: HoldRow, retry_at: float) -> Hold:
+    def _head(self, name: Name, before: BookedHold | None, row: HoldRow, retry_at: float) -> BookedHold:
         """The record at the head was refused, once more or for the first time."""
         lowest: float = row.head
         if before is not None and before.state is not HoldState.TRYING:
             lowest = min(lowest, before.lowest)
         if before is None or before.head != row.head:
             self._held.forget(name)
-            hold = Hold(row, lowest, retry_at)
+            hold = BookedHold(row, lowest, retry_at)
             self._held.place(name, hold)
             return hold
         hold = self._held.on(name, HoldEvent.REFUSED)
@@ -264,7 +264,7 @@ class Holds:
 
     # ---- errands
 
-    def _leave_if_fated(self, name: Name, hold: Hold) -> None:
+    def _leave_if_fated(self, name: Name, hold: BookedHold) -> None:
         """The key of a head that is to leave waits until that is certain: were its later records sent before, a
         successor could still send the head behind them."""
         if hold.fate:
@@ -333,13 +333,13 @@ class Holds:
             return
         if hold is None or hold.head != row.head:
             self._forget(name)
-            hold = Hold(row, row.head, NEVER if row.due_s is None else now + row.due_s)
+            hold = BookedHold(row, row.head, NEVER if row.due_s is None else now + row.due_s)
             self._held.place(name, hold)
         else:  # it may have been read before the last refusal was written
             hold.row = replace(hold.row, id=row.id, history=row.history, head_lane=row.head_lane)
         self._heed(name, hold, row, now)
 
-    def _heed(self, name: Name, hold: Hold, row: HoldRow, now: float) -> None:
+    def _heed(self, name: Name, hold: BookedHold, row: HoldRow, now: float) -> None:
         """What operators want of a record."""
         if row.wanted == RETRY and hold.fate not in ("", REFUSED):  # decided otherwise before it was carried out
             hold.fate = ""

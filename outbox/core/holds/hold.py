@@ -95,7 +95,7 @@ class Pause:
 
 
 @dataclass(slots=True)
-class Hold:
+class BookedHold:
     row: HoldRow
     """What the table shows, or is about to show."""
     lowest: float
@@ -126,16 +126,16 @@ class Register:
     __slots__ = ("_by_name", "_by_state")
 
     def __init__(self) -> None:
-        self._by_name: dict[Name, Hold] = {}
-        self._by_state: dict[HoldState, dict[Name, Hold]] = {state: {} for state in HoldState}
+        self._by_name: dict[Name, BookedHold] = {}
+        self._by_state: dict[HoldState, dict[Name, BookedHold]] = {state: {} for state in HoldState}
 
     def __len__(self) -> int:
         return len(self._by_name)
 
-    def get(self, name: Name) -> Hold | None:
+    def get(self, name: Name) -> BookedHold | None:
         return self._by_name.get(name)
 
-    def blocking(self, *names: Name) -> Hold | None:
+    def blocking(self, *names: Name) -> BookedHold | None:
         """The first hold of these names whose record is not tried."""
         for name in names:
             hold = self._by_name.get(name)
@@ -143,11 +143,11 @@ class Register:
                 return hold
         return None
 
-    def all(self) -> list[Hold]:
+    def all(self) -> list[BookedHold]:
         """For any thread."""
         return list(self._by_name.values())
 
-    def of(self, state: HoldState) -> Mapping[Name, Hold]:
+    def of(self, state: HoldState) -> Mapping[Name, BookedHold]:
         """In the order in which they came to be in it."""
         return self._by_state[state]
 
@@ -159,11 +159,11 @@ class Register:
         """What may not be sent, beside others."""
         return set(also).union(*(self._by_state[state] for state in _BLOCKING))
 
-    def place(self, name: Name, hold: Hold) -> None:
+    def place(self, name: Name, hold: BookedHold) -> None:
         assert name not in self._by_name
         self._by_name[name] = self._by_state[hold.state][name] = hold
 
-    def on(self, name: Name, event: HoldEvent) -> Hold:
+    def on(self, name: Name, event: HoldEvent) -> BookedHold:
         """`event` has happened to what is held under this name."""
         hold = self._by_name[name]
         before, hold.state = hold.state, RECORD.after(hold.state, event)
@@ -175,5 +175,5 @@ class Register:
                 self._by_state[hold.state][name] = hold
         return hold
 
-    def forget(self, name: Name) -> Hold | None:
+    def forget(self, name: Name) -> BookedHold | None:
         return self.on(name, HoldEvent.FORGOTTEN) if name in self._by_name else None

@@ -35,7 +35,7 @@ from outbox.core.holds.values import (
 )
 from outbox.edges.postgres.at_least_once.marks import Scopes
 from outbox.harvest.at_least_once.ports import HoldStatements
-from outbox.harvest.at_least_once.statements import Statements
+from outbox.harvest.at_least_once.statements import StatementRunner
 
 logger = logging.getLogger("outbox.harvest")
 
@@ -58,7 +58,7 @@ class _Scope:
 class HeldMarks:
     """Owned by the lane's thread, which calls everything here."""
 
-    def __init__(self, conf: Conf, lane: int, board: Scoreboard, statements: Statements) -> None:
+    def __init__(self, conf: Conf, lane: int, board: Scoreboard, statements: StatementRunner) -> None:
         self._conf, self._lane, self._board, self._statements = conf, lane, board, statements
         self._table, self._unmarked = statements.database.holds(), statements.database.unmarked_holds()
         self._exists = False

@@ -25,7 +25,7 @@ from outbox.edges.postgres.common.session import Connect
 from outbox.failpoints import failpoint
 from outbox.harvest.at_least_once.holds import HeldMarks
 from outbox.harvest.at_least_once.ports import MarkDatabase, MarkServers
-from outbox.harvest.at_least_once.statements import Statements
+from outbox.harvest.at_least_once.statements import StatementRunner
 from outbox.harvest.lease_keeper import LeaseKeeper, owner_name
 from outbox.harvest.readings import LaneStatistics, Troubles, keys_in_flight
 from outbox.runtime import Queue, Runtime
@@ -109,7 +109,7 @@ class AtLeastOnce:
             values.Send: self._send,
             values.DropProducers: self._drop_producers,
             values.RefreshLeader: lambda effect: host.refresh(lane),
-            values.Superseded: lambda effect: host.step_down(lane),
+            values.ClaimSuperseded: lambda effect: host.step_down(lane),
             values.Finished: lambda effect: None,
             **dict.fromkeys(_EVENTS, self._emit),
         }
@@ -157,7 +157,7 @@ class AtLeastOnce:
     # ---- the loop
 
     def _run(self) -> None:
-        self._statements = Statements(
+        self._statements = StatementRunner(
             self._conf,
             self._lane,
             self._board,

@@ -15,10 +15,10 @@ from uuid import UUID
 from outbox.conf import Conf
 from outbox.core.holds.values import Errands, HoldRow
 from outbox.edges.kafka.at_least_once.idempotent import Client
-from outbox.edges.postgres.at_least_once.marks import Marks, Row, Scopes
+from outbox.edges.postgres.at_least_once.marks import MarkedRow, Marks, Scopes
 from outbox.edges.postgres.common import backends, table
-from outbox.edges.postgres.common.leases import Claim
-from outbox.edges.postgres.common.session import Connect, Connection
+from outbox.edges.postgres.common.leases import TableLease
+from outbox.edges.postgres.common.session import Connect, OwnedConnection
 from outbox.edges.postgres.holds import MARKED, UNMARKED, HoldTable
 from outbox.harvest.exactly_once import ports
 from outbox.harvest.lease_keeper import claim_of
@@ -36,9 +36,9 @@ class MarkStatements(Protocol):
 
     def mark(
         self, connection: Any, leader: UUID, limit: int, exclude: Sequence[tuple[str, str]] = ()
-    ) -> Sequence[Row]: ...
+    ) -> Sequence[MarkedRow]: ...
 
-    def fetch(self, connection: Any, leader: UUID, ids: Sequence[int]) -> Sequence[Row]: ...
+    def fetch(self, connection: Any, leader: UUID, ids: Sequence[int]) -> Sequence[MarkedRow]: ...
 
     def look_up(self, connection: Any, leader: UUID, ids: Sequence[int]) -> list[int]: ...
 
@@ -62,7 +62,7 @@ class HoldStatements(Protocol):
 
 
 class MarkDatabasePort(Protocol):
-    def connect(self) -> Connection: ...
+    def connect(self) -> OwnedConnection: ...
 
     def transaction(self, connection: Any) -> AbstractContextManager[None]:
         """One that has no effect in any other session than the connection's own."""
@@ -75,7 +75,7 @@ class MarkDatabasePort(Protocol):
     def unmarked_holds(self) -> HoldStatements:
         """Which delete no record that `leader` has marked."""
 
-    def claim(self, owner: str) -> ports.Claim: ...
+    def claim(self, owner: str) -> ports.LeasePort: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ class MarkDatabase:
     def __init__(self, conf: Conf, connect: Connect | None = None) -> None:
         self._conf, self._connect = conf, connect or connector(conf)
 
-    def connect(self) -> Connection:
+    def connect(self) -> OwnedConnection:
         return self._connect()
 
     def transaction(self, connection: Any) -> AbstractContextManager[None]:
@@ -117,7 +117,7 @@ class MarkDatabase:
     def unmarked_holds(self) -> HoldTable:
         return HoldTable(self._conf.table, guard=UNMARKED)
 
-    def claim(self, owner: str) -> Claim:
+    def claim(self, owner: str) -> TableLease:
         return claim_of(self._conf, owner)
 
 

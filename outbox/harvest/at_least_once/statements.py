@@ -29,7 +29,7 @@ logger = logging.getLogger("outbox.harvest")
 GRACE_S = 1.0  # for the statement under way when its time is over or the lane ends
 
 
-class Statements:
+class StatementRunner:
     """`post` hands an outcome to the thread that owns the scoreboard; everything else here is called by that thread."""
 
     def __init__(

@@ -7,7 +7,7 @@ from outbox.edges.kafka.exactly_once.ledger_topic import LedgerTopic
 from outbox.edges.kafka.exactly_once.transactional import TransactionalProducer, properties_of
 
 
-class Kafka(LedgerTopic):
+class LaneKafka(LedgerTopic):
     """A `KafkaPort`."""
 
     def __init__(self, conf: Conf) -> None:

@@ -26,11 +26,11 @@ from outbox.core.contract import LaneHost, LeftUntidily
 from outbox.core.exactly_once import judgement
 from outbox.core.exactly_once.blame import (
     Action,
-    Fenced,
     HoldLikely,
     HoldRecord,
     HoldTopic,
     LedgerDenied,
+    LostToOther,
     Outage,
     ProbeNext,
     Search,
@@ -56,7 +56,7 @@ from outbox.exceptions import OutboxError
 from outbox.failpoints import failpoint
 from outbox.harvest.exactly_once import batch_report
 from outbox.harvest.exactly_once.crashes import CrashWatch
-from outbox.harvest.exactly_once.kafka import Kafka
+from outbox.harvest.exactly_once.kafka import LaneKafka
 from outbox.harvest.exactly_once.ports import Servers
 from outbox.harvest.exactly_once.resize import LaneCount
 from outbox.harvest.exactly_once.rounds.database import Database, Source
@@ -465,9 +465,9 @@ class ExactlyOnce:
                     rounds.too_slow(batch)
                 self._troubles.seen("send", reason)
                 return self._backoff(reason)
-            case LedgerDenied(reason) | Fenced(reason):
+            case LedgerDenied(reason) | LostToOther(reason):
                 self._troubles.seen("send", reason)
-                if isinstance(action, Fenced):
+                if isinstance(action, LostToOther):
                     self._host.doubt(self._lane)
                 return self._backoff(reason)
         return 0.0
@@ -553,7 +553,7 @@ class ExactlyOnceFactory:
         connect: Callable[[Conf], Servers] | None = None,
     ) -> None:
         self._runtime, self._owner = runtime, owner or owner_name()
-        self._connect = connect or (lambda conf: Servers(runtime, Database(conf, source, runtime), Kafka(conf)))
+        self._connect = connect or (lambda conf: Servers(runtime, Database(conf, source, runtime), LaneKafka(conf)))
         self._mutex = runtime.lock("lanes of the process")
         self._rounds: Rounds | None = None
         self._unsettled: set[int] = set()

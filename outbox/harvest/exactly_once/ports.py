@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 from uuid import UUID
 
-from outbox.core.exactly_once.judgement import State
+from outbox.core.exactly_once.judgement import StateRow
 from outbox.core.exactly_once.ledger import Entry
 from outbox.core.holds.crashes import Care, Watch
 from outbox.core.holds.values import Errands, HoldRow
 from outbox.edges.kafka.exactly_once.transactional import TransactionalProducer
-from outbox.edges.postgres.common.session import Connection
+from outbox.edges.postgres.common.session import OwnedConnection
 from outbox.edges.postgres.exactly_once.companions import Found
 from outbox.edges.postgres.exactly_once.reader import LeftOut, Page
 from outbox.edges.postgres.exactly_once.sweeper import Below
@@ -24,10 +24,10 @@ from outbox.edges.postgres.exactly_once.sweeper import Found as Missed
 from outbox.runtime import Interrupt, Runtime
 
 
-class Statements(Protocol):
+class StatementsPort(Protocol):
     """On the table and its companions, see `edges.postgres.exactly_once.companions`."""
 
-    def state(self, connection: Any, lanes: int) -> tuple[UUID, State]: ...
+    def state(self, connection: Any, lanes: int) -> tuple[UUID, StateRow]: ...
 
     def refuse_wish(self, connection: Any, lanes: int, note: str) -> None: ...
 
@@ -66,7 +66,7 @@ class Statements(Protocol):
     def require_backend(self, connection: Any, found: str | None = None) -> None: ...
 
 
-class HoldStatements(Protocol):
+class HoldsPort(Protocol):
     """On the tables of holds, dead letters and crashes, see `edges.postgres.holds`."""
 
     def load(self, connection: Any, lanes: int) -> list[HoldRow]: ...
@@ -86,7 +86,7 @@ class HoldStatements(Protocol):
     def leave(self, connection: Any, lane: int, owner: str) -> None: ...
 
 
-class Reader(Protocol):
+class ReaderPort(Protocol):
     """Reads pages, see `edges.postgres.exactly_once.reader`."""
 
     lanes: int
@@ -104,7 +104,7 @@ class Reader(Protocol):
     ) -> Page: ...
 
 
-class Sweeper(Protocol):
+class SweeperPort(Protocol):
     """Looks at blocks of the table, see `edges.postgres.exactly_once.sweeper`."""
 
     lanes: int
@@ -114,7 +114,7 @@ class Sweeper(Protocol):
     def look(self, connection: Any, first_block: int, blocks: int, below: Below) -> tuple[list[Missed], int]: ...
 
 
-class Claim(Protocol):
+class LeasePort(Protocol):
     """Of this process on the table, see `edges.postgres.common.leases`."""
 
     def take(self, connection: Any, *, lanes: int, owned: Mapping[int, UUID]) -> bool: ...
@@ -125,24 +125,24 @@ class Claim(Protocol):
 class DatabasePort(Protocol):
     identity: UUID | None
     """Of the database, once a connection has been opened; and so `state` and `sequence`."""
-    state: State
+    state: StateRow
     sequence: str
     owner: str
     """Set by the rounds, for connections to show."""
 
     @property
-    def statements(self) -> Statements: ...
+    def statements(self) -> StatementsPort: ...
 
     @property
-    def holds(self) -> HoldStatements: ...
+    def holds(self) -> HoldsPort: ...
 
-    def connect(self, name: str) -> Connection: ...
+    def connect(self, name: str) -> OwnedConnection: ...
 
-    def reader(self, lanes: int) -> Reader: ...
+    def reader(self, lanes: int) -> ReaderPort: ...
 
-    def sweeper(self, lanes: int) -> Sweeper: ...
+    def sweeper(self, lanes: int) -> SweeperPort: ...
 
-    def claim(self, owner: str) -> Claim: ...
+    def claim(self, owner: str) -> LeasePort: ...
 
     def listen(self, connection: Any) -> None:
         """From now on notifications of new records arrive at this connection."""

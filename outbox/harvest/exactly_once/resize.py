@@ -24,14 +24,14 @@ from uuid import UUID, uuid4
 from outbox.conf import Conf
 from outbox.core.exactly_once import judgement, resize
 from outbox.core.exactly_once import ledger as entries
-from outbox.core.exactly_once.judgement import AskElection, Closed, State, Stop
+from outbox.core.exactly_once.judgement import AskElection, Closed, StateRow, Stop
 from outbox.core.exactly_once.ledger import Entry
 from outbox.core.exactly_once.resize import Act, GoodPartitions
 from outbox.core.exactly_once.takeover import Unreadable, has_ended, unreadable
 from outbox.edges.kafka.exactly_once.ledger_topic import LedgerMissing, LedgerOpen, LedgerRefused
 from outbox.failpoints import failpoint
 from outbox.harvest.exactly_once.ports import Servers
-from outbox.harvest.exactly_once.rounds.database import Purges
+from outbox.harvest.exactly_once.rounds.database import PurgeSession
 from outbox.harvest.exactly_once.takeover import (
     Owned,
     Takeover,
@@ -53,7 +53,7 @@ NotFollowed = AskElection | Stop | Unreadable
 class LaneCount:
     """The count of one table's lanes, as the owner of lane 0 sees and changes it."""
 
-    def __init__(self, conf: Conf, servers: Servers, purges: Purges) -> None:
+    def __init__(self, conf: Conf, servers: Servers, purges: PurgeSession) -> None:
         self._conf, self._servers, self._purges = conf, servers, purges
         self._runtime, self._database, self._kafka = servers.runtime, servers.database, servers.kafka
         self._grown_to = 0
@@ -78,7 +78,7 @@ class LaneCount:
         failpoint("lanes-closed")
         return self._settle_and_open(state, may_go_on)
 
-    def _remembering_state(self, may_go_on: Callable[[], bool]) -> State:
+    def _remembering_state(self, may_go_on: Callable[[], bool]) -> StateRow:
         """The state, closed for a settling of all lanes if the ledger knows of a change that it does not."""
         identity, state = self._identity_and_state(may_go_on)
         try:
@@ -101,11 +101,11 @@ class LaneCount:
             partitions_added()
         self._grown_to = partitions
 
-    def _state(self, may_go_on: Callable[[], bool]) -> State:
+    def _state(self, may_go_on: Callable[[], bool]) -> StateRow:
         return self._identity_and_state(may_go_on)[1]
 
-    def _identity_and_state(self, may_go_on: Callable[[], bool]) -> tuple[UUID, State]:
-        found: tuple[UUID, State] = self._ask(
+    def _identity_and_state(self, may_go_on: Callable[[], bool]) -> tuple[UUID, StateRow]:
+        found: tuple[UUID, StateRow] = self._ask(
             lambda statements, c: statements.state(c, self._conf.election.lanes), may_go_on
         )
         return found
@@ -114,7 +114,7 @@ class LaneCount:
         return self._purges.ask(lambda connection: question(self._database.statements, connection), may_go_on)
 
     def _begin(
-        self, state: State, act: Act, may_go_on: Callable[[], bool], partitions_added: Callable[[], None]
+        self, state: StateRow, act: Act, may_go_on: Callable[[], bool], partitions_added: Callable[[], None]
     ) -> bool:
         """Nothing is closed before everything is there that the new lanes need."""
         wanted, count = state.wanted, state.lane_count
@@ -136,7 +136,7 @@ class LaneCount:
             logger.info("lanes_closed lanes=%d wanted=%d", count, wanted)
         return bool(closed)
 
-    def _settle_and_open(self, state: State, may_go_on: Callable[[], bool]) -> NotFollowed | None:
+    def _settle_and_open(self, state: StateRow, may_go_on: Callable[[], bool]) -> NotFollowed | None:
         begun, opening = self._runtime.monotonic(), resize.as_wanted(state)
         settled: dict[int, int] = {}
         for lane in self._lanes_to_settle(state):
@@ -166,10 +166,10 @@ class LaneCount:
             logger.error("lanes_not_changed lanes=%d wanted=%s reason=%r", opening.lanes, state.resize_to, opening.note)
         return None if opened else AskElection()
 
-    def _lanes_to_settle(self, state: State) -> Iterable[int]:
+    def _lanes_to_settle(self, state: StateRow) -> Iterable[int]:
         return resize.lanes_to_settle(state, self._kafka.partitions() if resize.is_repair(state) else 0)
 
-    def _may_have_been_open(self, state: State) -> bool:
+    def _may_have_been_open(self, state: StateRow) -> bool:
         if resize.is_repair(state):
             return resize.may_have_been_open(state, None)
         identity, marked = self._database.identity, None
@@ -180,7 +180,7 @@ class LaneCount:
             pass
         return resize.may_have_been_open(state, marked)
 
-    def _settle(self, lane: int, state: State, may_go_on: Callable[[], bool]) -> int | Stop | Unreadable | None:
+    def _settle(self, lane: int, state: StateRow, may_go_on: Callable[[], bool]) -> int | Stop | Unreadable | None:
         """Fence the lane's owners and purge what they have committed: up to which batch that is done, or why an
         operator must decide first; None when it may not go on or somebody else has ended the change."""
         takeover = Takeover(self._conf, lane, self._servers, self._purges, settling=state)
@@ -198,7 +198,7 @@ class LaneCount:
             self._runtime.sleep(_AGAIN_S)  # a purge was under way
         return None
 
-    def _mark(self, owned: Owned, state: State) -> bool:
+    def _mark(self, owned: Owned, state: StateRow) -> bool:
         """Lane 0's last entry once more, with the number of the change; False when that is not certain."""
         from confluent_kafka import KafkaException
 
@@ -221,7 +221,7 @@ class IdleLanes:
     """The ledger's partitions at or above the count, compared with the table by the first takeover after each connect:
     a restore from before a change of the count shows there only."""
 
-    def __init__(self, servers: Servers, purges: Purges) -> None:
+    def __init__(self, servers: Servers, purges: PurgeSession) -> None:
         self._runtime, self._database, self._kafka = servers.runtime, servers.database, servers.kafka
         self._purges = purges
         self._good = GoodPartitions()

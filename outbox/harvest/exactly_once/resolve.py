@@ -16,7 +16,7 @@ from uuid import UUID, uuid4
 
 from outbox.conf import Conf
 from outbox.core.exactly_once import judgement, ledger
-from outbox.core.exactly_once.judgement import AskElection, Facts, State, Stop, Why, change_of
+from outbox.core.exactly_once.judgement import AskElection, Facts, StateRow, Stop, Why, change_of
 from outbox.core.exactly_once.ledger import Entry, LedgerEntryError, UnknownEntryVersion
 from outbox.core.exactly_once.resolution import (
     UNREADABLE,
@@ -51,7 +51,7 @@ class NotResolved(OutboxError):
 @dataclass(frozen=True, slots=True)
 class _Sides:
     identity: UUID
-    state: State
+    state: StateRow
     purged: int
 
 
@@ -98,7 +98,7 @@ class Resolver:
         purged: dict[int, int] = self._ask(lambda statements, c: statements.purged_of_all(c))
         return _Sides(identity, state, purged.get(lane, 0))
 
-    def _refuse_unknown(self, lane: int, state: State) -> None:
+    def _refuse_unknown(self, lane: int, state: StateRow) -> None:
         known = max(state.lane_count, self._history.partitions())
         if not 0 <= lane < known:
             raise NotResolved(f"There is no lane {lane}: lanes and their ledger partitions are 0 to {known - 1}.")

@@ -22,7 +22,7 @@ from outbox.core.exactly_once.judgement import (
     MoveOnly,
     NothingToDo,
     PurgeEntry,
-    State,
+    StateRow,
     Stop,
 )
 from outbox.core.exactly_once.ledger import Entry, LedgerEntryError
@@ -42,8 +42,8 @@ from outbox.edges.kafka.exactly_once.transactional import TransactionalProducer,
 from outbox.edges.postgres.common import backends
 from outbox.failpoints import failpoint
 from outbox.harvest.exactly_once.ports import KafkaPort, Servers
-from outbox.harvest.exactly_once.rounds.database import Purges, settle_purge
-from outbox.harvest.exactly_once.values import Purge
+from outbox.harvest.exactly_once.rounds.database import PurgeSession, settle_purge
+from outbox.harvest.exactly_once.values import BatchPurge
 
 logger = logging.getLogger("outbox.harvest")
 
@@ -55,7 +55,7 @@ class Owned:
     producer: TransactionalProducer
     batch: int
     identity: UUID
-    state: State
+    state: StateRow
     entry: Entry | None = None
     server: str = ""
     """The server that has shown the state, see `backends.server_of`."""
@@ -79,7 +79,7 @@ def newest_change(ledger: KafkaPort, identity: UUID, give_up_at: float, *, waits
 
 
 def newest_change_of_any(
-    ledger: KafkaPort, identity: UUID, give_up_at: float, conf: Conf, state: State, *, waits: bool = True
+    ledger: KafkaPort, identity: UUID, give_up_at: float, conf: Conf, state: StateRow, *, waits: bool = True
 ) -> int:
     """The same; a ledger that the brokers say is not there is made anew. Empty, it knows of no change."""
     try:
@@ -89,7 +89,9 @@ def newest_change_of_any(
         return newest_change(ledger, identity, give_up_at, waits=waits)
 
 
-def close_forgotten(servers: Servers, purges: Purges, state: State, newest: int, may_go_on: Callable[[], bool]) -> None:
+def close_forgotten(
+    servers: Servers, purges: PurgeSession, state: StateRow, newest: int, may_go_on: Callable[[], bool]
+) -> None:
     """The row, as it was read, knows nothing of change `newest`: the lanes are closed until the owner of lane 0 has
     settled all of them."""
     logger.warning(
@@ -111,9 +113,9 @@ class Takeover:
         conf: Conf,
         lane: int,
         servers: Servers,
-        purges: Purges,
+        purges: PurgeSession,
         *,
-        settling: State | None = None,
+        settling: StateRow | None = None,
     ) -> None:
         """`settling`: the change of the lane count, as the row told it, for which the lane is settled while closed."""
         self._conf, self._lane, self._settling = conf, lane, settling
@@ -213,7 +215,7 @@ class Takeover:
 
     def _settle(self, judged: PurgeEntry | MoveOnly, may_go_on: Callable[[], bool]) -> Stop | None:
         """Looks the rows up again and purges them only if the table still has the file in which they were found."""
-        purge = Purge(judged.entry, 0)
+        purge = BatchPurge(judged.entry, 0)
         stop: Stop | None = self._purges.ask(
             lambda connection: settle_purge(self._database.statements, connection, purge), may_go_on
         )

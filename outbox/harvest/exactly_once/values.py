@@ -42,7 +42,7 @@ class Awaited:
 
 
 @dataclass(frozen=True, slots=True)
-class Purge:
+class BatchPurge:
     """One committed batch whose rows are to be deleted."""
 
     entry: Entry
@@ -57,12 +57,12 @@ class Ticket(Awaited):
     """The purge of one round: it is settled when every batch of it is purged or stopped, or with an error when it is
     given up because the lanes of the process have ended."""
 
-    def __init__(self, purges: Sequence[Purge], runtime: Runtime) -> None:
+    def __init__(self, purges: Sequence[BatchPurge], runtime: Runtime) -> None:
         super().__init__(runtime)
         self.purges = tuple(purges)
         self.submitted_at = runtime.monotonic()
         self.stops: dict[int, Stop] = {}
-        self.done: list[Purge] = []
+        self.done: list[BatchPurge] = []
         """Those whose errands are done."""
         self.flushed_since: float | None = None
         """Everything that the server showed since then, and before the purge was sent, is on its disk: the purge

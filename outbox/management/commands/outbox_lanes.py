@@ -17,7 +17,7 @@ import psycopg
 from django.core.management.base import BaseCommand, CommandError
 
 from outbox import conf as settings
-from outbox.core.exactly_once.judgement import State
+from outbox.core.exactly_once.judgement import StateRow
 from outbox.edges.postgres.common import table
 from outbox.edges.postgres.exactly_once import companions
 from outbox.edges.postgres.exactly_once.companions import Companions
@@ -45,7 +45,7 @@ class Owner:
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    state: State
+    state: StateRow
     note: str
     owners: list[Owner]
 
@@ -159,7 +159,7 @@ class _Row:
         self._connection.close()
 
 
-def _pending(state: State) -> str:
+def _pending(state: StateRow) -> str:
     if state.resize_to is not None:
         return f" (closed: a change to {state.resize_to} is under way)"
     return f" (a change to {state.wanted} is wished)" if state.wanted is not None else ""

@@ -13,7 +13,7 @@ from psycopg.conninfo import make_conninfo
 
 from outbox.conf import EXACTLY_ONCE, Conf
 from outbox.edges.postgres.at_least_once.marks import COLUMNS, WrongTable
-from outbox.edges.postgres.common.leases import Claim, settled_after
+from outbox.edges.postgres.common.leases import TableLease, settled_after
 from outbox.edges.postgres.common.table import connect_session, parameters
 from outbox.edges.postgres.counts import overview
 from outbox.edges.postgres.preflight import keepers, numbering
@@ -82,7 +82,9 @@ def look(conf: Conf, owner: str) -> UUID | None:
         numbering.check(connection, conf.table, exactly_once=False)
         settled_s = settled_after(conf.exactly_once.transaction_timeout_s)
         keep = conf.harvest.keep_empty_key  # for the holds; the query itself divides records into no lanes
-        claim = Claim(conf.table, WAY, owner, conf.election.session_timeout_s, keep_empty_key=keep, settled_s=settled_s)
+        claim = TableLease(
+            conf.table, WAY, owner, conf.election.session_timeout_s, keep_empty_key=keep, settled_s=settled_s
+        )
         if engine.way(connection, conf.table) != WAY:
             claim.take(connection, lanes=conf.election.lanes, quietly=True)
         return claim.database(connection)

@@ -52,7 +52,7 @@ class EngineFailed(OutboxError):
 
 
 @dataclass(frozen=True, slots=True)
-class Statistics:
+class EngineStatistics:
     """What is known of the lane at one moment."""
 
     phase: str
@@ -75,11 +75,11 @@ class Engine:
     def __init__(self, job: Callable[[], Job]) -> None:
         """`job` is asked when a leadership begins."""
         self._job = job
-        self._worker: Worker | None = None
+        self._worker: EngineWorker | None = None
 
-    def __call__(self, conf: Any, lane: int, leader_id: UUID, epoch: int, host: LaneHost) -> Worker:
+    def __call__(self, conf: Any, lane: int, leader_id: UUID, epoch: int, host: LaneHost) -> EngineWorker:
         meter = Meter(lane, conf.metrics.metrics_interval_s, time.monotonic())
-        self._worker = Worker(self.command, self._job, lane, leader_id, host, meter)
+        self._worker = EngineWorker(self.command, self._job, lane, leader_id, host, meter)
         return self._worker
 
     def drain(self) -> None:
@@ -88,7 +88,7 @@ class Engine:
             self._worker.drain()
 
 
-class Worker:
+class EngineWorker:
     """One leadership. The thread follows the process; everything else only sets flags and sends signals."""
 
     def __init__(
@@ -110,7 +110,7 @@ class Worker:
         self._failed: tuple[str, str] | None = None
         self._failures = 0
         self._holds_shown = ""
-        self._statistics = Statistics("starting")
+        self._statistics = EngineStatistics("starting")
         self._thread = threading.Thread(target=self._run, name=f"outbox-spark-{lane}", daemon=True)
 
     # ---- what the harvester asks
@@ -146,7 +146,7 @@ class Worker:
             self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
-    def statistics(self) -> Statistics:
+    def statistics(self) -> EngineStatistics:
         return self._statistics
 
     # ---- the thread

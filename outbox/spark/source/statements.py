@@ -27,7 +27,7 @@ from psycopg.conninfo import conninfo_to_dict
 
 from outbox.edges.postgres.at_least_once.marks import WrongTable
 from outbox.edges.postgres.common import sizes
-from outbox.edges.postgres.common.leases import Claim, settled_after
+from outbox.edges.postgres.common.leases import TableLease, settled_after
 from outbox.edges.postgres.common.session import BoundedConnection
 from outbox.edges.postgres.common.table import connect_bounded, connect_session, identifier
 from outbox.edges.postgres.common.timestamps import KNOWN
@@ -169,7 +169,7 @@ class Stream:
         for note in (*notes, *numbering.check(connection, self.table, exactly_once=False)):
             logger.warning("table_warning table=%s reason=%r", self.table, note)
         with connection.transaction():
-            Claim(self.table, WAY, owner, _PATIENCE_S, settled_s=settled_after(_TRANSACTION_S)).take(connection)
+            TableLease(self.table, WAY, owner, _PATIENCE_S, settled_s=settled_after(_TRANSACTION_S)).take(connection)
             connection.execute(self._build("/* claim */ INSERT INTO {spark} DEFAULT VALUES ON CONFLICT DO NOTHING"))
             connection.execute(self._build("/* claim */ UPDATE {spark} SET owner = %s, paused = false"), [owner])
             connection.execute(

@@ -12,6 +12,7 @@ import pytest
 from outbox.core.at_least_once.scoreboard import Phase, Scoreboard
 from outbox.core.at_least_once.values import (
     Claim,
+    ClaimSuperseded,
     DeadlineExceeded,
     DropProducers,
     Fetch,
@@ -25,7 +26,6 @@ from outbox.core.at_least_once.values import (
     RemarkRequested,
     Reset,
     Send,
-    Superseded,
     Sweep,
 )
 
@@ -105,7 +105,7 @@ def test_refused_claim_is_told() -> None:
     board = Scoreboard(ME, 7, LIMITS, 0.0)
     board.tick(0.0)
     board.claim_refused(1, 0.0)
-    assert board.tick(0.1) == [Superseded(ME)]
+    assert board.tick(0.1) == [ClaimSuperseded(ME)]
 
 
 def test_without_trust_nothing_begins() -> None:

@@ -67,7 +67,7 @@ RAISED = {
     **{(kind, probing, count): [PROBE, *outage(ONE_OF[kind])]
        for kind in (Kind.UNFORESEEN, Kind.BYSTANDER, Kind.PRODUCER, Kind.GROUP, Kind.FOREIGN)
        for probing in Probing for count in (0, 1, 3)},
-    **{(Kind.FENCE, probing, count): [b.Fenced("_FENCED: no")] for probing in Probing for count in (0, 1, 3)},
+    **{(Kind.FENCE, probing, count): [b.LostToOther("_FENCED: no")] for probing in Probing for count in (0, 1, 3)},
     **{(kind, probing, count): actions
        for kind in (Kind.RECORD, Kind.BATCH) for probing in Probing
        for count, actions in ((0, searched(ONE_OF[kind], ())), (1, held(ONE_OF[kind])), (3, searched(ONE_OF[kind])))},
@@ -204,7 +204,7 @@ def test_every_error_of_every_attempt_has_an_answer():
             assert isinstance(actions[-1], b.Last)
             assert not any(isinstance(action, b.Last) for action in actions[:-1])
             if not faults.is_refusal(name):
-                assert all(isinstance(action, b.ProbeNext | b.Outage | b.Fenced) for action in actions)
+                assert all(isinstance(action, b.ProbeNext | b.Outage | b.LostToOther) for action in actions)
 
 
 def test_no_action_is_without_a_case():

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import pytest
 
 from outbox.core.exactly_once.flights import STAND, Flights, Stand, Standing, Told, has_flushed, may_flush
-from outbox.core.exactly_once.judgement import AskElection, GoOn, State, Stop
+from outbox.core.exactly_once.judgement import AskElection, GoOn, StateRow, Stop
 from outbox.core.region import UnexpectedEvent
 
 
@@ -213,13 +213,13 @@ def test_a_share_is_given_up_when_its_lane_ends():
 @pytest.mark.parametrize(
     ("number", "state", "is_outdated"),
     [
-        (1, State(3, resize_no=2), False),
-        (1, State(4, resize_no=2), True),
-        (1, State(3, resize_no=3), True),
-        (1, State(3, resize_no=1), True),
-        (1, State(3, resize_no=2, resize_to=4), True),
-        (1, State(3, resize_no=2, wanted=4), False),
-        (0, State(3, resize_no=2, wanted=4), True),
+        (1, StateRow(3, resize_no=2), False),
+        (1, StateRow(4, resize_no=2), True),
+        (1, StateRow(3, resize_no=3), True),
+        (1, StateRow(3, resize_no=1), True),
+        (1, StateRow(3, resize_no=2, resize_to=4), True),
+        (1, StateRow(3, resize_no=2, wanted=4), False),
+        (0, StateRow(3, resize_no=2, wanted=4), True),
     ],
 )
 def test_a_lane_is_taken_over_anew_when_the_count_changes(number, state, is_outdated):

@@ -246,7 +246,7 @@ def test_the_bytes_of_a_record_are_pinned(row: Row, expected: bytes) -> None:
 
 # Verdicts
 
-OPEN = v.State(lane_count=1)
+OPEN = v.StateRow(lane_count=1)
 
 
 def facts(purged: int, found: Entry | None, again: int | None = None, rows: v.Rows | None = None) -> v.Facts:
@@ -264,11 +264,11 @@ def facts(purged: int, found: Entry | None, again: int | None = None, rows: v.Ro
         (facts(4, entry(6), again=5), v.AskElection()),
         (facts(4, None, again=5), v.AskElection()),
         (facts(4, entry(4, database=ELSEWHERE), again=5), v.AskElection()),
-        (replace(facts(4, entry(4)), state=v.State(1, resize_to=3)), v.Closed(3)),
-        (replace(facts(4, entry(4)), state=v.State(1, resize_to=3), settling=True), v.NothingToDo(4)),
+        (replace(facts(4, entry(4)), state=v.StateRow(1, resize_to=3)), v.Closed(3)),
+        (replace(facts(4, entry(4)), state=v.StateRow(1, resize_to=3), settling=True), v.NothingToDo(4)),
         (replace(facts(4, entry(4)), newest_change=1), v.Closed(1)),
         (replace(facts(4, entry(4)), newest_change=1, settling=True), v.NothingToDo(4)),
-        (replace(facts(4, entry(4)), newest_change=1, state=v.State(1, resize_no=1)), v.NothingToDo(4)),
+        (replace(facts(4, entry(4)), newest_change=1, state=v.StateRow(1, resize_no=1)), v.NothingToDo(4)),
         (replace(facts(0, None), lane=1), v.Idle(1)),
         (replace(facts(0, None), lane=1, settling=True), v.NothingToDo(0)),
     ],
@@ -317,7 +317,7 @@ def test_the_number_of_a_change_counts_only_in_its_own_database() -> None:
 def test_the_verdict_is_total_and_acts_only_one_batch_ahead() -> None:
     numbers = range(5)
     ledger = [None, *(entry(n, lane, db) for n in (1, 2, 3, 4) for lane in (0, 1) for db in (HERE, ELSEWHERE))]
-    states = [v.State(1), v.State(1, resize_to=2)]
+    states = [v.StateRow(1), v.StateRow(1, resize_to=2)]
     for m, found, again, rows_found, state, settling, lane in itertools.product(
         numbers, ledger, numbers, [None, *v.Rows], states, [False, True], [0, 1]
     ):

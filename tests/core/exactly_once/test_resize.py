@@ -81,7 +81,7 @@ class Model:
             yield owner._replace(phase="read", epoch=after.epochs[owner.lane]), after
 
     def owner_read(self, world: World, owner: Owner) -> Iterator[tuple[Owner, World]]:
-        state = v.State(world.total, world.closed_for or None)
+        state = v.StateRow(world.total, world.closed_for or None)
         found = v.takeover(v.Facts(owner.lane, HERE, state, 0, None, 0))
         if isinstance(found, v.Closed | v.Idle):
             if owner.phase != "init":

@@ -23,9 +23,9 @@ from outbox.core.exactly_once.resize import (
 )
 
 HERE = UUID(int=1)
-OPEN = v.State(3, resize_no=1)
-CHANGING = v.State(3, resize_to=5, resize_no=2)
-REPAIR = v.State(3, resize_to=3, resize_no=2)
+OPEN = v.StateRow(3, resize_no=1)
+CHANGING = v.StateRow(3, resize_to=5, resize_no=2)
+REPAIR = v.StateRow(3, resize_to=3, resize_no=2)
 
 
 def entry(batch=4, lane=5, change=1):

@@ -8,14 +8,14 @@ from outbox.core.exactly_once.round import (
     PURGING,
     READER,
     News,
-    Page,
+    PageState,
     Purges,
     Purging,
-    Reader,
+    ReaderState,
+    ReaderStep,
     Reads,
     Round,
     Sends,
-    Step,
 )
 from outbox.core.region import UnexpectedEvent
 
@@ -32,9 +32,9 @@ def test_every_state_is_reached(table):
             PAGE,
             Sends,  # HANDED_OVER_FULL, HANDED_OVER_LAST, ENDED; None: cannot happen
             {
-                Page.NONE: [Page.MORE, Page.LAST, None],
-                Page.MORE: [None, None, Page.NONE],
-                Page.LAST: [None, None, Page.NONE],
+                PageState.NONE: [PageState.MORE, PageState.LAST, None],
+                PageState.MORE: [None, None, PageState.NONE],
+                PageState.LAST: [None, None, PageState.NONE],
             },
         ),
         (
@@ -72,26 +72,26 @@ def test_small_regions_follow_their_tables(table, events, expected):
 @pytest.mark.parametrize(
     ("state", "after"),
     [
-        (Reader.WAITING, {"WAITS": "WAITING", "LOADS": "LOADING", "READS": "READING"}),
-        (Reader.LOADING, {"SLOW": "LOADING", "LOADED": "WAITING", "FAILED": "PAUSING"}),
-        (Reader.READING, {"SLOW": "READING", "RETURNED": "DEALING", "FAILED": "PAUSING"}),
-        (Reader.DEALING, {"RESTS": "PAUSING", "DEALT": "WAITING", "FLUSHES": "FLUSHING"}),
-        (Reader.FLUSHING, {"SLOW": "FLUSHING", "FLUSHED": "WAITING", "FAILED": "PAUSING"}),
-        (Reader.PAUSING, {"GOES_ON": "WAITING"}),
+        (ReaderState.WAITING, {"WAITS": "WAITING", "LOADS": "LOADING", "READS": "READING"}),
+        (ReaderState.LOADING, {"SLOW": "LOADING", "LOADED": "WAITING", "FAILED": "PAUSING"}),
+        (ReaderState.READING, {"SLOW": "READING", "RETURNED": "DEALING", "FAILED": "PAUSING"}),
+        (ReaderState.DEALING, {"RESTS": "PAUSING", "DEALT": "WAITING", "FLUSHES": "FLUSHING"}),
+        (ReaderState.FLUSHING, {"SLOW": "FLUSHING", "FLUSHED": "WAITING", "FAILED": "PAUSING"}),
+        (ReaderState.PAUSING, {"GOES_ON": "WAITING"}),
     ],
 )
 def test_the_reader_follows_its_table_and_may_be_ended_anywhere(state, after):
     found = {event.name: READER.after(state, event).name for event in Reads if READER.expects(state, event)}
     assert found == {**after, "ENDS": "ENDING"}
-    assert {READER.after(Reader.ENDING, event) for event in Reads if event not in (Reads.ENDS, Reads.ENDED)} == {
-        Reader.ENDING
+    assert {READER.after(ReaderState.ENDING, event) for event in Reads if event not in (Reads.ENDS, Reads.ENDED)} == {
+        ReaderState.ENDING
     }
 
 
 def test_a_full_page_is_sent_while_the_next_is_read_and_purged_as_soon_as_it_has_ended():
     made: Round[str] = Round()
     made.handed_over(2, is_full=True)
-    assert made.next_step(may_read=True, needs_holds=False) is Step.READ
+    assert made.next_step(may_read=True, needs_holds=False) is ReaderStep.READ
     made.on(Reads.READS)
     made.committed("a")
     made.share_ended()
@@ -99,14 +99,14 @@ def test_a_full_page_is_sent_while_the_next_is_read_and_purged_as_soon_as_it_has
     made.committed("b")
     made.share_ended()
     assert (made.due(), made.is_page_sent) == (["a", "b"], True)
-    assert made.reader.state is Reader.READING, "the purge waits for no read"
+    assert made.reader.state is ReaderState.READING, "the purge waits for no read"
     made.on(Reads.RETURNED)
     made.handed_over(1, is_full=True)
     made.on(Reads.DEALT)
     made.on(Reads.READS)
     assert [made.reader.state, made.page.state, made.purging.state] == [
-        Reader.READING,
-        Page.MORE,
+        ReaderState.READING,
+        PageState.MORE,
         Purging.UNDER_WAY,
     ]
 
@@ -115,11 +115,11 @@ def test_a_full_page_is_sent_while_the_next_is_read_and_purged_as_soon_as_it_has
 def test_the_purge_of_a_last_page_is_held_back_for_the_next_read_and_nothing_longer(event):
     made: Round[str] = Round()
     made.handed_over(1, is_full=False)
-    assert made.next_step(may_read=True, needs_holds=False) is Step.WAIT
+    assert made.next_step(may_read=True, needs_holds=False) is ReaderStep.WAIT
     made.committed("a")
     made.share_ended()
     assert made.due() == ()
-    assert made.next_step(may_read=True, needs_holds=False) is Step.READ
+    assert made.next_step(may_read=True, needs_holds=False) is ReaderStep.READ
     if event in ("RETURNED", "FAILED", "SLOW"):
         made.on(Reads.READS)
         assert made.due() == ()
@@ -142,19 +142,19 @@ def test_a_page_of_which_nothing_was_committed_has_no_purge():
 @pytest.mark.parametrize(
     ("given", "step"),
     [
-        ({"may_read": False, "needs_holds": True}, Step.WAIT),
-        ({"may_read": True, "needs_holds": True}, Step.LOAD),
-        ({"may_read": True, "needs_holds": False}, Step.READ),
+        ({"may_read": False, "needs_holds": True}, ReaderStep.WAIT),
+        ({"may_read": True, "needs_holds": True}, ReaderStep.LOAD),
+        ({"may_read": True, "needs_holds": False}, ReaderStep.READ),
     ],
 )
 def test_nothing_is_read_for_no_lane_or_before_its_holds_are_known(given, step):
     made: Round[str] = Round()
     assert made.next_step(**given) is step
     made.tell(News.ELSEWHERE)
-    assert made.next_step(**given) is Step.RECONNECT
+    assert made.next_step(**given) is ReaderStep.RECONNECT
     assert made.next_step(**given) is step
     made.on(Reads.ENDS)
-    assert made.next_step(**given) is Step.END
+    assert made.next_step(**given) is ReaderStep.END
 
 
 def test_what_is_told_during_a_read_is_for_the_next_one():

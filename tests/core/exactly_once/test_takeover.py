@@ -96,7 +96,7 @@ def entry_of(sent: Sent) -> Entry | None:
 
 @cache
 def judge(purged: int, sent: Sent, again: int, rows: v.Rows | None = None) -> v.Verdict:
-    return v.takeover(v.Facts(0, HERE, v.State(1), purged, entry_of(sent), again, rows))
+    return v.takeover(v.Facts(0, HERE, v.StateRow(1), purged, entry_of(sent), again, rows))
 
 
 def same_ids(rows: int) -> int:

@@ -22,8 +22,8 @@ from outbox.core.exactly_once.takeover import (
 )
 
 HERE = UUID(int=1)
-OPEN = v.State(3, resize_no=2)
-CLOSING = v.State(3, resize_to=5, resize_no=3)
+OPEN = v.StateRow(3, resize_no=2)
+CLOSING = v.StateRow(3, resize_to=5, resize_no=3)
 NOON = datetime(2026, 1, 1, tzinfo=UTC)
 
 
@@ -109,7 +109,7 @@ def test_the_questions_of_a_takeover(name):
 
 def test_every_takeover_ends_and_is_judged_by_both_looks_at_m():
     """After whatever answers: each question is asked once at most, and m is read before and after the ledger."""
-    states = [v.State(count, to, None, no) for count, to, no in product((1, 2), (None, 2), (1, 2))]
+    states = [v.StateRow(count, to, None, no) for count, to, no in product((1, 2), (None, 2), (1, 2))]
     entries = [None, *(entry(batch, lane, change) for batch, lane, change in product((3, 4, 5), (0, 1), (1, 2, 3)))]
     for lane, state, settling, last, marked, again in product(
         (0, 1), states, (None, CLOSING, states[-1]), entries, (0, 2, 3), (4, 5)

@@ -4,7 +4,7 @@ from itertools import product
 
 import pytest
 
-from outbox.core.holds.hold import RECORD, Hold, HoldEvent, HoldState, Register
+from outbox.core.holds.hold import RECORD, BookedHold, HoldEvent, HoldState, Register
 from outbox.core.holds.removals import PAUSE, Promise, Said
 from outbox.core.holds.values import rejected
 from outbox.core.region import UnexpectedEvent
@@ -65,7 +65,7 @@ def test_the_table_has_these_transitions_and_refuses_all_others(table, states, e
 def register_of(*names):
     register = Register()
     for number, name in enumerate(names, 1):
-        register.place(name, Hold(rejected(number, "t", "k", 1, "", 1.0), number, 1.0))
+        register.place(name, BookedHold(rejected(number, "t", "k", 1, "", 1.0), number, 1.0))
     return register
 
 

@@ -6,14 +6,14 @@ from contextlib import contextmanager
 import pytest
 
 from outbox.edges.kafka.at_least_once.idempotent import Producers
-from outbox.edges.postgres.at_least_once.marks import Row
+from outbox.edges.postgres.at_least_once.marks import MarkedRow
 from tests.harvest.hosts import wait_until
 from tests.support.proxy import Proxy
 from tests.support.topics import create_topic, read_topic
 
 
 def row(number, topic, key="k", value=b"v", names=None, values=None):
-    return Row(number, topic, key, value, names, values, b"")
+    return MarkedRow(number, topic, key, value, names, values, b"")
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from outbox.edges.postgres.exactly_once import companions
 from outbox.edges.postgres.exactly_once.companions import Companions
 from outbox.edges.postgres.exactly_once.reader import Reader
 from outbox.harvest.exactly_once.rounds.database import settle_purge
-from outbox.harvest.exactly_once.values import Purge
+from outbox.harvest.exactly_once.values import BatchPurge
 from tests.harvest.exactly_once.bench import create_tables
 from tests.support.databases import fresh_database
 from tests.support.pooler import Pooler
@@ -136,7 +136,7 @@ def test_another_backend_purges_nothing(url, pooler, unseen, compared):
             assert statements.purge(connection, 0, 1, ids, filenode, compared=compared) == 0
             assert statements.purge_counted(connection, 0, 1, ids, filenode) == (False, 0)
             with pytest.raises(OtherBackend):
-                settle_purge(statements, connection, Purge(None, filenode))
+                settle_purge(statements, connection, BatchPurge(None, filenode))
         assert db.execute("SELECT count(*), (SELECT max(batch) FROM outbox_purged) FROM outbox").fetchone() == (5, 0)
 
 

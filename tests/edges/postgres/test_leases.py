@@ -8,7 +8,7 @@ import pytest
 
 from outbox.conf import AT_LEAST_ONCE, EXACTLY_ONCE
 from outbox.edges.postgres.at_least_once.marks import WrongTable
-from outbox.edges.postgres.common.leases import Claim, NoRights, OtherWay, settled_after
+from outbox.edges.postgres.common.leases import NoRights, OtherWay, TableLease, settled_after
 from tests.harvest.exactly_once.bench import create_tables
 from tests.support.databases import fresh_database
 from tests.support.tables import create_table
@@ -33,7 +33,7 @@ def db(url):
 
 
 def claim(way, owner, patience_s=60.0):
-    return Claim("outbox", way, owner, patience_s)
+    return TableLease("outbox", way, owner, patience_s)
 
 
 def row(db):
@@ -72,7 +72,7 @@ def test_two_formulas_of_lanes_are_refused_while_the_other_is_in_use(db):
     """Else a record without key has two lanes, in one of which each process looks for it."""
 
     def using(keep, owner):
-        return Claim("outbox", EXACTLY_ONCE, owner, 60.0, keep_empty_key=keep)
+        return TableLease("outbox", EXACTLY_ONCE, owner, 60.0, keep_empty_key=keep)
 
     first, same, other = using(False, "host_1"), using(False, "host_2"), using(True, "host_3")
     first.take(db, owned={0: uuid.uuid4()})
@@ -174,7 +174,7 @@ def test_another_name_is_refused_by_name_while_a_claim_is_fresh(db, way):
     """Two settings modules of one project, each with a default of its own, are enough for that."""
 
     def of(name, owner):
-        return Claim("outbox", way, owner, 6.0, keep_empty_key=False, settled_s=settled_after(10.0), name=name)
+        return TableLease("outbox", way, owner, 6.0, keep_empty_key=False, settled_s=settled_after(10.0), name=name)
 
     assert of("shop.outbox", "host_1").take(db)
     assert of("shop.outbox", "host_2").take(db), "of the same name: they share it"
@@ -193,7 +193,7 @@ def test_another_name_is_refused_by_name_while_a_claim_is_fresh(db, way):
 def test_a_row_that_another_process_makes_meanwhile_is_claimed(db):
     """Two harvesters that start at once on a table which nobody has claimed yet."""
 
-    class Meanwhile(Claim):
+    class Meanwhile(TableLease):
         def _run(self, connection, text, given=None):
             if text.startswith("SELECT way"):
                 connection.execute("INSERT INTO outbox_state (lanes) VALUES (1) ON CONFLICT DO NOTHING")
@@ -206,7 +206,7 @@ def test_a_row_that_another_process_makes_meanwhile_is_claimed(db):
 
 def test_an_older_release_does_not_tell_its_name_and_is_waited_for(db):
     """Its default NAME was another one."""
-    named = Claim("outbox", EXACTLY_ONCE, "host_1", 6.0, name="shop")
+    named = TableLease("outbox", EXACTLY_ONCE, "host_1", 6.0, name="shop")
     claim(EXACTLY_ONCE, "host_2").take(db)
     with pytest.raises(OtherWay, match="'host_2' with an older release, which does not tell its NAME"):
         named.take(db)
@@ -218,9 +218,9 @@ def test_a_claim_of_exactly_once_counts_for_others_as_long_as_its_transaction_ma
     """An owner that was paused before its commit goes on with it when it wakes up."""
 
     def of(way, **given):
-        return Claim("outbox", way, "host_2", 6.0, settled_s=settled_after(10.0), **given)
+        return TableLease("outbox", way, "host_2", 6.0, settled_s=settled_after(10.0), **given)
 
-    paused = Claim("outbox", EXACTLY_ONCE, "host_1", 6.0, keep_empty_key=False)
+    paused = TableLease("outbox", EXACTLY_ONCE, "host_1", 6.0, keep_empty_key=False)
     others = of(AT_LEAST_ONCE), of("spark"), of(EXACTLY_ONCE, keep_empty_key=True)
     for other in others:
         assert paused.take(db)

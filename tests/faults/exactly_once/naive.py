@@ -17,7 +17,7 @@ from outbox.edges.postgres.exactly_once.companions import Companions
 from outbox.edges.postgres.exactly_once.reader import Reader
 from outbox.harvest.exactly_once import kafka
 from outbox.harvest.exactly_once.rounds import rounds
-from outbox.harvest.exactly_once.rounds.database import Purges
+from outbox.harvest.exactly_once.rounds.database import PurgeSession
 
 
 class Gate:
@@ -43,14 +43,14 @@ class Gate:
 
 def gate_purges(monkeypatch, first_batch=1):
     """Purges from this batch on wait before their statement."""
-    gate, purge = Gate(), Purges._purge
+    gate, purge = Gate(), PurgeSession._purge
 
     def wait_and_purge(self, ticket, attempt, connection):
         if any(p.entry.batch >= first_batch for p in ticket.purges):
             gate.pass_through()
         return purge(self, ticket, attempt, connection)
 
-    monkeypatch.setattr(Purges, "_purge", wait_and_purge)
+    monkeypatch.setattr(PurgeSession, "_purge", wait_and_purge)
     return gate
 
 
@@ -62,7 +62,7 @@ def never_purging(monkeypatch):
         def refuse(self, ticket, attempt, connection):
             raise psycopg.OperationalError("not purged, as the test has it")
 
-        patch.setattr(Purges, "_purge", refuse)
+        patch.setattr(PurgeSession, "_purge", refuse)
         yield patch
 
 

@@ -7,7 +7,7 @@ from outbox import conf
 from outbox.core.at_least_once.values import RecordHeld
 from outbox.edges.postgres.holds import HoldTable
 from outbox.harvest.at_least_once import holds
-from outbox.harvest.at_least_once.statements import Statements
+from outbox.harvest.at_least_once.statements import StatementRunner
 from outbox.operations import actions, stats
 from outbox.operations.actions import Selector
 from tests.harvest.hosts import finish, wait_until
@@ -137,7 +137,7 @@ def test_a_wish_is_carried_out_once_however_long_it_takes(at, monkeypatch):
     asked = []
 
     def noting(kind):
-        original = getattr(Statements, kind)
+        original = getattr(StatementRunner, kind)
 
         def noted(self, name, *given):
             asked.append(name)
@@ -146,7 +146,7 @@ def test_a_wish_is_carried_out_once_however_long_it_takes(at, monkeypatch):
         return noted
 
     for kind in ("run", "look"):
-        monkeypatch.setattr(Statements, kind, noting(kind))
+        monkeypatch.setattr(StatementRunner, kind, noting(kind))
     ids = at.insert(["k"])
     at.db.execute(POISON, [ids])
     with at.working(STATEMENT_TIMEOUT=60) as host:
@@ -165,7 +165,7 @@ def test_a_wish_is_carried_out_once_however_long_it_takes(at, monkeypatch):
 
 def test_a_deletion_that_deleted_nothing_is_tried_again_before_the_key_goes_on(at, monkeypatch, caplog):
     left = []
-    original = Statements.run
+    original = StatementRunner.run
 
     def noted(self, name, *given):
         if name == "bury":
@@ -173,7 +173,7 @@ def test_a_deletion_that_deleted_nothing_is_tried_again_before_the_key_goes_on(a
                 left.append(other.execute("SELECT id FROM outbox ORDER BY id").fetchall())
         original(self, name, *given)
 
-    monkeypatch.setattr(Statements, "run", noted)
+    monkeypatch.setattr(StatementRunner, "run", noted)
     ids = at.insert(["k"] * 2)
     at.db.execute(POISON, [ids[:1]])
     with at.working(STATEMENT_TIMEOUT=60) as host:

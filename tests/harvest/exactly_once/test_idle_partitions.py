@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from outbox.core.exactly_once.judgement import Closed, State
+from outbox.core.exactly_once.judgement import Closed, StateRow
 from outbox.edges.kafka.exactly_once.ledger_topic import LedgerUnreachable
 from outbox.harvest.exactly_once.ports import Servers
 from outbox.harvest.exactly_once.resize import IdleLanes
@@ -36,8 +36,8 @@ class Ledger:
 
 def idle_lanes(ledger):
     connection = SimpleNamespace(opened_at=1.0)
-    statements = SimpleNamespace(state=lambda c, lanes: (HERE, State(2)), purged_of_all=lambda c: {})
-    database = SimpleNamespace(statements=statements, state=State(2))
+    statements = SimpleNamespace(state=lambda c, lanes: (HERE, StateRow(2)), purged_of_all=lambda c: {})
+    database = SimpleNamespace(statements=statements, state=StateRow(2))
     purges = SimpleNamespace(ask=lambda job, may_go_on: job(connection))
     return IdleLanes(Servers(THREADS, database, ledger), purges), connection
 

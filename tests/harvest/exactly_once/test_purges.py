@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from outbox.harvest.exactly_once.ports import Servers
-from outbox.harvest.exactly_once.rounds.database import Purges
+from outbox.harvest.exactly_once.rounds.database import PurgeSession
 from outbox.harvest.exactly_once.values import MayNotGoOn
 from outbox.runtime.threads import THREADS
 
@@ -15,7 +15,7 @@ from outbox.runtime.threads import THREADS
 def purges():
     connection = SimpleNamespace(closed=False, broken=False, opened_at=1.0, close=lambda: None)
     database = SimpleNamespace(connect=lambda name: connection)
-    purges = Purges(Servers(THREADS, database, None), lambda ticket: None, 5.0)
+    purges = PurgeSession(Servers(THREADS, database, None), lambda ticket: None, 5.0)
     yield purges
     purges.close()
     assert purges.join(5.0)

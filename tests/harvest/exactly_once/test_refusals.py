@@ -6,7 +6,7 @@ import uuid
 import pytest
 from confluent_kafka.admin import AdminClient
 
-from outbox.core.exactly_once.judgement import State
+from outbox.core.exactly_once.judgement import StateRow
 from outbox.edges.kafka.exactly_once.ledger_topic import LedgerMissing, LedgerTopic
 from outbox.harvest.exactly_once.takeover import newest_change, newest_change_of_any
 from outbox.harvest.exactly_once.values import Command, Retake
@@ -42,7 +42,7 @@ def test_a_ledger_that_is_not_there_is_no_word_about_changes_of_the_count(bench)
     identity, give_up_at = uuid.uuid4(), time.monotonic() + 60
     with pytest.raises(LedgerMissing):
         newest_change(topic, identity, give_up_at)
-    assert newest_change_of_any(topic, identity, give_up_at, bench.conf(), State(2)) == 0
+    assert newest_change_of_any(topic, identity, give_up_at, bench.conf(), StateRow(2)) == 0
     assert topic.partitions() == 2
     topic.close()
 

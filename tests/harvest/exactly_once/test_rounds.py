@@ -6,7 +6,7 @@ import time
 import psycopg
 import pytest
 
-from outbox.core.exactly_once.judgement import State
+from outbox.core.exactly_once.judgement import StateRow
 from outbox.edges.kafka.exactly_once.transactional import ReportsMissing, TransactionalProducer
 from outbox.edges.postgres.exactly_once.reader import Reader
 from outbox.harvest.exactly_once.ports import Servers
@@ -88,7 +88,7 @@ def test_a_lane_that_is_taken_over_again_is_settled(bench):
     assert rounds.register(earlier)
     assert rounds.register(lane)
     assert rounds._lanes.unsettled == {0}, "the worker before may still be committing"
-    rounds.ready(lane, 0, State(1), "")
+    rounds.ready(lane, 0, StateRow(1), "")
     rounds.leave(earlier, is_settled=False)
     assert rounds._lanes.unsettled == set()
     rounds.leave(lane, is_settled=True)

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from outbox.conf import parse
 from outbox.edges.postgres.exactly_once.sweeper import Below
 from outbox.harvest.exactly_once.ports import Servers
-from outbox.harvest.exactly_once.rounds.sweep import Sweep
+from outbox.harvest.exactly_once.rounds.sweep import TableSweep
 from outbox.runtime.threads import THREADS
 from tests.harvest.exactly_once.bench import wait_until
 
@@ -14,7 +14,7 @@ BELOW = Below(9, (0,), (), None)
 FOUND = [(1, "topic", "key", 0)]
 
 
-class Interrupted(Sweep):
+class Interrupted(TableSweep):
     """The thread that takes what was found is stopped between having read it and having emptied it."""
 
     meanwhile = None

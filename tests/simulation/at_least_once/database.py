@@ -11,7 +11,7 @@ from uuid import UUID
 import psycopg
 
 from outbox.core.holds.values import Errands, HoldRow
-from outbox.edges.postgres.at_least_once.marks import Row, Scopes
+from outbox.edges.postgres.at_least_once.marks import MarkedRow, Scopes
 from outbox.edges.postgres.common.session import StatementOverdue
 from tests.simulation.at_least_once.table import Table, Transaction
 from tests.simulation.exactly_once import database
@@ -82,15 +82,17 @@ class Marks:
 
     def mark(
         self, connection: Connection, leader: UUID, limit: int, exclude: Sequence[tuple[str, str]] = ()
-    ) -> list[Row]:
+    ) -> list[MarkedRow]:
         held = self.held
-        rows: list[Row] = connection.ask(lambda table: table.mark(connection, self._lane, leader, limit, exclude, held))
+        rows: list[MarkedRow] = connection.ask(
+            lambda table: table.mark(connection, self._lane, leader, limit, exclude, held)
+        )
         self._highest = None if len(rows) < limit else max(self._highest or 0, *(row.id for row in rows))
         if rows and self._world.chance(self._world.faults.mark_cut):
             return [row for row in rows if row.kafka_key]  # the sweep finds the others; no order would survive it
         return rows
 
-    def fetch(self, connection: Connection, leader: UUID, ids: Sequence[int]) -> list[Row]:
+    def fetch(self, connection: Connection, leader: UUID, ids: Sequence[int]) -> list[MarkedRow]:
         return list(connection.ask(lambda table: table.fetch(leader, ids)))
 
     def look_up(self, connection: Connection, leader: UUID, ids: Sequence[int]) -> list[int]:

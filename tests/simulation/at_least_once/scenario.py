@@ -26,7 +26,7 @@ from outbox.election import reader as election_reader
 from outbox.harvest.at_least_once import holds as at_least_once_holds
 from outbox.harvest.at_least_once import lane as at_least_once
 from outbox.harvest.at_least_once.lane import AtLeastOnce
-from outbox.harvest.at_least_once.statements import Statements
+from outbox.harvest.at_least_once.statements import StatementRunner
 from tests.simulation import world as surroundings
 from tests.simulation.at_least_once.checkers import HEARTBEAT_TIMEOUT_S, Checkers
 from tests.simulation.at_least_once.kafka import DELIVERY_TIMEOUT_S
@@ -396,7 +396,7 @@ def _turn(turn: Callable[[Any], bool], worker: AtLeastOnce) -> bool:
     return goes_on
 
 
-def _effects(effects: Callable[[Any], dict[type, Any]], statements: Statements) -> dict[type, Any]:
+def _effects(effects: Callable[[Any], dict[type, Any]], statements: StatementRunner) -> dict[type, Any]:
     """Who claims or marks is trusted at that moment, or was at the begin of the turn."""
 
     def checked(serve: Callable[[Any], None], effect: Any) -> None:
@@ -439,7 +439,7 @@ def sized() -> Iterator[None]:
         patch.object(at_least_once_holds, "_LOOK_S", 0.4),
         patch.object(*around(at_least_once, "limits", _limits)),
         patch.object(*around(AtLeastOnce, "_turn", _turn)),
-        patch.object(*around(Statements, "effects", _effects)),
+        patch.object(*around(StatementRunner, "effects", _effects)),
         patch.object(failpoints, "on_passage", _passed),
     ):
         yield

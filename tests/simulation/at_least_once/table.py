@@ -12,7 +12,7 @@ from typing import Any
 from uuid import UUID
 
 from outbox.core.holds.values import Errands
-from outbox.edges.postgres.at_least_once.marks import Row, Scopes
+from outbox.edges.postgres.at_least_once.marks import MarkedRow, Scopes
 from tests.simulation.at_least_once.checkers import Checkers
 from tests.simulation.exactly_once.holds import Hold, HoldTable
 from tests.simulation.exactly_once.postgres import Locked
@@ -34,9 +34,9 @@ class Stored:
         """As the table of holds looks at it."""
         return self.id, TOPIC, self.key
 
-    def shown(self) -> Row:
+    def shown(self) -> MarkedRow:
         created = self.create_time.to_bytes(8, "big")
-        return Row(self.id, TOPIC, self.key, b"%d" % self.id, None, None, created)
+        return MarkedRow(self.id, TOPIC, self.key, b"%d" % self.id, None, None, created)
 
 
 class Transaction:
@@ -109,7 +109,7 @@ class Table:
 
     def mark(
         self, session: Any, lane: int, leader: UUID, limit: int, exclude: Collection[tuple[str, str]], held: Scopes
-    ) -> list[Row]:
+    ) -> list[MarkedRow]:
         self._wait_for(None)
         if held.is_all:
             return []
@@ -132,7 +132,7 @@ class Table:
         self.world.random.shuffle(shown)  # RETURNING promises no order
         return shown
 
-    def fetch(self, leader: UUID, ids: Sequence[int]) -> list[Row]:
+    def fetch(self, leader: UUID, ids: Sequence[int]) -> list[MarkedRow]:
         return [self.rows[id_].shown() for id_ in reversed(self.look_up(leader, ids))]
 
     def look_up(self, leader: UUID, ids: Sequence[int]) -> list[int]:

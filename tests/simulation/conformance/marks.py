@@ -344,8 +344,8 @@ def what_fails_in_a_transaction_has_no_effect(s: Script) -> None:
 def the_table_is_claimed_for_the_mode(s: Script) -> None:
     lane = s.lane()
     lease = lane.lease()
-    assert s.call("Claim", "take", lease, lane.connection, lanes=1, owned={0: A}) is True
-    s.call("Claim", "release", lease, lane.connection)
+    assert s.call("LeasePort", "take", lease, lane.connection, lanes=1, owned={0: A}) is True
+    s.call("LeasePort", "release", lease, lane.connection)
 
 
 CASES = (

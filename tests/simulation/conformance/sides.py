@@ -19,7 +19,7 @@ from confluent_kafka import KafkaError, KafkaException
 
 from outbox import wakeups
 from outbox.conf import parse
-from outbox.core.exactly_once.judgement import State
+from outbox.core.exactly_once.judgement import StateRow
 from outbox.core.exactly_once.ledger import Entry
 from outbox.core.faults import Kind, kind_of
 from outbox.core.frontier import Snapshot
@@ -29,7 +29,7 @@ from outbox.edges.kafka.exactly_once.transactional import TransactionalProducer,
 from outbox.edges.postgres.exactly_once.companions import Companions, Found
 from outbox.edges.postgres.exactly_once.reader import Page
 from outbox.exceptions import OutboxError
-from outbox.harvest.exactly_once.kafka import Kafka
+from outbox.harvest.exactly_once.kafka import LaneKafka
 from outbox.harvest.exactly_once.rounds.database import Database
 from outbox.runtime.threads import THREADS
 from outbox.schema.adoption import guarded_default
@@ -76,7 +76,7 @@ class SimulatedSide:
         self.world = world = World(0, self.checkers)
         world.lanes, world.postgres.is_plain, world.watches = LANES, True, True
         world.postgres.rows_per_block = 100
-        self.server.now.state, self.server.now.filenode = State(LANES), 100 * _OWN_MAX
+        self.server.now.state, self.server.now.filenode = StateRow(LANES), 100 * _OWN_MAX
         self.runtime = Simulated(world, origin=50.0)
         self.caller = SimpleNamespace(
             name="caller", world=world, runtime=self.runtime, point=lambda name: None,
@@ -215,7 +215,7 @@ class RealSide:
         return Database(self.conf, lambda: {"conninfo": self._url})
 
     def kafka(self) -> Any:
-        return Kafka(self.conf)
+        return LaneKafka(self.conf)
 
     def writer(self, *, writes: bool = True) -> Any:
         connection = psycopg.connect(self._url)
@@ -244,7 +244,7 @@ class RealSide:
             "SELECT record_id, topic, key, value, reason, attempts, error_code, last_error, history "
             "FROM outbox_dead ORDER BY record_id"
         ).fetchall()
-        found = State(LANES) if state is None else State(*state)
+        found = StateRow(LANES) if state is None else StateRow(*state)
         letters = [(*letter[:8], _told_of(letter[8])) for letter in dead]
         return [row[0] for row in rows], purged, found, [row[1] for row in rows], holds, letters
 
@@ -330,11 +330,11 @@ class Script:
     """What a case works with, on one side."""
 
     _WRAPPED = {
-        "statements": "Statements",
-        "holds": "HoldStatements",
-        "reader": "Reader",
-        "sweeper": "Sweeper",
-        "claim": "Claim",
+        "statements": "StatementsPort",
+        "holds": "HoldsPort",
+        "reader": "ReaderPort",
+        "sweeper": "SweeperPort",
+        "claim": "LeasePort",
     }
 
     def __init__(self, side: Any, shared: Script | None = None) -> None:
@@ -400,7 +400,7 @@ class Script:
 
     def read(self, connection: Any, look: int = 0, excluded: tuple[int, ...] = (), limit: int = 100) -> Any:
         """Of the one lane that there is."""
-        reader = Recorded(self, "Reader", self.side_reader())
+        reader = Recorded(self, "ReaderPort", self.side_reader())
         return reader.read(connection, look, (0,), excluded, limit, 1_000_000, simulated_database.LeftOut())
 
     def side_reader(self) -> Any:
@@ -482,7 +482,7 @@ class Script:
         return _told(found)
 
     def _plain(self, value: Any) -> Any:
-        if isinstance(value, State):
+        if isinstance(value, StateRow):
             change = self._nth("change", value.resize_no)
             return "State", value.lane_count, value.resize_to, value.wanted, change
         if isinstance(value, Found):

@@ -26,28 +26,28 @@ from tests.support.databases import fresh_database
 Case = Callable[[Script], None]
 
 PORTS = (
-    ports.Statements,
-    ports.HoldStatements,
-    ports.Reader,
-    ports.Sweeper,
-    ports.Claim,
+    ports.StatementsPort,
+    ports.HoldsPort,
+    ports.ReaderPort,
+    ports.SweeperPort,
+    ports.LeasePort,
     ports.DatabasePort,
     ports.KafkaPort,
 )
 NOT_SIMULATED = {
-    ("Statements", "allow"): "a read may take as long as any statement",
-    ("Statements", "why_kept"): "no row survives its purge",
+    ("StatementsPort", "allow"): "a read may take as long as any statement",
+    ("StatementsPort", "why_kept"): "no row survives its purge",
 }
 """The simulated servers do nothing there, or say so. An entry goes when a case calls it; none may be added."""
 NOT_SIMULATED_MAX = 2
 
 IGNORED = {
-    ("Statements", "state"): {"lanes"},  # the row is there
-    ("Statements", "refuse_wish"): {"note"},  # nobody reads it
-    ("Statements", "open_lanes"): {"note"},
-    ("Reader", "read"): {"bytes_max"},  # all records are small
-    ("HoldStatements", "run_soon"): {"wait_ms"},  # nobody locks what it wants for so long
-    ("Claim", "take"): {"lanes", "owned"},  # the row is there, and nobody reads which lanes a process has
+    ("StatementsPort", "state"): {"lanes"},  # the row is there
+    ("StatementsPort", "refuse_wish"): {"note"},  # nobody reads it
+    ("StatementsPort", "open_lanes"): {"note"},
+    ("ReaderPort", "read"): {"bytes_max"},  # all records are small
+    ("HoldsPort", "run_soon"): {"wait_ms"},  # nobody locks what it wants for so long
+    ("LeasePort", "take"): {"lanes", "owned"},  # the row is there, and nobody reads which lanes a process has
     ("DatabasePort", "claim"): {"owner"},
     ("KafkaPort", "prepare"): {"audit_window_s"},  # nothing is compacted
     ("KafkaPort", "producer"): {"request_bytes"},
@@ -91,11 +91,11 @@ def test_what_a_producer_calls_on_its_client_is_found() -> None:
 def test_every_argument_counts() -> None:
     """A simulated call looks at what it is told, but for what is not simulated."""
     of = {
-        "Statements": database.Statements,
-        "HoldStatements": holds.Holds,
-        "Reader": database.Reader,
-        "Sweeper": database.Sweeper,
-        "Claim": database.Claim,
+        "StatementsPort": database.Statements,
+        "HoldsPort": holds.Holds,
+        "ReaderPort": database.Reader,
+        "SweeperPort": database.Sweeper,
+        "LeasePort": database.Claim,
         "DatabasePort": database.Database,
         "KafkaPort": kafka.Kafka,
         "client": kafka.Client,

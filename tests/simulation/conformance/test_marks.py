@@ -16,7 +16,7 @@ from tests.simulation.conformance.marks import CASES, Script, real, simulated
 from tests.support.databases import fresh_database
 
 Case = Callable[[Script], None]
-PORTS = (mark_servers.MarkStatements, mark_servers.HoldStatements, mark_servers.MarkDatabasePort, ports.Claim)
+PORTS = (mark_servers.MarkStatements, mark_servers.HoldStatements, mark_servers.MarkDatabasePort, ports.LeasePort)
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from uuid import UUID
 
 import psycopg
 
-from outbox.core.exactly_once.judgement import State
+from outbox.core.exactly_once.judgement import StateRow
 from outbox.core.frontier import Snapshot
 from outbox.core.holds.values import Errands
 from outbox.edges.postgres.common import backends
@@ -229,7 +229,7 @@ class Connection:
 
 
 class Statements:
-    def state(self, connection: Connection, lanes: int) -> tuple[UUID, State]:
+    def state(self, connection: Connection, lanes: int) -> tuple[UUID, StateRow]:
         return IDENTITY, connection.ask(lambda server: server.now.state)
 
     def refuse_wish(self, connection: Connection, lanes: int, note: str) -> None:

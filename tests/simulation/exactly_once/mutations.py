@@ -36,12 +36,12 @@ from outbox.harvest.exactly_once import takeover, transaction
 from outbox.harvest.exactly_once.crashes import CrashWatch
 from outbox.harvest.exactly_once.resize import LaneCount
 from outbox.harvest.exactly_once.rounds import read_connection
-from outbox.harvest.exactly_once.rounds.database import Purges
+from outbox.harvest.exactly_once.rounds.database import PurgeSession
 from outbox.harvest.exactly_once.rounds.lanes import Lanes
 from outbox.harvest.exactly_once.rounds.read_connection import Failed, Read, ReadConnection
 from outbox.harvest.exactly_once.rounds.reader import PageReader
 from outbox.harvest.exactly_once.rounds.rounds import Rounds
-from outbox.harvest.exactly_once.rounds.sweep import Sweep
+from outbox.harvest.exactly_once.rounds.sweep import TableSweep
 from outbox.harvest.exactly_once.transaction import Transactions
 from outbox.harvest.exactly_once.values import Awaited, Batch, Ticket
 from outbox.harvest.lease_keeper import LeaseKeeper
@@ -347,7 +347,7 @@ def _by_the_clock(found_rows: Any, entry: Any, count: int, digest: int, newest: 
     return found
 
 
-def _purge_anywhere(purge: Any, purges: Purges, ticket: Ticket, attempt: int, connection: Any) -> None:
+def _purge_anywhere(purge: Any, purges: PurgeSession, ticket: Ticket, attempt: int, connection: Any) -> None:
     server = backends.server_of(connection.backend)
     ticket.purges = tuple(replace(one, server=server) for one in ticket.purges)
     purge(purges, ticket, attempt, connection)
@@ -510,7 +510,7 @@ MUTATIONS: dict[str, Planted] = {
         (_around(PageReader, "_may_follow", _follow_anywhere),), theme=_COPIES
     ),
     "purge over a connection to another server without a look": Planted(
-        (_around(Purges, "_purge", _purge_anywhere),), theme=_COPIES
+        (_around(PurgeSession, "_purge", _purge_anywhere),), theme=_COPIES
     ),
     "the claim is given back although a lane has left something in doubt": Planted(
         (_around(Rounds, "leave", _leave_settled),), theme=_RESTLESS_EVEN
@@ -530,7 +530,7 @@ MUTATIONS: dict[str, Planted] = {
     ),
     "an attempt whose record is gone never ends": Planted(((book, "_UNKNOWN_S", float("inf")),), theme=_STUBBORN),
     "a record leaves although the purge of its batch has moved nothing": Planted(
-        ((Purges, "_settle", staticmethod(partial(_carry_out_unmoved, Purges._settle))),), theme=_UNDECIDED
+        ((PurgeSession, "_settle", staticmethod(partial(_carry_out_unmoved, PurgeSession._settle))),), theme=_UNDECIDED
     ),
     "what a purge is to carry out runs beside the batch": Planted(
         (_around(PageReader, "_divide", _carry_out_at_once),), theme=_UNDECIDED
@@ -543,7 +543,7 @@ MUTATIONS: dict[str, Planted] = {
     "holds are not loaded before the first page": Planted((_around(Holds, "load", _look_late),), theme=_OPERATED),
     "what was passed over is not read when its hold ends": Planted(((Holds, "passed_over", _nothing),), theme=_KEPT),
     "a held backlog is walked over by every read": Planted((_around(Frontier, "accept", _pass_nothing),), theme=_KEPT),
-    "what the sweep finds is not read": Planted(((Sweep, "take", lambda self: []),), theme=_UNRULY),
+    "what the sweep finds is not read": Planted(((TableSweep, "take", lambda self: []),), theme=_UNRULY),
     "the sweep gives back what is held": Planted(((Lanes, "is_held", lambda self, row: False),), theme=_UNRULY),
     "a notification does not end the pause": Planted(((Rounds, "wake", _nothing),), theme=_QUIET),
     "a lease is trusted for ever": Planted(((LeaseKeeper, "is_trusted", lambda self: True),), theme=_LEASED),

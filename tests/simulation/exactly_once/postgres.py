@@ -19,7 +19,7 @@ from uuid import UUID
 import psycopg
 
 from outbox.core.exactly_once import ledger
-from outbox.core.exactly_once.judgement import State
+from outbox.core.exactly_once.judgement import StateRow
 from outbox.core.frontier import Snapshot
 from outbox.core.holds.crashes import Care, Watch
 from outbox.core.holds.values import Burial, Errands
@@ -67,7 +67,7 @@ class Kept:
     sequence: int = 0
     purged: dict[int, int] = field(default_factory=dict)
     filenode: int = 1
-    state: State = field(default_factory=lambda: State(1))
+    state: StateRow = field(default_factory=lambda: StateRow(1))
     holds: dict[int, Hold] = field(default_factory=dict)
     hold_id: int = 0
     dead: dict[int, Dead] = field(default_factory=dict)
@@ -420,7 +420,7 @@ class Postgres:
         """Nothing on the table can keep a row from being deleted."""
         self.supplied: Random | None = None
         self._starts = 0
-        self.primary = Server(self, Kept(state=State(lanes)), self.new_start())
+        self.primary = Server(self, Kept(state=StateRow(lanes)), self.new_start())
         self.old: list[Server] = []
 
     def new_start(self) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 
 from outbox.conf import SKIP
 from outbox.core.exactly_once import looks
-from outbox.core.exactly_once.judgement import State
+from outbox.core.exactly_once.judgement import StateRow
 from outbox.edges.postgres.common.leases import settled_after
 from outbox.harvest.exactly_once.rounds import sweep
 from tests.simulation.checkers import Violation
@@ -557,7 +557,7 @@ class InTurn(Scenario):
         world = self.world
         world.lanes, world.switching, world.turns = 3, 0.0, Turns(world)
         world.group.partitions = range(world.lanes)
-        world.postgres.primary.now.state = State(world.lanes)
+        world.postgres.primary.now.state = StateRow(world.lanes)
         world.conf = changed(world.conf, BATCH_MAX=60)
         self.keys = [f"k{i}" for i in range(12)]
         self.sequences = dict.fromkeys(self.keys, 0)

@@ -14,7 +14,7 @@ from outbox.conf import parse
 from outbox.core.patience import Backoff
 from outbox.service.status_line import StatusLine
 from outbox.spark.engine.job import Job
-from outbox.spark.engine.worker import Engine, Statistics, with_flags
+from outbox.spark.engine.worker import Engine, EngineStatistics, with_flags
 from tests.support.settings import changed
 
 PROGRAM = textwrap.dedent("""
@@ -200,7 +200,7 @@ def test_remedies_are_told_in_flags():
 
 
 def test_a_terminal_shows_what_spark_says():
-    found = Statistics("running", delivered=1500, progress="batch 3: 500 in 0.4 s")
+    found = EngineStatistics("running", delivered=1500, progress="batch 3: 500 in 0.4 s")
     harvester = SimpleNamespace(
         state="running",
         leader_ids={0: uuid4()},

@@ -9,7 +9,7 @@ import psycopg
 import pytest
 
 from outbox.edges.postgres.common.backends import SessionShared
-from outbox.edges.postgres.common.leases import Claim, OtherWay
+from outbox.edges.postgres.common.leases import OtherWay, TableLease
 from outbox.edges.postgres.preflight.keepers import RowsKept
 from outbox.edges.postgres.preflight.numbering import UnorderedIds
 from outbox.spark.engine.failure_kinds import FailureKind, judge
@@ -460,7 +460,7 @@ def test_another_way_is_refused_while_the_query_runs_and_while_a_batch_is_not_pu
     running = query()
     running.step()
     with psycopg.connect(outbox_table.url, autocommit=True) as connection:
-        other = Claim(outbox_table.table, "exactly-once", "somebody", 0.0)
+        other = TableLease(outbox_table.table, "exactly-once", "somebody", 0.0)
         running.reader.stop()
         with pytest.raises(OtherWay):
             other.take(connection)
@@ -469,7 +469,7 @@ def test_another_way_is_refused_while_the_query_runs_and_while_a_batch_is_not_pu
         running.plan()
         running.reader.stop()
         assert other.take(connection)
-        Claim(outbox_table.table, "exactly-once", "somebody", 30.0).take(connection)
+        TableLease(outbox_table.table, "exactly-once", "somebody", 30.0).take(connection)
         with pytest.raises(OtherWay):
             query().plan()
 
@@ -540,7 +540,7 @@ def test_what_is_held_back_is_left_alone_and_told_so(query, outbox_table):
 def test_a_kept_empty_key_is_held_like_any_other(query, outbox_table):
     """By the formula of the harvester that had the table before."""
     with psycopg.connect(outbox_table.url, autocommit=True) as connection:
-        Claim(outbox_table.table, "exactly-once", "somebody", 0.0, keep_empty_key=True).take(connection)
+        TableLease(outbox_table.table, "exactly-once", "somebody", 0.0, keep_empty_key=True).take(connection)
     outbox_table.run("UPDATE {state} SET way = ''")
     outbox_table.run("INSERT INTO {table} (kafka_topic, kafka_key) VALUES ('t', ''), ('t', ''), ('t', ''), ('u', '')")
     hold(outbox_table, "parked", "t", "", record_id=2)

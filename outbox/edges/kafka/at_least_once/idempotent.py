@@ -16,7 +16,7 @@ from outbox.edges.kafka.common.client_log import ClientLog
 from outbox.edges.kafka.common.clients import idempotent_producer
 from outbox.edges.kafka.common.disposal import dispose
 from outbox.edges.kafka.common.wall_clock import nudged
-from outbox.edges.postgres.at_least_once.marks import Row
+from outbox.edges.postgres.at_least_once.marks import MarkedRow
 from outbox.edges.postgres.common.texts import check_names, not_utf8
 from outbox.runtime import Runtime
 from outbox.runtime.threads import THREADS
@@ -117,7 +117,7 @@ class Producers:
         for number in range(count):
             self._shard(number)
 
-    def send(self, number: int, rows: Sequence[Row]) -> None:
+    def send(self, number: int, rows: Sequence[MarkedRow]) -> None:
         """Hand `rows` to client `number`, in order; each is reported, also when it could not be handed over."""
         shard = self._shard(number)
         for index, row in enumerate(rows):
@@ -126,7 +126,7 @@ class Producers:
                 return
             self._produce(number, shard, row)
 
-    def _produce(self, number: int, shard: _Shard, row: Row) -> None:
+    def _produce(self, number: int, shard: _Shard, row: MarkedRow) -> None:
         from confluent_kafka import KafkaException
 
         failure: KafkaError | None = None
@@ -205,7 +205,7 @@ class Producers:
     def _note(self, error: KafkaError) -> None:
         self.last_error = f"{error.name()}: {error.str()}"
 
-    def _report(self, number: int, shard: _Shard, row: Row, error: KafkaError | None, message: Any) -> None:
+    def _report(self, number: int, shard: _Shard, row: MarkedRow, error: KafkaError | None, message: Any) -> None:
         shard.reported()
         if self._dropped:
             return
@@ -214,7 +214,7 @@ class Producers:
         else:
             self._fail(shard, row, error, number=number)
 
-    def _fail(self, shard: _Shard, row: Row, error: KafkaError, *, number: int) -> None:
+    def _fail(self, shard: _Shard, row: MarkedRow, error: KafkaError, *, number: int) -> None:
         name, text = error.name(), f"{error.name()}: {error.str()}"
         if error.fatal() or name == "_FATAL":
             shard.fail()
@@ -242,7 +242,7 @@ class Producers:
         dispose([shard.producer], partial(_empty, runtime=self._runtime), self._runtime)
 
 
-def pair_headers(row: Row) -> list[tuple[str, str | bytes | None]]:
+def pair_headers(row: MarkedRow) -> list[tuple[str, str | bytes | None]]:
     names, values = row.names or [], row.values or []
     if len(names) != len(values):
         raise UnequalHeaders(f"unequal number of header keys ({len(names)}) and values ({len(values)})")

@@ -44,7 +44,7 @@ COLUMNS = (
 )
 
 
-class Row(NamedTuple):
+class MarkedRow(NamedTuple):
     """A record as marked. `created` tells two records apart that were given the same id."""
 
     id: int
@@ -57,7 +57,7 @@ class Row(NamedTuple):
     created: bytes
 
 
-def large_of(rows: Sequence[Row]) -> dict[int, int]:
+def large_of(rows: Sequence[MarkedRow]) -> dict[int, int]:
     """How many bytes each record has, about, of those that are not small."""
     found = {}
     for row in rows:
@@ -69,12 +69,12 @@ def large_of(rows: Sequence[Row]) -> dict[int, int]:
     return found
 
 
-_row = partial(tuple.__new__, Row)
+_row = partial(tuple.__new__, MarkedRow)
 
 
-def _text_row(values: Sequence[Any]) -> Row:
+def _text_row(values: Sequence[Any]) -> MarkedRow:
     """Of a database without an encoding: a text comes as one, so that it is refused where it is none."""
-    row: Row = _row(values)
+    row: MarkedRow = _row(values)
     is_text = row.value is not None and len(row.created) > _TIME_BYTES
     return row._replace(value=str(row.value, "utf-8", ERRORS)) if is_text else row  # type: ignore[arg-type]
 
@@ -282,7 +282,7 @@ class Marks:
 
     def mark(
         self, connection: psycopg.Connection[Any], leader: UUID, limit: int, exclude: Sequence[tuple[str, str]] = ()
-    ) -> list[Row]:
+    ) -> list[MarkedRow]:
         given: dict[str, Any] = {"leader": leader, "limit": min(limit, self._rows_max), "bytes": self._bytes_max}
         given["backend"] = backends.of(connection)
         if exclude:
@@ -300,7 +300,7 @@ class Marks:
             self._highest = max(self._highest or 0, max(row.id for row in rows))
         return rows
 
-    def _mark_unheld(self, connection: psycopg.Connection[Any], given: dict[str, Any], held: Scopes) -> list[Row]:
+    def _mark_unheld(self, connection: psycopg.Connection[Any], given: dict[str, Any], held: Scopes) -> list[MarkedRow]:
         """Not walking over a held backlog again and again: see `core.at_least_once.settled`."""
         begun = time.monotonic()
         if held != self._walked_with or begun >= self._walk_at:
@@ -328,7 +328,7 @@ class Marks:
         self._settled.note(parse_snapshot(snapshot, int(age)), sequence, last)
         return rows
 
-    def fetch(self, connection: psycopg.Connection[Any], leader: UUID, ids: Sequence[int]) -> list[Row]:
+    def fetch(self, connection: psycopg.Connection[Any], leader: UUID, ids: Sequence[int]) -> list[MarkedRow]:
         """Those of the lowest ids, where all of them are too many bytes; one at least."""
         ids = sorted(ids)[: self._rows_max]
         given = {"ids": _array(ids), "leader": leader, "bytes": self._bytes_max}
@@ -336,7 +336,7 @@ class Marks:
         self._weigh(rows)
         return rows
 
-    def _weigh(self, rows: Sequence[Row]) -> None:
+    def _weigh(self, rows: Sequence[MarkedRow]) -> None:
         """After large records no more rows are looked at than a few statements can take: compressed headers are
         unpacked to be measured, and those of rows that find no room would be unpacked again and again."""
         self.large = large_of(rows)
@@ -403,7 +403,7 @@ def strangers(connection: psycopg.Connection[Any], table: str, lane: int) -> lis
     ]
 
 
-def _marked(connection: psycopg.Connection[Any], statement: str, given: Any) -> list[Row]:
+def _marked(connection: psycopg.Connection[Any], statement: str, given: Any) -> list[MarkedRow]:
     try:
         return _fetch_rows(connection, statement, given)
     except psycopg.errors.DivisionByZero:
@@ -411,7 +411,7 @@ def _marked(connection: psycopg.Connection[Any], statement: str, given: Any) -> 
         raise
 
 
-def _fetch_rows(connection: psycopg.Connection[Any], statement: str, given: Any) -> list[Row]:
+def _fetch_rows(connection: psycopg.Connection[Any], statement: str, given: Any) -> list[MarkedRow]:
     with connection.cursor(binary=True, row_factory=_rows) as cursor:
         return list(cursor.execute(statement, given).fetchall())
 

@@ -61,7 +61,7 @@ class NoRights(OutboxError):
     """The database role may not use the companion tables."""
 
 
-class Claim:
+class TableLease:
     """What one process, called `owner`, says of itself to all others of the table. A claim that is not repeated within
     `patience_s` counts no longer."""
 

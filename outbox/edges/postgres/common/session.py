@@ -29,7 +29,7 @@ class StatementOverdue(psycopg.OperationalError):
     """The server has not answered in time; whether the statement took effect is unknown."""
 
 
-class Connection(Protocol):
+class OwnedConnection(Protocol):
     """What the owner of a connection does with it, besides handing it to statements."""
 
     opened_at: float
@@ -90,7 +90,7 @@ class BoundedConnection(psycopg.Connection[Any]):
                 return waiting.READY_RW if trouble else waiting.Ready(ready)
 
 
-def close_quietly(connection: Connection | None) -> None:
+def close_quietly(connection: OwnedConnection | None) -> None:
     """Let go of a connection that may be broken: what its end has to say is no news."""
     if connection is not None:
         with suppress(psycopg.Error):
@@ -99,7 +99,7 @@ def close_quietly(connection: Connection | None) -> None:
 
 Job = Callable[[Any], Any]  # of a connection
 Report = Any  # the owner's, handed back with the outcome
-Connect = Callable[[], Connection]
+Connect = Callable[[], OwnedConnection]
 
 
 class Session:
@@ -114,7 +114,7 @@ class Session:
     ) -> None:
         self._connect, self._post, self._runtime = connect, post, runtime
         self._jobs: Queue[tuple[Job, Report, float, bool] | None] = runtime.queue()
-        self._connection: Connection | None = None
+        self._connection: OwnedConnection | None = None
         self._failures = 0
         self._retry_at = 0.0
         self._last_error: BaseException | None = None
@@ -162,7 +162,7 @@ class Session:
         if connection is not None and (connection.broken or not refused):
             self._drop()
 
-    def _connected(self, timeout_s: float, *, renew: bool) -> Connection:
+    def _connected(self, timeout_s: float, *, renew: bool) -> OwnedConnection:
         if renew:
             self._drop()
         connection = self._connection
@@ -171,7 +171,7 @@ class Session:
         connection.give_up_at = self._runtime.monotonic() + timeout_s
         return connection
 
-    def _open(self) -> Connection:
+    def _open(self) -> OwnedConnection:
         now = self._runtime.monotonic()
         if now < self._retry_at and self._last_error is not None:
             raise self._last_error

@@ -18,7 +18,7 @@ import psycopg
 from psycopg import sql
 
 from outbox.core import times
-from outbox.core.exactly_once.judgement import State
+from outbox.core.exactly_once.judgement import StateRow
 from outbox.core.exactly_once.ledger import digest
 from outbox.edges.postgres.at_least_once.marks import WrongTable
 from outbox.edges.postgres.common import backends, int8_arrays, timestamps
@@ -51,7 +51,7 @@ _NEW_NUMBER = (
 _SENT = "id = ANY(%(ids)s) AND create_time <= %(up_to)s AND isfinite(create_time) AND isfinite(%(up_to)s)"
 
 
-class OtherDatabase(OutboxError):
+class AnotherDatabase(OutboxError):
     """The connection reaches another database than the one that this process began with."""
 
 
@@ -141,7 +141,7 @@ class Companions:
 
     # ---- state
 
-    def state(self, connection: Connection, lanes: int) -> tuple[UUID, State]:
+    def state(self, connection: Connection, lanes: int) -> tuple[UUID, StateRow]:
         """The database's UUID and its lane count; the row is made, with `lanes`, where it is missing."""
         statement = self._build("/* state */ SELECT database, lanes, resize_to, lanes_wanted, resize_no FROM {state}")
         row = connection.execute(statement).fetchone()
@@ -152,7 +152,7 @@ class Companions:
             row = connection.execute(statement).fetchone()
         if row is None:
             raise WrongTable(f"The row of {self._parts['state'].as_string()} vanishes as soon as it is made.")
-        return row[0], State(*row[1:])
+        return row[0], StateRow(*row[1:])
 
     # ---- the lane count
 

@@ -17,19 +17,19 @@ import psycopg
 
 from outbox.conf import Conf
 from outbox.core.exactly_once import judgement
-from outbox.core.exactly_once.judgement import LookUpRows, MoveOnly, PurgeEntry, State, Stop
+from outbox.core.exactly_once.judgement import LookUpRows, MoveOnly, PurgeEntry, StateRow, Stop
 from outbox.core.exactly_once.ledger import Entry
 from outbox.edges.postgres.common import backends, notifications, table
-from outbox.edges.postgres.common.leases import Claim
-from outbox.edges.postgres.common.session import BoundedConnection, Connection, Session
+from outbox.edges.postgres.common.leases import TableLease
+from outbox.edges.postgres.common.session import BoundedConnection, OwnedConnection, Session
 from outbox.edges.postgres.exactly_once import companions
-from outbox.edges.postgres.exactly_once.companions import Companions, OtherDatabase
+from outbox.edges.postgres.exactly_once.companions import AnotherDatabase, Companions
 from outbox.edges.postgres.exactly_once.reader import Reader
 from outbox.edges.postgres.exactly_once.sweeper import Sweeper
 from outbox.edges.postgres.holds import HoldTable
 from outbox.failpoints import failpoint
-from outbox.harvest.exactly_once.ports import Servers, Statements
-from outbox.harvest.exactly_once.values import Awaited, MayNotGoOn, Purge, Ticket
+from outbox.harvest.exactly_once.ports import Servers, StatementsPort
+from outbox.harvest.exactly_once.values import Awaited, BatchPurge, MayNotGoOn, Ticket
 from outbox.harvest.lease_keeper import claim_of
 from outbox.harvest.readings import Troubles
 from outbox.runtime import Interrupt, Runtime
@@ -53,7 +53,7 @@ class Database:
         self._source = source or partial(table.parameters, conf.database)
         self._mutex = runtime.lock("database identity")
         self.identity: UUID | None = None
-        self.state = State(conf.election.lanes)
+        self.state = StateRow(conf.election.lanes)
         self.sequence = ""
         self.companions: Companions | None = None
         self.owner = ""
@@ -84,7 +84,7 @@ class Database:
         identity, state = found.state(connection, self._conf.election.lanes)
         with self._mutex:
             if self.identity is not None and identity != self.identity:
-                raise OtherDatabase(
+                raise AnotherDatabase(
                     f"This process began with database {self.identity} and was now connected to database {identity}. "
                     f"Nothing is sent or deleted there. Check where the alias {self._conf.database!r} leads; restart "
                     "the harvester when the change is meant."
@@ -102,7 +102,7 @@ class Database:
     def sweeper(self, lanes: int) -> Sweeper:
         return Sweeper(self._conf.table, lanes, keep_empty_key=self._conf.harvest.keep_empty_key)
 
-    def claim(self, owner: str) -> Claim:
+    def claim(self, owner: str) -> TableLease:
         return claim_of(self._conf, owner)
 
     def listen(self, connection: BoundedConnection) -> None:
@@ -112,7 +112,7 @@ class Database:
         return notifications.wait_notified(connection, interrupt)
 
 
-class Purges:
+class PurgeSession:
     """Purges, and the few statements of takeovers, one after the other on a connection of their own. They run in the
     order in which they were submitted; a purge that has failed is submitted again, behind the others."""
 
@@ -123,13 +123,13 @@ class Purges:
         self._troubles = Troubles(-1, runtime)
         self._session = Session("outbox-purge", partial(self._database.connect, "purge"), self._post, runtime)
 
-    def submit(self, purges: Sequence[Purge]) -> Ticket:
+    def submit(self, purges: Sequence[BatchPurge]) -> Ticket:
         """Tried until it succeeds, or is given up because the lanes have ended."""
         ticket = Ticket(purges, self._runtime)
         self._send(ticket, 0)
         return ticket
 
-    def ask(self, job: Callable[[Connection], Any], may_go_on: Callable[[], bool] = lambda: True) -> Any:
+    def ask(self, job: Callable[[OwnedConnection], Any], may_go_on: Callable[[], bool] = lambda: True) -> Any:
         """The job's result, or its error. Raises `MayNotGoOn`. What was submitted before has been tried once."""
         answer: dict[str, Any] = {}
         awaited = Awaited(self._runtime)
@@ -196,11 +196,11 @@ class Purges:
         server, opened_at = backends.server_of(backends.of(connection)), connection.opened_at
         # A copy that has taken over may draw ids a second time that were read of the server before it.
         known = [p for p in ticket.purges if p.server == server]
-        moved: list[Purge] = []
+        moved: list[BatchPurge] = []
         if len(known) == 1 and known[0].errands is None and self._is_deleted(statements, connection, known[0]):
             moved, known = known, []
         while known:
-            done: list[Purge] = []
+            done: list[BatchPurge] = []
             try:
                 with connection.transaction():
                     moved = self._delete(statements, connection, known, done)
@@ -217,15 +217,15 @@ class Purges:
                 self._settle(statements, connection, purge, ticket)
 
     @staticmethod
-    def _is_deleted(statements: Statements, connection: Any, purge: Purge) -> bool:
+    def _is_deleted(statements: StatementsPort, connection: Any, purge: BatchPurge) -> bool:
         entry = purge.entry
         deleted = statements.purge_plain(connection, entry.lane, entry.batch, entry.ids, purge.filenode)
         _warn_of_fewer(entry, deleted)
         return bool(deleted)
 
     def _delete(
-        self, statements: Statements, connection: Any, purges: Sequence[Purge], done: list[Purge]
-    ) -> list[Purge]:
+        self, statements: StatementsPort, connection: Any, purges: Sequence[BatchPurge], done: list[BatchPurge]
+    ) -> list[BatchPurge]:
         """Those that were moved; those of them whose errands are done are added to `done`."""
         moved = []
         for purge in purges:
@@ -244,7 +244,7 @@ class Purges:
                 _warn_of_fewer(entry, deleted)
         return moved
 
-    def _run(self, connection: Any, purge: Purge) -> bool:
+    def _run(self, connection: Any, purge: BatchPurge) -> bool:
         """Errands that cannot be done, or only after somebody else's lock is gone, must not keep a batch from being
         purged."""
         assert purge.errands is not None
@@ -258,7 +258,7 @@ class Purges:
         return True
 
     @staticmethod
-    def _settle(statements: Statements, connection: Any, purge: Purge, ticket: Ticket) -> None:
+    def _settle(statements: StatementsPort, connection: Any, purge: BatchPurge, ticket: Ticket) -> None:
         found = settle_purge(statements, connection, purge)
         if isinstance(found, Stop):
             ticket.stops[purge.entry.lane] = found
@@ -272,7 +272,7 @@ def _warn_of_fewer(entry: Entry, deleted: int) -> None:
         )  # fmt: skip
 
 
-def settle_purge(statements: Statements, connection: Any, purge: Purge) -> Stop | None:
+def settle_purge(statements: StatementsPort, connection: Any, purge: BatchPurge) -> Stop | None:
     """A purge that moved nothing: already done, or the table's file has changed and the rows are compared first."""
     entry = purge.entry
     for _ in range(_SETTLE_ATTEMPTS_MAX):
@@ -308,7 +308,7 @@ class _RowsKept(Exception):
 
 
 def _refuse_kept(
-    statements: Statements, connection: Any, entry: Entry, ids: Sequence[int], filenode: int, deleted: int
+    statements: StatementsPort, connection: Any, entry: Entry, ids: Sequence[int], filenode: int, deleted: int
 ) -> None:
     """Rows that were deleted by somebody else are gone. Those that are still there would be sent again."""
     if deleted < len(ids) and (count := statements.kept(connection, entry.lane, entry.batch, ids, filenode)):

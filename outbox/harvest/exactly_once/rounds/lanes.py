@@ -23,8 +23,8 @@ from outbox.core.holds.values import Errands
 from outbox.edges.postgres.exactly_once.reader import NOTHING, LeftOut
 from outbox.edges.postgres.exactly_once.sweeper import Found
 from outbox.harvest.exactly_once.ports import Servers
-from outbox.harvest.exactly_once.rounds.database import Purges
-from outbox.harvest.exactly_once.values import Command, Doubt, Order, Purge, Retake, Ticket
+from outbox.harvest.exactly_once.rounds.database import PurgeSession
+from outbox.harvest.exactly_once.values import BatchPurge, Command, Doubt, Order, Retake, Ticket
 
 logger = logging.getLogger("outbox.harvest")
 
@@ -47,7 +47,7 @@ class Lanes:
         self.unsettled = unsettled
         self.count = 0
         """By which records are divided, as the lanes that are ready have it."""
-        self.round: Round[Purge] = Round()
+        self.round: Round[BatchPurge] = Round()
         self.holds_look = HoldsLook()
         self.flights = Flights()
         self.sizes, self.idle = (
@@ -56,7 +56,7 @@ class Lanes:
         )
         self.last_ticket: Ticket | None = None
         self._database = servers.database
-        self.purges = Purges(servers, self.purged, conf.harvest.statement_timeout_s)
+        self.purges = PurgeSession(servers, self.purged, conf.harvest.statement_timeout_s)
 
     def divided(self, count: int) -> None:
         self.count = count

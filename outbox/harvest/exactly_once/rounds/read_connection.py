@@ -18,9 +18,9 @@ from outbox.core.exactly_once.flights import Plan
 from outbox.core.exactly_once.reading import ReadPatience
 from outbox.core.frontier import Frontier
 from outbox.core.holds.values import HoldRow
-from outbox.edges.postgres.common.session import Connection, StatementOverdue, close_quietly
+from outbox.edges.postgres.common.session import OwnedConnection, StatementOverdue, close_quietly
 from outbox.edges.postgres.exactly_once.reader import NOTHING, LeftOut, Page
-from outbox.harvest.exactly_once.ports import Reader, Servers
+from outbox.harvest.exactly_once.ports import ReaderPort, Servers
 from outbox.harvest.lease_keeper import LeaseKeeper
 
 _SAMPLE, _SAMPLE_S = 16, 1.0
@@ -67,8 +67,8 @@ class ReadConnection:
         self._timeout_s, self._patience = statement_timeout_s, ReadPatience(statement_timeout_s, runtime.random)
         self._leave_out, self._meanwhile = leave_out, meanwhile
         self._interrupt = runtime.interrupt()
-        self._connection: Connection | None = None
-        self._reader: Reader | None = None
+        self._connection: OwnedConnection | None = None
+        self._reader: ReaderPort | None = None
         self._filenode: int | None = None  # of the last page
         self._sample_at = 0.0
         self.frontier = Frontier()
@@ -130,7 +130,7 @@ class ReadConnection:
         before, self._filenode = self._filenode, page.filenode
         return before in (None, page.filenode)
 
-    def _connected(self) -> Connection:
+    def _connected(self) -> OwnedConnection:
         if self._connection is None:
             connection = self._database.connect("read")
             try:
@@ -145,7 +145,7 @@ class ReadConnection:
             self.frontier = Frontier()  # perhaps another server, which draws its own transaction ids, and ids
         return self._connection
 
-    def _read_from(self, connection: Connection, plan: Plan, bytes_max: int) -> Page:
+    def _read_from(self, connection: OwnedConnection, plan: Plan, bytes_max: int) -> Page:
         patience, statements = self._patience, self._database.statements
         reader, left_out = self._reader_for(plan.count), NOTHING
         try:
@@ -170,7 +170,7 @@ class ReadConnection:
         patience.returned()
         return page
 
-    def _reader_for(self, lanes: int) -> Reader:
+    def _reader_for(self, lanes: int) -> ReaderPort:
         reader, sequence = self._reader, self._database.sequence
         if reader is None or (reader.lanes, reader.sequence) != (lanes, sequence):
             reader = self._reader = self._database.reader(lanes)

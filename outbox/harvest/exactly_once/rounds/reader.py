@@ -20,20 +20,20 @@ from typing import Any
 from outbox.conf import Conf
 from outbox.core.exactly_once.flights import Plan, may_flush
 from outbox.core.exactly_once.judgement import GoOn, Stop
-from outbox.core.exactly_once.round import News, Reads, Step
+from outbox.core.exactly_once.round import News, ReaderStep, Reads
 from outbox.core.rows import Row, size_of
 from outbox.edges.postgres.common import backends
 from outbox.edges.postgres.common.backends import Pooled
 from outbox.edges.postgres.common.leases import NoRights, OtherWay
 from outbox.edges.postgres.common.texts import explained
-from outbox.edges.postgres.exactly_once.companions import OtherDatabase
+from outbox.edges.postgres.exactly_once.companions import AnotherDatabase
 from outbox.edges.postgres.exactly_once.reader import LeftOut, Page
 from outbox.edges.postgres.exactly_once.sweeper import Below
 from outbox.harvest.exactly_once.ports import Servers
 from outbox.harvest.exactly_once.rounds.lanes import Lanes, LaneState
 from outbox.harvest.exactly_once.rounds.read_connection import Failed, Read, ReadConnection
 from outbox.harvest.exactly_once.rounds.state import SeenState
-from outbox.harvest.exactly_once.rounds.sweep import Sweep
+from outbox.harvest.exactly_once.rounds.sweep import TableSweep
 from outbox.harvest.exactly_once.values import Awaited, Batch, Broken, Doubt
 from outbox.harvest.lease_keeper import LeaseKeeper
 from outbox.harvest.readings import Troubles
@@ -62,7 +62,7 @@ class PageReader:
         self._reading = ReadConnection(
             servers, lease, conf.harvest.statement_timeout_s, self._leave_out, self._meanwhile
         )
-        self._sweep = Sweep(conf, servers)
+        self._sweep = TableSweep(conf, servers)
         self._is_behind = False  # the last page was full: more waits than is sent
         self._troubles = Troubles(-1, servers.runtime)
         self.stages: dict[str, float] = dict.fromkeys(("read", "divide", "round", "flush"), 0.0)
@@ -120,16 +120,18 @@ class PageReader:
             with self._lanes.changed:
                 needs_holds = self._lanes.holds_look.is_due(self._runtime.monotonic())
                 step = self._lanes.round.next_step(may_read=self._may_read(), needs_holds=needs_holds)
-                if step is Step.END:
+                if step is ReaderStep.END:
                     return None
-                if step is Step.READ:
+                if step is ReaderStep.READ:
                     return self._plan()
-                if step is Step.WAIT:
+                if step is ReaderStep.WAIT:
                     self._wait()
-            if step is Step.RECONNECT:  # that server, or the purges', is perhaps one from which another has taken over
+            if (
+                step is ReaderStep.RECONNECT
+            ):  # that server, or the purges', is perhaps one from which another has taken over
                 self._reading.drop()
                 self._lanes.purges.reconnect()
-            elif step is Step.LOAD:
+            elif step is ReaderStep.LOAD:
                 self._load_holds()
 
     def _wait(self) -> None:
@@ -200,7 +202,7 @@ class PageReader:
             before = self._beat
             if not (before.is_settled and self._lease.beats()):
                 return
-            if isinstance(before.error, OtherWay | OtherDatabase | NoRights | Pooled):
+            if isinstance(before.error, OtherWay | AnotherDatabase | NoRights | Pooled):
                 raise before.error
             numbers = [lane.number for lane in self._lanes.known.values() if lane.ready]
             self._beat = self._lanes.purges.tell(partial(self._repeat_lease, numbers))

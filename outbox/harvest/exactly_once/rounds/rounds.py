@@ -18,7 +18,7 @@ import psycopg
 
 from outbox.conf import Conf
 from outbox.core.at_least_once.values import RecordHeld
-from outbox.core.exactly_once.judgement import State
+from outbox.core.exactly_once.judgement import StateRow
 from outbox.core.exactly_once.ledger import Entry
 from outbox.core.exactly_once.round import News
 from outbox.core.rows import Row
@@ -28,7 +28,7 @@ from outbox.harvest.exactly_once.rounds.lanes import Lanes, LaneState
 from outbox.harvest.exactly_once.rounds.listener import Ear
 from outbox.harvest.exactly_once.rounds.reader import PageReader
 from outbox.harvest.exactly_once.rounds.state import SeenState
-from outbox.harvest.exactly_once.values import Batch, Purge
+from outbox.harvest.exactly_once.values import Batch, BatchPurge
 from outbox.harvest.lease_keeper import LeaseKeeper
 
 
@@ -123,12 +123,12 @@ class Rounds:
         """A lease that could not be repeated in time may have gone to another mode of delivery."""
         return self._lease.is_trusted()
 
-    def seen_state(self, max_age_s: float, may_go_on: Callable[[], bool]) -> State:
+    def seen_state(self, max_age_s: float, may_go_on: Callable[[], bool]) -> StateRow:
         """The state row as it was so long ago at most. Raises `MayNotGoOn`."""
         return self._state_row.not_older(max_age_s, may_go_on)
 
-    def _ask_state(self, may_go_on: Callable[[], bool]) -> State:
-        state: State = self.purges.ask(
+    def _ask_state(self, may_go_on: Callable[[], bool]) -> StateRow:
+        state: StateRow = self.purges.ask(
             partial(self.database.statements.state, lanes=self._conf.election.lanes), may_go_on
         )[1]
         return state
@@ -151,7 +151,7 @@ class Rounds:
         if released.error is not None:
             raise released.error
 
-    def ready(self, lane: LaneState, batch: int, state: State, server: str) -> None:
+    def ready(self, lane: LaneState, batch: int, state: StateRow, server: str) -> None:
         """The lane owns its transactional id and has purged everything up to `batch`: it is read for from the
         beginning, on that server. Of so many lanes: those that were taken over with another count are fenced, or soon
         will be."""
@@ -183,7 +183,7 @@ class Rounds:
             lane.committed(entry.batch)
             self._lanes.flights.committed(batch, entry.batch)
             lane.holds.delivered(rows)
-            self._lanes.round.committed(Purge(entry, batch.filenode, batch.errands, batch.server))
+            self._lanes.round.committed(BatchPurge(entry, batch.filenode, batch.errands, batch.server))
             self._lanes.sizes.enlarge()
             lane.share_ended()
             self._lanes.end_share()

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from outbox.core.exactly_once.judgement import State
+from outbox.core.exactly_once.judgement import StateRow
 from outbox.runtime import Runtime
 
-Ask = Callable[[Callable[[], bool]], State]
+Ask = Callable[[Callable[[], bool]], StateRow]
 """Of the server, given whether to go on."""
 
 
@@ -19,14 +19,14 @@ class SeenState:
     def __init__(self, ask: Ask, runtime: Runtime) -> None:
         self._ask, self._runtime = ask, runtime
         self._asking = runtime.lock("state row")
-        self._seen = float("-inf"), State(0)
+        self._seen = float("-inf"), StateRow(0)
         """When it was asked for, and what it was: always both at once. An older one that replaces a newer is told by
         its age, and asked for again."""
 
-    def seen(self, asked_at: float, state: State) -> None:
+    def seen(self, asked_at: float, state: StateRow) -> None:
         self._seen = asked_at, state
 
-    def not_older(self, max_age_s: float, may_go_on: Callable[[], bool]) -> State:
+    def not_older(self, max_age_s: float, may_go_on: Callable[[], bool]) -> StateRow:
         with self._asking:
             begun = self._runtime.monotonic()
             asked_at, seen = self._seen

@@ -13,10 +13,10 @@ from functools import partial
 from typing import Any
 
 from outbox.conf import Conf
-from outbox.edges.postgres.common.session import Connection, Session
+from outbox.edges.postgres.common.session import OwnedConnection, Session
 from outbox.edges.postgres.common.texts import explained
 from outbox.edges.postgres.exactly_once.sweeper import Below, Found
-from outbox.harvest.exactly_once.ports import Servers, Sweeper
+from outbox.harvest.exactly_once.ports import Servers, SweeperPort
 from outbox.harvest.readings import Troubles
 
 _SHARE = 100  # a slice may take so small a part of the time
@@ -25,14 +25,14 @@ _BLOCKS_FIRST, _BLOCKS_MIN, _BLOCKS_MAX = 256, 16, 4096
 _ROWS_MAX = 20_000  # of a slice; more are those of held keys
 
 
-class Sweep:
+class TableSweep:
     """Asked by the reading thread; `take` has what was found since."""
 
     def __init__(self, conf: Conf, servers: Servers) -> None:
         self._conf, self._database = conf, servers.database
         runtime = self._runtime = servers.runtime
         self._session: Session | None = None
-        self._sweeper: Sweeper | None = None
+        self._sweeper: SweeperPort | None = None
         self._block, self._blocks = 0, _BLOCKS_FIRST
         self._is_under_way = False  # whose turn it is: while it is, everything here belongs to the session's thread
         self._begun_at = runtime.monotonic()
@@ -70,7 +70,7 @@ class Sweep:
 
     # ---- in the session's thread
 
-    def _connect(self) -> Connection:
+    def _connect(self) -> OwnedConnection:
         assert self._sweeper is not None
         connection = self._database.connect("sweep")
         try:
@@ -80,7 +80,7 @@ class Sweep:
             raise
         return connection
 
-    def _slice(self, sweeper: Sweeper, below: Below, connection: Any) -> tuple[list[Found], int, float]:
+    def _slice(self, sweeper: SweeperPort, below: Below, connection: Any) -> tuple[list[Found], int, float]:
         begun = self._runtime.monotonic()
         found, size = sweeper.look(connection, self._block, self._blocks, below)
         return found, size, self._runtime.monotonic() - begun
