@@ -43,7 +43,7 @@ def test_a_mark_whose_reply_is_lost_is_made_again(bench, database):
     with bench.working(url=database.url, MARK_MAX=50) as host:
         running(host)
         host.trusted = False  # no mark is under way whose reply would be held instead
-        wait_until(lambda: "mark" not in host.worker._board._pending)
+        wait_until(lambda: not host.worker._board._requests.mark.is_awaited)
         database.hold(TO_CLIENT)
         bench.insert(keys)
         host.trusted = True
