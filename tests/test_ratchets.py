@@ -90,9 +90,6 @@ ATTRIBUTES_MAX = 25
 ASSIGNED_FROM_OUTSIDE = {
     "core/election/neli.py": "beat_at confirm_asked confirm_ticket deadline ended_id epoch first_sequence last_offset "
     "leader_id state trusted_at was_fenced",
-    "core/holds/book.py": "fate is_wanted lowest retry_at row",
-    "core/holds/hold.py": "state",
-    "core/holds/trials.py": "retry_at",
     "edges/postgres/common/backends.py": "backend give_up_at",
     "edges/postgres/common/session.py": "give_up_at interrupt",
     "edges/postgres/common/table.py": "give_up_at",

@@ -82,7 +82,8 @@ class Holds:
     def keep(self, rows: list[Row]) -> list[Row]:
         """Drop the rows under a hold."""
         if self._all is not None:
-            self._all.lowest = min([self._all.lowest, *(row[0] for row in rows[:1])])
+            for row in rows[:1]:
+                self._all.dropped(row[0])
             return []
         if not (self._paused or self._held.is_blocking):
             return rows
@@ -106,7 +107,7 @@ class Holds:
             if row[1] in names or self.name_of(row) in names:
                 hold = self._hold_of(row)
                 if hold is not None and row[0] < hold.lowest:
-                    hold.lowest = row[0]
+                    hold.dropped(row[0])
 
     def _blocking(self) -> Iterable[BookedHold | Pause]:
         yield from (hold for hold in self._held.all() if hold.state is not HoldState.TRYING)
@@ -121,7 +122,7 @@ class Holds:
         """Of a row that was found elsewhere than in a page: when its hold ends, the reading goes on from there."""
         hold = self._all or self._hold_of(row)
         if hold is not None:
-            hold.lowest = min(hold.lowest, row[0])
+            hold.dropped(row[0])
         return hold is not None
 
     @property
@@ -139,7 +140,7 @@ class Holds:
         holds = [hold for topic in topics for hold in (self._held.blocking(topic), self._paused.get(topic))]
         for hold in (*holds, self._all):
             if hold is not None:
-                hold.lowest = min(hold.lowest, look + 1)
+                hold.dropped(look + 1)
 
     def take_writes(self) -> Writes:
         """Those that were not taken before."""
@@ -213,7 +214,7 @@ class Holds:
         self._lifted.discard(row[0])
         # A topic is at fault for all of its records: nobody wants a whole backlog among the dead letters.
         if not whole_topic and is_given_up(attempts, self._attempts_max(row[1])):
-            hold.fate = hold.fate or REFUSED
+            hold.decide(hold.fate or REFUSED)
         self._leave_if_fated(name, hold)
         self.writes.parks.append(hold.row)
         shown = (row[1], "*") if whole_topic else name
@@ -231,8 +232,8 @@ class Holds:
             self._held.place(name, hold)
             return hold
         hold = self._held.on(name, HoldEvent.REFUSED)
-        hold.row = replace(row, id=before.row.id, history=(*before.row.history, *row.history)[-HISTORY_MAX:])
-        hold.lowest, hold.retry_at, hold.is_wanted = lowest, retry_at, False
+        history = (*before.row.history, *row.history)[-HISTORY_MAX:]
+        hold.refused_again(replace(row, id=before.row.id, history=history), lowest, retry_at)
         return hold
 
     def delivered(self, rows: Iterable[Row]) -> None:
@@ -268,7 +269,7 @@ class Holds:
         """The key of a head that is to leave waits until that is certain: were its later records sent before, a
         successor could still send the head behind them."""
         if hold.fate:
-            hold.retry_at = NEVER
+            hold.put_off(NEVER)
             self._held.on(name, HoldEvent.TO_LEAVE)
 
     def take_errands(self) -> Errands | None:
@@ -335,18 +336,18 @@ class Holds:
             self._forget(name)
             hold = BookedHold(row, row.head, NEVER if row.due_s is None else now + row.due_s)
             self._held.place(name, hold)
-        else:  # it may have been read before the last refusal was written
-            hold.row = replace(hold.row, id=row.id, history=row.history, head_lane=row.head_lane)
+        else:
+            hold.shown(row)
         self._heed(name, hold, row, now)
 
     def _heed(self, name: Name, hold: BookedHold, row: HoldRow, now: float) -> None:
         """What operators want of a record."""
         if row.wanted == RETRY and hold.fate not in ("", REFUSED):  # decided otherwise before it was carried out
-            hold.fate = ""
+            hold.decide("")
             self._held.on(name, HoldEvent.TO_STAY)
         if row.wanted == RETRY and hold.state is HoldState.WAITING:
-            hold.retry_at, hold.is_wanted = now, True
-        hold.fate = fate_of(row, self._attempts_max(row.topic)) or hold.fate
+            hold.want(now)
+        hold.decide(fate_of(row, self._attempts_max(row.topic)) or hold.fate)
         self._leave_if_fated(name, hold)
 
     def _forget_lifted(self, names: Collection[Name]) -> None:

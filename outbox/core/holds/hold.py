@@ -9,7 +9,7 @@ next read has been told where to begin.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from outbox.core.holds.values import Burial, HoldRow
@@ -93,6 +93,9 @@ class Pause:
     lowest: float = NEVER
     """Of the rows that were read and dropped: from here the reading goes on when the hold ends."""
 
+    def dropped(self, id_: int) -> None:
+        self.lowest = min(self.lowest, id_)
+
 
 @dataclass(slots=True)
 class BookedHold:
@@ -115,6 +118,29 @@ class BookedHold:
     def is_known(self) -> bool:
         """The table has shown it: when it is missing there, somebody has lifted it."""
         return self.row.id > 0
+
+    def dropped(self, id_: int) -> None:
+        self.lowest = min(self.lowest, id_)
+
+    def on(self, event: HoldEvent) -> None:
+        self.state = RECORD.after(self.state, event)
+
+    def refused_again(self, row: HoldRow, lowest: float, retry_at: float) -> None:
+        self.row, self.lowest, self.retry_at, self.is_wanted = row, lowest, retry_at, False
+
+    def shown(self, row: HoldRow) -> None:
+        """The table has the hold so. It may have been read before the last refusal was written."""
+        self.row = replace(self.row, id=row.id, history=row.history, head_lane=row.head_lane)
+
+    def put_off(self, until: float) -> None:
+        self.retry_at = until
+
+    def want(self, now: float) -> None:
+        """An operator does, at once."""
+        self.retry_at, self.is_wanted = now, True
+
+    def decide(self, fate: str) -> None:
+        self.fate = fate
 
     def burial(self) -> Burial:
         return Burial(self.row, self.fate)
@@ -166,7 +192,8 @@ class Register:
     def on(self, name: Name, event: HoldEvent) -> BookedHold:
         """`event` has happened to what is held under this name."""
         hold = self._by_name[name]
-        before, hold.state = hold.state, RECORD.after(hold.state, event)
+        before = hold.state
+        hold.on(event)
         if hold.state is not before:
             del self._by_state[before][name]
             if hold.state is HoldState.ENDED:

@@ -32,7 +32,7 @@ class Trials:
         the one that was refused wait again."""
         tried = self._held.of(HoldState.TRYING).items()
         for name in [name for name, hold in tried if name != refused and not hold.is_wanted]:
-            self._held.on(name, HoldEvent.NOT_NOW).retry_at = now
+            self._held.on(name, HoldEvent.NOT_NOW).put_off(now)
 
     def delivered(self) -> None:
         """What has refused the record takes records again."""
