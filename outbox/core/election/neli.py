@@ -228,6 +228,55 @@ class _Lane:
         self.confirm_ticket: int | None = None
         self.confirm_asked = 0.0
 
+    # ---- its heartbeats
+
+    def sent(self, sequence: int, now: float, next_at: float) -> None:
+        self.outstanding[sequence] = now
+        while len(self.outstanding) > _OUTSTANDING_MAX:
+            del self.outstanding[next(iter(self.outstanding))]
+        self.beat_at = next_at
+
+    def seen(self, offset: int) -> None:
+        """One of its own is in the topic."""
+        if offset < self.last_offset and self.state is OwnerState.LEADER:
+            self.epoch = offset  # the topic was made anew: its offsets began again
+        self.last_offset = offset
+
+    def trust(self, since: float) -> None:
+        self.trusted_at = max(self.trusted_at, since)
+
+    def claim(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    # ---- whether it is still a member
+
+    def ask(self, ticket: int, now: float) -> None:
+        self.confirm_ticket, self.confirm_asked = ticket, now
+
+    def await_no_answer(self) -> None:
+        self.confirm_ticket = None
+
+    # ---- its term
+
+    def lead(self) -> None:
+        self.state, self.was_fenced, self.ended_id = OwnerState.LEADER, False, None
+        self.beat_at = self.trusted_at  # the first beat of the claim, with its epoch, goes out at the next tick
+
+    def refresh(self, leader_id: UUID) -> None:
+        self.leader_id = leader_id
+
+    def revoke(self, deadline: float) -> None:
+        self.state, self.deadline = OwnerState.REVOKING, deadline
+
+    def end_term(self) -> None:
+        self.ended_id = self.leader_id
+
+    def fence(self, leader_id: UUID, first_sequence: int, now: float) -> None:
+        """It begins anew."""
+        self.state, self.was_fenced = OwnerState.CANDIDATE, True
+        self.leader_id, self.first_sequence, self.epoch = leader_id, first_sequence, -1
+        self.confirm_ticket, self.beat_at = None, now
+
 
 class Neli:
     """The election as one member sees it, over all partitions of the leader topic."""
@@ -356,7 +405,7 @@ class Neli:
         lane = self._owned.get(partition)
         if lane is None or lane.confirm_ticket != ticket:
             return []
-        lane.confirm_ticket = None
+        lane.await_no_answer()
         if not ok:
             return self._fence(partition, lane, "not-a-member", now)
         if lane.state is OwnerState.CANDIDATE and lane.epoch >= 0 and now < self._trust_ends(lane):
@@ -402,7 +451,7 @@ class Neli:
         found = self._owned.get(lane)
         if found is None or not self.may_start(lane, now):
             return []
-        found.leader_id = self._new_id()
+        found.refresh(self._new_id())
         return [LeaderRefreshed(lane, found.leader_id, found.epoch)]
 
     def doubt(self, lane: int, now: float) -> list[Effect]:
@@ -457,13 +506,12 @@ class Neli:
         if lane is None or lane.state is OwnerState.REVOKING:
             return []
         if lane.state is OwnerState.LEADER and now < self._trust_ends(lane):
-            lane.state = OwnerState.REVOKING
-            lane.deadline = now + self._revoke_timeout_s
+            lane.revoke(now + self._revoke_timeout_s)
             return [FinishBatch(partition, lane.leader_id, lane.deadline)]
         effects: list[Effect] = []
         if lane.state is OwnerState.LEADER:
             effects.append(LeaderFenced(partition, lane.leader_id, "heartbeat-timeout"))
-            lane.ended_id = lane.leader_id
+            lane.end_term()
         del self._owned[partition]
         if lane.ended_id is not None:
             effects.append(LeaderRevoked(partition, lane.ended_id))
@@ -479,12 +527,9 @@ class Neli:
         leads = lane.state is OwnerState.LEADER
         epoch = lane.epoch if leads else (None if lane.was_fenced else -1)
         beat = Heartbeat(self._member_id, lane.leader_id, self._sequence, epoch, self._name, self._database)
-        lane.outstanding[self._sequence] = now
-        while len(lane.outstanding) > _OUTSTANDING_MAX:
-            del lane.outstanding[next(iter(lane.outstanding))]
-        self._sequence += 1
         first = not leads and not lane.was_fenced  # a fresh assignment beats faster, so that a successor sends soon
-        lane.beat_at = now + (self._candidate_interval_s if first else self._interval_s)
+        lane.sent(self._sequence, now, now + (self._candidate_interval_s if first else self._interval_s))
+        self._sequence += 1
         return PublishHeartbeat(partition, beat)
 
     def _foreign_database(self, partition: int, beat: Heartbeat | ClassicHeartbeat) -> list[Effect]:
@@ -502,33 +547,28 @@ class Neli:
         sent_at = lane.outstanding.pop(beat.sequence, None)
         if sent_at is None or beat.sequence < lane.first_sequence:
             return []
-        if offset < lane.last_offset and lane.state is OwnerState.LEADER:
-            lane.epoch = offset  # the topic was made anew: its offsets began again
-        lane.last_offset = offset
+        lane.seen(offset)
         if now >= sent_at + self._timeout_s - self._margin_s:
             return []  # a beat that took this long earns nothing
-        lane.trusted_at = max(lane.trusted_at, sent_at)
+        lane.trust(sent_at)
         if lane.state is OwnerState.LEADER:
             return []
         if not lane.was_fenced:
-            lane.epoch = offset
+            lane.claim(offset)
             return self._acquire(partition, lane)
         if lane.confirm_ticket is not None and now < lane.confirm_asked + self._timeout_s:
             return []  # the answer is still awaited
-        lane.epoch = offset
+        lane.claim(offset)
         return [self._ask(partition, lane, now)]
 
     def _ask(self, partition: int, lane: _Lane, now: float) -> ConfirmMembership:
         self._ticket += 1
-        lane.confirm_ticket, lane.confirm_asked = self._ticket, now
+        lane.ask(self._ticket, now)
         return ConfirmMembership(partition, self._ticket)
 
     def _acquire(self, partition: int, lane: _Lane) -> list[Effect]:
-        lane.state = OwnerState.LEADER
+        lane.lead()
         self._led_last.add(partition)
-        lane.was_fenced = False
-        lane.ended_id = None
-        lane.beat_at = lane.trusted_at  # the first beat of the claim, with its epoch, goes out at the next tick
         return [LeaderAcquired(partition, lane.leader_id, lane.epoch)]
 
     def _foreign_beat(
@@ -542,7 +582,7 @@ class Neli:
             return self._fence(partition, lane, "newer-claim", now)
         if lane.state is OwnerState.CANDIDATE and epoch > lane.epoch:
             self._led_last.discard(partition)
-            lane.confirm_ticket = None  # an answer to an older question would not cover this claim
+            lane.await_no_answer()  # an answer to an older question would not cover this claim
         return []
 
     def _fence(self, partition: int, lane: _Lane, reason: str, now: float) -> list[Effect]:
@@ -551,15 +591,9 @@ class Neli:
         if reason != "heartbeat-timeout":
             self._led_last.discard(partition)
         if led:
-            lane.ended_id = ended
+            lane.end_term()
         if lane.state is OwnerState.REVOKING:
             del self._owned[partition]
             return [LeaderFenced(partition, ended, reason), *self._leave_if_done()]
-        lane.state = OwnerState.CANDIDATE
-        lane.was_fenced = True
-        lane.leader_id = self._new_id()
-        lane.first_sequence = self._sequence
-        lane.epoch = -1
-        lane.confirm_ticket = None
-        lane.beat_at = now
+        lane.fence(self._new_id(), self._sequence, now)
         return [LeaderFenced(partition, ended, reason)] if led else []
