@@ -119,8 +119,8 @@ ACTS |= {act.__name__: act for act in (pause, cut_between_commit_and_reply, stop
 
 
 def test_every_failpoint_of_the_worker_is_an_act():
-    rooms = [ROOT / "outbox" / "harvest" / name for name in ("at_least_once.py", "statements.py")]
-    source = "".join(path.read_text() for path in rooms)
+    paths = (ROOT / "outbox" / "harvest" / "at_least_once").rglob("*.py")
+    source = "".join(path.read_text() for path in paths)
     assert set(re.findall(r'failpoint\("([a-z-]+)"\)', source)) == WORKER
     assert set(FAILPOINTS) >= WORKER | BOTH_WAYS
 

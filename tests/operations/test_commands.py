@@ -14,7 +14,7 @@ from django.core.management import CommandError, call_command
 from django.db import connections
 
 from outbox import conf
-from outbox.edges.postgres.counts import backlog
+from outbox.edges.kafka.common import stable_lag
 from outbox.operations import check_kafka
 from outbox.operations import stats as operations_stats
 from tests.harvest.processes import Harvest
@@ -165,7 +165,7 @@ def test_stats_of_the_database_alone_ask_no_broker(at, settings):
 
 
 def test_stats_without_a_broker_say_so_and_show_the_rest(at, settings, monkeypatch):
-    monkeypatch.setattr(backlog, "_REQUEST_S", 1.0)
+    monkeypatch.setattr(stable_lag, "_REQUEST_S", 1.0)
     settings.OUTBOX = {**settings.OUTBOX, "BOOTSTRAP_SERVERS": "127.0.0.1:1"}
     found = stats()
     assert found["backlog"]["records"] == 0
