@@ -11,7 +11,7 @@ BENCH_KAFKA ?= --kafka-java-option=-XX:TieredStopAtLevel=4
 
 # They fail where a client words its log otherwise, or knows other errors.
 CANARIES := tests/faults/exactly_once/test_hidden_ends.py tests/harvest/exactly_once/test_faults.py \
-	tests/edges/kafka/test_transaction_log.py tests/core/test_faults.py
+	tests/edges/kafka/test_trouble_in_the_log.py tests/core/test_faults.py
 CLIENTS ?= '==2.16.0' '>=2.16,<3'
 
 .PHONY: help install demo check test coverage torture canaries bench lint format clean

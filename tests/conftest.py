@@ -1,4 +1,4 @@
-"""Fixtures that every room of the tests may use."""
+"""Fixtures that all tests may use."""
 
 import os
 import signal
@@ -80,11 +80,11 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Workers take whole files, for what the tests of a file share; those that share a Spark session go as one."""
     from xdist.scheduler import LoadFileScheduling
 
-    class Rooms(LoadFileScheduling):
+    class Files(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
             return "tests/spark" if nodeid.startswith("tests/spark/") else super()._split_scope(nodeid)
 
-    return Rooms(config, log) if config.getoption("dist") == "loadfile" else None
+    return Files(config, log) if config.getoption("dist") == "loadfile" else None
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

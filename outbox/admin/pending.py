@@ -1,7 +1,7 @@
 """The pending records in Django's admin, harmless on a table of any size.
 
 Search, filters, columns and the page of one record; how they count and page is in ``outbox.admin.paging``, the other
-pages are in ``outbox.admin_pages``.
+pages are beside it in ``outbox.admin``.
 """
 
 from datetime import timedelta

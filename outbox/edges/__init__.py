@@ -1,1 +1,1 @@
-"""I/O without decisions, shared by the rooms: SQL on the table, Kafka clients."""
+"""I/O without decisions: statements on PostgreSQL, calls of the Kafka client."""

@@ -1,1 +1,2 @@
-"""What operators ask and do, behind the commands: look (``stats``), examine (``check``). Nothing here harvests."""
+"""What operators ask and do, behind the commands and the admin: look (`stats`), examine (`check`), act (`actions`),
+change a record (`editing`). Nothing here harvests."""

@@ -1,6 +1,6 @@
 """The life of a daemon: started once, stopped by anybody, ended by its first failure.
 
-One supervising thread does what the subclass says in `work` until `stopping` is set, and then `tear_down`.
+One supervising thread does what the subclass says in `_work` until `_stopping` is set, and then `_tear_down`.
 """
 
 from __future__ import annotations

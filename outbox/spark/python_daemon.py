@@ -1,7 +1,7 @@
 """The process that Spark forks its Python workers from, with everything imported that they will want.
 
 Otherwise each worker imports pandas, pyarrow and the Kafka client for itself: about a second of processor time, again
-and again when many start. `start.session()` names this module in `spark.python.daemon.module`.
+and again when many start. `sessions.session()` names this module in `spark.python.daemon.module`.
 """
 
 import sys

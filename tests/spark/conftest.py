@@ -1,4 +1,4 @@
-"""One Spark session for all tests of this room: a JVM takes seconds to start."""
+"""One Spark session for all tests of this folder: a JVM takes seconds to start."""
 
 import gc
 import importlib.util
@@ -46,7 +46,7 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(scope="module", autouse=True)
 def collected():
-    """The sockets go before a test of another room is told of them."""
+    """The sockets go before a test of another folder hears of them."""
     yield
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)

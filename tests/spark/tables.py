@@ -1,4 +1,4 @@
-"""Outbox tables and streams for tests of this room."""
+"""Outbox tables and streams for the tests of this folder."""
 
 import uuid
 from dataclasses import dataclass

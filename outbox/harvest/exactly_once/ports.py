@@ -1,6 +1,6 @@
 """What exactly-once delivery asks of its servers: one statement or one call of the client each, where that can be.
 
-Production has `exactly_once_database.Database` and `exactly_once_kafka.Kafka` below these, the simulation of the tests
+Production has `rounds.database.Database` and `kafka.LaneKafka` below these, the simulation of the tests
 has servers of its own. Nothing is decided here. A statement takes a connection that the same port has opened.
 """
 

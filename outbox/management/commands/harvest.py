@@ -1,4 +1,4 @@
-"""``manage.py harvest``: arguments to settings to the harvest room, signals to a stop, results to an exit code."""
+"""``manage.py harvest``: arguments to settings to the harvester, signals to a stop, results to an exit code."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ by default that of the column id.
 
 Each epoch is cut into slices by key; each slice is one Kafka transaction with an entry in the ledger topic (by default
 `outbox-spark-<name>`) as its last record. When a driver starts it fences all slices, reads their entries and judges
-(`entries.judge`); an epoch that was delivered in part is first compared with what was delivered.
+(`slice_ledger.judge`); an epoch that was delivered in part is first compared with what was delivered.
 """
 
 from __future__ import annotations

@@ -339,7 +339,7 @@ def _python_rows(rows: Any, plan: SlicePlan) -> Iterator[tuple[Any, ...]]:
 
 
 def _headers(column: Any) -> list[list[tuple[str, bytes | None]] | None]:
-    """As `expressions.HEADERS` has put them down."""
+    """As `sql_expressions.HEADERS` has put them down."""
     if column.null_count == len(column):
         return [None] * len(column)
     return [None if text is None else list(map(_header, text.split())) for text in column.to_pylist()]

@@ -1,4 +1,4 @@
-"""Rows of the table as Arrow batches, in executors. What is marked and when is decided in `source.py`.
+"""Rows of the table as Arrow batches, in executors. What is marked and when is decided in `datasource.py`.
 
 Small records without headers come a page at a time, each column as one string of bytes beside its lengths: PostgreSQL
 puts them together faster than Python takes rows apart, and no record becomes a Python object here. A page that holds

@@ -1,6 +1,7 @@
 """Long fault runs of the Spark engine's processes, judged by what a consumer sees and by the audit. Each fault comes
 twenty times over one table, one ledger and one checkpoint, so that what one death leaves behind is what the next one
-finds. What every moment of a death means for the parts is asked in `test_stream_reader` and `test_writing`."""
+finds. What every moment of a death means for the parts is asked in `source/test_datasource` and
+`sink/test_slice_writer`."""
 
 import os
 import random

@@ -1,8 +1,9 @@
 """The statements of exactly-once delivery on the companion tables, and the guarded purge that ties them to the outbox.
 
-``<TABLE>_state``: one row: the UUID of this database, the lane count, which way of delivery holds the table (`ways`).
-``<TABLE>_purged``: (lane, batch): the last batch of each lane whose rows were deleted, called m.
-``<TABLE>_lane``: who owns a lane, shown to operators and never trusted (`ways`).
+``<TABLE>_state``: one row: the UUID of this database, the lane count, which way of delivery holds the table
+(`edges.postgres.common.leases`). ``<TABLE>_purged``: (lane, batch): the last batch of each lane whose rows were
+deleted, called m. ``<TABLE>_lane``: who owns a lane, shown to operators and never trusted
+(`edges.postgres.common.leases`).
 
 Each function takes a connection and decides nothing; what the numbers mean is said in `core.exactly_once.judgement`.
 """

@@ -46,7 +46,7 @@ class UnknownAges(OutboxError):
 
 
 def check_ages(connection: psycopg.Connection[Any]) -> None:
-    """`age()` tells the next transaction id by a side door: once compared with one drawn before and one drawn after.
+    """`age()` tells the next transaction id indirectly: once compared with one drawn before and one drawn after.
     The connection commits by itself, for a transaction with an id of its own would be told that one."""
     drawn = "/* xids */ SELECT pg_current_xact_id()::text::bigint, NULL"
     told = "/* xids */ SELECT age('3'::xid)::text::bigint, pg_current_snapshot()::text"
