@@ -16,7 +16,6 @@ from django.db import DatabaseError, connections, router
 
 from outbox import conf
 from outbox.documents import page
-from outbox.edges.postgres.preflight import catalog, numbering
 
 MINIMUM_POSTGRES = 140000
 NEWEST_TESTED_POSTGRES = 18
@@ -197,6 +196,8 @@ def _is_migrating() -> bool:
 
 
 def _inspect(alias: str, table: str, *, migrating: bool) -> Iterator[CheckMessage]:
+    from outbox.edges.postgres.preflight import catalog
+
     connection = connections[alias]
     version = connection.pg_version  # type: ignore[attr-defined]
     if version < MINIMUM_POSTGRES:
@@ -228,6 +229,8 @@ def _inspect(alias: str, table: str, *, migrating: bool) -> Iterator[CheckMessag
 
 
 def _inspect_columns(cursor: Any, table: str, quoted: str) -> Iterator[CheckMessage]:
+    from outbox.edges.postgres.preflight import catalog
+
     found = catalog.columns(cursor, quoted)
     wrong = [f"{name} is missing" for name in _COLUMN_TYPES if name not in found]
     wrong += [
@@ -245,6 +248,8 @@ def _inspect_columns(cursor: Any, table: str, quoted: str) -> Iterator[CheckMess
 
 
 def _inspect_time(cursor: Any, table: str, quoted: str) -> Iterator[CheckMessage]:
+    from outbox.edges.postgres.preflight import catalog
+
     not_null, has_default = catalog.time_column(cursor, quoted) or (True, True)  # _inspect_columns tells
     if not not_null:
         yield Warning(
@@ -262,6 +267,8 @@ def _inspect_time(cursor: Any, table: str, quoted: str) -> Iterator[CheckMessage
 
 
 def _inspect_sequence(cursor: Any, table: str, quoted: str) -> Iterator[CheckMessage]:
+    from outbox.edges.postgres.preflight import numbering
+
     hint = "Without it records of one key can be delivered out of order. Run: migrate outbox zero --fake, then "
     hint += "migrate outbox, which sets the default and the sequence right."
     for problem in numbering.look(cursor, quoted).problems:
@@ -269,6 +276,7 @@ def _inspect_sequence(cursor: Any, table: str, quoted: str) -> Iterator[CheckMes
 
 
 def _inspect_constraints(cursor: Any, table: str, quoted: str) -> Iterator[CheckMessage]:
+    from outbox.edges.postgres.preflight import catalog
     from outbox.models import OutboxRecord
 
     found = catalog.valid_constraints(cursor, quoted)

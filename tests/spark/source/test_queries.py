@@ -6,8 +6,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from outbox.spark import KafkaSink
-from outbox.spark.source import statements
+from outbox.spark import KafkaSink, stream
 from tests.support.topics import create_topic, read_topic
 
 pytestmark = pytest.mark.slow  # by the JVM that it starts
@@ -89,7 +88,7 @@ def test_a_query_that_fails_and_is_started_again_delivers_everything_once(
         wait_for(lambda: outbox_table.count() == 0, query)
         outbox_table.insert(topic, 5)
         wait_for(lambda: outbox_table.count() == 0, query)
-        assert statements.finish(outbox_table.url, outbox_table.table)
+        assert stream.finish(outbox_table.url, outbox_table.table)
     everything = ids_on(bootstrap_servers, topic) + ids_on(bootstrap_servers, later)
     assert sorted(everything) == [number for number in range(1, 606) if number % 10]
 

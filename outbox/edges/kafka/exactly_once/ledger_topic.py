@@ -376,9 +376,10 @@ class LedgerTopic:
         return self._consumer_client
 
     def _forget_clients(self) -> None:
-        consumer, self._consumer_client = self._consumer_client, None
-        if consumer is not None:
-            dispose([consumer], lambda client: client.close(), self._runtime)
+        consumers: list[Any] = [self._consumer_client]
+        self._consumer_client = None
+        if consumers[0] is not None:
+            dispose(consumers, lambda client: client.close(), self._runtime)
         admins, self._admin_client = [self._admin_client], None
         if admins[0] is not None:
             dispose(admins, runtime=self._runtime)
