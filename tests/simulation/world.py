@@ -21,13 +21,22 @@ class World:
         self.lanes = lanes
         self.faults: Any = None
         self.events: list[tuple[float, int, Callable[[], None]]] = []
-        self._count = 0
+        self._count = self._pids = 0
         self.group = Group(self, cooperative=cooperative)
         self.processes: list[Any] = []
         self.trace = 0
 
     def new_id(self) -> UUID:
         return UUID(int=self.random.getrandbits(128), version=4)
+
+    def new_pid(self) -> int:
+        """Of a backend of the simulated database."""
+        self._pids += 1
+        return self._pids
+
+    def lane_of(self, key: str) -> int:
+        """A number, to be divided by the count of lanes."""
+        return zlib.crc32(key.encode())
 
     def chance(self, probability: float) -> bool:
         return probability > 0 and self.random.random() < probability

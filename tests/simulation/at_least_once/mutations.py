@@ -7,12 +7,10 @@ Two are guards of SQL, and there it is the simulated table that lacks them; that
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
-from unittest.mock import patch
 from uuid import UUID
 
 from outbox.core.at_least_once.keys import Key
@@ -25,29 +23,16 @@ from outbox.edges.kafka.at_least_once.idempotent import Producers
 from outbox.harvest.at_least_once.holds import HeldMarks
 from outbox.harvest.at_least_once.lane import AtLeastOnce
 from outbox.harvest.lane_host import Host
-from tests.simulation.at_least_once.scenario import INTERRUPTED, PLAIN, Outcome, Rules, around, run
+from tests.simulation.at_least_once.scenario import INTERRUPTED, PLAIN, Outcome, Rules, run
+from tests.simulation.planted import PlantedBug, around
 
 
 @dataclass(frozen=True)
-class Planted:
-    changes: tuple[tuple[Any, str, Any], ...] = ()
+class Planted(PlantedBug):
     rules: Rules = PLAIN
-    theme: tuple[int, int] = (0, 1)
-    """The seeds that are searched: with this remainder, divided by this number."""
-
-    @contextmanager
-    def applied(self) -> Iterator[None]:
-        with ExitStack() as stack:
-            for owner, name, replacement in self.changes:
-                stack.enter_context(patch.object(owner, name, replacement))
-            yield
 
     def run(self, seed: int) -> Outcome:
         return run(seed, self.rules, self.applied)
-
-    def seeds(self, count: int) -> range:
-        first, step = self.theme
-        return range(first, step * count, step)
 
 
 # ---- the scoreboard

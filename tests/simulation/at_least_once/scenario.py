@@ -7,7 +7,6 @@ below it. No promise is checked here.
 from __future__ import annotations
 
 import logging
-import zlib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -37,6 +36,7 @@ from tests.simulation.exactly_once.database import STATEMENT_TIMEOUT_S
 from tests.simulation.exactly_once.holds import Hold
 from tests.simulation.group import SESSION_TIMEOUT_S
 from tests.simulation.leader_topic import Topic
+from tests.simulation.planted import around
 from tests.simulation.runtime import LONG_S, SWITCHED_S, ended_with, in_thread
 from tests.support.settings import changed
 
@@ -98,7 +98,6 @@ class World(surroundings.World):
         self.leader_topic = Topic(self)
         self.switching, self.switched_s = self.random.choice(((0.0, ()), (0.0, ()), (0.05, SWITCHED_S), (0.01, LONG_S)))
         self.tasks: list[Any] = []
-        self._pids = 0
         self.conf = self._settings()
 
     def _settings(self) -> Conf:
@@ -129,13 +128,6 @@ class World(surroundings.World):
             REFUSAL_POLICY=choice(("block", "block", "skip")),
             REFUSAL_ATTEMPTS=choice((1, 3)),
         )
-
-    def new_pid(self) -> int:
-        self._pids += 1
-        return self._pids
-
-    def lane_of(self, key: str) -> int:
-        return zlib.crc32(key.encode())
 
     def fail(self, error: BaseException) -> None:
         """Something that no thread may survive: raised where it ends the scenario."""
@@ -413,16 +405,6 @@ def _passed(name: str) -> None:
     runtime = getattr(getcurrent(), "runtime", None)
     if runtime is not None:
         runtime.passed(name)
-
-
-def around(owner: Any, name: str, change: Callable[..., Any]) -> tuple[Any, str, Any]:
-    """`change` is called with the method in the first place."""
-    method = getattr(owner, name)
-
-    def changed(*arguments: Any, **given: Any) -> Any:
-        return change(method, *arguments, **given)
-
-    return owner, name, changed
 
 
 @contextmanager

@@ -8,11 +8,10 @@ that lacks it; that the real ones guard it is shown by `tests/faults/exactly_onc
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
-from unittest.mock import patch
 
 from confluent_kafka import KafkaError, KafkaException
 
@@ -58,38 +57,15 @@ from tests.simulation.exactly_once.scenario import (
     run,
 )
 from tests.simulation.exactly_once.themes import SLOTS
+from tests.simulation.planted import PlantedBug, around
 
 
 @dataclass(frozen=True)
-class Planted:
-    changes: tuple[tuple[Any, str, Any], ...] = ()
+class Planted(PlantedBug):
     rules: Rules = PLAIN
-    theme: tuple[int, int] = (0, 1)
-    """The seeds that are searched: with this remainder, divided by this number."""
-
-    @contextmanager
-    def applied(self) -> Iterator[None]:
-        with ExitStack() as stack:
-            for owner, name, replacement in self.changes:
-                stack.enter_context(patch.object(owner, name, replacement))
-            yield
 
     def run(self, seed: int) -> Outcome:
         return run(seed, self.rules, self.applied)
-
-    def seeds(self, count: int) -> range:
-        first, step = self.theme
-        return range(first, step * count, step)
-
-
-def _around(owner: Any, name: str, change: Callable[..., Any]) -> tuple[Any, str, Any]:
-    """`change` is called with the method in the first place."""
-    method = getattr(owner, name)
-
-    def changed(*arguments: Any, **given: Any) -> Any:
-        return change(method, *arguments, **given)
-
-    return owner, name, changed
 
 
 # ---- what is read
@@ -441,8 +417,8 @@ _NO_TROUBLE = transactional, "is_trouble", lambda facility, text, was_connected:
 MUTATIONS: dict[str, Planted] = {
     "ledger entry first": Planted(
         (
-            _around(Transactions, "_send", _send_entry_first),
-            _around(TransactionalProducer, "send_entry", _send_no_second_entry),
+            around(Transactions, "_send", _send_entry_first),
+            around(TransactionalProducer, "send_entry", _send_no_second_entry),
             _NO_TROUBLE,
         )
     ),
@@ -451,36 +427,36 @@ MUTATIONS: dict[str, Planted] = {
     "takeover without waiting for the stable offset": Planted(rules=replace(PLAIN, waits_for_stable=False)),
     "cursor instead of frontier": Planted(((read_connection, "Frontier", Cursor),)),
     "ended transactions are not looked back for": Planted(((read_connection, "Frontier", NothingHasEnded),)),
-    "exclusions copied after the select": Planted((_around(ReadConnection, "_read_from", _exclude_late),)),
+    "exclusions copied after the select": Planted((around(ReadConnection, "_read_from", _exclude_late),)),
     "no flush": Planted(
         (
             (PageReader, "_flush", _flush_nothing),
             (transaction, "has_flushed", lambda since, asked_at: True),
         )
     ),
-    "the frontier is not reset for a lane that joins": Planted((_around(Rounds, "ready", _keep_frontier),)),
+    "the frontier is not reset for a lane that joins": Planted((around(Rounds, "ready", _keep_frontier),)),
     "commit before the purge of the batch before": Planted(
-        (_around(Transactions, "_await_guards", _hasten),), theme=_REFUSING_ODD
+        (around(Transactions, "_await_guards", _hasten),), theme=_REFUSING_ODD
     ),
     "in flight only until the commit": Planted(((Flights, "committed", _end_at_the_commit),)),
-    "a settled stop is kept": Planted((_around(Rounds, "ready", _keep_stops),), theme=_LOSSY),
+    "a settled stop is kept": Planted((around(Rounds, "ready", _keep_stops),), theme=_LOSSY),
     "what other lanes have in flight is left out": Planted(
-        (_around(Flights, "plan", _plan_for_every_lane),), theme=_COPIES
+        (around(Flights, "plan", _plan_for_every_lane),), theme=_COPIES
     ),
     "producer reused after an error": Planted(
         (
-            _around(takeover, "initialised", _reuse),
-            _around(TransactionalProducer, "drop", _drop_troubled),
+            around(takeover, "initialised", _reuse),
+            around(TransactionalProducer, "drop", _drop_troubled),
         ),
         theme=_BARE_EVEN,
     ),
     "refused record swallowed": Planted(((Transactions, "_leave_out", _nothing),)),
     "a page dealt out before a refusal is sent as it is": Planted(
-        (_around(Rounds, "left_out", _forget_left_out),), theme=_REFUSING
+        (around(Rounds, "left_out", _forget_left_out),), theme=_REFUSING
     ),
     "takeover sends the last batch again": Planted(((judgement, "takeover", _resend),)),
     "rows compared by ids alone": Planted(((judgement, "found_rows", _by_ids),)),
-    "times of records compared with the clock": Planted((_around(judgement, "found_rows", _by_the_clock),)),
+    "times of records compared with the clock": Planted((around(judgement, "found_rows", _by_the_clock),)),
     "lanes opened before the old ones are settled": Planted(((LaneCount, "_lanes_to_settle", _settle_none),)),
     "a forgotten change of the count is not noticed": Planted(
         ((judgement, "forgets_change", lambda state, newest: False),),
@@ -488,15 +464,15 @@ MUTATIONS: dict[str, Planted] = {
     ),
     "a read is counted from its return instead of its start": Planted(
         (
-            _around(ReadConnection, "read", _count_from_return),
-            _around(ReadConnection, "_read_from", _stand_still),
+            around(ReadConnection, "read", _count_from_return),
+            around(ReadConnection, "_read_from", _stand_still),
         ),
         theme=_CRASHES,
     ),
     "a read is stamped after it was sent": Planted(
         (
-            _around(ReadConnection, "read", _stamp_late),
-            _around(ReadConnection, "_read_from", _stamp_when_sent),
+            around(ReadConnection, "read", _stamp_late),
+            around(ReadConnection, "_read_from", _stamp_when_sent),
         ),
         theme=_CRASHES,
     ),
@@ -507,18 +483,18 @@ MUTATIONS: dict[str, Planted] = {
         ((Rounds, "release_way", _release_outside),), theme=_RESTLESS_EVEN
     ),
     "a lane is read for on another server than the one it was taken over on": Planted(
-        (_around(PageReader, "_may_follow", _follow_anywhere),), theme=_COPIES
+        (around(PageReader, "_may_follow", _follow_anywhere),), theme=_COPIES
     ),
     "purge over a connection to another server without a look": Planted(
-        (_around(PurgeSession, "_purge", _purge_anywhere),), theme=_COPIES
+        (around(PurgeSession, "_purge", _purge_anywhere),), theme=_COPIES
     ),
     "the claim is given back although a lane has left something in doubt": Planted(
-        (_around(Rounds, "leave", _leave_settled),), theme=_RESTLESS_EVEN
+        (around(Rounds, "leave", _leave_settled),), theme=_RESTLESS_EVEN
     ),
     "a new file of the table is not noticed": Planted(
         (
             (ReadConnection, "is_file_known", lambda self, page: True),
-            _around(ReadConnection, "_read_from", _stand_still),
+            around(ReadConnection, "_read_from", _stand_still),
         ),
         theme=_LOSSY,
     ),
@@ -526,23 +502,23 @@ MUTATIONS: dict[str, Planted] = {
         ((takeover, "close_forgotten", _nothing),), theme=_STUBBORN
     ),
     "a hold that ends is not read for from its first record": Planted(
-        (_around(Holds, "release_due", _release_from_nowhere),), theme=_REFUSING
+        (around(Holds, "release_due", _release_from_nowhere),), theme=_REFUSING
     ),
     "an attempt whose record is gone never ends": Planted(((book, "_UNKNOWN_S", float("inf")),), theme=_STUBBORN),
     "a record leaves although the purge of its batch has moved nothing": Planted(
         ((PurgeSession, "_settle", staticmethod(partial(_carry_out_unmoved, PurgeSession._settle))),), theme=_UNDECIDED
     ),
     "what a purge is to carry out runs beside the batch": Planted(
-        (_around(PageReader, "_divide", _carry_out_at_once),), theme=_UNDECIDED
+        (around(PageReader, "_divide", _carry_out_at_once),), theme=_UNDECIDED
     ),
     "a key goes on before its record has left": Planted(
-        (_around(Holds, "take_errands", _done_when_taken),), theme=_OPERATED
+        (around(Holds, "take_errands", _done_when_taken),), theme=_OPERATED
     ),
     "what could not be done with a purge is forgotten": Planted(((Holds, "not_done", _nothing),), theme=_UNDECIDED),
     "what was under way before a takeover is waited for": Planted(((Holds, "none_done", _nothing),), theme=_OPERATED),
-    "holds are not loaded before the first page": Planted((_around(Holds, "load", _look_late),), theme=_OPERATED),
+    "holds are not loaded before the first page": Planted((around(Holds, "load", _look_late),), theme=_OPERATED),
     "what was passed over is not read when its hold ends": Planted(((Holds, "passed_over", _nothing),), theme=_KEPT),
-    "a held backlog is walked over by every read": Planted((_around(Frontier, "accept", _pass_nothing),), theme=_KEPT),
+    "a held backlog is walked over by every read": Planted((around(Frontier, "accept", _pass_nothing),), theme=_KEPT),
     "what the sweep finds is not read": Planted(((TableSweep, "take", lambda self: []),), theme=_UNRULY),
     "the sweep gives back what is held": Planted(((Lanes, "is_held", lambda self, row: False),), theme=_UNRULY),
     "a notification does not end the pause": Planted(((Rounds, "wake", _nothing),), theme=_QUIET),
@@ -550,18 +526,16 @@ MUTATIONS: dict[str, Planted] = {
     "pages are not cut for slow brokers": Planted(((PageSizes, "too_slow", _nothing),), theme=_SLOW),
     "pages that were cut do not grow again": Planted(((PageSizes, "enlarge", _nothing),), theme=_SLOW),
     "nobody is careful after a crash": Planted(((crashes, "after", lambda found, owner: Care()),), theme=_POISONED),
-    "whoever ends well clears the suspects": Planted((_around(crashes, "after", _clear_when_clean),), theme=_POISONED),
-    "lanes of a process are careful at once": Planted(
-        (_around(CrashWatch, "watched", _take_no_turn),), theme=_POISONED
-    ),
+    "whoever ends well clears the suspects": Planted((around(crashes, "after", _clear_when_clean),), theme=_POISONED),
+    "lanes of a process are careful at once": Planted((around(CrashWatch, "watched", _take_no_turn),), theme=_POISONED),
     "a record that the client refuses costs a producer": Planted(
-        (_around(Transactions, "_send_piece", _give_the_batch_up),), theme=_BY_THE_CLIENT
+        (around(Transactions, "_send_piece", _give_the_batch_up),), theme=_BY_THE_CLIENT
     ),
     "each of many refused records is searched for": Planted(
-        (_around(blame, "_of_suspects", _search_for_each),), theme=_BY_NAME
+        (around(blame, "_of_suspects", _search_for_each),), theme=_BY_NAME
     ),
     "many refused records are tried again without a rest": Planted(
-        (_around(Trials, "due", _try_all),), theme=_FOR_THEIR_SIZE
+        (around(Trials, "due", _try_all),), theme=_FOR_THEIR_SIZE
     ),
     "a record that is named leaves while others wait that were not tried": Planted(
         ((Holds, "is_judged", lambda holds, row: True),), theme=_BY_NAME

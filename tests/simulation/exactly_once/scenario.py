@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import re
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -187,14 +186,6 @@ class World(surroundings.World):
         self.poison: set[int] | None = None
         """Records that end whoever sends them."""
         self.poisoned: Callable[[Process, int], None] = lambda process, uid: None
-        self._pids = 0
-
-    def new_pid(self) -> int:
-        self._pids += 1
-        return self._pids
-
-    def lane_of(self, key: str) -> int:
-        return zlib.crc32(key.encode())
 
     def fail(self, error: BaseException) -> None:
         """Something that no thread may survive: raised where it ends the scenario."""
