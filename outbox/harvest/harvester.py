@@ -7,8 +7,6 @@ a lane is harvested is its worker's affair.
 from __future__ import annotations
 
 import logging
-import os
-import socket
 import time
 from collections.abc import Callable
 from contextlib import closing
@@ -25,6 +23,7 @@ from outbox.election.member import Member
 from outbox.election.topic import LeaderTopic
 from outbox.exceptions import OutboxError
 from outbox.harvest import preflight
+from outbox.harvest.lease_keeper import owner_name
 from outbox.harvest.metrics import Measured, Measurements
 from outbox.harvest.owned_lanes import OwnedLanes
 from outbox.harvest.samples import SampleWriter
@@ -55,7 +54,7 @@ class Harvester(Daemon):
         logger = logger or logging.getLogger("outbox.harvest")
         super().__init__("harvester", thread="outbox-harvester", logger=logger, fail_fast=fail_fast)
         self.conf = conf or settings.current()
-        self.member_name = member_name or f"{socket.gethostname()}_{os.getpid()}_{int(time.time())}"
+        self.member_name = member_name or f"{owner_name()}_{int(time.time())}"
         self._factory = worker_factory or default_factory(self.conf, self.member_name)
         self._clients = clients
         self._database: UUID | None = None

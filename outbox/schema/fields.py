@@ -44,7 +44,13 @@ def decoded(value: Any) -> Any:
         return NotUtf8(bytes(value).decode(errors="backslashreplace"))
 
 
-class _AsItIs:
+class _KnownAs:
+    def deconstruct(self) -> Any:
+        name, _, args, kwargs = super().deconstruct()  # type: ignore[misc]
+        return name, self.known_as, args, kwargs  # type: ignore[attr-defined]
+
+
+class _AsItIs(_KnownAs):
     def select_format(self, compiler: Any, sql: str, params: Any) -> Any:
         return (sql if has_encoding(compiler.connection) else self._as_bytes(sql)), params
 
@@ -53,10 +59,6 @@ class _AsItIs:
 
     def from_db_value(self, value: Any, expression: Any, connection: Any) -> Any:
         return decoded(value)
-
-    def deconstruct(self) -> Any:
-        name, _, args, kwargs = super().deconstruct()  # type: ignore[misc]
-        return name, self.known_as, args, kwargs  # type: ignore[attr-defined]
 
 
 class TextField(_AsItIs, models.TextField):  # type: ignore[type-arg]
@@ -75,10 +77,8 @@ class _Array(ArrayField):  # type: ignore[type-arg]
         return [found for found in super().check(**kwargs) if found.id != "postgres.E005"]
 
 
-class NumbersField(_Array):
-    def deconstruct(self) -> Any:
-        name, _, args, kwargs = super().deconstruct()
-        return name, self.known_as, args, kwargs
+class NumbersField(_KnownAs, _Array):
+    pass
 
 
 class TextsField(_AsItIs, _Array):
