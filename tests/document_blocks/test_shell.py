@@ -8,7 +8,7 @@ from django.core.management import get_commands
 from tests.document_blocks.pages import HISTORY, LANGUAGES, PAGES, SHELL, Block, blocks, language_of_fences, spans
 from tests.document_blocks.shell import NOT_RUN, Refused, judge, lines, manage
 
-_PROGRAM = re.compile(r"(python )?manage\.py \w|make [a-z]|outbox-harvest -|python -m outbox\.devstack \w")
+_PROGRAM = re.compile(r"pip install |(python )?manage\.py \w|make [a-z]|outbox-harvest -|python -m outbox\.devstack \w")
 _COMMAND = re.compile(r"(harvest|outbox_\w+) -")
 # It may lack what the command requires, and other packages have commands too.
 _NAME_ALONE = re.compile(r"(?:python )?manage\.py (\w+)")
