@@ -12,9 +12,10 @@ import sys
 import uuid
 from pathlib import Path
 from types import SimpleNamespace
+from weakref import WeakSet
 
 import pytest
-from celery import _state
+from celery import Celery, _state
 from celery.utils.dispatch import Signal as CelerySignal
 from confluent_kafka import Consumer, Producer, TopicPartition
 from django.apps import apps
@@ -54,7 +55,10 @@ def folder(tmp_path, monkeypatch):
     """Where the reader's project is; what a block registers with Django, Celery and Python is gone afterwards."""
     shutil.copytree(SHOP, tmp_path / "shop", ignore=shutil.ignore_patterns("__pycache__"))
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(_state, "_on_app_finalizers", set(_state._on_app_finalizers))
+    # An application of its own: tasks of a block are for no other, nor those of other tests for this one.
+    monkeypatch.setattr(_state, "_apps", WeakSet())
+    monkeypatch.setattr(_state, "_on_app_finalizers", set())
+    monkeypatch.setattr(_state._tls, "current_app", Celery("shop", set_as_current=False))
     every = [found for module in (signals, celery) for found in vars(module).values() if isinstance(found, SIGNALS)]
     for signal in every:
         monkeypatch.setattr(signal, "receivers", list(signal.receivers))
