@@ -4,17 +4,20 @@ make bench                          three rounds
 make bench ARGS="--rounds 1"        the quick form
 make bench ARGS="--only latency"    one part; --list names them
 make bench ARGS="--full"            the long rows as well: 5 million records, 30,000 batches, Debezium
+make bench ARGS="--json FILE"       writes the figures into a file as well, for python -m benchmarks.chart
 make bench ARGS="--brief"           a row of every part in five minutes, to see that each still runs
 """
 
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from benchmarks import audit, bad_days, contention, latency, spark, stash
 from benchmarks.drains import FEW, RECORDS, Drains
@@ -182,6 +185,8 @@ def main() -> None:
     head = describe(server)
     head.append(f"{options.rounds} rounds in {time.monotonic() - begun:.0f} s; the load is the machine's, of a minute")
     table.show(head)
+    if options.json:
+        table.write(options.json, command(sys.argv[1:]), head)
     if failed:
         sys.exit("\nNot measured:\n" + "\n".join(failed))
 
@@ -210,12 +215,19 @@ def _run(name: str, run: Callable[[Drains], None], drains: Drains, failed: list[
         failed.append(f"{name}: {error}")
 
 
+def command(arguments: list[str]) -> str:
+    """As it was typed, without the file that the figures are written into."""
+    options = re.sub(r"--json[= ]\S+", "", " ".join(arguments)).split()
+    return f'make bench ARGS="{" ".join(options)}"' if options else "make bench"
+
+
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="make bench", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--brief", action="store_true", help="one round of few records, a row of each part, cold")
     parser.add_argument("--full", action="store_true", help="the long rows as well")
     parser.add_argument("--only", nargs="+", choices=PARTS, help="these parts alone")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures into this file as well")
     parser.add_argument("--list", action="store_true", help="name the parts")
     options = parser.parse_args()
     if options.brief:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import statistics
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 
 def load() -> float:
@@ -50,6 +52,20 @@ class Row:
         figure = f"{self.shape(self.median)} {self.unit}".strip()
         return self.name, figure, spread, self.goal, f"{statistics.median(self.loads):.1f}", note
 
+    @property
+    def values(self) -> dict[str, str | float | None]:
+        """The same for programs; without a spread where there was one round."""
+        spread = len(self.figures) > 1
+        return {
+            "name": self.name,
+            "unit": self.unit,
+            "goal": self.goal,
+            "median": self.median,
+            "smallest": min(self.figures) if spread else None,
+            "largest": max(self.figures) if spread else None,
+            "load": statistics.median(self.loads),
+        }
+
 
 HEAD = ("what", "median", "smallest .. largest", "goal", "load", "beside")
 
@@ -72,6 +88,12 @@ class Table:
             if not number:
                 print("-" * 132)
         sys.stdout.flush()
+
+    def write(self, path: Path, command: str, head: Sequence[str]) -> None:
+        """For `benchmarks.chart`, and to be compared with later runs."""
+        rows = [row.values for row in self._rows.values() if row.figures]
+        found = {"command": command, "head": list(head), "rows": rows}
+        path.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n")
 
 
 def ratio(value: float) -> str:
