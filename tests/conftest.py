@@ -63,6 +63,15 @@ def migrated_template(postgres: Postgres | None) -> Iterator[str]:
         yield url.rpartition("/")[2]
 
 
+@pytest.fixture(scope="session")
+def browser_installed() -> None:
+    if installed() is None:
+        text = "no Chromium with chromedriver was found (Debian: apt-get install chromium chromium-driver)"
+        if os.environ.get("CI"):
+            pytest.fail(text)
+        pytest.skip(text)
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     # Here and not beside the simulation, so that it is known however pytest is started.
     parser.addoption("--seed", type=int, default=None, help="one seed of the simulation, or of a torture run")

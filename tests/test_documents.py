@@ -2,6 +2,7 @@
 
 import ast
 import re
+import struct
 import tomllib
 
 import pytest
@@ -10,6 +11,7 @@ from outbox import documents
 from tests.support.databases import ROOT
 
 SOURCES = sorted((ROOT / "outbox").rglob("*.py"))
+IMAGES = ROOT / "docs" / "images"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
@@ -66,3 +68,22 @@ def test_every_extra_that_is_named_exists():
 def test_the_licence_is_in_the_package():
     assert PROJECT["license"] == "BSD-3-Clause"
     assert "BSD 3-Clause License" in (ROOT / PROJECT["license-files"][0]).read_text()
+
+
+def images_shown():
+    """In Markdown and in HTML, of this repository."""
+    for folder in (".", "docs", "docs/decisions", "benchmarks"):
+        for document in (ROOT / folder).glob("*.md"):
+            for link in re.findall(r'[("\s]([^\s()":]*\bimages/[\w.-]+)', document.read_text()):
+                yield (document.parent / link).resolve()
+
+
+def test_images_that_documents_show_exist_and_every_image_is_shown():
+    assert set(images_shown()) == {path.resolve() for path in IMAGES.iterdir()}
+
+
+@pytest.mark.parametrize("path", [*IMAGES.glob("*.png")], ids=lambda path: path.name)
+def test_pictures_are_small(path):
+    data = path.read_bytes()
+    assert len(data) < 150_000
+    assert struct.unpack(">I", data[16:20]) == (1280,)

@@ -5,17 +5,11 @@ import os
 import pytest
 
 from tests.browser.site import PASSWORD, USER, Browser, Site
-from tests.support.browsers import installed
 from tests.support.databases import django, fresh_database
 
 
 @pytest.fixture(scope="session")
-def browser(tmp_path_factory):
-    if installed() is None:
-        text = "no Chromium with chromedriver was found (Debian: apt-get install chromium chromium-driver)"
-        if os.environ.get("CI"):
-            pytest.fail(text)
-        pytest.skip(text)
+def browser(browser_installed, tmp_path_factory):
     made = Browser(tmp_path_factory.mktemp("browser"))
     yield made
     made.quit()

@@ -121,13 +121,13 @@ class Browser:
     def open(self, site, path):
         self.driver.get(f"http://{site.address}{path}")
 
-    def sign_in(self, site):
+    def sign_in(self, site, user=USER, password=PASSWORD):
         """Unless that was done before."""
         self.open(site, "/admin/login/?next=/admin/outbox/")
         if not self.find("[name=username]"):
             return
-        self.driver.find_element(By.NAME, "username").send_keys(USER)
-        self.driver.find_element(By.NAME, "password").send_keys(PASSWORD)
+        self.driver.find_element(By.NAME, "username").send_keys(user)
+        self.driver.find_element(By.NAME, "password").send_keys(password)
         self.click("input[type=submit]")
         self.see("#site-name, #user-tools")
 
