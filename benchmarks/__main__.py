@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks import audit, bad_days, contention, latency, spark, stash
+from benchmarks import bad_days, contention, latency, spark, stash, verify
 from benchmarks.drains import FEW, RECORDS, Drains
 from benchmarks.report import Table, say
 from benchmarks.servers import Fill, database, describe, required
@@ -54,10 +54,10 @@ PARTS = {
         lambda drains: drains.baseline(),
         lambda drains: drains.baseline(brief=True),
     ),
-    "classic": Part(
+    "at-least-once": Part(
         "at-least-once, for comparison",
-        lambda drains: drains.classic(RECORDS // 4),
-        lambda drains: drains.classic(FEW // 4, brief=True),
+        lambda drains: drains.at_least_once(RECORDS // 4),
+        lambda drains: drains.at_least_once(FEW // 4, brief=True),
     ),
     "latency": Part(
         "commit to consumer, at 200 and 1,000 records/s",
@@ -89,7 +89,7 @@ PARTS = {
         "stash(ordered=True) under contention", contention.rows, lambda drains: contention.rows(drains, [1], 1.0)
     ),
     "poison": Part(
-        "a record that Kafka refuses, among 1,000 keys",
+        "a record that Kafka rejects, among 1,000 keys",
         lambda drains: bad_days.poison(drains),
         lambda drains: bad_days.poison(drains, FEW, ["for the client"]),
         once=True,
@@ -102,7 +102,7 @@ PARTS = {
         once=True,
     ),
     "behind": Part(
-        "refused records in front of everything",
+        "rejected records in front of everything",
         lambda drains: bad_days.behind(drains),
         lambda drains: bad_days.behind(drains, FEW, 200, brief=True),
         once=True,
@@ -126,16 +126,16 @@ PARTS = {
         long=True,
         once=True,
     ),
-    "audit": Part(
-        "Spark: the audit beside a count of the topic",
-        lambda drains: audit.audited(drains),
-        lambda drains: audit.audited(drains, FEW),
+    "verify": Part(
+        "Spark: the verification beside a count of the topic",
+        lambda drains: verify.verified(drains),
+        lambda drains: verify.verified(drains, FEW),
         once=True,
     ),
-    "audit-large": Part(
-        "Spark: outbox_audit of 10 million records, with its memory",
-        lambda drains: audit.large(drains),
-        lambda drains: audit.large(drains, FEW),
+    "verify-large": Part(
+        "Spark: outbox_verify of 10 million records, with its memory",
+        lambda drains: verify.large(drains),
+        lambda drains: verify.large(drains, FEW),
         long=True,
         once=True,
     ),

@@ -1,4 +1,4 @@
-"""Rows about bad days: a record that Kafka refuses, Kafka away with a million records behind; what looking costs."""
+"""Rows about bad days: a record that Kafka rejects, Kafka away with a million records behind; what looking costs."""
 
 from __future__ import annotations
 

@@ -16,13 +16,13 @@ from benchmarks.command import Drained, harvesting
 from benchmarks.report import Table, ratio, say
 from benchmarks.servers import Costs, Database, Fill, new_topic
 
-EXACTLY, CLASSIC = "exactly-once", "at-least-once"
+EXACTLY, GOHARVEST = "exactly-once", "at-least-once"
 RECORDS = 400_000
 FEW = 100_000
 """Of the brief form."""
 BASELINE_TIMEOUT_S = 120.0
 BASELINE_LEAST = 2_000.0  # records/s; a slower older way was held back by the machine, and shows nothing beside it
-CLASSIC_KEYS = 10_000
+GOHARVEST_KEYS = 10_000
 _WARM_SIX_LANES = 4  # drains
 PAYLOADS = {
     "1 kB": Fill(60_000, value_bytes=1_000),
@@ -187,15 +187,15 @@ class Drains:
             self.last_rate = self.drain(Fill(RECORDS)).rate
         self.table.row(f"  the drain is so many times {name}", "", goal, "{:.1f}".format).add(self.last_rate / rate)
 
-    def classic(self, records: int, *, brief: bool = False) -> None:
+    def at_least_once(self, records: int, *, brief: bool = False) -> None:
         """At-least-once, and how many times the older way of the same round it is, with as many keys."""
-        many = self.drain(Fill(records, keys=CLASSIC_KEYS), DELIVERY=CLASSIC)
-        older_many = self._one_by_one(Fill(records // 5, keys=CLASSIC_KEYS))
+        many = self.drain(Fill(records, keys=GOHARVEST_KEYS), DELIVERY=GOHARVEST)
+        older_many = self._one_by_one(Fill(records // 5, keys=GOHARVEST_KEYS))
         self._older.append(older_many)
-        self._beside_older(f"{CLASSIC_KEYS:,} keys", many.rate, older_many, ">= 10")
+        self._beside_older(f"{GOHARVEST_KEYS:,} keys", many.rate, older_many, ">= 10")
         if brief:
             return
-        hot = self.drain(Fill(1_000, keys=1), DELIVERY=CLASSIC)
+        hot = self.drain(Fill(1_000, keys=1), DELIVERY=GOHARVEST)
         older_hot = self._one_by_one(Fill(500, keys=1))
         self._beside_older("one key", hot.rate, older_hot, ">= 2")
         self._costs("at-least-once", many)

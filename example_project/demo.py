@@ -176,8 +176,8 @@ def main() -> int:
 
 def audit() -> int:
     """One Spark job compares topics, ledger and table."""
-    step("comparing topics, ledger and table: manage.py outbox_audit")
-    done = run_command("outbox_audit")
+    step("comparing topics, ledger and table: manage.py outbox_verify")
+    done = run_command("outbox_verify")
     print(done.stdout, end="", flush=True)
     return done.returncode
 

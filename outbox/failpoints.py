@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 # The one list: a name that is not here cannot be used, and each one is exercised by a test.
 FAILPOINTS = {
-    "after-claim": "older owners of the lane can mark no more, nothing is marked yet",
+    "after-take": "older owners of the lane can mark no more, nothing is marked yet",
     "after-mark": "rows are marked and the mark committed, none of them sent",
     "before-send": "a batch has been read and nothing of it was sent",
     "after-send": "a batch was handed to the client, which may have sent some of it",
@@ -35,7 +35,7 @@ FAILPOINTS = {
     "lanes-opened": "the lanes are open with another count, nobody works with it yet",
     "assigned": "partitions were assigned, the member does not lead yet",
     "acquired": "a lane was acquired, its worker was not started",
-    "revoking": "partitions are being revoked, the batch in hand is not finished",
+    "revoking": "partitions are being revoked, the batch in flight is not finished",
     "before-leave": "every lane is given back, the group is not left yet",
 }
 

@@ -31,7 +31,7 @@ class OutboxRecord(models.Model):
         models.TextField(), verbose_name="header values", db_default=EmptyTextArray()
     )
     leader_id = models.UUIDField(
-        null=True, blank=True, editable=False, help_text="The at-least-once leader that claimed the record."
+        null=True, blank=True, editable=False, help_text="The at-least-once leader that marked the record."
     )
     kafka_value_binary = models.BinaryField(
         "binary value", null=True, blank=True, help_text="Sent instead of the value when set."
@@ -74,14 +74,14 @@ def _history() -> "models.JSONField[Any, Any]":
 class Hold(models.Model):
     """What is kept back: one record without key, a key, a topic or a lane, with the reason.
 
-    The harvester places and lifts `parked` and `quarantined`, operators place and lift `paused`; `editing` stands while
-    a record is changed. Operators say in `wanted` what is to become of a refused record, the harvester carries it out.
+    The harvester places and lifts `rejected` and `poison`, operators place and lift `paused`; `editing` stands while
+    a record is changed. Operators say in `wanted` what is to become of a rejected record, the harvester carries it out.
     """
 
     class Reason(models.TextChoices):
-        PARKED = "parked", "refused by Kafka"
+        REJECTED = "rejected", "rejected by Kafka"
         PAUSED = "paused", "paused by an operator"
-        QUARANTINED = "quarantined", "crashed a harvester"
+        POISON = "poison", "crashed a harvester"
         EDITING = "editing", "being edited"
 
     class Wanted(models.TextChoices):
@@ -109,7 +109,8 @@ class Hold(models.Model):
         db_table = f"{table_name()}_hold"
         default_permissions = ("view",)
         permissions = [
-            ("retry", "Can have held records and dead letters sent again"),
+            ("retry", "Can retry held records"),
+            ("requeue", "Can put dead letters back into the outbox"),
             ("edit", "Can edit records that wait, are held or dead"),
             ("skip", "Can move held records to the dead letters"),
             ("discard", "Can delete held records and dead letters"),
@@ -133,8 +134,8 @@ class DeadLetter(models.Model):
     """A whole message that is not sent any more, kept for an operator, with the reason."""
 
     class Reason(models.TextChoices):
-        REFUSED = "refused", "refused by Kafka"
-        CRASHED = "crashed", "crashed a harvester"
+        REJECTED = "rejected", "rejected by Kafka"
+        POISON = "poison", "crashed a harvester"
         SKIPPED = "skipped", "skipped by an operator"
 
     id = models.BigAutoField(primary_key=True)
@@ -161,8 +162,8 @@ class DeadLetter(models.Model):
         return f"{self.topic}[{self.key}] #{self.record_id}"
 
 
-class AuditRow(models.Model):
-    """What an operator has changed: who, when, what, why."""
+class AuditLogEntry(models.Model):
+    """An entry of the audit log: what an operator has changed, who, when and why."""
 
     id = models.BigAutoField(primary_key=True)
     at = models.DateTimeField(db_default=Now())
@@ -172,10 +173,10 @@ class AuditRow(models.Model):
     details = fields.JSONField(db_default=models.Value({}, models.JSONField()))
 
     class Meta:
-        db_table = f"{table_name()}_audit"
+        db_table = f"{table_name()}_audit_log"
         default_permissions = ("view",)
-        verbose_name = "audit row"
-        verbose_name_plural = "audit trail"
+        verbose_name = "audit log entry"
+        verbose_name_plural = "audit log"
 
     def __str__(self) -> str:
         return f"{self.who}: {self.what}"
@@ -190,7 +191,7 @@ class Sample(models.Model):
     oldest_age_s = models.FloatField()
     stashed = models.BigIntegerField(db_default=0)
     delivered = models.BigIntegerField(db_default=0)
-    refused = models.BigIntegerField(db_default=0)
+    rejected = models.BigIntegerField(db_default=0)
     holds = models.BigIntegerField(db_default=0)
     dead = models.BigIntegerField(db_default=0)
 

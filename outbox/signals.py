@@ -21,16 +21,17 @@ leader_refreshed = Signal()
 """The owner goes on under another id, because an outcome was in doubt. Arguments: ``leader_id``, ``epoch``."""
 
 leader_revoked = Signal()
-"""The lane is given back, nothing of it is in hand any more. Argument: ``leader_id`` of the leadership that ended.
+"""The lane is given back, nothing of it is in flight any more. Argument: ``leader_id`` of the leadership that ended.
 
 The next owner starts after the receivers have returned, or after FLUSH_TIMEOUT (at most three quarters of
 SESSION_TIMEOUT) since the lane was asked back, whichever comes first.
 """
 
 leader_fenced = Signal()
-"""Somebody else may own the lane already: everything in hand was dropped at once. Arguments: ``leader_id``, ``reason``.
+"""Somebody else may own the lane already: everything in flight was dropped at once. Arguments: ``leader_id``,
+``reason``.
 
-``reason`` is one of lost, heartbeat-timeout, newer-claim, not-a-member, superseded. Nobody waits for its receivers.
+``reason`` is one of lost, heartbeat-timeout, newer-owner, not-a-member, superseded. Nobody waits for its receivers.
 """
 
 meter_read = Signal()
@@ -50,7 +51,7 @@ for each such record, up to a hundred, an object with ``record_id``, ``topic``, 
 """
 
 record_held = Signal()
-"""Kafka refused a record; it holds back the later ones of its key.
+"""Kafka rejected a record; it holds back the later ones of its key.
 
 Arguments: ``record_id``, ``topic`` and ``key`` (both None for a record without key), ``attempts``, ``error``.
 """

@@ -68,7 +68,7 @@ def raw_sql_ordered(key):
         return cursor.fetchone()[0]
 
 
-WAYS = [stash_ordered, stash_many_ordered, copy_many_ordered, raw_sql_ordered]
+MODES = [stash_ordered, stash_many_ordered, copy_many_ordered, raw_sql_ordered]
 
 
 def slot_of(key):
@@ -99,7 +99,7 @@ def transaction_with(key):
         yield
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", MODES)
 def test_the_lock_is_taken_before_the_id_is_drawn(way):
     with transaction_with("k"):
         waiting = Writer(way, "k")
@@ -110,7 +110,7 @@ def test_the_lock_is_taken_before_the_id_is_drawn(way):
     assert min(ids if isinstance(ids, list) else [ids]) > drawn_meanwhile
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", MODES)
 def test_other_keys_and_unordered_writers_are_not_blocked(way):
     slot = slot_of("k")
     other = next(f"other-{n}" for n in range(10) if slot_of(f"other-{n}") != slot)

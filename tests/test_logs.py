@@ -123,7 +123,7 @@ def test_a_project_may_redact_what_may_tell_of_its_customers():
 SECRETS = [
     ("record_held lane=%d id=%d key=%r attempts=%d error=%r", 0, 7, ("t", "a) secret 'key\") x"), 2, "a secret"),
     ("receiver_failed event=%s receiver=%s error=%r", "MeterRead", "f", ValueError("key (4711) has secret s3')")),
-    ("spark_holds count=%d scopes=%r remedy=%r", 1, "parked: t[secret]; paused: t[it's (secret)]", "requeue"),
+    ("spark_holds count=%d scopes=%r remedy=%r", 1, "rejected: t[secret]; paused: t[it's (secret)]", "requeue"),
     ("celery_event_dropped event=%s reason=%s", "meter_read", "two words, secret"),
     ("record_held lane=%d error=%r", 0, {"b": ["secret)", ("secret",)]}),
 ]

@@ -69,10 +69,10 @@ def test_every_place_of_statements_has_some():
 
 def test_statements_of_every_kind_are_found_and_sentences_are_not():
     for text in (
-        "/* way */ SELECT way FROM {}",
+        "/* lease */ SELECT lease_mode FROM {}",
         "SELECT clock_timestamp()",
         "INSERT INTO {} (lanes) VALUES (%s)",
-        "UPDATE {state} SET audit = %s",
+        "UPDATE {state} SET verification = %s",
         "DELETE FROM {}",
         " AND leader_id = %(leader)s::uuid",
         "CREATE OR REPLACE FUNCTION f() RETURNS trigger",
@@ -209,7 +209,7 @@ CONTROLS = {
     "test_an_open_transaction_is_waited_for",
     "purge and reset without leader guard": "tests/edges/postgres/test_marks.py::"
     "test_purge_reset_fetch_and_sweep_touch_only_rows_of_their_leader",
-    "claim does not stop older marks": "tests/edges/postgres/test_marks.py::"
+    "a takeover does not stop older marks": "tests/edges/postgres/test_marks.py::"
     "test_a_mark_under_way_has_taken_effect_or_never_will_when_the_claim_returns",
 }
 """Of bugs that the simulated server has, because the rule is a guard of SQL or a question of a client: the test of the

@@ -1,4 +1,4 @@
-"""How rows of a list are acted on: which of them, the page that asks first, and the reason for the audit trail.
+"""How rows of a list are acted on: which of them, the page that asks first, and the reason for the audit log.
 
 A page sends back which rows it has shown, and the act takes these alone: rows come and go meanwhile, and a hold may be
 given the next record of its key.

@@ -1,4 +1,4 @@
-"""The audit trail in the admin: what operators have changed. Only to be read."""
+"""The audit log in the admin: what operators have changed. Only to be read."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from django.utils.safestring import SafeString
 
 from outbox.admin.base import ReadOnlyAdmin
 from outbox.admin.explain import cut
-from outbox.models import AuditRow
+from outbox.models import AuditLogEntry
 
 LIST_CHARS = 160
 
 
-@admin.register(AuditRow)
-class AuditRowAdmin(ReadOnlyAdmin):
+@admin.register(AuditLogEntry)
+class AuditLogEntryAdmin(ReadOnlyAdmin):
     actions = None
     list_display = ("at", "who", "what", "why_start", "details_start")
     list_display_links = ("at",)
@@ -33,14 +33,14 @@ class AuditRowAdmin(ReadOnlyAdmin):
         return queryset.filter(who=search_term) | queryset.filter(what=search_term), False
 
     @admin.display(description="why")
-    def why_start(self, row: AuditRow) -> str:
+    def why_start(self, row: AuditLogEntry) -> str:
         return cut(row.why, LIST_CHARS)
 
     @admin.display(description="details")
-    def details_start(self, row: AuditRow) -> str:
+    def details_start(self, row: AuditLogEntry) -> str:
         return cut(json.dumps(row.details, ensure_ascii=False), LIST_CHARS) if row.details else ""
 
     @admin.display(description="details")
-    def details_whole(self, row: AuditRow) -> SafeString:
+    def details_whole(self, row: AuditLogEntry) -> SafeString:
         text = json.dumps(row.details, ensure_ascii=False, indent=2)
         return format_html('<pre class="outbox-pre">{}</pre>', text)

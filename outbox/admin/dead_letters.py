@@ -15,7 +15,7 @@ from django.utils.safestring import SafeString
 from outbox.admin import explain, message_view
 from outbox.admin.actions import Seen, confirm
 from outbox.admin.edit import edit_view
-from outbox.admin.refused_base import LIST_CHARS, KeptAdmin, search, shown_fields
+from outbox.admin.kept_base import LIST_CHARS, KeptAdmin, search, shown_fields
 from outbox.admin.wording import ago
 from outbox.models import DeadLetter
 from outbox.operations import actions as operations
@@ -23,7 +23,7 @@ from outbox.operations import actions as operations
 
 @admin.register(DeadLetter)
 class DeadLetterAdmin(KeptAdmin):
-    actions = ("retry", "discard")
+    actions = ("requeue", "discard")
     list_display = ("name", "why_and_step", "attempts", "age", "last_error_start")
     list_display_links = ("name",)
     list_filter = ("reason",)
@@ -51,7 +51,7 @@ class DeadLetterAdmin(KeptAdmin):
         return super().get_queryset(request).defer("value", "value_binary", "header_keys", "header_values")
 
     def buttons_of(self, row: DeadLetter | None) -> dict[str, str]:
-        return {"retry": "Send again", "discard": "Discard…"} if row is not None else {}
+        return {"requeue": "Requeue", "discard": "Discard…"} if row is not None else {}
 
     def is_editable(self, row: DeadLetter | None) -> bool:
         return row is not None
@@ -68,19 +68,19 @@ class DeadLetterAdmin(KeptAdmin):
     def get_fields(self, request: HttpRequest, obj: Any = None) -> Any:
         return shown_fields(request, self.readonly_fields)
 
-    @admin.action(description="Send again, as new records", permissions=["retry"])
-    def retry(self, request: HttpRequest, queryset: Any) -> HttpResponse | None:
+    @admin.action(description="Requeue: put back as new records", permissions=["requeue"])
+    def requeue(self, request: HttpRequest, queryset: Any) -> HttpResponse | None:
         return self.act_on_shown(
-            request, queryset, operations.requeue, "retry", "Send dead letters again?",
-            "Each becomes a new record, behind what its key has sent since.", "Send them again",
-            "put back into the table",
+            request, queryset, operations.requeue, "requeue", "Requeue dead letters?",
+            "Each becomes a new record, behind what its key has sent since.", "Requeue them",
+            "put back into the outbox",
         )  # fmt: skip
 
     @admin.action(description="Discard: delete for good", permissions=["discard"])
     def discard(self, request: HttpRequest, queryset: Any) -> HttpResponse | None:
         text = "These messages are deleted for good: nothing else has them."
         asked, why = confirm(self, request, queryset, "discard", "Discard dead letters?", text, "Delete them for good")
-        return asked or self.act(request, queryset, operations.discard, "deleted", why)  # type: ignore[func-returns-value]
+        return asked or self.act(request, queryset, operations.discard_dead_letters, "deleted", why)  # type: ignore[func-returns-value]
 
     def edit_view(self, request: HttpRequest, pk: int) -> HttpResponse:
         if not self.has_edit_permission(request):

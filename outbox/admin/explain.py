@@ -22,22 +22,22 @@ SHOWN_MAX = 10
 TOPICS_NAMED = 3
 KEY_CHARS = 120
 ERROR_CHARS = 300
-REFUSED = (Hold.Reason.PARKED, Hold.Reason.QUARANTINED)
+REJECTED = (Hold.Reason.REJECTED, Hold.Reason.POISON)
 
 _BY_REASON: Mapping[str, tuple[str, str]] = {
     Hold.Reason.PAUSED: ("an operator has paused it", "resume it when its records may be sent again"),
     Hold.Reason.EDITING: ("a record is being edited", "nothing needs to be done: it ends by itself"),
-    Hold.Reason.QUARANTINED: (
+    Hold.Reason.POISON: (
         "the process that was sending it ended twice",
         "look into the harvester's log of that time; then edit, skip or discard the record",
     ),
-    DeadLetter.Reason.CRASHED: (
+    DeadLetter.Reason.POISON: (
         "the process that was sending it ended twice",
         "look into the harvester's log of that time; then edit, requeue or discard the record",
     ),
     DeadLetter.Reason.SKIPPED: ("an operator has skipped it", "requeue it, or discard it"),
-    Hold.Reason.PARKED: ("Kafka refused it", "edit the record, or discard it"),
-    DeadLetter.Reason.REFUSED: ("Kafka refused it", "edit the record, or discard it"),
+    Hold.Reason.REJECTED: ("Kafka rejected it", "edit the record, or discard it"),
+    DeadLetter.Reason.REJECTED: ("Kafka rejected it", "edit the record, or discard it"),
 }
 # Topics that are held as a whole, first: more waits behind them than behind a key.
 _WHOLE = ExpressionWrapper(Q(key__isnull=True), output_field=BooleanField())
@@ -69,13 +69,13 @@ class HeldRow:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    parked: Sequence[HeldRow]
-    parked_count: int
-    refusals: Sequence[HeldRow]
+    rejected: Sequence[HeldRow]
+    rejected_count: int
+    rejections: Sequence[HeldRow]
     dead_count: int
     paused_count: int
     topic_count: int = 0
-    """Of those parked: topics as a whole."""
+    """Of those rejected: topics as a whole."""
     topics: Sequence[str] = ()
     """Some of them by name."""
     url: str = ""
@@ -94,7 +94,7 @@ def explained(kept: Hold | DeadLetter) -> tuple[str, str]:
     """What has happened, and the next step. The client's own code knows more than the reason."""
     reason = str(kept.reason)
     is_known = kept.error_code in KINDS  # else a newer version has written it
-    if is_known and reason in (Hold.Reason.PARKED, DeadLetter.Reason.REFUSED):
+    if is_known and reason in (Hold.Reason.REJECTED, DeadLetter.Reason.REJECTED):
         return in_plain_words(kept.error_code)
     return _BY_REASON.get(reason, (reason, ""))
 
@@ -115,7 +115,7 @@ def read(
     alone."""
     sees_holds, sees_dead = may_view("hold"), may_view("deadletter")
     counts = found["holds_by_reason"]
-    holds = Hold.objects.using(alias).filter(reason__in=REFUSED).defer("history", "confirmed_by")
+    holds = Hold.objects.using(alias).filter(reason__in=REJECTED).defer("history", "confirmed_by")
     topics = holds.filter(key__isnull=True).exclude(topic="").order_by("topic").values_list("topic", flat=True)
     dead = DeadLetter.objects.using(alias).only(*_SHOWN_OF_DEAD)
     recent: list[tuple[datetime, HeldRow]] = []
@@ -125,11 +125,11 @@ def read(
         recent += [(letter.died_at, _of_dead(letter, now)) for letter in dead.order_by("-id")[:SHOWN_MAX]]
     recent.sort(key=lambda found: found[0], reverse=True)
     return Held(
-        parked=[_of_hold(hold, now) for hold in holds.order_by(_WHOLE.desc(), "since", "id")[:SHOWN_MAX]]
+        rejected=[_of_hold(hold, now) for hold in holds.order_by(_WHOLE.desc(), "since", "id")[:SHOWN_MAX]]
         if sees_holds
         else [],
-        parked_count=sum(counts.get(reason, 0) for reason in REFUSED),
-        refusals=[row for _, row in recent[:SHOWN_MAX]],
+        rejected_count=sum(counts.get(reason, 0) for reason in REJECTED),
+        rejections=[row for _, row in recent[:SHOWN_MAX]],
         dead_count=found["dead_letters"] or 0,
         paused_count=counts.get(Hold.Reason.PAUSED, 0),
         topic_count=topics.count(),

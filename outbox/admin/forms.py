@@ -16,7 +16,7 @@ WHY_CHARS = 500
 # What the columns of a hold take.
 TOPIC_CHARS = 249
 LANE_MAX = 2**31 - 1
-WHY_HELP = "Goes into the audit trail, with your name and the time."
+WHY_HELP = "Goes into the audit log, with your name and the time."
 
 
 def _lines(rows: int) -> forms.Textarea:

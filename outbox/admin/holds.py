@@ -1,4 +1,4 @@
-"""Holds in the admin: what is parked, paused or quarantined, and the form that pauses."""
+"""Holds in the admin: what is rejected, paused or poison, and the form that pauses."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from outbox.admin.actions import Seen, confirm
 from outbox.admin.base import waiting
 from outbox.admin.edit import edit_view
 from outbox.admin.forms import PauseForm
-from outbox.admin.refused_base import LIST_CHARS, KeptAdmin, search, shown_fields
+from outbox.admin.kept_base import LIST_CHARS, KeptAdmin, search, shown_fields
 from outbox.admin.wording import ago
 from outbox.models import Hold
 from outbox.operations import actions as operations
@@ -58,14 +58,14 @@ class HoldAdmin(KeptAdmin):
     def buttons_of(self, row: Hold | None) -> dict[str, str]:
         if row is None:
             return {}
-        if row.reason not in explain.REFUSED:
+        if row.reason not in explain.REJECTED:
             return {"resume": "Resume"}
         if row.key is None:  # a whole topic: none of its records is at fault
-            return {"retry": "Try again now"}
-        return {"retry": "Try again now", "skip": "Skip…", "discard": "Discard…"}
+            return {"retry": "Retry now"}
+        return {"retry": "Retry now", "skip": "Skip…", "discard": "Discard…"}
 
     def is_editable(self, row: Hold | None) -> bool:
-        return row is not None and row.reason in explain.REFUSED and row.record_id is not None
+        return row is not None and row.reason in explain.REJECTED and row.record_id is not None
 
     def selector(self, rows: Sequence[Seen]) -> operations.Selector:
         records = {pk: (record_id, stashed_at) for pk, record_id, stashed_at in rows}
@@ -82,15 +82,15 @@ class HoldAdmin(KeptAdmin):
 
     # ---- actions
 
-    @admin.action(description="Try again now", permissions=["retry"])
+    @admin.action(description="Retry now", permissions=["retry"])
     def retry(self, request: HttpRequest, queryset: Any) -> HttpResponse | None:
         return self.act_on_shown(
-            request, queryset, operations.requeue, "retry", "Try records again?",
-            "Kafka is given these records once more, and after each the later records of its key.", "Try them again",
-            "tried again",
+            request, queryset, operations.retry, "retry", "Retry records?",
+            "Kafka is given these records once more, and after each the later records of its key.", "Retry them",
+            "retried",
         )  # fmt: skip
 
-    @admin.action(description="Skip: to the dead letters, the key goes on", permissions=["skip"])
+    @admin.action(description="Skip: move to the dead letters, the key continues", permissions=["skip"])
     def skip(self, request: HttpRequest, queryset: Any) -> HttpResponse | None:
         text = (
             "Each record moves to the dead letters, and the later records of its key are sent without it. It can be "
@@ -99,7 +99,7 @@ class HoldAdmin(KeptAdmin):
         asked, why = confirm(self, request, queryset, "skip", "Skip records that are held back?", text, "Skip them")
         return asked or self.act(request, queryset, operations.skip, "moved to the dead letters", why)  # type: ignore[func-returns-value]
 
-    @admin.action(description="Discard: delete the refused records", permissions=["discard"])
+    @admin.action(description="Discard: delete the rejected records", permissions=["discard"])
     def discard(self, request: HttpRequest, queryset: Any) -> HttpResponse | None:
         text = "These records are deleted for good, and nobody receives them. The later records of their keys are sent."
         asked, why = confirm(self, request, queryset, "discard", "Discard records?", text, "Delete them for good")
@@ -108,7 +108,7 @@ class HoldAdmin(KeptAdmin):
     @admin.action(description="Resume what is paused", permissions=["pause"])
     def resume(self, request: HttpRequest, queryset: Any) -> HttpResponse | None:
         return self.act_on_shown(
-            request, queryset.exclude(reason__in=explain.REFUSED), operations.resume, "resume",
+            request, queryset.exclude(reason__in=explain.REJECTED), operations.resume, "resume",
             "Resume what is paused?", "What was kept of these is sent in its order.", "Resume them", "resumed",
         )  # fmt: skip
 

@@ -20,11 +20,12 @@ from outbox.cli.durations import show_duration
 from outbox.cli.options import DATA_SOURCE, LOG_LEVEL, MEMBER_NAME, Overrides
 from outbox.conf import secrets
 
-# The partitioner of classic harvesters: a key must stay in its partition when another kind of member takes over.
+# The partitioner of goharvest-compatible harvesters: a key must stay in its partition when another kind of member takes
+# over.
 PARTITIONER = "consistent_random"
 BOOTSTRAP = "bootstrap.servers"
 DELIVERY_PROPERTIES = ("delivery.timeout.ms", "message.timeout.ms")
-# Where the election decides, but a classic file may say so too.
+# Where the election decides, but a goharvest-compatible file may say so too.
 _DERIVED = ("heartbeat.interval.ms", "max.poll.interval.ms", "partition.assignment.strategy", "group.protocol")
 
 
@@ -166,17 +167,17 @@ def _settle_delivery(
     settings: dict[str, Any], producer: dict[str, Any], file: reaper.Reaper, given: Mapping[str, Any]
 ) -> None:
     """Longer than a leader may be trusted, a producer must not try: its last words could follow a successor's."""
-    wished = [producer.pop(name) for name in DELIVERY_PROPERTIES if name in producer]
-    if not wished or "DELIVERY_TIMEOUT" in given or "limits.deliveryTimeout" in file.given:
+    requested = [producer.pop(name) for name in DELIVERY_PROPERTIES if name in producer]
+    if not requested or "DELIVERY_TIMEOUT" in given or "limits.deliveryTimeout" in file.given:
         return
-    if not re.fullmatch(r"\d+", str(wished[0])):
-        producer[DELIVERY_PROPERTIES[0]] = wished[0]  # left to the client to refuse
+    if not re.fullmatch(r"\d+", str(requested[0])):
+        producer[DELIVERY_PROPERTIES[0]] = requested[0]  # left to the client to refuse
         return
     longest_s = 0.9 * (settings["SESSION_TIMEOUT"] - settings["HEARTBEAT_TIMEOUT"])
-    settings["DELIVERY_TIMEOUT"] = max(0.1, min(int(wished[0]) / 1000, longest_s))
-    if int(wished[0]) / 1000 > longest_s:
+    settings["DELIVERY_TIMEOUT"] = max(0.1, min(int(requested[0]) / 1000, longest_s))
+    if int(requested[0]) / 1000 > longest_s:
         file.notes.append(
-            f"delivery.timeout.ms {wished[0]} is cut to {show_duration(longest_s)}: a leader is trusted no longer."
+            f"delivery.timeout.ms {requested[0]} is cut to {show_duration(longest_s)}: a leader is trusted no longer."
         )
 
 

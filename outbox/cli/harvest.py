@@ -1,9 +1,8 @@
 """``outbox-harvest -f reaper.yaml``: the harvester as a program of its own, without a Django project.
 
-Exit codes: 0 after SIGTERM or SIGINT, with what was in hand finished; 1 when the harvester had to stop, or could not
-finish in time what was in hand; 2 when the flags or the configuration cannot be used; 5 when a second signal forced it,
-so that what was in flight is sent again.
-"""
+Exit codes: 0 after SIGTERM or SIGINT, with what was in flight finished; 1 when the harvester had to stop, or could not
+finish in time what was in flight; 2 when the flags or the configuration cannot be used; 5 when a second signal forced
+it, so that what was in flight is sent again."""
 
 import logging
 import os

@@ -1,4 +1,4 @@
-"""Every key of the YAML file: the classic ones with their rules, and ours. Tables only.
+"""Every key of the YAML file: the goharvest-compatible ones with their rules, and ours. Tables only.
 
 One row ties four names together: the key, the Django setting, the environment variable (``OUTBOX_`` + setting) and the
 flag (``--`` + setting in lower case). Reading a file is in ``reaper``, merging it with the rest in ``configuration``.
@@ -23,7 +23,7 @@ class SettingKey:
     shown: str = ""  # how the documents write a default that is worked out
     least: float | None = None
     required: bool = False  # zero counts as blank
-    floor: float | None = None  # the least that the setting takes, where the classic key may be smaller
+    floor: float | None = None  # the least that the setting takes, where the goharvest-compatible key may be smaller
     meaning: str = ""
 
     @property
@@ -41,7 +41,7 @@ def _shorter_wait(values: dict[str, Any]) -> float:
 
 _UNUSED = "Read and judged; without effect, because the election has its own thread."
 
-CLASSIC = (
+GOHARVEST = (
     SettingKey(
         path="baseKafkaConfig",
         kind="properties",
@@ -143,7 +143,7 @@ CLASSIC = (
         setting="MARK_BACKOFF",
         least=0,
         floor=MS,
-        meaning="Longest pause between two mark queries when there is nothing to do. Classic: 10ms, always.",
+        meaning="Longest pause between two mark queries when there is nothing to do. goharvest: 10ms, always.",
     ),
     SettingKey(
         path="limits.maxInFlightRecords",
@@ -179,7 +179,7 @@ CLASSIC = (
         default=100,
         least=1,
         required=True,
-        meaning="Records that one mark query claims at most.",
+        meaning="Records that one mark query marks at most.",
     ),
     SettingKey(
         path="limits.minMetricsInterval",
@@ -194,7 +194,7 @@ CLASSIC = (
 
 # What such a file means, whatever the environment says.
 FORCED = {"DELIVERY": AT_LEAST_ONCE, "LANES": 1, "ASSIGNOR": "range"}
-# Keys beside the classic ones.
+# Keys beside the goharvest-compatible ones.
 _OWN_SETTINGS = (
     "BOOTSTRAP_SERVERS",
     "FLUSH_TIMEOUT",
@@ -208,7 +208,7 @@ _OWN_SETTINGS = (
     "KEEP_EMPTY_KEY",
 )
 _KINDS = {"str": "text", "float": "duration", "int": "count", "bool": "flag"}
-# Where the classic harvester did otherwise, or what follows from its keys.
+# Where the goharvest-compatible harvester did otherwise, or what follows from its keys.
 _OWN_DEFAULTS: dict[str, tuple[Any, str]] = {
     "SESSION_TIMEOUT": (lambda values: 3 * values["limits.heartbeatTimeout"], "3 x heartbeatTimeout"),
     "KEEP_EMPTY_KEY": (True, ""),
@@ -230,7 +230,7 @@ def _own(setting: str) -> SettingKey:
 
 
 OWN = tuple(map(_own, _OWN_SETTINGS))
-KEYS = (*CLASSIC, *OWN)
+KEYS = (*GOHARVEST, *OWN)
 LOG_LEVEL = "logging.level"
 
 # Set by the election itself; in baseKafkaConfig they would reach it.

@@ -5,7 +5,7 @@ import sys
 import time
 
 TRACE = 5
-# Names as the classic reaper writes them, exact and case-sensitive.
+# Names as the goharvest-compatible reaper writes them, exact and case-sensitive.
 LEVELS = {
     "All": logging.NOTSET + 1,
     "Trace": TRACE,

@@ -1,8 +1,8 @@
-"""Reads the YAML file of the classic reaper: ``harvest:`` and ``logging:``, every key, every rule, every complaint.
+"""Reads the YAML file of the goharvest-compatible reaper: ``harvest:`` and ``logging:``, every key, every rule, every
+complaint.
 
-The result is plain: values by path, already defaulted and judged as the classic harvester judges them. What they mean
-together with flags and environment is settled in ``configuration``.
-"""
+The result is plain: values by path, already defaulted and judged as the goharvest-compatible harvester judges them.
+What they mean together with flags and environment is settled in ``configuration``."""
 
 import difflib
 from collections.abc import Iterable, Mapping
@@ -84,7 +84,7 @@ def _read_key(document: Document, key: SettingKey, entry: DocumentEntry | None, 
 
 
 def _judge(key: SettingKey, value: Any, found: Reaper) -> None:
-    """The rules of the classic harvester, in its words."""
+    """The rules of the goharvest-compatible harvester, in its words."""
     least = key.least
     if key.path == "limits.maxPollInterval" and "limits.minPollInterval" in found.given:
         least = found.values["limits.minPollInterval"]

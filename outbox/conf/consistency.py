@@ -60,7 +60,7 @@ def settle(values: dict[str, Any]) -> Iterator[SettingError]:
 
 def derive(values: dict[str, Any]) -> None:
     """Defaults that follow from other settings, once nothing is wrong."""
-    for key in ("CELERY_EVENTS", "REFUSAL_POLICIES"):
+    for key in ("CELERY_EVENTS", "REJECTION_POLICIES"):
         values.setdefault(key, {})
     values.setdefault("BINARY_VALUES", _given(values, "DELIVERY") == EXACTLY_ONCE)
     if not values.get("NAME"):

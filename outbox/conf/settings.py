@@ -63,7 +63,7 @@ class StashSettings:
     binary_values: bool = setting(
         parsers.flag,
         None,
-        "Accept bytes values. A classic harvester would send such a record as a tombstone.",
+        "Accept bytes values. A goharvest-compatible harvester would send such a record as a tombstone.",
         shown='True exactly when DELIVERY is "exactly-once"',
     )
     serializer: str = setting(
@@ -133,8 +133,8 @@ class ElectionSettings:
     assignor: str = setting(
         parsers.one_of("cooperative-sticky", "range"),
         "cooperative-sticky",
-        "How lanes are dealt out: with cooperative-sticky only lanes that move pause; range is what classic "
-        "harvesters of one group use.",
+        "How lanes are dealt out: with cooperative-sticky only lanes that move pause; range is what "
+        "goharvest-compatible harvesters of one group use.",
     )
 
     @property
@@ -166,7 +166,7 @@ class AtLeastOnceSettings:
         parsers.count(1, 1_000_000), 5_000, "Records sent and not yet purged, at most, per lane.", unit="records"
     )
     mark_max: int = setting(
-        parsers.count(1, 100_000), 2_000, "Records that one mark query claims at most.", unit="records"
+        parsers.count(1, 100_000), 2_000, "Records that one mark query marks at most.", unit="records"
     )
     mark_bytes_max: int = setting(
         parsers.count(1, 1_000_000_000),
@@ -282,7 +282,7 @@ class ExactlyOnceSettings:
         False,
         "Listen for the trigger of outbox.wakeups, so that no record waits for a poll.",
     )
-    audit_window_s: float = setting(
+    ledger_retention_s: float = setting(
         parsers.seconds(0, 10_000_000_000),
         604_800.0,
         "So long the ledger keeps every entry; the last one of each lane stays for ever.",
@@ -291,25 +291,25 @@ class ExactlyOnceSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RefusalsSettings:
-    """Records that Kafka refuses."""
+class RejectionsSettings:
+    """Records that Kafka rejects."""
 
-    refusal_policy: str = setting(
+    rejection_policy: str = setting(
         parsers.one_of(BLOCK, SKIP),
         BLOCK,
-        "What becomes of a record that Kafka refuses: block holds its key and tries it again, skip makes it a dead "
+        "What becomes of a record that Kafka rejects: block holds its key and tries it again, skip makes it a dead "
         "letter and lets the key go on.",
     )
-    refusal_policies: Mapping[str, str] = setting(
-        parsers.policies, None, "Topics with another policy than REFUSAL_POLICY.", shown="{}"
+    rejection_policies: Mapping[str, str] = setting(
+        parsers.policies, None, "Topics with another policy than REJECTION_POLICY.", shown="{}"
     )
-    refusal_attempts: int = setting(
-        parsers.count(1, 1000), 1, "Refusals after which skip makes a record a dead letter.", unit="attempts"
+    rejection_attempts: int = setting(
+        parsers.count(1, 1000), 1, "Rejections after which skip makes a record a dead letter.", unit="attempts"
     )
 
     def skips(self, topic: str) -> bool:
-        """Whether a refused record of the topic becomes a dead letter."""
-        return self.refusal_policies.get(topic, self.refusal_policy) == SKIP
+        """Whether a rejected record of the topic becomes a dead letter."""
+        return self.rejection_policies.get(topic, self.rejection_policy) == SKIP
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -361,7 +361,7 @@ class Conf:
     at_least_once: AtLeastOnceSettings
     harvest: HarvestSettings
     exactly_once: ExactlyOnceSettings
-    refusals: RefusalsSettings
+    rejections: RejectionsSettings
     celery: CelerySettings
 
     @property

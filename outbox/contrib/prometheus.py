@@ -42,15 +42,15 @@ CATALOGUE: Mapping[str, tuple[str, str]] = {
     "outbox_ready": ("gauge", "1 when both servers have answered and the process leads, or could lead."),
     "outbox_lane_owned": ("gauge", "1 per lane that this process owns; label: lane."),
     "outbox_in_flight_records": ("gauge", "Read and not yet known to be delivered and deleted."),
-    "outbox_parked_keys": (
+    "outbox_held_keys": (
         "gauge",
-        "Keys, topics and records without key behind a record that Kafka refused or that is quarantined; no pauses.",
+        "Keys, topics and records without key behind a record that Kafka rejected or that is poison; no pauses.",
     ),
     "outbox_circuits_open": (
         "gauge", "Lanes of this process that cannot use Kafka or PostgreSQL, and 1 while its election hears nothing."
     ),
     "outbox_delivered_records_total": ("counter", "Delivered by this process."),
-    "outbox_refused_records_total": ("counter", "Attempts that Kafka refused for a record's or its topic's sake."),
+    "outbox_rejected_records_total": ("counter", "Attempts that Kafka rejected for a record's or its topic's sake."),
     "outbox_batches_total": ("counter", "Transactions committed (exactly-once)."),
     "outbox_takeovers_total": ("counter", "Takeovers of lanes: at an election, and after failures (exactly-once)."),
     "outbox_producer_renewals_total": ("counter", "Producers given up for safety's sake (exactly-once)."),
@@ -185,10 +185,10 @@ class HarvesterCollector(Collector):
 _VALUES: Mapping[str, Callable[[Any, Measured], float]] = {
     "outbox_ready": lambda harvester, measured: harvester.is_ready,
     "outbox_in_flight_records": lambda harvester, measured: measured.in_flight,
-    "outbox_parked_keys": lambda harvester, measured: measured.parked,
+    "outbox_held_keys": lambda harvester, measured: measured.held_keys,
     "outbox_circuits_open": lambda harvester, measured: measured.open_circuits,
     "outbox_delivered_records_total": lambda harvester, measured: measured.delivered,
-    "outbox_refused_records_total": lambda harvester, measured: measured.refused,
+    "outbox_rejected_records_total": lambda harvester, measured: measured.rejected,
     "outbox_batches_total": lambda harvester, measured: measured.batches,
     "outbox_takeovers_total": lambda harvester, measured: measured.takeovers,
     "outbox_producer_renewals_total": lambda harvester, measured: measured.renewals,

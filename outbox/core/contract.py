@@ -63,7 +63,7 @@ class LaneStopped:
 
 
 @dataclass(frozen=True, slots=True)
-class LeftUntidily:
+class UncleanRelease:
     """The lane has ended, and records may be in the table that are in Kafka: only its own way can tell which."""
 
     lane: int
@@ -77,7 +77,7 @@ class LaneHost(Protocol):
         """New marks and batches may begin."""
 
     def may_send(self, lane: int) -> bool:
-        """What is in hand may still be sent."""
+        """What is in flight may still be sent."""
 
     def lanes_owned(self) -> int:
         """How many lanes this process works on: they share what an idle process may cost."""
@@ -89,13 +89,13 @@ class LaneHost(Protocol):
         """A trace of another owner was seen: ask the coordinator."""
 
     def step_down(self, lane: int) -> None:
-        """The table refused the claim of this epoch."""
+        """The table refused the owner of this epoch."""
 
     def partitions_added(self) -> None:
         """The leader topic has more partitions than before: let the group deal them out at once."""
 
     def finished(self, lane: int) -> None:
-        """The answer to `LaneWorker.finish`: nothing is in hand any more."""
+        """The answer to `LaneWorker.finish`: nothing is in flight any more."""
 
     def emit(self, event: object) -> None:
         """Tell logs and receivers of signals; dropped when they cannot follow."""
@@ -113,7 +113,7 @@ class LaneWorker(Protocol):
         """The new leader id asked for by `LaneHost.refresh`. Does not block."""
 
     def finish(self, deadline: float) -> None:
-        """Start nothing new, finish what is in hand before the monotonic `deadline`, then `LaneHost.finished`."""
+        """Start nothing new, finish what is in flight before the monotonic `deadline`, then `LaneHost.finished`."""
 
     def abandon(self) -> None:
         """Drop everything at once; nothing of it may be sent any more. Does not block."""

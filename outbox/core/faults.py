@@ -2,7 +2,7 @@
 
 Every error code of the installed client is in the table, under exactly one kind. A test enumerates the client's codes
 and fails when a version brings one that nobody has classified; until then it is unforeseen. Here are no pauses
-(``patience``) and no search for the culprit of a refused batch (``holds.bisection``).
+(``patience``) and no search for the poison record of a rejected batch (``holds.bisection``).
 """
 
 from __future__ import annotations
@@ -118,10 +118,10 @@ TABLE: Mapping[Kind, tuple[str, ...]] = {
 
 KINDS: Mapping[str, Kind] = {name: kind for kind, names in TABLE.items() for name in names}
 
-REFUSALS = frozenset({Kind.RECORD, Kind.BATCH, Kind.TOPIC})
+REJECTIONS = frozenset({Kind.RECORD, Kind.BATCH, Kind.TOPIC})
 """An operator, or the writer, has to do something about the record or its topic: an attempt is spent."""
 TOO_LARGE = frozenset({"MSG_SIZE_TOO_LARGE", "RECORD_LIST_TOO_LARGE"})
-"""Refusals for which sizes tell who is to blame."""
+"""Rejections for which sizes tell who is to blame."""
 
 
 def kind_of(name: str) -> Kind:
@@ -133,11 +133,11 @@ def kind_of(name: str) -> Kind:
     return KINDS.get(name, Kind.UNFORESEEN)
 
 
-def is_refusal(name: str) -> bool:
-    return kind_of(name) in REFUSALS
+def is_rejection(name: str) -> bool:
+    return kind_of(name) in REJECTIONS
 
 
-def may_hide_a_refusal(name: str) -> bool:
+def may_hide_a_rejection(name: str) -> bool:
     """Whether a transaction that ended with this error may have failed for the sake of one of its records."""
     return kind_of(name) not in {Kind.OUTAGE, Kind.DENIED, Kind.FENCE, Kind.NONE}
 

@@ -21,7 +21,7 @@ class Lease(Enum):
 
 class LeaseEvent(Enum):
     PREPARED = "everything is ready for harvesting"
-    RELEASED = "the last lane has ended in good order"
+    RELEASED = "the last lane has ended cleanly"
 
 
 LEASE = Transitions(

@@ -95,7 +95,7 @@ class _Tally:
     """Counters of all writers, under one lock."""
 
     lock: threading.Lock = field(default_factory=threading.Lock)
-    claimed: int = 0  # records that some writer is about to commit
+    reserved: int = 0  # records that some writer is about to commit
     committed: int = 0
     rolled_back: int = 0
     transactions: int = 0
@@ -103,11 +103,11 @@ class _Tally:
     times: Counter[int] = field(default_factory=Counter)
     slowest_s: float = 0.0
 
-    def claim(self, records: int) -> int:
+    def reserve(self, records: int) -> int:
         """How many of so many in all the next transaction holds."""
         with self.lock:
-            count = min(RECORDS_PER_TRANSACTION, records - self.claimed)
-            self.claimed += count
+            count = min(RECORDS_PER_TRANSACTION, records - self.reserved)
+            self.reserved += count
             return count
 
     def next_slot(self) -> int:
@@ -206,7 +206,7 @@ class Pump:
 
     def _claim(self) -> int:
         """How many records the next committed transaction of a writer holds; 0 when there is nothing left."""
-        count = self._tally.claim(self.plan.records)
+        count = self._tally.reserve(self.plan.records)
         return 0 if self._stopping.is_set() else count
 
     def _paced(self, count: int) -> bool:

@@ -55,7 +55,7 @@ class Clients:
         return {**self._conf.kafka.client_properties, **properties, "error_cb": on_error, "logger": ClientLog(LOGGER)}
 
 
-def heartbeat_of(message: Any) -> neli.Heartbeat | neli.ClassicHeartbeat:
+def heartbeat_of(message: Any) -> neli.Heartbeat | neli.GoharvestHeartbeat:
     """Raises `UnknownHeartbeat`."""
     database = dict(message.headers() or ()).get(DATABASE_HEADER)
     try:

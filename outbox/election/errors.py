@@ -115,9 +115,9 @@ class ElectionTroubles:
     def note(self, kind: str, text: str) -> None:
         if kind not in self._kinds:
             self._kinds[kind] = None
-            logger.warning("election_trouble kind=%s reason=%r", kind, text)
+            logger.warning("election_failed kind=%s reason=%r", kind, text)
 
     def over(self) -> None:
         if self._kinds:
             kinds, self._kinds = ",".join(self._kinds), {}
-            logger.info("election_trouble_over kinds=%s", kinds)
+            logger.info("election_works_again kinds=%s", kinds)

@@ -2,7 +2,7 @@
 
 Three threads share the core under one lock, which is held for microseconds and never during I/O that waits:
 
-- *group* polls the consumer that stands in the group. Its rebalance callback waits until what is in hand is finished,
+- *group* polls the consumer that stands in the group. Its rebalance callback waits until what is in flight is finished,
   so this thread reads no heartbeats; else the lanes that stay would be fenced whenever one lane moves.
 - *reader* reads the leader topic with a consumer of its own, from its end: see `reader`.
 - *ticker* sleeps until the core wants to be woken or somebody commands something.
@@ -189,7 +189,7 @@ class Member:
         self._commands.put(lambda now: self._neli.step_down(lane, now))
 
     def release(self, lane: int) -> None:
-        """Nothing of this lane is in hand any more."""
+        """Nothing of this lane is in flight any more."""
         self._commands.put(lambda now: self._neli.released(lane, now))
 
     def partitions_added(self) -> None:
@@ -322,7 +322,7 @@ class Member:
     def _read_heartbeats(self) -> None:
         self._reader.run(self._left)
 
-    def _seen(self, partition: int, offset: int, beat: core.Heartbeat | core.ClassicHeartbeat) -> None:
+    def _seen(self, partition: int, offset: int, beat: core.Heartbeat | core.GoharvestHeartbeat) -> None:
         with self._changed:
             self._decide(lambda now: self._neli.heartbeat_seen(partition, offset, beat, now))
 
@@ -429,6 +429,6 @@ class Member:
             del self._consumer, self._producer
 
     def _on_failure(self) -> None:
-        """The group's thread ends early: what is in hand is finished all the same, then the group is left."""
+        """The group's thread ends early: what is in flight is finished all the same, then the group is left."""
         self.stop()
         self._leaving.wait(self._conf.election.revoke_timeout_s + 1.0)

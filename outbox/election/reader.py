@@ -33,7 +33,7 @@ class LeaderTopicReader:
     def __init__(
         self,
         conf: Conf,
-        seen: Callable[[int, int, core.Heartbeat | core.ClassicHeartbeat], None],
+        seen: Callable[[int, int, core.Heartbeat | core.GoharvestHeartbeat], None],
         *,
         partitions: int,
         runtime: Runtime,

@@ -62,14 +62,14 @@ class Harvester(Daemon):
         self._events = Events(Harvester, self, logger)
         self._member: Member | None = None
         self._measurements = Measurements()
-        self._sampler = SampleWriter(self.conf, lambda: self.led_last, lambda: self.measured.refused)
+        self._sampler = SampleWriter(self.conf, lambda: self.led_last, lambda: self.measured.rejected)
         self._owned = OwnedLanes(
             self.conf,
             self._factory,
             self._events,
             self._measurements,
             self.fail,
-            self._left_untidily,
+            self._unclean_release,
             name=self.member_name,
             logger=logger,
         )
@@ -215,12 +215,12 @@ class Harvester(Daemon):
         if not member.join(self.conf.election.revoke_timeout_s + LEAVE_TIMEOUT_S):
             self._logger.warning("group_not_left name=%s: the brokers notice after SESSION_TIMEOUT", self.conf.name)
 
-    def _left_untidily(self, reason: str) -> None:
+    def _unclean_release(self, reason: str) -> None:
         """A lane that only moves is settled by its next owner; what a stop leaves behind is told."""
         self._fail_unless_forced(
             StopOutOfTime(
                 f"The stop has not settled everything ({reason}). Nothing is lost, and the next harvester with "
-                f"DELIVERY={self.conf.delivery!r} goes on; another way of delivery would send records again that "
+                f"DELIVERY={self.conf.delivery!r} goes on; another delivery mode would send records again that "
                 "are in Kafka already. Before you switch, run: python manage.py harvest --once"
             )
         )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from uuid import UUID
 
 from outbox.core.at_least_once.values import DeadlineExceeded, NotPurged, RecordHeld, RemarkRequested
-from outbox.core.contract import BatchDelivered, LaneStopped, LaneWorker, LeftUntidily, MeterRead
+from outbox.core.contract import BatchDelivered, LaneStopped, LaneWorker, MeterRead, UncleanRelease
 from outbox.core.election.neli import LeaderAcquired, LeaderRevoked
 from outbox.harvest.metrics import Measurements
 from outbox.runtime import Runtime
@@ -34,11 +34,11 @@ class Host:
         fail: Callable[[BaseException], None],
         logger: logging.Logger,
         measurements: Measurements | None = None,
-        left_untidily: Callable[[str], None] = lambda reason: None,
+        unclean_release: Callable[[str], None] = lambda reason: None,
         *,
         runtime: Runtime = THREADS,
     ) -> None:
-        """`left_untidily` is also called for a lane that was given up: its worker's end tells of the process."""
+        """`unclean_release` is also called for a lane that was given up: its worker's end tells of the process."""
         self._measurements = measurements or Measurements()
         self.lane = acquired.lane
         self.leader_id: UUID = acquired.leader_id
@@ -47,7 +47,7 @@ class Host:
         self._mutex = runtime.lock("lane's host")
         self._member = member
         self._events = events
-        self._fail, self._left_untidily = fail, left_untidily
+        self._fail, self._unclean_release = fail, unclean_release
         self._logger = logger
 
     def take(self, worker: LaneWorker) -> None:
@@ -109,15 +109,15 @@ class Host:
             if event.traced:
                 self._events.put(self.lane, event)
             return
-        if isinstance(event, LeftUntidily):
-            self._left_untidily(f"lane {event.lane}: {event.reason}")
+        if isinstance(event, UncleanRelease):
+            self._unclean_release(f"lane {event.lane}: {event.reason}")
             return
         if self.is_done:
             return
         if not isinstance(event, LaneStopped):  # its worker has said so
             self._log(event)
         if isinstance(event, RecordHeld):
-            self._measurements.refused()
+            self._measurements.rejected()
         if isinstance(event, (MeterRead, RecordHeld, LaneStopped)):
             self._events.put(self.lane, event)
 

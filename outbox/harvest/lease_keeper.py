@@ -27,7 +27,7 @@ def owner_name() -> str:
     return f"{socket.gethostname()}_{os.getpid()}"
 
 
-def claim_of(conf: Conf, owner: str) -> leases.TableLease:
+def lease_of(conf: Conf, owner: str) -> leases.TableLease:
     """On the conf's table for its delivery, by the time-outs that it sets."""
     return leases.TableLease(
         conf.table,
@@ -41,8 +41,8 @@ def claim_of(conf: Conf, owner: str) -> leases.TableLease:
 
 
 class LeaseKeeper:
-    def __init__(self, conf: Conf, claim: LeasePort, runtime: Runtime = THREADS) -> None:
-        self._claim, self._lanes_max, self._runtime = claim, conf.election.lanes, runtime
+    def __init__(self, conf: Conf, table_lease: LeasePort, runtime: Runtime = THREADS) -> None:
+        self._table_lease, self._lanes_max, self._runtime = table_lease, conf.election.lanes, runtime
         self._mutex = runtime.lock("lease")
         self._needs_row = conf.delivery == EXACTLY_ONCE
         self._times = lease.Times(conf.election.session_timeout_s, lease.BEAT_S)
@@ -101,15 +101,15 @@ class LeaseKeeper:
     # ---- in the threads of the sessions
 
     def take(self, connection: Any, owned: Mapping[int, UUID] | None = None) -> None:
-        """Raises `OtherWay` when the table is harvested in another mode. `owned`: the lanes to be shown, if not all
+        """Raises `OtherMode` when the table is harvested in another mode. `owned`: the lanes to be shown, if not all
         that have entered. Exactly-once delivery cannot do without its companion tables: where they are missing, trust
         ends as usual."""
         begun = self._runtime.monotonic()
         with self._mutex:
             shown = dict(self._owned if owned is None else owned)
-        exists = self._claim.take(connection, lanes=self._lanes_max, owned=shown)
+        exists = self._table_lease.take(connection, lanes=self._lanes_max, owned=shown)
         with self._mutex:
             self._times.taken(begun, exists=exists or self._needs_row, shows_lanes=bool(shown))
 
     def release(self, connection: Any) -> None:
-        self._claim.release(connection)
+        self._table_lease.release(connection)

@@ -54,9 +54,9 @@ class Measured:
     renewals: int
     elections: int
     fences: int
-    refused: int
+    rejected: int
     in_flight: int
-    parked: int
+    held_keys: int
     unpurged: int
     """Batches that are in Kafka and whose rows are not deleted yet."""
     owned: tuple[int, ...]
@@ -72,7 +72,7 @@ class Measurements:
         self._mutex = threading.Lock()
         self._workers: dict[Worker, int] = {}
         self._ended: dict[str, int] = dict.fromkeys(TOTALS, 0)
-        self._elections = self._fences = self._refused = 0
+        self._elections = self._fences = self._rejected = 0
         self._delays, self._commits = Histogram(DELAY_BOUNDS_S), Histogram(COMMIT_BOUNDS_S)
         self._sizes = Histogram(SIZE_BOUNDS)
 
@@ -87,10 +87,10 @@ class Measurements:
         with self._mutex:
             self._fences += 1
 
-    def refused(self) -> None:
+    def rejected(self) -> None:
         """A record, once more."""
         with self._mutex:
-            self._refused += 1
+            self._rejected += 1
 
     def delivered(self, event: BatchDelivered) -> None:
         with self._mutex:
@@ -113,9 +113,9 @@ class Measurements:
                 **totals,
                 elections=self._elections,
                 fences=self._fences,
-                refused=self._refused,
+                rejected=self._rejected,
                 in_flight=_sum(live, "in_flight"),
-                parked=_sum(live, "parked"),
+                held_keys=_sum(live, "held_keys"),
                 unpurged=_sum(live, "unpurged"),
                 owned=tuple(sorted(owned)),
                 open_circuits=sum(_is_open(found) for found in live.values()) + is_cut_off,

@@ -87,9 +87,7 @@ def _stuck(harvester: Harvester) -> str:
     if stopped:
         return f"because lane {', '.join(stopped)} is stopped and waits for an operator's decision"
     if held:
-        return (
-            f"because {held} keys, records or topics are held back: refused by Kafka, paused, edited or in quarantine"
-        )
+        return f"because {held} keys, records or topics are held back: rejected by Kafka, paused, edited or poison"
     return ""
 
 

@@ -41,7 +41,7 @@ class OwnedLanes:
         events: Events,
         measurements: Measurements,
         fail: Callable[[BaseException], None],
-        left_untidily: Callable[[str], None],
+        unclean_release: Callable[[str], None],
         *,
         name: str,
         logger: logging.Logger,
@@ -49,7 +49,7 @@ class OwnedLanes:
     ) -> None:
         """`name`: of the member, as the log has it."""
         self._conf, self._factory, self._events, self._measurements = conf, factory, events, measurements
-        self._fail, self._left_untidily = fail, left_untidily
+        self._fail, self._unclean_release = fail, unclean_release
         self._name, self._logger, self._runtime = name, logger, runtime
         self._member: Member | None = None
         self._hosts: dict[int, Host] = {}  # of the lanes in work
@@ -111,7 +111,7 @@ class OwnedLanes:
             self._fail,
             self._logger,
             self._measurements,
-            self._left_untidily,
+            self._unclean_release,
             runtime=self._runtime,
         )
         host.take(self._factory(self._conf, event.lane, event.leader_id, event.epoch, host))

@@ -21,7 +21,7 @@ from outbox.edges.postgres.exactly_once.companions import Companions
 from outbox.edges.postgres.exactly_once.reader import Reader, check_ages
 from outbox.edges.postgres.preflight import keepers, numbering, plans, privileges
 from outbox.election.errors import KafkaUnreachable
-from outbox.harvest.lease_keeper import claim_of
+from outbox.harvest.lease_keeper import lease_of
 
 logger = logging.getLogger("outbox.harvest")
 
@@ -29,7 +29,7 @@ BROKERS_S = 30.0  # brokers of a cluster that starts join one after the other
 
 
 def look(conf: Conf, owner: str) -> UUID | None:
-    """The number of the database. Raises what is wrong. The claim on the table is made here already: of two ways that
+    """The number of the database. Raises what is wrong. The lease on the table is made here already: of two ways that
     wait for the end of a third one has it, and a standby need not repeat it."""
     is_exact = conf.delivery == EXACTLY_ONCE
     with overview.connected(conf.database, companions.connect if is_exact else table.connect_session) as connection:
@@ -42,8 +42,8 @@ def look(conf: Conf, owner: str) -> UUID | None:
         if is_exact:
             check_ages(connection)
             _look_at_plans(conf, connection, sequence)
-        claim = claim_of(conf, owner)
-        claim.take(connection, lanes=conf.election.lanes, quietly=True)
+        lease = lease_of(conf, owner)
+        lease.take(connection, lanes=conf.election.lanes, quietly=True)
         if is_exact and overview.may_lack_a_time(connection, conf.table):
             remedy = (
                 f"see {page('table', 'create_time')}, and then: ALTER TABLE {conf.table} ALTER create_time SET NOT NULL"
@@ -51,7 +51,7 @@ def look(conf: Conf, owner: str) -> UUID | None:
             logger.warning("create_time_nullable table=%s remedy=%r", conf.table, remedy)
         for note in notes:
             logger.warning("table_warning table=%s reason=%r", conf.table, note)
-        return claim.database(connection)
+        return lease.database(connection)
 
 
 class LookAtBrokers:

@@ -1,4 +1,4 @@
-"""What a lane tells about itself: what it has in hand, when an outage began and ended."""
+"""What a lane tells about itself: what it has in flight, when an outage began and ended."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class LaneStatistics:
     delivered: int
     held: int
     """Keys, records and topics that are held back, for whatever reason."""
-    parked: int
+    held_keys: int
     """Of these, what a record at fault holds back, and no operator."""
     board: values.Statistics
     circuit: CircuitView

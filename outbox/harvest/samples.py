@@ -33,12 +33,12 @@ class SampleWriter:
         self,
         conf: Any,
         leads: Callable[[], bool],
-        refused: Callable[[], int],
+        rejected: Callable[[], int],
         *,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """`leads`: whether this process is the one that samples; `refused`: its count of refused attempts."""
-        self._conf, self._leads, self._refused, self._clock = conf, leads, refused, clock
+        """`leads`: whether this process is the one that samples; `rejected`: its count of rejected attempts."""
+        self._conf, self._leads, self._rejected, self._clock = conf, leads, rejected, clock
         self._stopping = threading.Event()
         self._troubles = Troubles(0)
         self._thread = threading.Thread(target=self._run, name="outbox-samples", daemon=True)
@@ -75,7 +75,7 @@ class SampleWriter:
                 application_name="outbox sample",
             )
         ) as connection:
-            written = samples.take(connection, self._conf.table, self._refused())
+            written = samples.take(connection, self._conf.table, self._rejected())
             if found := locks.waiting(connection, ORDER_LOCK):
                 logger.warning(
                     "writers_wait count=%d longest_s=%.1f holders=%r remedy=%r",

@@ -1,4 +1,4 @@
-"""What a message inherits from the work in hand: the correlation id that `outbox.correlation` sets, the trace.
+"""What a message inherits from the work around it: the correlation id that `outbox.correlation` sets, the trace.
 
 The module is not called ``correlation``: a submodule of that name would hide the public class in the package.
 """

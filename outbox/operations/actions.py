@@ -1,9 +1,8 @@
 """What operators do about holds and dead letters; the commands and the admin call these functions and nothing else.
 
-Each is one transaction with bulk statements and leaves one audit row. A record that is still in the outbox is deleted
-by its harvester alone, which knows that it is not on its way: such a wish is written down, and carried out within
-about two seconds where a harvester works, else when the next one begins. `Outcome.pending` counts these.
-"""
+Each is one transaction with bulk statements and leaves one audit log entry. A record that is still in the outbox is
+deleted by its harvester alone, which knows that it is not on its way: such a request is written down, and carried out
+within about two seconds where a harvester works, else when the next one begins. `Outcome.pending` counts these."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ from django.db import connections, transaction
 from outbox.edges.postgres.operations import records
 from outbox.models import DeadLetter, Hold, OutboxRecord
 from outbox.operations.editing import NotConfirmed, edit, edit_dead
-from outbox.operations.outcomes import IDS_KEPT, REFUSED, Outcome, alias_of, audit, put_back
+from outbox.operations.outcomes import IDS_KEPT, REJECTED, Outcome, alias_of, put_back, write_audit_log
 from outbox.operations.selection import NothingSelected, OperationRefused, Selector
 
 __all__ = (
@@ -25,13 +24,14 @@ __all__ = (
     "Outcome",
     "Selector",
     "discard",
+    "discard_dead_letters",
     "edit",
     "edit_dead",
     "pause",
     "pause_keys",
-    "purge",
     "requeue",
     "resume",
+    "retry",
     "skip",
 )
 
@@ -54,7 +54,7 @@ def _bulk(
         held: list[tuple[int, int | None]] = []
         wanted = ""
         if holds is not None:
-            query, wanted = holds(selector.holds(found_alias).filter(reason__in=REFUSED, record_id__isnull=False))
+            query, wanted = holds(selector.holds(found_alias).filter(reason__in=REJECTED, record_id__isnull=False))
             if not dry_run:
                 query = query.select_for_update()  # none is given another record before it is changed
             found = query.values_list("pk", "record_id", "stashed_at")
@@ -67,20 +67,25 @@ def _bulk(
         pending = Hold.objects.using(found_alias).filter(pk__in=[pk for pk, _ in held]).update(wanted=wanted)
         changed = dead(found_alias, [pk for pk, _ in letters]) if dead is not None and letters else 0
         details = {"selector": selector.as_dict(), "holds": pending, "dead_letters": changed, "ids": ids[:IDS_KEPT]}
-        audit(found_alias, actor, what, reason, details)
+        write_audit_log(found_alias, actor, what, reason, details)
     return Outcome(what, matched, changed, pending, details={"ids": ids[:IDS_KEPT]})
+
+
+def retry(selector: Selector, actor: str, reason: str = "", dry_run: bool = False, alias: str | None = None) -> Outcome:
+    """The harvester tries held records again now."""
+    return _bulk("retry", selector, actor, reason, dry_run, alias, holds=lambda q: (q, "retry"))
 
 
 def requeue(
     selector: Selector, actor: str, reason: str = "", dry_run: bool = False, alias: str | None = None
 ) -> Outcome:
-    """Held records are tried again now; dead letters are put back as new records, in the order they once had, behind
-    what their keys have sent since."""
-    return _bulk("requeue", selector, actor, reason, dry_run, alias, holds=lambda q: (q, "retry"), dead=put_back)
+    """Dead letters go back into the outbox as new records, in the order they once had, behind what their keys have sent
+    since."""
+    return _bulk("requeue", selector, actor, reason, dry_run, alias, dead=put_back)
 
 
 def skip(selector: Selector, actor: str, reason: str = "", dry_run: bool = False, alias: str | None = None) -> Outcome:
-    """Refused records become dead letters and their keys go on. A topic that is held as a whole is not meant: none of
+    """Held records become dead letters, and their keys continue. A topic that is held as a whole is left out: none of
     its records is at fault."""
     return _bulk("skip", selector, actor, reason, dry_run, alias, holds=lambda q: (_of_records(q), "skip"))
 
@@ -88,15 +93,15 @@ def skip(selector: Selector, actor: str, reason: str = "", dry_run: bool = False
 def discard(
     selector: Selector, actor: str, reason: str = "", dry_run: bool = False, alias: str | None = None
 ) -> Outcome:
-    """Refused records and dead letters are deleted for good."""
-    return _bulk(
-        "discard", selector, actor, reason, dry_run, alias, holds=lambda q: (_of_records(q), "discard"), dead=_delete
-    )
+    """The harvester deletes held records for good."""
+    return _bulk("discard", selector, actor, reason, dry_run, alias, holds=lambda q: (_of_records(q), "discard"))
 
 
-def purge(selector: Selector, actor: str, reason: str = "", dry_run: bool = False, alias: str | None = None) -> Outcome:
+def discard_dead_letters(
+    selector: Selector, actor: str, reason: str = "", dry_run: bool = False, alias: str | None = None
+) -> Outcome:
     """Dead letters, usually those of some age, are deleted for good."""
-    return _bulk("purge", selector, actor, reason, dry_run, alias, dead=_delete)
+    return _bulk("discard", selector, actor, reason, dry_run, alias, dead=_delete)
 
 
 def _of_records(query: Any) -> Any:
@@ -136,7 +141,7 @@ def pause(
             raise OperationRefused(f"It is paused already: {hold.scope}.")
         if not dry_run:
             Hold.objects.using(found_alias).bulk_create([hold], ignore_conflicts=True)
-            audit(found_alias, actor, "pause", reason, {"scope": hold.scope})
+            write_audit_log(found_alias, actor, "pause", reason, {"scope": hold.scope})
     return Outcome("pause", 1, 0 if dry_run else 1, dry_run=dry_run, details={"scope": hold.scope})
 
 
@@ -151,7 +156,7 @@ def pause_keys(record_ids: Sequence[int], *, actor: str, reason: str = "", alias
         scopes = sorted(hold.scope for hold in placed.only("topic", "key"))
         details = {"pauses": len(scopes), "scopes": scopes[:IDS_KEPT]}
         if scopes:
-            audit(found_alias, actor, "pause", reason, details)
+            write_audit_log(found_alias, actor, "pause", reason, details)
     return Outcome("pause", len(scopes), len(scopes), details=details)
 
 
@@ -168,5 +173,5 @@ def resume(
         if dry_run or not found:
             return Outcome("resume", len(found), dry_run=dry_run, details=details)
         changed = Hold.objects.using(found_alias).filter(pk__in=[hold.pk for hold in found]).delete()[0]
-        audit(found_alias, actor, "resume", reason, {"selector": selector.as_dict(), **details})
+        write_audit_log(found_alias, actor, "resume", reason, {"selector": selector.as_dict(), **details})
     return Outcome("resume", len(found), changed, details=details)

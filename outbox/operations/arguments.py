@@ -22,14 +22,14 @@ from outbox.operations.selection import Selector
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 EXIT_CODES = {0: "done, or nothing to do", 1: "refused, for the reason named: nothing was changed"}
 _DONE = {
-    "requeue": "requeued", "skip": "skipped", "discard": "discarded", "purge": "purged", "pause": "paused",
+    "retry": "retried", "requeue": "requeued", "skip": "skipped", "discard": "discarded", "pause": "paused",
     "resume": "resumed", "edit": "edited",
 }  # fmt: skip
 
 
 def add_common(parser: ArgumentParser) -> None:
     parser.epilog = "Exit codes: " + "; ".join(f"{code}: {text}" for code, text in EXIT_CODES.items()) + "."
-    parser.add_argument("--reason", default="", metavar="TEXT", help="Why: kept in the audit row.")
+    parser.add_argument("--reason", default="", metavar="TEXT", help="Why: kept in the audit log entry.")
     parser.add_argument("--actor", default="", metavar="NAME", help="Who: the user of the system by default.")
     parser.add_argument("--dry-run", action="store_true", help="Say what would be changed, and change nothing.")
     parser.add_argument("--database", metavar="ALIAS", help="Alias of the database, instead of DATABASE.")
@@ -111,10 +111,13 @@ class SelectingCommand(BaseCommand):
 
     operation: Callable[..., Outcome]
 
+    def operation_of(self, options: dict[str, Any]) -> Callable[..., Outcome]:
+        return type(self).operation
+
     def add_arguments(self, parser: ArgumentParser) -> None:
         add_selector(parser)
         add_common(parser)
 
     def handle(self, *args: Any, **options: Any) -> None:
-        selector, operation = selector_of(options), type(self).operation
+        selector, operation = selector_of(options), self.operation_of(options)
         self.stdout.write(shown(run(lambda: operation(selector, **given_of(options))), options))

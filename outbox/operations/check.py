@@ -187,7 +187,7 @@ def _positions(conf: Conf, alias: str) -> Iterator[Finding]:
                 "ledger and table",
                 f"lane {lane['lane']}: the ledger is that of database {there}, this is {here}",
                 "Correct DATABASES or NAME. If this database is to follow the other: "
-                f"manage.py outbox_resolve --lane {lane['lane']} --adopt-ledger with --purge-sent or --resend: "
+                f"manage.py outbox_resolve --lane {lane['lane']} --adopt-ledger with --delete-sent or --resend: "
                 "these say what becomes of the rows.",
             )
             return

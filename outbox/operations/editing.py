@@ -19,7 +19,7 @@ from outbox.exceptions import InvalidMessage
 from outbox.messages.message import as_pairs
 from outbox.messages.validation import Row, Validator
 from outbox.models import DeadLetter, Hold, OutboxRecord
-from outbox.operations.outcomes import REFUSED, Outcome, alias_of, audit, put_back
+from outbox.operations.outcomes import REJECTED, Outcome, alias_of, put_back, write_audit_log
 from outbox.operations.selection import OperationRefused, lane_count
 from outbox.schema.expressions import has_time
 from outbox.schema.fields import is_not_utf8
@@ -94,7 +94,7 @@ def edit_dead(
             return Outcome("edit", 1, dry_run=True, details=details)
         DeadLetter.objects.using(found_alias).filter(pk=dead_id).update(**_values(row, _DEAD_COLUMNS))
         put_back(found_alias, [dead_id])
-        audit(found_alias, actor, "edit", reason, {**details, "was": "dead"})
+        write_audit_log(found_alias, actor, "edit", reason, {**details, "was": "dead"})
     return Outcome("edit", 1, 1, details=details)
 
 
@@ -143,10 +143,10 @@ def _change(
         if not OutboxRecord.objects.using(alias).filter(same, pk=record_id).update(**_values(row, _COLUMNS)):
             raise OperationRefused(f"Record {record_id} was delivered or deleted meanwhile; nothing was changed.")
         known = has_time("stashed_at", hold.stashed_at) | has_time("stashed_at", None)
-        refused = Hold.objects.using(alias).filter(known, record_id=record_id, reason__in=REFUSED)
+        refused = Hold.objects.using(alias).filter(known, record_id=record_id, reason__in=REJECTED)
         pending = refused.exclude(wanted__in=("skip", "discard")).update(wanted="retry")
         details = {"id": record_id, "fields": sorted(changes)}
-        audit(alias, actor, "edit", reason, details)
+        write_audit_log(alias, actor, "edit", reason, details)
     return Outcome("edit", 1, 1, pending, details=details)
 
 

@@ -1,4 +1,4 @@
-"""What an examination finds: one value per question, and the verdict over all of them."""
+"""What an examination finds: one value per question, and the result over all of them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def skipped(subject: str, text: str) -> Finding:
     return Finding(subject, Level.SKIPPED, text)
 
 
-def verdict(findings: Iterable[Finding]) -> Level:
+def overall(findings: Iterable[Finding]) -> Level:
     """The worst of all; what was skipped was skipped for an error."""
     levels = {finding.level for finding in findings}
     return next((level for level in (Level.ERROR, Level.WARNING) if level in levels), Level.OK)

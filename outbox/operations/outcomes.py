@@ -1,4 +1,4 @@
-"""What every operation has in common: its outcome, its audit row, and how a dead letter comes back."""
+"""What every operation has in common: its outcome, its audit log entry, and how a dead letter comes back."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from django.db import connections
 
 from outbox import conf as settings
 from outbox.edges.postgres.operations import records
-from outbox.models import AuditRow, DeadLetter, Hold, OutboxRecord
+from outbox.models import AuditLogEntry, DeadLetter, Hold, OutboxRecord
 
-REFUSED = (Hold.Reason.PARKED, Hold.Reason.QUARANTINED)
-IDS_KEPT = 1000  # of the records, in an audit row
+REJECTED = (Hold.Reason.REJECTED, Hold.Reason.POISON)
+IDS_KEPT = 1000  # of the records, in an audit log entry
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +34,8 @@ def alias_of(alias: str | None) -> str:
     return alias or settings.current().database
 
 
-def audit(alias: str, actor: str, what: str, reason: str, details: dict[str, Any]) -> None:
-    AuditRow.objects.using(alias).create(who=actor, what=what, why=reason, details=details)
+def write_audit_log(alias: str, actor: str, what: str, reason: str, details: dict[str, Any]) -> None:
+    AuditLogEntry.objects.using(alias).create(who=actor, what=what, why=reason, details=details)
 
 
 def put_back(alias: str, pks: list[int]) -> int:

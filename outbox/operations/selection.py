@@ -95,7 +95,7 @@ class Selector:
         return found if self.lane is None else found.annotate(of_lane=lane_expression(alias))
 
     def as_dict(self) -> dict[str, Any]:
-        """What was given, for the audit row."""
+        """What was given, for the audit log entry."""
         given = {name: value for name, value in asdict(self).items() if value not in (None, (), [], False)}
         given.pop("hold_records", None)
         if self.older_than is not None:

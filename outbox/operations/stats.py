@@ -166,8 +166,8 @@ def as_text(found: dict[str, Any]) -> list[str]:
     ]
     if found["rates"]:
         lines.append("rates: {stashed_per_s:,} stashed/s, {delivered_per_s:,} delivered/s".format(**found["rates"]))
-    if state.get("way"):
-        lines.append(_way_text(state))
+    if state.get("lease_mode"):
+        lines.append(_mode_text(state))
     if state.get("resize_to") or state.get("lanes_wanted"):
         lines.append(f"lanes are being changed: {state['lanes']} to {state['resize_to'] or state['lanes_wanted']}")
     lines += [_lane_text(lane) for lane in found["lanes"]] or [
@@ -187,13 +187,13 @@ def as_text(found: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _way_text(state: dict[str, Any]) -> str:
-    seen_s = state["way_seen_s"]
+def _mode_text(state: dict[str, Any]) -> str:
+    seen_s = state["lease_seen_s"]
     if seen_s is None:
-        return f"released by {state['way']}: any way of delivery may begin"
+        return f"released by {state['lease_mode']}: any delivery mode may begin"
     if seen_s < 0:  # its end lies far ahead
-        return f"held for {state['way']} by {state['way_owner']}, until its query ends in good order"
-    return f"held for {state['way']} by {state['way_owner']}, {seen_s:.1f} s ago"
+        return f"held for {state['lease_mode']} by {state['lease_owner']}, until its query ends cleanly"
+    return f"held for {state['lease_mode']} by {state['lease_owner']}, {seen_s:.1f} s ago"
 
 
 def _lane_text(lane: dict[str, Any]) -> str:

@@ -31,7 +31,7 @@ THREADS = {
     "outbox-purge": "exactly-once: purges, looks at the state row, repeats the lease; owns a connection",
     "outbox-sweep": "exactly-once: looks at blocks of the table; owns a connection",
     "outbox-ear": "exactly-once: waits for notifications; owns a connection",
-    "outbox-mark-N": "at-least-once: claims, marks and resets records of lane N; owns a connection",
+    "outbox-mark-N": "at-least-once: takes the lane, marks and resets records of lane N; owns a connection",
     "outbox-purge-N": "at-least-once: purges records of lane N; owns a connection",
     "outbox-events": "runs the receivers of signals",
     "outbox-samples": "writes a sample of the table each minute, where lane 0 is owned",

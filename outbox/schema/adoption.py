@@ -327,10 +327,10 @@ class _Adoption:
                 except IntegrityError as error:
                     raise CannotAdopt(
                         f"The table {self.table!r} holds records that break {constraint.name}: "
-                        f"{self._culprits(constraint.name)}. Correct or delete them, then run migrate again."
+                        f"{self._violations(constraint.name)}. Correct or delete them, then run migrate again."
                     ) from error
 
-    def _culprits(self, name: str) -> str:
+    def _violations(self, name: str) -> str:
         with self.connection.cursor() as cursor:
             cursor.execute(
                 "SELECT pg_get_expr(conbin, conrelid) FROM pg_constraint "

@@ -17,7 +17,7 @@ from outbox.service.waiting import Found, until_available
 
 
 class StopOutOfTime(OutboxError):
-    """What was in hand could not be finished before the process had to end."""
+    """What was in flight could not be finished before the process had to end."""
 
 
 class State(StrEnum):
@@ -57,7 +57,7 @@ class Daemon(ABC):
         return self
 
     def stop(self, *, force: bool = False) -> None:
-        """Finish what is in hand and stop; with `force` drop what is in hand. Does not wait."""
+        """Finish what is in flight and stop; with `force` drop what is in flight. Does not wait."""
         with self._mutex:
             if self._state is State.CREATED:
                 self._state = State.STOPPED
@@ -125,7 +125,7 @@ class Daemon(ABC):
 
     @abstractmethod
     def _abandon(self) -> None:
-        """Drop what is in hand: the stop is forced. Does not block."""
+        """Drop what is in flight: the stop is forced. Does not block."""
 
     @abstractmethod
     def _log_state(self, state: State) -> None:

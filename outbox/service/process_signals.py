@@ -14,7 +14,7 @@ FORCED = 5
 _NUMBERS = (signal.SIGTERM, signal.SIGINT)
 
 Stop = Callable[[bool], None]
-"""Called in the main thread with whether what is in hand is to be dropped. Does not block."""
+"""Called in the main thread with whether what is in flight is to be dropped. Does not block."""
 
 
 class ProcessSignals:

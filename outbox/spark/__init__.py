@@ -15,7 +15,7 @@ The records pass through the executors only. The packages, from the outside in:
                  commit; the entry of a slice in the ledger
     engine/      `manage.py harvest --engine spark`: the worker of the elected lane, which starts `driver.py`, the
                  process with the query
-    verify/      the proof that all was delivered, behind `outbox_audit`
+    verify/      the proof that all was delivered, behind `outbox_verify`
 
 Names are resolved on first use: importing this package needs neither PySpark nor confluent-kafka.
 """

@@ -1,7 +1,7 @@
 """The kit of one test: reads the table through Django's connection, and harvests it into a broker in memory.
 
 A test's transaction is never committed, so no other connection could see its records. The harvesting here is for that
-alone; it follows the rules of the real one: ids in order, a refused record holds back its key (a missing topic all of
+alone; it follows the rules of the real one: ids in order, a rejected record holds back its key (a missing topic all of
 its records) or becomes a dead letter, what operators pause waits, an outage spends no attempt, and what an open
 ``atomic()`` block has stashed is not there yet.
 """
@@ -125,7 +125,7 @@ class OutboxKit:
                 if not self._is_to_die(message, name):
                     blocked.add(name)
                     continue
-                self._bury(record, error, self.held[name].attempts)
+                self._move_to_dead_letters(record, error, self.held[name].attempts)
             gone.append(message.id)
             self._harvested[message.id] = message
             for name in names:
@@ -168,11 +168,11 @@ class OutboxKit:
         is_own = name != message.topic
         return (
             is_own
-            and settings.refusals.skips(message.topic)
-            and self.held[name].attempts >= settings.refusals.refusal_attempts
+            and settings.rejections.skips(message.topic)
+            and self.held[name].attempts >= settings.rejections.rejection_attempts
         )
 
-    def _bury(self, record: Any, error: Refused, attempts: int) -> None:
+    def _move_to_dead_letters(self, record: Any, error: Refused, attempts: int) -> None:
         from outbox.models import DeadLetter
 
         DeadLetter.objects.using(self._alias).create(
@@ -184,7 +184,7 @@ class OutboxKit:
             header_keys=record.kafka_header_keys or [],
             header_values=record.kafka_header_values or [],
             stashed_at=record.create_time,
-            reason=DeadLetter.Reason.REFUSED,
+            reason=DeadLetter.Reason.REJECTED,
             error_code=error.name,
             last_error=str(error),
             attempts=attempts,
@@ -195,7 +195,7 @@ class OutboxKit:
         """What the table of holds keeps back, beside what the kit itself has found refused."""
         from outbox.models import Hold
 
-        reasons = (Hold.Reason.PAUSED, Hold.Reason.EDITING, Hold.Reason.QUARANTINED)
+        reasons = (Hold.Reason.PAUSED, Hold.Reason.EDITING, Hold.Reason.POISON)
         found = Hold.objects.using(self._alias).filter(reason__in=reasons).exclude(wanted=Hold.Wanted.RETRY)
         names: set[Name | _Lane] = set()
         for hold in found:

@@ -138,7 +138,7 @@ def _bytes(stored: str | bytes) -> bytes:
 
 
 class _Short(reprlib.Repr):
-    """Values of tests are small; a large one must not bury the others."""
+    """Values of tests are small; a large one must not hide the others."""
 
     maxstring = maxother = SHOWN_CHARS
     maxdict = maxlist = maxtuple = 20

@@ -1,4 +1,5 @@
-"""`make demo SPARK=1`'s program, inside its own devstack: the Spark engine harvests, the audit has the last word."""
+"""`make demo SPARK=1`'s program, inside its own devstack: the Spark engine harvests, the verification has the last
+word."""
 
 import importlib.util
 import os
@@ -35,4 +36,4 @@ def test_the_demo_harvests_with_spark_and_the_audit_agrees(own_servers):
     for name, expected in (("delivered", "500"), ("lost", "0"), ("doubled", "0"), ("phantoms", "0")):
         assert [name, expected] in lines
     assert any(line[:1] == ["judged"] and line[-2:] == ["500", "records"] for line in lines), done.stdout
-    assert done.stdout.splitlines()[-1] == "verdict: nothing lost, nothing twice, order kept"
+    assert done.stdout.splitlines()[-1] == "result: nothing lost, nothing twice, order kept"

@@ -40,14 +40,14 @@ def record(**columns):
     )
 
 
-def parked(made=None, **columns):
+def rejected(made=None, **columns):
     made = made or record()
     return Hold.objects.create(
         **{
             "topic": made.kafka_topic,
             "key": made.kafka_key,
             "record_id": made.pk,
-            "reason": "parked",
+            "reason": "rejected",
             "attempts": 3,
             "error_code": "MSG_SIZE_TOO_LARGE",
             "last_error": "Broker: Message size too large",
@@ -67,7 +67,7 @@ def dead(**columns):
             "value": f'{{"secret": "{SECRET}"}}',
             "header_keys": ["h"],
             "header_values": [SECRET],
-            "reason": "refused",
+            "reason": "rejected",
             "error_code": "INVALID_RECORD",
             "last_error": "Broker: invalid",
             "attempts": 2,

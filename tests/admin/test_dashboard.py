@@ -13,11 +13,11 @@ from django.utils.html import escape
 from outbox import conf
 from outbox.admin import explain
 from outbox.admin.dashboard import contents
-from outbox.admin.dashboard.summary import BAD, GOOD, WARN, verdict
+from outbox.admin.dashboard.summary import BAD, GOOD, WARN, summarise
 from outbox.edges.postgres.counts import backlog
 from outbox.models import DeadLetter, Hold, OutboxRecord, Sample
 from outbox.operations import stats
-from tests.admin.conftest import DASHBOARD, SECRET, dead, page, parked, record
+from tests.admin.conftest import DASHBOARD, SECRET, dead, page, record, rejected
 
 pytestmark = pytest.mark.django_db
 
@@ -67,16 +67,16 @@ def test_strangers_are_sent_to_sign_in(client):
 
 
 def test_without_permission_for_holds_only_their_number_is_shown(sign_in):
-    parked(record(kafka_key="a-telling-key"))
+    rejected(record(kafka_key="a-telling-key"))
     text = page(sign_in("view_sample"), DASHBOARD)
-    assert value(text, "parked") == 1
+    assert value(text, "rejected") == 1
     assert "a-telling-key" not in text
     assert "outbox.view_hold" in text
     assert "a-telling-key" in page(sign_in("view_sample", "view_hold"), DASHBOARD)
 
 
 def test_the_page_never_shows_a_payload(admin_client):
-    parked()
+    rejected()
     dead()
     assert SECRET not in page(admin_client, DASHBOARD)
 
@@ -87,13 +87,13 @@ def test_the_page_never_shows_a_payload(admin_client):
 def test_the_numbers_are_those_of_the_database(admin_client):
     for index in range(3):
         record(kafka_key=str(index), create_time=timezone.now() - timedelta(seconds=90 + index))
-    parked(OutboxRecord.objects.first())
+    rejected(OutboxRecord.objects.first())
     Hold.objects.create(topic="mails", reason="paused")
     dead()
     text = page(admin_client, DASHBOARD)
     assert value(text, "backlog") == OutboxRecord.objects.count() == 3
     assert 92 <= value(text, "oldest") < 150
-    assert value(text, "parked") == 1
+    assert value(text, "rejected") == 1
     assert value(text, "dead") == DeadLetter.objects.count() == 1
     assert "and 1 pause" in text
 
@@ -161,32 +161,32 @@ def test_lanes_of_a_time_with_more_of_them_are_left_out(admin_client):
 
 
 def test_a_topic_that_is_held_as_a_whole_is_told_as_one(admin_client, sign_in):
-    parked(key=None, record_id=None, error_code="TOPIC_AUTHORIZATION_FAILED")
+    rejected(key=None, record_id=None, error_code="TOPIC_AUTHORIZATION_FAILED")
     for key in range(explain.SHOWN_MAX + 1):
-        parked(record(kafka_key=f"older-{key}"), since=timezone.now() - timedelta(hours=1))
+        rejected(record(kafka_key=f"older-{key}"), since=timezone.now() - timedelta(hours=1))
     text = page(admin_client, DASHBOARD)
-    assert "<code>topic orders</code>" in text[text.index('id="outbox-parked"') : text.index('id="outbox-refusals"')]
+    assert "<code>topic orders</code>" in text[text.index('id="outbox-held"') : text.index('id="outbox-rejections"')]
     Hold.objects.exclude(key=None).delete()
     text = page(admin_client, DASHBOARD)
     assert "The topic orders is held back as a whole" in text
     assert "key is held back" not in text
-    assert value(text, "parked") == 1
+    assert value(text, "rejected") == 1
     assert "1 topic is held back as a whole" in page(sign_in("view_sample"), DASHBOARD)
 
 
 def test_many_holds_and_dead_letters_are_counted_as_outbox_stats_counts_them(admin_client, monkeypatch):
     sql(
         "INSERT INTO outbox_hold (topic, key, reason) SELECT 'orders', i::text, "
-        "CASE WHEN i <= 12000 THEN 'parked' ELSE 'paused' END FROM generate_series(1, 15000) i"
+        "CASE WHEN i <= 12000 THEN 'rejected' ELSE 'paused' END FROM generate_series(1, 15000) i"
     )
     sql(
         "INSERT INTO outbox_dead (record_id, topic, key, reason) "
-        "SELECT i, 'orders', '', 'refused' FROM generate_series(1, 12000) i"
+        "SELECT i, 'orders', '', 'rejected' FROM generate_series(1, 12000) i"
     )
     text = page(admin_client, DASHBOARD)
     with contents.bounded("default") as connection:
         found = stats.of_database(connection, conf.current())
-    assert value(text, "parked") == found["holds_by_reason"]["parked"] == 12000
+    assert value(text, "rejected") == found["holds_by_reason"]["rejected"] == 12000
     assert value(text, "dead") == found["dead_letters"] == 12000
     assert "12,000 keys are held back" in text
     assert "and 3,000 pauses" in text
@@ -197,7 +197,7 @@ def test_many_holds_and_dead_letters_are_counted_as_outbox_stats_counts_them(adm
 
 
 def test_a_refusal_is_told_in_plain_words_with_the_next_step(admin_client):
-    hold = parked()
+    hold = rejected()
     letter = dead()
     text = page(admin_client, DASHBOARD)
     for said in (
@@ -210,15 +210,15 @@ def test_a_refusal_is_told_in_plain_words_with_the_next_step(admin_client):
     assert reverse("admin:outbox_hold_change", args=[hold.pk]) in text
     assert reverse("admin:outbox_deadletter_change", args=[letter.pk]) in text
     assert "is a dead letter" in text
-    refusals = text[text.index('id="outbox-refusals"') :]
+    refusals = text[text.index('id="outbox-rejections"') :]
     for row in (hold, letter):
         assert escape(explain.explained(row)[1]) in refusals
 
 
 def test_a_code_of_a_newer_version_is_no_obstacle(admin_client):
-    parked(error_code="NEVER_HEARD_OF", last_error="who knows")
+    rejected(error_code="NEVER_HEARD_OF", last_error="who knows")
     text = page(admin_client, DASHBOARD)
-    assert "Kafka refused it" in text
+    assert "Kafka rejected it" in text
     assert "who knows" in text
 
 
@@ -228,14 +228,14 @@ def test_a_code_of_a_newer_version_is_no_obstacle(admin_client):
 def state(owned=(), **more):
     return {
         "backlog": {"records": 0, "oldest_age_s": 0.0, **more.pop("backlog", {})},
-        "state": {"lanes": 1, "way": "exactly-once", "way_seen_s": 0.1, "resize_to": None, **more},
+        "state": {"lanes": 1, "lease_mode": "exactly-once", "lease_seen_s": 0.1, "resize_to": None, **more},
         "lanes": [{"lane": number, "is_owned": is_owned} for number, is_owned in enumerate(owned)],
     }
 
 
-def kept(parked_count=0, dead_count=0, paused_count=0, topics=(), topic_count=None):
+def kept(rejected_count=0, dead_count=0, paused_count=0, topics=(), topic_count=None):
     whole = len(topics) if topic_count is None else topic_count
-    return explain.Held([], parked_count, [], dead_count, paused_count, whole, topics)
+    return explain.Held([], rejected_count, [], dead_count, paused_count, whole, topics)
 
 
 @pytest.mark.parametrize(
@@ -247,24 +247,29 @@ def kept(parked_count=0, dead_count=0, paused_count=0, topics=(), topic_count=No
         (state([False]), kept(), BAD, "No harvester is at work"),
         (state([True, False], lanes=2), kept(), BAD, "Nobody works on lane 1"),
         (state([True, False], lanes=1), kept(), GOOD, "nothing waits"),
-        (state([], way="spark", way_seen_s=2.0), kept(), GOOD, "nothing waits"),
-        (state([], way="spark", way_seen_s=200.0), kept(), BAD, "No harvester is at work"),
+        (state([], way="spark", lease_seen_s=2.0), kept(), GOOD, "nothing waits"),
+        (state([], way="spark", lease_seen_s=200.0), kept(), BAD, "No harvester is at work"),
         (state([False], resize_to=4), kept(), WARN, "being changed from 1 to 4"),
         (state([True], backlog={"records": 1, "oldest_age_s": 300.0}), kept(), WARN, "has waited for 5 min"),
         (
             state([True], backlog={"records": 1, "oldest_age_s": 300.0}),
-            kept(parked_count=1),
+            kept(rejected_count=1),
             WARN,
             "1 key is held back",
         ),
-        (state([True]), kept(parked_count=1, topics=["mails"]), WARN, "The topic mails is held back as a whole"),
-        (state([True]), kept(parked_count=1, topic_count=1), WARN, "1 topic is held back as a whole"),
-        (state([True]), kept(parked_count=4, topics=["a", "b"], topic_count=3), WARN, "3 topics (a, b and 1 more) are"),
+        (state([True]), kept(rejected_count=1, topics=["mails"]), WARN, "The topic mails is held back as a whole"),
+        (state([True]), kept(rejected_count=1, topic_count=1), WARN, "1 topic is held back as a whole"),
         (
             state([True]),
-            kept(parked_count=3, topics=["mails"]),
+            kept(rejected_count=4, topics=["a", "b"], topic_count=3),
             WARN,
-            "2 keys are held back, because Kafka refused a record.",
+            "3 topics (a, b and 1 more) are",
+        ),
+        (
+            state([True]),
+            kept(rejected_count=3, topics=["mails"]),
+            WARN,
+            "2 keys are held back, because Kafka rejected a record.",
         ),
         (state([True]), kept(dead_count=2), WARN, "2 dead letters wait"),
         (state([True]), kept(dead_count=1), WARN, "1 dead letter waits"),
@@ -273,24 +278,24 @@ def kept(parked_count=0, dead_count=0, paused_count=0, topics=(), topic_count=No
     ],
 )
 def test_the_sentence_above_everything(found, kept, level, said):
-    shown = verdict(found, kept)
+    shown = summarise(found, kept)
     assert shown.level == level
     assert said in " ".join([shown.headline, *(f"{notice.text} {notice.step}" for notice in shown.notices)])
 
 
 def test_the_last_audit_is_shown(admin_client):
-    assert "python manage.py outbox_audit" in page(admin_client, DASHBOARD)
+    assert "python manage.py outbox_verify" in page(admin_client, DASHBOARD)
     lane()
-    sql("ALTER TABLE outbox_state ADD COLUMN IF NOT EXISTS audit jsonb")
+    sql("ALTER TABLE outbox_state ADD COLUMN IF NOT EXISTS verification jsonb")
     clean = {"clean": True, "at": timezone.now().isoformat(), "seconds": 1.0, "faults": [], "batches": 2, "records": 30}
     fault = {"kind": "lost", "count": 3, "first": "record 7 of batch 1 <i>"}
     for found, said in (
         (clean, "Nothing lost, nothing twice, order kept: 2 batches with 30 records were judged."),
         ({**clean, "clean": False, "faults": [fault]}, "lost: 3; record 7 of batch 1 &lt;i&gt;"),
     ):
-        sql("UPDATE outbox_state SET audit = %s", json.dumps(found))
+        sql("UPDATE outbox_state SET verification = %s", json.dumps(found))
         assert said in page(admin_client, DASHBOARD)
-    assert "The last audit has found faults" in page(admin_client, DASHBOARD)
+    assert "The last verification has found faults" in page(admin_client, DASHBOARD)
 
 
 # --- what it costs

@@ -1,4 +1,4 @@
-"""Holds and dead letters in the admin: what is shown, who may do what, and that each act leaves an audit row."""
+"""Holds and dead letters in the admin: what is shown, who may do what, and that each act leaves an audit log entry."""
 
 import json
 import re
@@ -17,7 +17,7 @@ from django.utils.safestring import mark_safe
 from outbox.admin import actions, base, message_view
 from outbox.admin import edit as editing
 from outbox.edges.postgres.common import table
-from outbox.models import AuditRow, DeadLetter, Hold, OutboxRecord
+from outbox.models import AuditLogEntry, DeadLetter, Hold, OutboxRecord
 from outbox.redaction import TEXT_MAX
 from tests.admin.conftest import (
     DEAD,
@@ -31,13 +31,13 @@ from tests.admin.conftest import (
     dead,
     hidden,
     page,
-    parked,
     record,
+    rejected,
 )
 
 pytestmark = pytest.mark.django_db
 PAUSE = "admin:outbox_hold_pause"
-AUDIT = "admin:outbox_auditrow_changelist"
+AUDIT = "admin:outbox_auditlogentry_changelist"
 
 
 def wanted(hold):
@@ -60,7 +60,7 @@ def markup(record, text):
 
 
 @pytest.mark.parametrize(
-    ("url", "permission"), [(HOLDS, "view_hold"), (DEAD, "view_deadletter"), (AUDIT, "view_auditrow")]
+    ("url", "permission"), [(HOLDS, "view_hold"), (DEAD, "view_deadletter"), (AUDIT, "view_auditlogentry")]
 )
 def test_each_list_has_a_permission_of_its_own(sign_in, url, permission):
     assert sign_in("view_outboxrecord").get(reverse(url)).status_code == 403
@@ -68,7 +68,7 @@ def test_each_list_has_a_permission_of_its_own(sign_in, url, permission):
 
 
 def test_a_hold_tells_everything_about_itself(admin_client):
-    hold = parked()
+    hold = rejected()
     for text in (page(admin_client, HOLDS), page(admin_client, HOLD, hold.pk)):
         for said in ("orders[a]", "the record is larger than the topic allows", "make the record smaller"):
             assert said in text
@@ -85,7 +85,7 @@ def test_a_dead_letter_tells_everything_about_itself(admin_client):
 
 
 def test_a_time_that_python_has_no_date_for_is_shown_as_nothing(admin_client):
-    hold, letter, waits = parked(), dead(), record(kafka_key="z")
+    hold, letter, waits = rejected(), dead(), record(kafka_key="z")
     with connection.cursor() as cursor:
         cursor.execute("UPDATE outbox SET create_time = 'infinity'")
         cursor.execute("UPDATE outbox_hold SET stashed_at = 'infinity'")
@@ -104,7 +104,7 @@ def test_a_time_that_python_has_no_date_for_is_shown_as_nothing(admin_client):
 
 
 def test_payloads_are_hidden_without_their_permission(sign_in):
-    hold, letter = parked(), dead()
+    hold, letter = rejected(), dead()
     client = sign_in("view_hold", "view_deadletter")
     for url, row in ((HOLD, hold), (DEAD_ONE, letter)):
         text = page(client, url, row.pk)
@@ -116,7 +116,7 @@ def test_payloads_are_hidden_without_their_permission(sign_in):
 
 
 def test_the_redactor_is_asked_and_what_it_returns_is_escaped(admin_client):
-    hold, letter = parked(record(kafka_value="<script>x()</script>")), dead()
+    hold, letter = rejected(record(kafka_value="<script>x()</script>")), dead()
     assert "&lt;script&gt;x()" in page(admin_client, HOLD, hold.pk)
     with override_settings(OUTBOX={"REDACTOR": f"{__name__}.mask"}):
         for url, row in ((HOLD, hold), (DEAD_ONE, letter)):
@@ -127,9 +127,9 @@ def test_the_redactor_is_asked_and_what_it_returns_is_escaped(admin_client):
 
 def test_a_redactor_cannot_inject_markup(admin_client):
     rows = [
-        (HOLD, parked()),
+        (HOLD, rejected()),
         (DEAD_ONE, dead()),
-        (HOLD, parked(record(kafka_key="z", kafka_value=None, kafka_value_binary=b"x"))),
+        (HOLD, rejected(record(kafka_key="z", kafka_value=None, kafka_value_binary=b"x"))),
     ]
     with override_settings(OUTBOX={"REDACTOR": f"{__name__}.markup"}):
         for url, row in rows:
@@ -139,7 +139,7 @@ def test_a_redactor_cannot_inject_markup(admin_client):
 
 
 def test_search_is_exact(admin_client):
-    first, second = parked(), parked(record(kafka_key="b"))
+    first, second = rejected(), rejected(record(kafka_key="b"))
     assert [row.pk for row in admin_client.get(reverse(HOLDS), {"q": "b"}).context["cl"].result_list] == [second.pk]
     found = admin_client.get(reverse(HOLDS), {"q": str(first.record_id)}).context["cl"].result_list
     assert [row.pk for row in found] == [first.pk]
@@ -165,24 +165,24 @@ def test_search_is_exact(admin_client):
 )
 def test_no_lookup_but_those_of_the_filters_is_answered(sign_in, url, lookup):
     dead()
-    client = sign_in("view_hold", "view_deadletter", "view_auditrow")
+    client = sign_in("view_hold", "view_deadletter", "view_auditlogentry")
     assert client.get(reverse(url), {lookup: SECRET}).status_code == 400
 
 
 def test_the_filters_of_the_lists_work(admin_client):
-    refused, crashed = dead(), dead(reason="crashed")
-    for reason, letter in (("refused", refused), ("crashed", crashed)):
+    refused, crashed = dead(), dead(reason="poison")
+    for reason, letter in (("rejected", refused), ("poison", crashed)):
         assert f"?reason__exact={reason}" in page(admin_client, DEAD)
         found = admin_client.get(reverse(DEAD), {"reason__exact": reason}).context["cl"].result_list
         assert [row.pk for row in found] == [letter.pk]
-    parked()
+    rejected()
     assert len(admin_client.get(reverse(HOLDS), {"reason__exact": "paused"}).context["cl"].result_list) == 0
 
 
 def test_nothing_is_added_changed_or_deleted_by_django_itself(admin_client):
-    hold, letter = parked(), dead()
-    audit = AuditRow.objects.create(who="ada", what="pause")
-    for name, row in (("hold", hold), ("deadletter", letter), ("auditrow", audit)):
+    hold, letter = rejected(), dead()
+    audit = AuditLogEntry.objects.create(who="ada", what="pause")
+    for name, row in (("hold", hold), ("deadletter", letter), ("auditlogentry", audit)):
         base = f"admin:outbox_{name}"
         assert admin_client.get(reverse(f"{base}_add")).status_code == 403
         assert admin_client.post(reverse(f"{base}_change", args=[row.pk]), {"topic": "x"}).status_code == 403
@@ -198,34 +198,34 @@ HOLD_ACTS = [("retry", "retry", "retry"), ("skip", "skip", "skip"), ("discard", 
 
 @pytest.mark.parametrize(("action", "permission", "asked"), HOLD_ACTS)
 def test_each_act_on_a_hold_takes_its_own_permission(sign_in, action, permission, asked):
-    hold = parked()
-    others = {"retry", "skip", "discard", "edit", "pause"} - {permission}
+    hold = rejected()
+    others = {"retry", "requeue", "skip", "discard", "edit", "pause"} - {permission}
     client = sign_in("view_hold", *others)
     act(client, HOLDS, action, hold, confirmed="1", why="no")
     assert wanted(hold) == ""
     assert f'id="outbox-{action}"' not in page(client, HOLD, hold.pk)
-    assert not AuditRow.objects.exists()
+    assert not AuditLogEntry.objects.exists()
     client = sign_in("view_hold", permission)
     assert f'id="outbox-{action}"' in page(client, HOLD, hold.pk)
     act(client, HOLDS, action, hold, confirmed="1", why="because")
     assert wanted(hold) == asked
-    (audit,) = AuditRow.objects.all()
+    (audit,) = AuditLogEntry.objects.all()
     assert (audit.who, audit.why) == ("ada", "because")
 
 
 def test_every_act_asks_why(admin_client):
-    hold, letter, pause = parked(), dead(), Hold.objects.create(topic="mails", reason="paused")
+    hold, letter, pause = rejected(), dead(), Hold.objects.create(topic="mails", reason="paused")
     for url, one, row in ((HOLDS, HOLD, hold), (HOLDS, HOLD, pause), (DEAD, DEAD_ONE, letter)):
         for text in (page(admin_client, url), page(admin_client, one, row.pk)):
             assert 'name="why"' in text
-    for url, name, row in ((HOLDS, "retry", hold), (HOLDS, "resume", pause), (DEAD, "retry", letter)):
+    for url, name, row in ((HOLDS, "retry", hold), (HOLDS, "resume", pause), (DEAD, "requeue", letter)):
         act(admin_client, url, name, row, why=f"{name} {row.pk}")
-        assert AuditRow.objects.last().why == f"{name} {row.pk}"
-    text = act(admin_client, HOLDS, "skip", parked(record(kafka_key="z")), why="typed before").content.decode()
+        assert AuditLogEntry.objects.last().why == f"{name} {row.pk}"
+    text = act(admin_client, HOLDS, "skip", rejected(record(kafka_key="z")), why="typed before").content.decode()
     assert 'value="typed before"' in text
-    before = AuditRow.objects.count()
+    before = AuditLogEntry.objects.count()
     act(admin_client, HOLDS, "retry", hold, why="x" * 501)
-    assert AuditRow.objects.count() == before
+    assert AuditLogEntry.objects.count() == before
 
 
 def test_an_act_on_everything_tells_where_it_ends(admin_client, monkeypatch):
@@ -247,41 +247,41 @@ def test_an_act_on_everything_tells_where_it_ends(admin_client, monkeypatch):
 
 @pytest.mark.parametrize("action", ["skip", "discard"])
 def test_what_gives_something_up_is_asked_for_first(admin_client, action):
-    hold = parked()
+    hold = rejected()
     text = act(admin_client, HOLDS, action, hold).content.decode()
     assert "orders[a]" in text
     assert 'name="confirmed"' in text
     assert wanted(hold) == ""
-    assert not AuditRow.objects.exists()
+    assert not AuditLogEntry.objects.exists()
 
 
 def test_dead_letters_are_deleted_only_after_a_question_and_with_permission(sign_in):
     letter = dead()
-    act(sign_in("view_deadletter", "retry"), DEAD, "discard", letter, confirmed="1")
+    act(sign_in("view_deadletter", "requeue"), DEAD, "discard", letter, confirmed="1")
     assert DeadLetter.objects.count() == 1
     client = sign_in("view_deadletter", "discard")
     assert "deleted for good" in act(client, DEAD, "discard", letter).content.decode()
     assert DeadLetter.objects.count() == 1
     act(client, DEAD, "discard", letter, confirmed="1", why="rubbish")
     assert DeadLetter.objects.count() == 0
-    assert AuditRow.objects.get().why == "rubbish"
+    assert AuditLogEntry.objects.get().why == "rubbish"
 
 
 def test_dead_letters_go_back_into_the_table(sign_in):
     first, second = dead(record_id=5, value="1"), dead(record_id=4, value="0")
-    act(sign_in("view_deadletter", "discard"), DEAD, "retry", first, second)
+    act(sign_in("view_deadletter", "discard", "retry"), DEAD, "requeue", first, second)
     assert OutboxRecord.objects.count() == 0
-    act(sign_in("view_deadletter", "retry"), DEAD, "retry", first, second)
+    act(sign_in("view_deadletter", "requeue"), DEAD, "requeue", first, second)
     assert list(OutboxRecord.objects.order_by("id").values_list("kafka_value", flat=True)) == ["0", "1"]
     assert DeadLetter.objects.count() == 0
-    assert AuditRow.objects.count() == 1
+    assert AuditLogEntry.objects.count() == 1
 
 
 def test_many_rows_take_as_many_statements_as_few(sign_in):
     client = sign_in("view_hold", "retry")
 
     def statements(count):
-        rows = [parked(record(kafka_key=f"{count}-{index}")) for index in range(count)]
+        rows = [rejected(record(kafka_key=f"{count}-{index}")) for index in range(count)]
         with CaptureQueriesContext(connection) as queries:
             act(client, HOLDS, "retry", *rows)
         assert {wanted(row) for row in rows} == {"retry"}
@@ -292,13 +292,13 @@ def test_many_rows_take_as_many_statements_as_few(sign_in):
 
 
 def test_get_requests_change_nothing(admin_client):
-    hold = parked()
+    hold = rejected()
     admin_client.get(reverse(HOLDS), {"action": "retry", "_selected_action": hold.pk})
     assert wanted(hold) == ""
 
 
 def test_a_request_without_the_token_is_refused(admin_user):
-    hold = parked()
+    hold = rejected()
     client = Client(enforce_csrf_checks=True)
     client.force_login(admin_user)
     posts = [
@@ -320,10 +320,10 @@ def test_pause_and_resume(sign_in):
     client.post(reverse(PAUSE), {"topic": "mails", "key": "", "why": "too many"})
     hold = Hold.objects.get()
     assert (hold.topic, hold.key, hold.reason) == ("mails", None, "paused")
-    assert AuditRow.objects.get().why == "too many"
+    assert AuditLogEntry.objects.get().why == "too many"
     act(client, HOLDS, "resume", hold)
     assert not Hold.objects.exists()
-    assert AuditRow.objects.count() == 2
+    assert AuditLogEntry.objects.count() == 2
 
 
 @pytest.mark.parametrize("given", [{}, {"topic": "a", "lane": "1"}, {"lane": "1", "key": "k"}, {"lane": "-1"}])
@@ -361,11 +361,11 @@ def test_the_keys_of_pending_records_are_paused_after_a_question(sign_in):
     assert "3 keys are paused" in text
     found = Hold.objects.filter(reason="paused", lane=None, record_id=None).values_list("topic", "key")
     assert set(found) == {("orders", "a"), ("orders", "b"), ("orders", "c"), ("mails", "b")}
-    (audit,) = AuditRow.objects.all()
+    (audit,) = AuditLogEntry.objects.all()
     assert (audit.who, audit.what, audit.why) == ("ada", "pause", "too many")
     assert audit.details == {"pauses": 3, "scopes": ["mails[b]", "orders[a]", "orders[b]"]}
     assert "Nothing was changed" in act(client, PENDING, "pause", *rows, confirmed="1").content.decode()
-    assert AuditRow.objects.count() == 1
+    assert AuditLogEntry.objects.count() == 1
 
 
 def test_many_keys_are_paused_by_as_many_statements_as_few(sign_in):
@@ -408,7 +408,7 @@ def edit(client, url, row, **changes):
 
 @pytest.mark.parametrize("missing", ["edit", "view_payload"])
 def test_editing_takes_the_right_to_edit_and_to_see(sign_in, missing):
-    hold, letter = parked(), dead()
+    hold, letter = rejected(), dead()
     client = sign_in("view_hold", "view_deadletter", *({"edit", "view_payload"} - {missing}))
     for url, row in ((EDIT_HOLD, hold), (EDIT_DEAD, letter)):
         assert client.get(reverse(url, args=[row.pk])).status_code == 403
@@ -435,7 +435,7 @@ def lane(transactional_db):
 @pytest.mark.django_db(transaction=True)
 def test_an_edited_record_keeps_what_was_not_touched(lane, sign_in):
     value = "line one\r\nline two\r\n  \r\n"
-    hold = parked(record(kafka_value=value, kafka_header_keys=["a", "a"], kafka_header_values=["1", "2"]))
+    hold = rejected(record(kafka_value=value, kafka_header_keys=["a", "a"], kafka_header_values=["1", "2"]))
     client = sign_in("view_hold", "edit", "view_payload")
     edit(client, EDIT_HOLD, hold, headers='[["b", "3"]]', why="typo")
     made = OutboxRecord.objects.get()
@@ -443,7 +443,7 @@ def test_an_edited_record_keeps_what_was_not_touched(lane, sign_in):
     assert (made.kafka_header_keys, made.kafka_header_values) == (["b"], ["3"])
     assert wanted(hold) == "retry"
     assert Hold.objects.count() == 1
-    (audit,) = AuditRow.objects.all()
+    (audit,) = AuditLogEntry.objects.all()
     assert (audit.who, audit.why) == ("ada", "typo")
 
     edit(client, EDIT_HOLD, hold, value="short")
@@ -454,7 +454,7 @@ def test_an_edited_record_keeps_what_was_not_touched(lane, sign_in):
 
 @pytest.mark.django_db(transaction=True)
 def test_what_the_redactor_hides_and_what_is_binary_stay_as_they_are(lane, admin_client):
-    hold, binary = parked(), parked(record(kafka_key="b", kafka_value=None, kafka_value_binary=b"\x00\xff"))
+    hold, binary = rejected(), rejected(record(kafka_key="b", kafka_value=None, kafka_value_binary=b"\x00\xff"))
     with override_settings(OUTBOX={**settings.OUTBOX, "REDACTOR": f"{__name__}.mask"}):
         text = page(admin_client, EDIT_HOLD, hold.pk)
         assert SECRET not in text
@@ -473,7 +473,7 @@ def test_what_the_redactor_hides_and_what_is_binary_stay_as_they_are(lane, admin
 @pytest.mark.django_db(transaction=True)
 def test_the_redactor_hides_from_editors_what_it_is_not_given(lane, admin_client):
     long = "x" * TEXT_MAX + SECRET
-    hold = parked(record(kafka_value=long, kafka_header_keys=["h", "open"], kafka_header_values=[SECRET, "2"]))
+    hold = rejected(record(kafka_value=long, kafka_header_keys=["h", "open"], kafka_header_values=[SECRET, "2"]))
     letter = dead(value=long, header_values=["y" * TEXT_MAX + SECRET])
     assert SECRET in page(admin_client, EDIT_HOLD, hold.pk)
     with override_settings(OUTBOX={**settings.OUTBOX, "REDACTOR": f"{__name__}.mask_secrets"}):
@@ -515,7 +515,7 @@ def test_what_a_page_tells_of_a_hidden_value_cannot_be_tried_out():
     ],
 )
 def test_an_edited_text_keeps_its_line_ends(lane, admin_client, before, typed, after):
-    hold = parked(record(kafka_key=before, kafka_value=before))
+    hold = rejected(record(kafka_key=before, kafka_value=before))
     edit(admin_client, EDIT_HOLD, hold, key=typed, value=typed)
     made = OutboxRecord.objects.get()
     assert (made.kafka_key, made.kafka_value) == (after, after)
@@ -524,7 +524,7 @@ def test_an_edited_text_keeps_its_line_ends(lane, admin_client, before, typed, a
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("odd", ["a\rb", "a\r\nb\nc", "a\r\r\nb"])
 def test_a_text_whose_line_ends_a_browser_would_change_is_not_edited(lane, admin_client, odd):
-    hold = parked(record(kafka_key=odd, kafka_value=odd))
+    hold = rejected(record(kafka_key=odd, kafka_value=odd))
     text = page(admin_client, EDIT_HOLD, hold.pk)
     assert "The key has line ends of several kinds" in text
     assert "The value has line ends of several kinds" in text
@@ -536,7 +536,7 @@ def test_a_text_whose_line_ends_a_browser_would_change_is_not_edited(lane, admin
 @pytest.mark.django_db(transaction=True)
 def test_no_harvester_no_edit(admin_client, monkeypatch):
     monkeypatch.setattr(editing, "WAIT_S", 0.05)
-    hold = parked()
+    hold = rejected()
     text = edit(admin_client, EDIT_HOLD, hold, value="short").content.decode()
     assert "did not confirm" in text
     assert "short" in text  # what was typed is not lost
@@ -557,24 +557,24 @@ def test_an_edited_dead_letter_goes_back_into_the_table(admin_client):
 
 
 def test_a_record_that_was_changed_meanwhile_is_not_overwritten(admin_client):
-    hold = parked()
+    hold = rejected()
     text = edit(admin_client, EDIT_HOLD, hold, value="mine", seen="older").content.decode()
     assert "Somebody else has changed this record" in text
     assert OutboxRecord.objects.get().kafka_value != "mine"
-    assert not AuditRow.objects.exists()
+    assert not AuditLogEntry.objects.exists()
 
 
 @pytest.mark.parametrize(
     "headers", ["x", "{", '"ab"', "[[1, 2]]", '[["a"]]', "5", '{"a": 1}', '{"ab": 1}', '["ab"]', "[" * 100_000]
 )
 def test_headers_that_are_no_pairs_are_told(admin_client, headers):
-    hold = parked()
+    hold = rejected()
     assert "headers" in edit(admin_client, EDIT_HOLD, hold, headers=headers).context["form"].errors
-    assert not AuditRow.objects.exists()
+    assert not AuditLogEntry.objects.exists()
 
 
 def test_what_stash_refuses_is_refused_here_in_the_same_words(admin_client):
-    hold = parked()
+    hold = rejected()
     text = edit(admin_client, EDIT_HOLD, hold, topic="no such / topic").content.decode()
     assert "errorlist" in text
     assert OutboxRecord.objects.get().kafka_topic == "orders"
@@ -582,7 +582,7 @@ def test_what_stash_refuses_is_refused_here_in_the_same_words(admin_client):
 
 
 def test_a_record_that_is_gone_leads_back(admin_client):
-    hold = parked()
+    hold = rejected()
     OutboxRecord.objects.all().delete()
     response = admin_client.get(reverse(EDIT_HOLD, args=[hold.pk]), follow=True)
     assert "was delivered or deleted meanwhile" in response.content.decode()
@@ -590,12 +590,12 @@ def test_a_record_that_is_gone_leads_back(admin_client):
     assert admin_client.get(reverse(EDIT_HOLD, args=[0]), follow=True).status_code == 200
 
 
-# --- the audit trail
+# --- the audit log
 
 
 def test_the_audit_trail_is_listed_and_shows_its_details(admin_client):
-    row = AuditRow.objects.create(who="ada", what="pause", why="<b>quiet</b>", details={"topic": "mails"})
-    for text in (page(admin_client, AUDIT), page(admin_client, "admin:outbox_auditrow_change", row.pk)):
+    row = AuditLogEntry.objects.create(who="ada", what="pause", why="<b>quiet</b>", details={"topic": "mails"})
+    for text in (page(admin_client, AUDIT), page(admin_client, "admin:outbox_auditlogentry_change", row.pk)):
         for said in ("ada", "pause", "&lt;b&gt;quiet", "mails"):
             assert said in text
         assert "<b>quiet" not in text
@@ -603,12 +603,22 @@ def test_the_audit_trail_is_listed_and_shows_its_details(admin_client):
 
 
 def test_no_audit_row_holds_a_payload(admin_client):
-    edit(admin_client, EDIT_HOLD, parked(), value=f"changed {SECRET}", why="shorter")
+    edit(admin_client, EDIT_HOLD, rejected(), value=f"changed {SECRET}", why="shorter")
     edit(admin_client, EDIT_DEAD, dead(), value=f"changed {SECRET}", why="shorter")
-    said = json.dumps(list(AuditRow.objects.values("what", "why", "details")))
+    said = json.dumps(list(AuditLogEntry.objects.values("what", "why", "details")))
     assert SECRET not in said
 
 
 def test_the_permissions_exist_under_their_names():
     found = set(Permission.objects.filter(content_type__app_label="outbox").values_list("codename", flat=True))
-    assert {"view_payload", "retry", "edit", "skip", "discard", "pause", "view_sample", "view_auditrow"} <= found
+    assert {
+        "view_payload",
+        "retry",
+        "requeue",
+        "edit",
+        "skip",
+        "discard",
+        "pause",
+        "view_sample",
+        "view_auditlogentry",
+    } <= found

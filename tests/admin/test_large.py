@@ -9,7 +9,7 @@ from django.urls import reverse
 from outbox.admin.paging import COUNT_EXACT_MAX
 from outbox.edges.postgres.counts import backlog
 from outbox.models import OutboxRecord
-from tests.admin.conftest import DASHBOARD, DEAD, HOLDS, dead, parked
+from tests.admin.conftest import DASHBOARD, DEAD, HOLDS, dead, rejected
 from tests.admin.test_dashboard import PARTS, read_so_far, sql
 
 ROWS = 10_000_000
@@ -29,7 +29,7 @@ def ten_million(db):
 @pytest.mark.timeout(1200)
 def test_no_page_reads_ten_million_records(admin_client, ten_million):
     first, last = OutboxRecord.objects.order_by("id").first(), OutboxRecord.objects.order_by("-id").first()
-    hold = parked(first)
+    hold = rejected(first)
     letter = dead()
     records = reverse("admin:outbox_outboxrecord_changelist")
     pages = {

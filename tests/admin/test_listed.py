@@ -7,9 +7,9 @@ from django.urls import reverse
 from django.utils import timezone
 
 from outbox.admin import actions as acting
-from outbox.models import AuditRow, DeadLetter, Hold, OutboxRecord
+from outbox.models import AuditLogEntry, DeadLetter, Hold, OutboxRecord
 from outbox.operations import actions
-from tests.admin.conftest import DEAD, DEAD_ONE, EDIT_HOLD, HOLD, HOLDS, act, dead, hidden, page, parked, record
+from tests.admin.conftest import DEAD, DEAD_ONE, EDIT_HOLD, HOLD, HOLDS, act, dead, hidden, page, record, rejected
 
 pytestmark = pytest.mark.django_db
 PENDING = "admin:outbox_outboxrecord_changelist"
@@ -39,15 +39,15 @@ def known(**columns):
     """A hold that knows when its record was stashed."""
     made = record(**columns)
     made.refresh_from_db()
-    return parked(made, stashed_at=made.create_time)
+    return rejected(made, stashed_at=made.create_time)
 
 
 ACTS = [
-    (HOLDS, "skip", parked, lambda row: Hold.objects.get(pk=row.pk).wanted == "skip"),
-    (HOLDS, "discard", parked, lambda row: Hold.objects.get(pk=row.pk).wanted == "discard"),
-    (HOLDS, "retry", parked, lambda row: Hold.objects.get(pk=row.pk).wanted == "retry"),
+    (HOLDS, "skip", rejected, lambda row: Hold.objects.get(pk=row.pk).wanted == "skip"),
+    (HOLDS, "discard", rejected, lambda row: Hold.objects.get(pk=row.pk).wanted == "discard"),
+    (HOLDS, "retry", rejected, lambda row: Hold.objects.get(pk=row.pk).wanted == "retry"),
     (HOLDS, "resume", paused, lambda row: not Hold.objects.filter(pk=row.pk).exists()),
-    (DEAD, "retry", dead, lambda row: not DeadLetter.objects.filter(pk=row.pk).exists()),
+    (DEAD, "requeue", dead, lambda row: not DeadLetter.objects.filter(pk=row.pk).exists()),
     (DEAD, "discard", dead, lambda row: not DeadLetter.objects.filter(pk=row.pk).exists()),
     (PENDING, "pause", record, lambda row: Hold.objects.filter(key=row.kafka_key).exists()),
 ]
@@ -61,7 +61,7 @@ def test_what_arrives_after_the_question_is_left_alone(admin_client, url, name, 
         if make in (paused, dead):
             return make(topic=next(names))
         made = record(kafka_key=next(names))
-        return made if make is record else parked(made)
+        return made if make is record else rejected(made)
 
     first, second = one(), one()
     given = asked(admin_client, url, name, first, select_across="1")
@@ -100,7 +100,7 @@ def test_a_hold_that_was_given_another_record_is_left_alone(admin_client, name, 
     text = act(admin_client, HOLDS, name, hold, **given).content.decode()
     assert "1 row had gone or changed since the page was shown, and was left alone" in text
     assert Hold.objects.get().wanted == ""
-    assert not AuditRow.objects.exists()
+    assert not AuditLogEntry.objects.exists()
 
 
 def test_a_hold_whose_record_was_replaced_under_its_id_is_left_alone(admin_client):

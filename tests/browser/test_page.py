@@ -78,7 +78,7 @@ def test_it_says_when_it_is_no_longer_fresh(browser, site, page):
 @pytest.mark.slow
 def test_lists_and_forms_fit_a_phone_and_the_dark(browser, site, page):
     stash(page)
-    for table, reason in (("outbox_hold", "parked"), ("outbox_dead", "refused")):
+    for table, reason in (("outbox_hold", "rejected"), ("outbox_dead", "rejected")):
         page.execute(
             f"INSERT INTO {table} (topic, key, reason, error_code, last_error, record_id) "
             "SELECT 'orders', 'customer-' || i, %s, 'MSG_SIZE_TOO_LARGE', 'Broker: Message size too large', i "
@@ -86,7 +86,7 @@ def test_lists_and_forms_fit_a_phone_and_the_dark(browser, site, page):
             [reason],
         )
     page.execute(
-        "INSERT INTO outbox_hold (topic, reason, error_code) VALUES ('mails', 'parked', 'TOPIC_AUTHORIZATION_FAILED')"
+        "INSERT INTO outbox_hold (topic, reason, error_code) VALUES ('mails', 'rejected', 'TOPIC_AUTHORIZATION_FAILED')"
     )
     hold, letter = (
         page.execute(f"SELECT min(id) FROM {table}").fetchone()[0] for table in ("outbox_hold", "outbox_dead")
@@ -100,7 +100,7 @@ def test_lists_and_forms_fit_a_phone_and_the_dark(browser, site, page):
         "edit-letter": f"deadletter/{letter}/edit/",
         "pending": "outboxrecord/",
         "pause": "hold/pause/",
-        "audit": "auditrow/",
+        "audit": "auditlogentry/",
     }
     try:
         for size, scheme in (("desktop", "light"), ("phone", "dark")):

@@ -1,4 +1,4 @@
-"""Flags over environment over file over defaults, and what a classic file means."""
+"""Flags over environment over file over defaults, and what a goharvest-compatible file means."""
 
 import pytest
 
@@ -34,7 +34,7 @@ def refusals(*arguments, **environment):
     return str(refused.value).splitlines()
 
 
-def test_an_empty_file_means_a_classic_harvester():
+def test_an_empty_file_means_a_goharvest_harvester():
     found = settle()
     conf = found.conf
     assert (conf.name, conf.election.leader_topic) == ("reaper", "reaper.neli")

@@ -14,7 +14,7 @@ def entry(text, schema="", **environ):
     return django_database(text, environ, schema)
 
 
-def test_the_default_of_classic_files_has_no_password_and_keeps_its_database():
+def test_the_default_of_goharvest_files_has_no_password_and_keeps_its_database():
     found = entry("host=localhost port=5432 user=postgres password= dbname=shop sslmode=disable")
     assert (found["PASSWORD"], found["NAME"]) == ("", "shop")
     assert found["OPTIONS"] == {"sslmode": "disable"}

@@ -1,4 +1,4 @@
-"""`outbox-harvest` as its users run it: a process, a YAML file, a classic table, real servers."""
+"""`outbox-harvest` as its users run it: a process, a YAML file, a goharvest-compatible table, real servers."""
 
 import os
 import signal
@@ -17,7 +17,7 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from outbox.cli import harvest
-from tests.cli import classic
+from tests.cli import goharvest
 from tests.support.databases import ROOT, fresh_database
 from tests.support.pooler import Pooler
 from tests.support.tables import create_companions
@@ -75,11 +75,11 @@ def until(condition, what, *shown):
 
 
 class Site:
-    """A database with a classic table, and names of its own on the broker."""
+    """A database with a goharvest-compatible table, and names of its own on the broker."""
 
     def __init__(self, url, bootstrap, folder):
         self.url, self.bootstrap, self.folder = url, bootstrap, folder
-        self.group = self.topic = f"classic-{uuid.uuid4().hex[:10]}"
+        self.group = self.topic = f"goharvest-{uuid.uuid4().hex[:10]}"
         parts = urlsplit(url)
         self.dsn = (
             f"host={parts.hostname} port={parts.port} user={parts.username or 'postgres'} "
@@ -100,7 +100,7 @@ class Site:
 
     def stash(self, first, last, keys=10, leader="NULL", table="outbox"):
         names = {"table": table, "topic": self.topic, "keys": keys, "leader": leader, "first": first, "last": last}
-        self.execute(classic.STASH.format(**names))
+        self.execute(goharvest.STASH.format(**names))
 
     def left(self, table="outbox"):
         return self.execute(f"SELECT count(*) FROM {table}")[0][0]
@@ -122,8 +122,8 @@ class Site:
     def harvester(self, *flags, **configuration):
         return self._start(PROGRAM, "-f", self.configuration(**configuration), *flags)
 
-    def classic(self, name):
-        return self._start(sys.executable, "-m", "tests.cli.classic", self.bootstrap, self.dsn, self.group, name)
+    def goharvest(self, name):
+        return self._start(sys.executable, "-m", "tests.cli.goharvest", self.bootstrap, self.dsn, self.group, name)
 
     def _start(self, *command):
         self.processes.append(Process(*command))
@@ -148,7 +148,7 @@ class Site:
 def site(postgres, kafka, tmp_path):
     with fresh_database(os.environ["DATABASE_URL"]) as url:
         made = Site(url, os.environ["OUTBOX_BOOTSTRAP_SERVERS"], tmp_path)
-        made.execute(classic.DDL.format(table="outbox"))
+        made.execute(goharvest.DDL.format(table="outbox"))
         try:
             yield made
         finally:
@@ -197,11 +197,11 @@ def test_a_table_that_is_delivered_exactly_once_is_left_alone_while_that_goes_on
     ours = site.harvester()
     until(lambda: site.left() == 0, "an empty table", ours)
     create_companions(site)
-    until(lambda: site.execute("SELECT 1 FROM outbox_state WHERE way = 'at-least-once'"), "a claim", ours)
+    until(lambda: site.execute("SELECT 1 FROM outbox_state WHERE lease_mode = 'at-least-once'"), "a lease", ours)
     assert ours.stop() == 0
-    assert site.execute("SELECT way_time < now() - interval '1 day' FROM outbox_state") == [(True,)]
+    assert site.execute("SELECT lease_time < now() - interval '1 day' FROM outbox_state") == [(True,)]
 
-    site.execute("UPDATE outbox_state SET way = 'exactly-once', way_owner = 'web1', way_time = 'infinity'")
+    site.execute("UPDATE outbox_state SET way = 'exactly-once', lease_owner = 'web1', lease_time = 'infinity'")
     site.stash(10, 19)
     hasty, patient = site.harvester("--fail-fast"), site.harvester()
     assert hasty.process.wait(WAIT_S) == 1
@@ -209,13 +209,13 @@ def test_a_table_that_is_delivered_exactly_once_is_left_alone_while_that_goes_on
     assert "harvested by 'web1' with DELIVERY='exactly-once'" in hasty.lines[-1]
     patient.wait_for("waiting reason=")
     assert site.left() == 10
-    site.execute("UPDATE outbox_state SET way_time = '-infinity'")
+    site.execute("UPDATE outbox_state SET lease_time = '-infinity'")
     until(lambda: site.left() == 0, "an empty table", patient)
     assert patient.stop() == 0
 
 
 @pytest.mark.part
-def test_a_classic_table_filled_by_sql_is_harvested_in_order(site):
+def test_a_goharvest_table_filled_by_sql_is_harvested_in_order(site):
     site.stash(0, 999)
     ours = site.harvester()
     until(lambda: site.left() == 0, "an empty table", ours)
@@ -235,7 +235,7 @@ def test_rows_marked_by_another_harvester_are_taken_over(site):
     assert ours.stop() == 0
 
 
-def test_a_key_stays_in_the_partition_where_classic_harvesters_put_it(site):
+def test_a_key_stays_in_the_partition_where_goharvest_harvesters_put_it(site):
     keys = [f"key-{n}" for n in range(10)]
     site.create_topics(NewTopic(f"{site.topic}-reference", 3, 1))
     partitions = {}
@@ -256,7 +256,7 @@ def test_a_key_stays_in_the_partition_where_classic_harvesters_put_it(site):
 def test_a_table_in_a_schema_with_names_that_need_quotes(site):
     site.execute('CREATE SCHEMA "My Schema"')
     table = '"My Schema"."order"'
-    site.execute(classic.DDL.format(table=table))
+    site.execute(goharvest.DDL.format(table=table))
     site.stash(0, 99, table=table)
     ours = site.harvester(table=f"'{table}'")
     until(lambda: site.left(table) == 0, "an empty table", ours)
@@ -265,10 +265,10 @@ def test_a_table_in_a_schema_with_names_that_need_quotes(site):
 
 @pytest.mark.slow
 def test_both_kinds_stand_in_one_group_and_take_over_from_each_other(site):
-    """The leadership goes classic, ours, classic, ours while records come in; nothing is lost or reordered."""
-    site.create_topics(NewTopic(f"{site.group}.neli", 1, 1))  # the classic one does not create it
+    """The leadership goes goharvest, ours, goharvest, ours while records come in; nothing is lost or reordered."""
+    site.create_topics(NewTopic(f"{site.group}.neli", 1, 1))  # the goharvest-compatible one does not create it
     site.stash(0, 499)
-    first = site.classic("first")
+    first = site.goharvest("first")
     first.wait_for("acquired")
     ours = site.harvester()
     ours.wait_for("harvester_started")
@@ -278,7 +278,7 @@ def test_both_kinds_stand_in_one_group_and_take_over_from_each_other(site):
     ours.wait_for("leader_acquired")
     until(lambda: site.left() == 0, "an empty table", ours)
 
-    second = site.classic("second")
+    second = site.goharvest("second")
     second.wait_for("started")
     site.stash(1000, 1499)
     assert ours.stop() == 0
@@ -297,7 +297,7 @@ def test_both_kinds_stand_in_one_group_and_take_over_from_each_other(site):
     }
 
 
-def test_a_classic_heartbeat_on_our_partition_fences_us_until_the_brokers_confirm_us(site):
+def test_a_goharvest_heartbeat_on_our_partition_fences_us_until_the_brokers_confirm_us(site):
     ours = site.harvester(limits="    heartbeatTimeout: 2s\n")
     ours.wait_for("leader_acquired")
     site.stash(0, 9)
@@ -306,7 +306,7 @@ def test_a_classic_heartbeat_on_our_partition_fences_us_until_the_brokers_confir
     producer.produce(f"{site.group}.neli", f"{time.time_ns()}%intruder", partition=0)
     producer.flush(30)
     ours.wait_for("leader_fenced")
-    assert any("leader_fenced" in line and "newer-claim" in line for line in ours.lines)
+    assert any("leader_fenced" in line and "newer-owner" in line for line in ours.lines)
     ours.wait_for("leader_acquired", count=2)
     site.stash(10, 19)
     until(lambda: site.left() == 0, "an empty table", ours)

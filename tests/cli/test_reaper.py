@@ -1,9 +1,10 @@
-"""The YAML file of the classic reaper: keys, defaults, rules, and every complaint at once with its line."""
+"""The YAML file of the goharvest-compatible reaper: keys, defaults, rules, and every complaint at once with its
+line."""
 
 import pytest
 
 from outbox.cli import reaper
-from outbox.cli.keys import CLASSIC, OWN
+from outbox.cli.keys import GOHARVEST, OWN
 
 FULL = """\
 harvest:
@@ -52,8 +53,8 @@ def test_a_fully_populated_file():
     found = read(FULL)
     assert found.problems == []
     assert found.level == "Warn"
-    classic = {key.path: found.values[key.path] for key in CLASSIC}
-    assert classic == {
+    goharvest = {key.path: found.values[key.path] for key in GOHARVEST}
+    assert goharvest == {
         "baseKafkaConfig": {"bootstrap.servers": "localhost:9093"},
         "producerKafkaConfig": {"compression.type": "lz4"},
         "leaderGroupID": "leader-group-id",
@@ -172,7 +173,7 @@ def test_rules_of_the_limits(name, value, message):
     assert message in str(found[0])
 
 
-def test_zero_is_allowed_where_the_classic_harvester_allows_it():
+def test_zero_is_allowed_where_the_goharvest_harvester_allows_it():
     found = limits(ioErrorBackoff="0s", markBackoff="0", sendBuffer=0, minMetricsInterval="0ms")
     assert found.problems == []
 
@@ -187,7 +188,7 @@ def test_unknown_keys_are_errors_with_the_nearest_name():
         'r.yaml:2: harvest.leadrTopic: is unknown. Did you mean "leaderTopic"?',
         'r.yaml:4: harvest.limits.sendConcurency: is unknown. Did you mean "sendConcurrency"?',
         "r.yaml:5: harvest.limits.zzz: is unknown. Known: " + ", ".join(
-            key.name for key in (*CLASSIC, *OWN) if "." in key.path
+            key.name for key in (*GOHARVEST, *OWN) if "." in key.path
         ) + ".",
         'r.yaml:6: logger: is unknown. Did you mean "logging"?',
     ]  # fmt: skip

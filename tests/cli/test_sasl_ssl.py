@@ -11,7 +11,7 @@ from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient, ScramCredentialInfo, ScramMechanism, UserScramCredentialUpsertion
 
 from outbox.devstack import Kafka
-from tests.cli import classic
+from tests.cli import goharvest
 from tests.cli.test_harvest import PROGRAM, WAIT_S, Process, Site, orders, until
 from tests.support.certificates import Authority
 from tests.support.databases import ROOT, fresh_database
@@ -51,8 +51,8 @@ def broker(authority, tmp_path_factory, pytestconfig):
 def create_user(address):
     admin = AdminClient({"bootstrap.servers": address})
     credential = ScramCredentialInfo(ScramMechanism.SCRAM_SHA_512, 4096)
-    wish = UserScramCredentialUpsertion(USER, credential, PASSWORD.encode())
-    for future in admin.alter_user_scram_credentials([wish]).values():
+    request = UserScramCredentialUpsertion(USER, credential, PASSWORD.encode())
+    for future in admin.alter_user_scram_credentials([request]).values():
         future.result(30)
 
 
@@ -107,7 +107,7 @@ def site(postgres, broker, authority, tmp_path):
     authority.write(tmp_path / CA_FILE)
     with fresh_database(os.environ["DATABASE_URL"]) as url:
         made = SecureSite(url, broker, tmp_path)
-        made.execute(classic.DDL.format(table="outbox"))
+        made.execute(goharvest.DDL.format(table="outbox"))
         try:
             yield made
         finally:

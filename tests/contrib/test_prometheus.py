@@ -229,8 +229,8 @@ def test_the_numbers_are_those_of_the_table_and_of_kafka(shop):
         lambda now: (
             now["outbox_delivered_records_total"] == 50
             and now.get("outbox_backlog_records") == 2
-            and now["outbox_parked_keys"] == 1
-            and now["outbox_refused_records_total"] >= 1
+            and now["outbox_held_keys"] == 1
+            and now["outbox_rejected_records_total"] >= 1
             and now.get("outbox_stashed_records_total", 0) >= 50  # PostgreSQL counts them when it has time
         )
     )
@@ -275,8 +275,8 @@ SITUATIONS = {
     "OutboxNobodyHarvests": {'outbox_lane_owned{lane="1"}': "1x30"},
     "OutboxRecordsWaitLong": {"outbox_oldest_record_age_seconds": "300x30"},
     "OutboxBacklogGrows": {"outbox_backlog_records": "20000+500x30"},
-    "OutboxServerAway": {"outbox_circuits_open": "1x30"},
-    "OutboxKeysParked": {"outbox_parked_keys": "2x30"},
+    "OutboxServerUnavailable": {"outbox_circuits_open": "1x30"},
+    "OutboxKeysParked": {"outbox_held_keys": "2x30"},
     "OutboxDeadLetters": {"outbox_dead_letters": "1x30"},
     "OutboxLedgerLags": {
         "outbox_ledger_lag_batches": "1x30",
@@ -299,7 +299,7 @@ ALL_IS_WELL = {
     "outbox_oldest_record_age_seconds": "0.1x30",
     "outbox_backlog_records": "50000-100x30",
     "outbox_circuits_open": "0x30",
-    "outbox_parked_keys": "0x30",
+    "outbox_held_keys": "0x30",
     "outbox_dead_letters": "0x30",
     "outbox_ledger_lag_batches": "1x30",
     "outbox_lso_lag_offsets": "3x30",

@@ -4,7 +4,7 @@ import pytest
 from confluent_kafka import KafkaError, libversion
 
 from outbox.core import faults
-from outbox.core.faults import Kind, in_plain_words, is_refusal, kind_of, may_hide_a_refusal
+from outbox.core.faults import Kind, in_plain_words, is_rejection, kind_of, may_hide_a_rejection
 
 
 def codes_of_the_client():
@@ -39,14 +39,14 @@ def test_any_number_that_a_broker_may_answer_has_a_kind_and_words():
 def test_a_code_that_the_client_does_not_know_is_what_it_calls_unknown():
     assert KafkaError(999).name() == "ERR_999?"
     assert kind_of("ERR_999?") is kind_of("UNKNOWN") is Kind.UNFORESEEN
-    assert not is_refusal("UNKNOWN")
-    assert may_hide_a_refusal("UNKNOWN"), "the records are told apart next time"
+    assert not is_rejection("UNKNOWN")
+    assert may_hide_a_rejection("UNKNOWN"), "the records are told apart next time"
 
 
 def test_a_code_that_only_a_newer_client_knows_is_unforeseen():
     assert kind_of("_A_CODE_OF_NEXT_YEAR") is Kind.UNFORESEEN
     assert all(in_plain_words("_A_CODE_OF_NEXT_YEAR"))
-    assert not is_refusal("_A_CODE_OF_NEXT_YEAR")
+    assert not is_rejection("_A_CODE_OF_NEXT_YEAR")
 
 
 def test_a_time_that_a_topic_does_not_take_is_no_record_s_fault():
@@ -59,32 +59,32 @@ def test_a_time_that_a_topic_does_not_take_is_no_record_s_fault():
 )
 def test_an_outage_blames_nobody(name):
     assert kind_of(name) is Kind.OUTAGE
-    assert not is_refusal(name)
-    assert not may_hide_a_refusal(name)
+    assert not is_rejection(name)
+    assert not may_hide_a_rejection(name)
 
 
 def test_a_refusal_is_the_record_s_or_its_topic_s():
     assert kind_of("MSG_SIZE_TOO_LARGE") is Kind.BATCH
     assert kind_of("_INVALID_ARG") is Kind.RECORD
     assert kind_of("TOPIC_AUTHORIZATION_FAILED") is kind_of("UNKNOWN_TOPIC_OR_PART") is Kind.TOPIC
-    assert all(is_refusal(name) for kind in faults.REFUSALS for name in faults.TABLE[kind])
+    assert all(is_rejection(name) for kind in faults.REJECTIONS for name in faults.TABLE[kind])
 
 
 def test_wrong_credentials_are_no_record_s_fault():
     for name in ("SASL_AUTHENTICATION_FAILED", "CLUSTER_AUTHORIZATION_FAILED", "_AUTHENTICATION"):
         assert kind_of(name) is Kind.DENIED
-        assert not is_refusal(name)
+        assert not is_rejection(name)
 
 
 def test_a_producer_in_a_wrong_state_may_hide_a_refused_record():
     """Without reports per record a refusal shows as an error of the ledger's entry or of the commit."""
-    assert may_hide_a_refusal("_STATE")
-    assert may_hide_a_refusal("MSG_SIZE_TOO_LARGE")
-    assert not may_hide_a_refusal("_FENCED")
+    assert may_hide_a_rejection("_STATE")
+    assert may_hide_a_rejection("MSG_SIZE_TOO_LARGE")
+    assert not may_hide_a_rejection("_FENCED")
 
 
 def test_every_refusal_has_a_next_step():
-    for kind in faults.REFUSALS | {Kind.DENIED}:
+    for kind in faults.REJECTIONS | {Kind.DENIED}:
         for name in faults.TABLE[kind]:
             what, step = in_plain_words(name)
             assert what

@@ -173,14 +173,14 @@ def test_a_group_of_another_database_is_not_even_joined(group):
     assert look(theirs)  # what they have left behind says nothing
 
 
-def test_a_classic_heartbeat_fences_and_the_coordinator_decides(group):
+def test_a_goharvest_heartbeat_fences_and_the_coordinator_decides(group):
     alone = group()
     only = alone.join().leads(0)
     say(alone, b"1700000000000000000%other_1_1")
     wait_until(lambda: len(only.of(neli.LeaderAcquired)) == 2)
     kinds = [type(effect) for _, effect in only.effects]
     assert kinds == [neli.LeaderAcquired, neli.LeaderFenced, neli.LeaderAcquired]
-    assert only.of(neli.LeaderFenced)[0].reason == "newer-claim"
+    assert only.of(neli.LeaderFenced)[0].reason == "newer-owner"
 
 
 def test_an_answer_that_never_comes_spoils_no_later_one(group, monkeypatch):

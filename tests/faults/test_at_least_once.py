@@ -24,13 +24,13 @@ LIMITS = {"IN_FLIGHT_MAX": WINDOW, "MARK_MAX": 100, "FLUSH_TIMEOUT": 4}
 # Where nothing may be repeated, a machine that stands still for seconds must not look like a dead leader.
 PATIENT = {**LIMITS, "HEARTBEAT_TIMEOUT": 8, "SESSION_TIMEOUT": 24}
 SIDE_BY_SIDE = 5  # writers and proxies are threads of this process: more of them would wait for one another
-BOTH_WAYS = {"assigned", "acquired", "revoking", "before-leave"}
+BOTH_MODES = {"assigned", "acquired", "revoking", "before-leave"}
 WORKER = {
-    *("after-claim", "after-mark", "before-send", "after-send", "after-ack"),
+    *("after-take", "after-mark", "before-send", "after-send", "after-ack"),
     *("before-purge", "after-purge", "before-reset"),
 }
 ENDING = {"before-reset", "revoking", "before-leave"}  # reached by a harvester that stops
-ONCE = {"after-claim", "assigned", "acquired"}  # reached once by a harvester that goes on
+ONCE = {"after-take", "assigned", "acquired"}  # reached once by a harvester that goes on
 
 
 def kill_at(name, nth=3, rate=100):
@@ -114,7 +114,7 @@ def restart_both_servers(scene):
     scene.settle(90).assert_kept(repeats_max=3 * WINDOW)
 
 
-ACTS = {f"killed at {name}": kill_at(name) for name in sorted(WORKER | BOTH_WAYS)}
+ACTS = {f"killed at {name}": kill_at(name) for name in sorted(WORKER | BOTH_MODES)}
 ACTS |= {act.__name__: act for act in (pause, cut_between_commit_and_reply, stop_while_postgres_is_down)}
 
 
@@ -122,7 +122,7 @@ def test_every_failpoint_of_the_worker_is_an_act():
     paths = (ROOT / "outbox" / "harvest" / "at_least_once").rglob("*.py")
     source = "".join(path.read_text() for path in paths)
     assert set(re.findall(r'failpoint\("([a-z-]+)"\)', source)) == WORKER
-    assert set(FAILPOINTS) >= WORKER | BOTH_WAYS
+    assert set(FAILPOINTS) >= WORKER | BOTH_MODES
 
 
 @pytest.fixture(scope="module")

@@ -25,7 +25,7 @@ def test_killed_again_and_again(scene, pytestconfig):
     chance, seconds = random.Random(given or 2), 240 if given is None else 60
     scene.write(rate=1000, keys=500)  # of each key one record is undecided: few keys would be slow to drain
     kills = 0
-    names = sorted(WORKER - ENDING - {"after-claim"})
+    names = sorted(WORKER - ENDING - {"after-take"})
     give_up_at = time.monotonic() + seconds
     while time.monotonic() < give_up_at:
         name = chance.choice(names)

@@ -98,9 +98,9 @@ def test_an_owner_ends_the_sessions_of_the_one_before(bench, login, roles):
     """Whether a session may be ended is a question of who has logged in."""
     source = table.assuming(login, roles[0])
     with closing(table.connect_bounded(source, statement_timeout_s=5)) as first:
-        assert Marks("outbox").claim(first, 1, 5)
+        assert Marks("outbox").take(first, 1, 5)
         with closing(table.connect_bounded(source, statement_timeout_s=5)) as second:
-            assert Marks("outbox").claim(second, 2, 5)
+            assert Marks("outbox").take(second, 2, 5)
             assert second.execute("SELECT current_user").fetchone() == (roles[0],)
         with pytest.raises(psycopg.OperationalError):
             first.execute("SELECT 1")

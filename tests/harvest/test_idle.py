@@ -46,7 +46,7 @@ class Counted:
 
 @pytest.mark.slow
 def test_an_idle_process_asks_at_most_20_times_a_second_however_many_lanes(postgres, bootstrap_servers, tmp_path):
-    """In both ways of delivery, beside each other."""
+    """In both delivery modes, beside each other."""
     with (
         psycopg.connect(os.environ["DATABASE_URL"], autocommit=True) as elsewhere,  # asking is not counted itself
         ExitStack() as stack,

@@ -1,5 +1,5 @@
 """Rows that stay although they are deleted: found at the start where they can be, else counted after a purge. The lane
-stops, says what keeps them, and goes on by itself when that is gone; nothing is sent twice."""
+stops, says what keeps them, and resumes by itself when that is gone; nothing is sent twice."""
 
 import os
 from contextlib import contextmanager
@@ -7,7 +7,7 @@ from contextlib import contextmanager
 import pytest
 
 from outbox.conf import AT_LEAST_ONCE, EXACTLY_ONCE
-from outbox.core.contract import LaneStopped, LeftUntidily
+from outbox.core.contract import LaneStopped, UncleanRelease
 from outbox.edges.postgres.preflight.keepers import RowsKept
 from outbox.harvest import Harvester
 from outbox.harvest.exactly_once.lane import ExactlyOnceFactory
@@ -29,7 +29,7 @@ def bench(postgres, bootstrap_servers, monkeypatch):
         made = Bench(url, bootstrap_servers)
         made.db.execute("CREATE TABLE kept (n int); INSERT INTO kept VALUES (0)")
         monkeypatch.setattr("outbox.edges.postgres.common.table.parameters", lambda alias: {"conninfo": url})
-        monkeypatch.setattr("outbox.harvest.exactly_once.lane._PARKED_S", 0.3)
+        monkeypatch.setattr("outbox.harvest.exactly_once.lane._STOPPED_S", 0.3)
         yield made
         made.close()
 
@@ -84,7 +84,7 @@ def test_rows_that_survive_stop_the_lane_until_they_may_go(bench, way, body):
         bench.stash(["a", "b", "c"])
         text = stopped(host)
         assert "survived their DELETE: the trigger 'soft'" in text
-        assert "goes on by itself" in text
+        assert "resumes by itself" in text
         bench.stash(["c", "d"])
         before = len(bench.read())
         host.events.clear()
@@ -111,7 +111,7 @@ def test_rows_that_survive_are_deleted_also_when_the_lane_has_begun_again_meanwh
 
 
 def test_a_lane_that_ends_while_its_rows_survive_has_not_ended_in_good_order(bench):
-    """Another way of delivery would send them again."""
+    """Another delivery mode would send them again."""
     with working(bench, EXACTLY_ONCE) as host:
         bench.stash(["a"])
         bench.wait_empty()
@@ -119,8 +119,8 @@ def test_a_lane_that_ends_while_its_rows_survive_has_not_ended_in_good_order(ben
         bench.stash(["b"])
         stopped(host)
         finish(host)
-        assert host.of(LeftUntidily)
-    assert bench.db.execute("SELECT isfinite(way_time) FROM outbox_state").fetchone() == (True,), "it was released"
+        assert host.of(UncleanRelease)
+    assert bench.db.execute("SELECT isfinite(lease_time) FROM outbox_state").fetchone() == (True,), "it was released"
 
 
 def test_without_the_count_rows_that_survive_are_sent_again(bench, monkeypatch):

@@ -13,7 +13,7 @@ class Found:
     delivered: int = 0
     batches: int = 0
     in_flight: int = 0
-    parked: int = 0
+    held_keys: int = 0
     unpurged: int = 0
     circuit: CircuitView = CircuitView(CircuitState.CLOSED)  # noqa: RUF009
 
@@ -30,16 +30,16 @@ class Worker:
 
 
 def test_totals_outlive_the_workers_and_gauges_do_not():
-    measurements, first, second = Measurements(), Worker(delivered=7, parked=2), Worker(delivered=5, in_flight=3)
+    measurements, first, second = Measurements(), Worker(delivered=7, held_keys=2), Worker(delivered=5, in_flight=3)
     measurements.acquired(0, first)
     measurements.acquired(1, second)
     assert (found := measurements.read([1, 0])).delivered == 12
-    assert (found.parked, found.in_flight, found.owned, found.elections) == (2, 3, (0, 1), 2)
+    assert (found.held_keys, found.in_flight, found.owned, found.elections) == (2, 3, (0, 1), 2)
     first.has_ended = True
     first.numbers["delivered"] = 8  # the last of it, after the last look
     for _ in range(2):
         assert (found := measurements.read([1])).delivered == 13
-        assert (found.parked, found.in_flight) == (0, 3)
+        assert (found.held_keys, found.in_flight) == (0, 3)
 
 
 def test_a_worker_with_fewer_numbers_counts_as_far_as_it_goes():

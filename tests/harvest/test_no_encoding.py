@@ -12,7 +12,7 @@ from django.core.management import call_command
 from django.urls import reverse
 
 from outbox.conf import AT_LEAST_ONCE, EXACTLY_ONCE
-from outbox.core.holds.values import Burial, Errands, HoldRow
+from outbox.core.holds.values import DeadRecord, HoldActions, HoldRow
 from outbox.edges.postgres.exactly_once import companions
 from outbox.edges.postgres.holds import HoldTable
 from outbox.models import DeadLetter, Hold, OutboxRecord
@@ -72,7 +72,9 @@ def insert_bad(db, good):
 
 
 def held(bench):
-    return bench.db.execute("SELECT last_error FROM outbox_hold WHERE reason = 'parked' ORDER BY record_id").fetchall()
+    return bench.db.execute(
+        "SELECT last_error FROM outbox_hold WHERE reason = 'rejected' ORDER BY record_id"
+    ).fetchall()
 
 
 @pytest.mark.parametrize("delivery", [EXACTLY_ONCE, AT_LEAST_ONCE])
@@ -111,7 +113,7 @@ def test_a_record_whose_error_is_not_ascii_is_set_aside(url):
         history = ({"code": "TOPIC_EXCEPTION", "error": "topic 'té'"},)
         with db.transaction():
             HoldTable("outbox").run(
-                db, 0, Errands((Burial(HoldRow(1, "t", "k", record_id=id_, history=history), "skipped"),))
+                db, 0, HoldActions((DeadRecord(HoldRow(1, "t", "k", record_id=id_, history=history), "skipped"),))
             )
         assert db.execute("SELECT topic, history FROM outbox_dead").fetchall() == [("té", list(history))]
 
@@ -121,9 +123,9 @@ def test_operators_see_edit_and_discard_what_is_not_utf8(url, client, django_db_
     with psycopg.connect(url, autocommit=True) as db, leading(url, django_db_blocker):
         insert_bad(db, "t")
         for table, columns, reason in (
-            ("hold", "topic, key, record_id, reason", "kafka_topic, kafka_key, id, 'parked'"),
+            ("hold", "topic, key, record_id, reason", "kafka_topic, kafka_key, id, 'rejected'"),
             ("dead", "record_id, topic, key, value, header_keys, header_values, reason",
-             "id, kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values, 'refused'"),
+             "id, kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values, 'rejected'"),
         ):  # fmt: skip
             db.execute(f"INSERT INTO outbox_{table} ({columns}) SELECT {reason} FROM outbox")
         client.force_login(User.objects.create_superuser("ann"))
@@ -145,7 +147,8 @@ def test_operators_see_edit_and_discard_what_is_not_utf8(url, client, django_db_
         assert actions.pause(topic="t", key="ключ", actor="ann").changed == 1
         assert actions.resume(Selector(all=True), "ann").changed == 2
         assert actions.requeue(Selector(ids=[2]), "ann").changed == 1
-        call_command("outbox_discard", "--all", stdout=StringIO())
+        for options in ((), ("--dead-letters",)):
+            call_command("outbox_discard", "--all", *options, stdout=StringIO())
         assert DeadLetter.objects.count() == 0
         assert set(Hold.objects.filter(key__isnull=False).values_list("wanted", flat=True)) == {"discard"}
     shown = django("outbox_stats", url=url)

@@ -86,9 +86,9 @@ def test_a_check_tells_who_is_in_the_way(database, blocked, delivery):
 def test_a_sample_says_how_the_table_is(database):
     insert(database, "heroes", ["a", "b", "c"])
     database.execute("DELETE FROM outbox WHERE kafka_key = 'c'")
-    database.execute("INSERT INTO outbox_hold (topic, key, record_id, reason) VALUES ('heroes', 'a', 1, 'parked')")
+    database.execute("INSERT INTO outbox_hold (topic, key, record_id, reason) VALUES ('heroes', 'a', 1, 'rejected')")
     database.execute("INSERT INTO outbox_hold (topic, reason) VALUES ('heroes', 'paused')")
-    database.execute("INSERT INTO outbox_dead (record_id, topic, key, reason) VALUES (9, 'heroes', 'a', 'refused')")
+    database.execute("INSERT INTO outbox_dead (record_id, topic, key, reason) VALUES (9, 'heroes', 'a', 'rejected')")
     database.execute("SELECT pg_stat_force_next_flush()")
     assert sampler().take()
     ((backlog, oldest_age_s, stashed, delivered, refused, holds, dead),) = rows(database)

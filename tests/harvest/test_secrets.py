@@ -170,8 +170,8 @@ def rotating(own_servers, pytestconfig):
         def give(password):
             admin = AdminClient({"bootstrap.servers": cluster.inside})
             credential = ScramCredentialInfo(ScramMechanism.SCRAM_SHA_256, 4096)
-            wish = UserScramCredentialUpsertion(USER, credential, password.encode())
-            for future in admin.alter_user_scram_credentials([wish]).values():
+            request = UserScramCredentialUpsertion(USER, credential, password.encode())
+            for future in admin.alter_user_scram_credentials([request]).values():
                 future.result(30)
 
         def rotate(password):

@@ -46,8 +46,8 @@ def secured(tmp_path_factory, pytestconfig):
         cluster.inside = f"127.0.0.1:{int(cluster.brokers[0].internal_port)}"
         admin = AdminClient({"bootstrap.servers": cluster.inside})
         credential = ScramCredentialInfo(ScramMechanism.SCRAM_SHA_256, 4096)
-        wish = UserScramCredentialUpsertion(USER, credential, PASSWORD.encode())
-        for future in admin.alter_user_scram_credentials([wish]).values():
+        request = UserScramCredentialUpsertion(USER, credential, PASSWORD.encode())
+        for future in admin.alter_user_scram_credentials([request]).values():
             future.result(30)
         cluster.client = {
             "security.protocol": "SASL_SSL",

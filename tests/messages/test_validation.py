@@ -138,7 +138,7 @@ def test_what_cannot_be_serialized_is_refused():
 
 @pytest.mark.parametrize("value", [b"x", bytearray(b"x"), memoryview(b"x")])
 @pytest.mark.parametrize("settings", [{"BINARY_VALUES": False}, {"DELIVERY": "at-least-once"}])
-def test_bytes_are_refused_where_a_classic_harvester_may_read(value, settings):
+def test_bytes_are_refused_where_a_goharvest_harvester_may_read(value, settings):
     told = refusal(value=value, **settings)
     assert f"value: 1 bytes of {type(value).__name__}" in told
     assert 'OUTBOX["BINARY_VALUES"] is False' in told

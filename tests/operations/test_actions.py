@@ -13,7 +13,7 @@ from django.db import connection
 
 import outbox
 from outbox.edges.postgres.common import table
-from outbox.models import AuditRow, DeadLetter, Hold, OutboxRecord
+from outbox.models import AuditLogEntry, DeadLetter, Hold, OutboxRecord
 from outbox.operations import actions
 from outbox.operations.actions import NothingSelected, OperationRefused, Selector
 from outbox.operations.selection import lane_expression
@@ -23,57 +23,64 @@ NEVER_DRAWN = 3_000_000_003  # an id of no record in the outbox
 WHO = {"actor": "ann", "reason": "told to"}
 
 
-def parked(record_id, key="k", topic="t", reason="parked", **given):
+def rejected(record_id, key="k", topic="t", reason="rejected", **given):
     return Hold.objects.create(topic=topic, key=key, record_id=record_id, reason=reason, **given)
 
 
 def dead(record_id, key="k", topic="t", **given):
     return DeadLetter.objects.create(
-        record_id=record_id, topic=topic, key=key, value=f"v{record_id}", reason="refused", **given
+        record_id=record_id, topic=topic, key=key, value=f"v{record_id}", reason="rejected", **given
     )
 
 
-def wishes():
+def requests():
     return dict(Hold.objects.values_list("record_id", "wanted"))
 
 
 def test_nothing_is_not_everything():
-    for operation in (actions.requeue, actions.skip, actions.discard, actions.purge, actions.resume):
+    for operation in (
+        actions.retry,
+        actions.requeue,
+        actions.skip,
+        actions.discard,
+        actions.discard_dead_letters,
+        actions.resume,
+    ):
         with pytest.raises(NothingSelected, match="--all"):
             operation(Selector(), "ann")
     with pytest.raises(OperationRefused, match="name the topic too"):
         actions.skip(Selector(key="k"), "ann")
-    assert not AuditRow.objects.exists()
+    assert not AuditLogEntry.objects.exists()
 
 
-def test_wishes_about_held_records_are_written_down_in_bulk(django_assert_max_num_queries):
+def test_requests_about_held_records_are_written_down_in_bulk(django_assert_max_num_queries):
     for number in range(50):
-        parked(number, key=f"k{number}")
-    parked(99, key=None)
+        rejected(number, key=f"k{number}")
+    rejected(99, key=None)
     Hold.objects.create(topic="t", key="z", reason="paused")
     with django_assert_max_num_queries(6):
         outcome = actions.skip(Selector(topic="t"), **WHO)
     assert (outcome.matched, outcome.changed, outcome.pending) == (50, 0, 50)  # neither the topic nor the pause
-    assert actions.requeue(Selector(ids=[3, 99]), "ann").pending == 2
+    assert actions.retry(Selector(ids=[3, 99]), "ann").pending == 2
     assert actions.discard(Selector(topic="t", key="k5"), "ann").pending == 1
-    found = wishes()
+    found = requests()
     assert (found[3], found[99], found[5], found[7], found[None]) == ("retry", "retry", "discard", "skip", "")
-    assert list(AuditRow.objects.order_by("id").values_list("who", "what", "why")) == [
+    assert list(AuditLogEntry.objects.order_by("id").values_list("who", "what", "why")) == [
         ("ann", "skip", "told to"),
-        ("ann", "requeue", ""),
+        ("ann", "retry", ""),
         ("ann", "discard", ""),
     ]
-    assert AuditRow.objects.earliest("id").details["selector"] == {"topic": "t"}
+    assert AuditLogEntry.objects.earliest("id").details["selector"] == {"topic": "t"}
 
 
 def test_a_dry_run_changes_nothing():
-    parked(1)
+    rejected(1)
     dead(2)
-    for operation in (actions.requeue, actions.discard):
+    for operation in (actions.retry, actions.requeue, actions.discard, actions.discard_dead_letters):
         outcome = operation(Selector(all=True), "ann", dry_run=True)
-        assert (outcome.matched, outcome.changed, outcome.pending) == (2, 0, 0)
+        assert (outcome.matched, outcome.changed, outcome.pending) == (1, 0, 0)
     assert actions.pause(topic="t", actor="ann", dry_run=True).changed == 0
-    assert (wishes(), DeadLetter.objects.count(), AuditRow.objects.count()) == ({1: ""}, 1, 0)
+    assert (requests(), DeadLetter.objects.count(), AuditLogEntry.objects.count()) == ({1: ""}, 1, 0)
 
 
 def test_dead_letters_come_back_in_the_order_they_had():
@@ -86,27 +93,40 @@ def test_dead_letters_come_back_in_the_order_they_had():
     assert list(DeadLetter.objects.all()) == [other]
 
 
-def test_dead_letters_are_purged_by_age():
+def test_dead_letters_are_discarded_by_age():
     old = dead(1)
     dead(2)
     DeadLetter.objects.filter(pk=old.pk).update(died_at="2020-01-01T00:00Z")
-    assert actions.purge(Selector(older_than=timedelta(days=1)), **WHO).changed == 1
+    assert actions.discard_dead_letters(Selector(older_than=timedelta(days=1)), **WHO).changed == 1
     assert [letter.record_id for letter in DeadLetter.objects.all()] == [2]
 
 
 def test_the_ids_of_rows_say_which_table_is_meant():
-    hold, letter = parked(1), dead(1)
+    hold, letter = rejected(1), dead(1)
     assert actions.discard(Selector(dead_ids=[letter.pk]), "ann").pending == 0
-    assert actions.discard(Selector(hold_ids=[hold.pk]), "ann").changed == 0
-    assert (wishes(), DeadLetter.objects.count()) == ({1: "discard"}, 0)
+    assert actions.discard_dead_letters(Selector(hold_ids=[hold.pk]), "ann").changed == 0
+
+
+def test_held_records_and_dead_letters_are_different_operations():
+    rejected(1)
+    dead(2)
+    assert actions.retry(Selector(all=True), "ann").changed == 0
+    assert actions.discard(Selector(all=True), "ann").changed == 0
+    assert DeadLetter.objects.count() == 1
+    Hold.objects.update(wanted="")
+    assert actions.requeue(Selector(all=True), "ann").pending == 0
+    dead(3)
+    assert actions.discard_dead_letters(Selector(all=True), "ann").pending == 0
+    assert requests() == {1: ""}
+    assert (requests(), DeadLetter.objects.count()) == ({1: "discard"}, 0)
 
 
 def test_a_lane_selects_by_the_key_and_keyless_records_by_their_id(settings):
     settings.OUTBOX = {**settings.OUTBOX, "LANES": 4}
     for number in range(40):
-        parked(number, key=f"k{number}")
-        parked(100 + number, key="", topic="none")
-    parked(-7, key="", topic="none")
+        rejected(number, key=f"k{number}")
+        rejected(100 + number, key="", topic="none")
+    rejected(-7, key="", topic="none")
     with connection.cursor() as cursor:
         cursor.execute(
             "SELECT n FROM generate_series(0, 39) n WHERE (hashtextextended('k' || n, 0) & 9223372036854775807) % 4 = 2"
@@ -131,9 +151,9 @@ def test_pauses_are_placed_once_and_end():
     for given in ({}, {"topic": "t", "lane": 1}, {"lane": 1, "key": "k"}, {"topic": "t", "key": ""}, {"lane": -1}):
         with pytest.raises(OperationRefused):
             actions.pause(actor="ann", **given)
-    parked(5)
+    rejected(5)
     assert actions.resume(Selector(topic="t"), **WHO).changed == 2
-    assert sorted(Hold.objects.values_list("reason", flat=True)) == ["parked", "paused"]
+    assert sorted(Hold.objects.values_list("reason", flat=True)) == ["rejected", "paused"]
     assert actions.resume(Selector(all=True), "ann").changed == 1
 
 
@@ -163,7 +183,7 @@ def test_an_edit_that_no_lane_confirms_changes_nothing():
         actions.edit(record_id=id_, changes={"value": "better"}, actor="ann", wait_s=0.2)
     assert OutboxRecord.objects.get(pk=id_).kafka_value == "v"
     assert not Hold.objects.exists()
-    assert not AuditRow.objects.exists()
+    assert not AuditLogEntry.objects.exists()
 
 
 @pytest.mark.django_db(transaction=True)
@@ -226,7 +246,7 @@ def test_a_record_is_edited_whatever_its_create_time_is():
     id_ = outbox_record()
     with connection.cursor() as cursor:
         cursor.execute("UPDATE outbox SET create_time = 'infinity'")
-    parked(id_)
+    rejected(id_)
     with connection.cursor() as cursor:
         cursor.execute("UPDATE outbox_hold SET stashed_at = 'infinity'")
         cursor.execute(
@@ -264,29 +284,31 @@ def run(name, *arguments):
 
 
 def test_commands_take_selectors_and_answer_in_json():
-    parked(1)
+    rejected(1)
     dead(2, topic="u")
-    assert json.loads(run("outbox_requeue", "--topic", "t", "--dry-run", "--json"))["matched"] == 1
+    assert json.loads(run("outbox_retry", "--topic", "t", "--dry-run", "--json"))["matched"] == 1
     assert json.loads(run("outbox_skip", "--id", "1", "--json"))["pending"] == 1
-    assert json.loads(run("outbox_discard", "--topic", "u", "--reason", "old", "--json"))["changed"] == 1
+    assert (
+        json.loads(run("outbox_discard", "--dead-letters", "--topic", "u", "--reason", "old", "--json"))["changed"] == 1
+    )
     assert "1 paused" in run("outbox_pause", "--topic", "t")
     assert "1 resumed" in run("outbox_resume", "--all")
     dead(3)
-    assert "0 " in run("outbox_purge", "--older-than", "1d")
-    assert "1 " in run("outbox_purge", "--all")
-    assert "Nothing was changed" in run("outbox_purge", "--all")
-    whats = list(AuditRow.objects.order_by("id").values_list("what", flat=True))
-    assert whats == ["skip", "discard", "pause", "resume", "purge"]
+    assert "0 " in run("outbox_discard", "--dead-letters", "--older-than", "1d")
+    assert "1 " in run("outbox_discard", "--dead-letters", "--all")
+    assert "Nothing was changed" in run("outbox_discard", "--dead-letters", "--all")
+    whats = list(AuditLogEntry.objects.order_by("id").values_list("what", flat=True))
+    assert whats == ["skip", "discard", "pause", "resume", "discard"]
 
 
 def test_commands_refuse_what_is_not_meant():
-    for name in ("outbox_requeue", "outbox_skip", "outbox_discard", "outbox_purge", "outbox_resume"):
+    for name in ("outbox_retry", "outbox_requeue", "outbox_skip", "outbox_discard", "outbox_resume"):
         with pytest.raises(CommandError, match="--all"):
             run(name)
     with pytest.raises(CommandError, match="either a topic"):
         run("outbox_pause")
     with pytest.raises(CommandError, match="30d"):
-        run("outbox_purge", "--older-than", "soon")
+        run("outbox_discard", "--dead-letters", "--older-than", "soon")
 
 
 def test_the_edit_command_changes_dead_letters():

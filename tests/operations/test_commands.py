@@ -184,7 +184,7 @@ def test_a_sound_configuration_is_found_sound(at):
     at.insert(1)
     code, found = check()
     levels = {finding["level"] for finding in found["findings"]}
-    assert (code, found["verdict"]) in [(0, "ok"), (0, "warning")], found
+    assert (code, found["result"]) in [(0, "ok"), (0, "warning")], found
     assert "error" not in levels
     subjects = [finding["subject"] for finding in found["findings"]]
     assert subjects[-8:] == [
@@ -192,7 +192,7 @@ def test_a_sound_configuration_is_found_sound(at):
         "ledger and table",
     ]  # fmt: skip
     code, text = run("outbox_check")
-    assert text.splitlines()[-1].startswith("verdict: harvesters can work")
+    assert text.splitlines()[-1].startswith("result: harvesters can work")
     at.db.execute("DELETE FROM outbox")
 
 
@@ -218,7 +218,7 @@ def test_topics_that_cannot_take_what_waits_are_named(at):
     small = create_topic(at.servers, 1, **{"max.message.bytes": "1000"})
     at.insert(1, "not-there-at-all")
     code, found = check("--topic", small)
-    assert (code, found["verdict"]) == (1, "error")
+    assert (code, found["result"]) == (1, "error")
     [(level, text)] = of(found, "topic 'not-there-at-all'")
     assert (level, text) == ("error", "is not usable: UNKNOWN_TOPIC_OR_PART")
     assert of(found, f"topic {small!r}")[0][0] == "warning"
@@ -307,7 +307,7 @@ def test_servers_that_are_away_are_told_and_no_secret_is(at, settings, monkeypat
     finally:
         wrapper.settings_dict.update(before)
     found = json.loads(text)
-    assert (code, found["verdict"]) == (1, "error")
+    assert (code, found["result"]) == (1, "error")
     assert [level for level, _ in of(found, "database")] == ["error"]
     assert [level for level, _ in of(found, "kafka")] == ["error"]
     assert of(found, "topics")[0][0] == "skipped"

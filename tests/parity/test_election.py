@@ -193,7 +193,7 @@ def test_a_recoverable_error_of_the_group_is_told_once_and_survived(started, cap
     assert one.is_leader
     one.stop()
     assert one.wait(20) is True
-    kinds = "election_trouble kind=_TRANSPORT", "election_trouble_over"
+    kinds = "election_failed kind=_TRANSPORT", "election_works_again"
     told = [r.levelname for r in caplog.records if r.getMessage().startswith(kinds)]
     # It is over with each heartbeat that is read, which may come between two of the errors.
     assert re.fullmatch("WARNING( INFO WARNING)*( INFO)?", " ".join(told))
@@ -227,7 +227,7 @@ def test_a_heartbeat_that_cannot_be_sent_is_told_and_survived(started, caplog):
     wait_until(lambda: not any(one.clients.beats.errors for one in both))
     time.sleep(2.5)  # longer than the heartbeat time-out: the next ones must have earned trust
     assert all(one.is_leader for one in both)
-    told = [r.getMessage() for r in caplog.records if "election_trouble kind=heartbeat" in r.getMessage()]
+    told = [r.getMessage() for r in caplog.records if "election_failed kind=heartbeat" in r.getMessage()]
     assert [sum(f"{cause}: simulated" in line for line in told) for cause in ("full", "cut")] == [1, 1]
     assert len(told) == 2
 
@@ -277,7 +277,7 @@ def test_of_two_members_forced_on_one_lane_the_older_is_fenced(started, heard):
     time.sleep(3)  # longer than the heartbeat time-out
     assert (first.is_leader, second.is_leader) == (False, True)
     fenced = [arguments for name, arguments in heard if name == "leader_fenced"]
-    assert [(a["harvester"], a["reason"]) for a in fenced] == [(first, "newer-claim")]
+    assert [(a["harvester"], a["reason"]) for a in fenced] == [(first, "newer-owner")]
 
 
 # ---- clocks

@@ -102,7 +102,7 @@ def opened(bench, share, **settings):
     return stack, site
 
 
-def verdict(site):
+def result(site):
     site.writer.stop()
     site.bench.wait_empty(60)
     return judge([site.writer.log], site.bench.read())
@@ -114,7 +114,7 @@ def test_one_harvester_with_failing_producers_and_lying_reports(bench):
         site.start()
         wait_until(lambda: site.faults.refused > 5 and site.faults.lied > 5, 60)
         site.wait_delivered()
-        found = verdict(site)
+        found = result(site)
         site.end()
     found.assert_kept(repeats_max=site.faults.lied)
     assert found.repeats > 0, "a report that lies makes a repeat: the faults did not happen"
@@ -133,7 +133,7 @@ def test_four_harvesters_share_four_lanes_with_the_same_faults(bench):
             node.stop()
             assert node.wait(30) is True
             site.wait_delivered()
-        found = verdict(site)
+        found = result(site)
         site.end()
     found.assert_kept(repeats_max=site.faults.lied)
 
@@ -151,7 +151,7 @@ def test_eight_harvesters_come_and_go_without_faults_and_repeat_nothing(bench):
                 node.stop()
             for node in site.nodes[first:last]:
                 assert node.wait(30) is True
-        found = verdict(site)
+        found = result(site)
         site.end()
     found.assert_kept(repeats_max=0)
     assert (site.faults.refused, site.faults.lied) == (0, 0)

@@ -158,12 +158,12 @@ class Producer:
     """The real producer, but the first produce of the key "bad" goes another way. Knows all that were made."""
 
     def __init__(self, properties, way, made):
-        self.real, self.way, self.made = idempotent_producer(properties), way, made
+        self.real, self.mode, self.made = idempotent_producer(properties), way, made
         made.append(self)
 
     def produce(self, topic, value, key, *, headers, on_delivery):
-        if key == "bad" and self.way:
-            self.way.pop()(on_delivery)
+        if key == "bad" and self.mode:
+            self.mode.pop()(on_delivery)
         else:
             self.real.produce(topic, value, key, headers=headers, on_delivery=on_delivery)
 
@@ -230,7 +230,7 @@ def test_purge_and_reset_say_how_many_rows_were_theirs(bench):
     leader = uuid.uuid4()
     with connect_bounded({"conninfo": bench.url}, statement_timeout_s=5) as db:
         marks = Marks("outbox")
-        assert marks.claim(db, 1, 5)
+        assert marks.take(db, 1, 5)
         assert len(marks.mark(db, leader, 10)) == 2
         assert marks.reset(db, leader, [first]) == 1
         assert marks.reset(db, leader, [first]) == 0
@@ -248,7 +248,7 @@ def test_a_column_of_a_wrong_type_is_an_error_and_marks_nothing(bench):
     bench.db.execute("ALTER TABLE outbox ALTER kafka_header_keys TYPE int USING 1")
     with connect_bounded({"conninfo": bench.url}, statement_timeout_s=5) as db:
         marks = Marks("outbox")
-        assert marks.claim(db, 1, 5)
+        assert marks.take(db, 1, 5)
         with pytest.raises(psycopg.errors.UndefinedFunction, match="array_cat"):
             marks.mark(db, uuid.uuid4(), 10)
     assert bench.db.execute("SELECT leader_id FROM outbox").fetchone() == (None,)

@@ -121,17 +121,19 @@ def test_a_reader_sees_what_the_admin_and_the_metrics_show(made):
 
 
 def test_an_operator_runs_every_operation(made):
-    hold = {"topic": "t", "key": "k", "reason": "parked"}
+    hold = {"topic": "t", "key": "k", "reason": "rejected"}
     with being(made["operator"]):
         for number in range(3):
             Hold.objects.create(**{**hold, "key": f"k{number}"}, record_id=number)
-            DeadLetter.objects.create(record_id=number, topic="t", key="k", reason="refused")
+            DeadLetter.objects.create(record_id=number, topic="t", key="k", reason="rejected")
         assert actions.pause(topic="t", actor="ann").changed == 1
         assert actions.resume(Selector(topic="t"), "ann").changed == 1
         assert actions.skip(Selector(ids=[0]), "ann").pending == 1
         assert actions.requeue(Selector(ids=[1], lane=0), "ann").changed == 1
         assert actions.edit(record_id=2, changes={"value": "v"}, actor="ann").changed == 1
-        assert actions.discard(Selector(all=True), "ann").changed == 1
+        assert actions.retry(Selector(ids=[1]), "ann").pending == 1
+        assert actions.discard(Selector(ids=[2]), "ann").pending == 1
+        assert actions.discard_dead_letters(Selector(all=True), "ann").changed == 1
 
 
 def test_rights_given_by_hand_are_taken_back(made):

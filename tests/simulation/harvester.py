@@ -48,7 +48,7 @@ class Harvester:
             self._events,
             Measurements(),
             self.fail,
-            self.left_untidily,
+            self.unclean_release,
             name=name,
             logger=logger,
             runtime=self.given,
@@ -75,7 +75,7 @@ class Harvester:
     def fail(self, error: BaseException) -> None:
         self.world.fail(error)
 
-    def left_untidily(self, reason: str) -> None:
+    def unclean_release(self, reason: str) -> None:
         pass
 
     def _supervise(self) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from outbox.spark.engine.driver import Driver, QueryRefused
 from outbox.spark.engine.job import Job
 from outbox.spark.verify import run
-from outbox.spark.verify.findings import AuditRequest
+from outbox.spark.verify.findings import VerificationRequest
 from tests.harvest.processes import Harvest
 from tests.support.topics import read_topic
 
@@ -225,13 +225,13 @@ def javas(pid):
     return [line for line in children(pid).values() if "/java " in line or line.startswith("java ")]
 
 
-def audited(spark, outbox, servers, topics):
-    """What the audit says of everything that went through the ledger of this table's sink: nothing."""
-    request = AuditRequest({"conninfo": outbox.url}, outbox.table, {"bootstrap.servers": servers},
+def verified(spark, outbox, servers, topics):
+    """What the verification says of everything that went through the ledger of this table's sink: nothing."""
+    request = VerificationRequest({"conninfo": outbox.url}, outbox.table, {"bootstrap.servers": servers},
                       (f"outbox-spark-{outbox.table}",), tuple(topics))  # fmt: skip
-    verdict = run.audit(spark, request)
-    assert verdict.faults == (), verdict.lines()
-    return verdict
+    result = run.verify(spark, request)
+    assert result.faults == (), result.lines()
+    return result
 
 
 def judge(servers, topics, expected):

@@ -1,5 +1,5 @@
 """Long fault runs that need no process of their own: queries on the session that all tests share, each fault twenty
-times over one table, judged by what a consumer sees and by the audit."""
+times over one table, judged by what a consumer sees and by the verification."""
 
 import random
 import shutil
@@ -9,7 +9,7 @@ import pytest
 
 from outbox.spark import KafkaSink
 from tests.spark import transforms
-from tests.spark.engines import Running, audited, judge
+from tests.spark.engines import Running, judge, verified
 from tests.spark.killing import Killer
 from tests.spark.tables import make_outbox
 from tests.support.databases import django
@@ -34,7 +34,7 @@ def run(spark, outbox_table, bootstrap_servers, tmp_path):
 
 @pytest.mark.parametrize("server", ["kafka", "postgres"])
 def test_restarts_of_a_server_lose_and_double_nothing(spark, run, postgres_factory, kafka_factory, tmp_path, server):
-    """In good order or by a kill, under load, with pauses of up to three seconds."""
+    """Cleanly or by a kill, under load, with pauses of up to three seconds."""
     servers = {"postgres": postgres_factory(), "kafka": kafka_factory()}
     assert django("migrate", "outbox", url=servers["postgres"].url).returncode == 0
     table, brokers = make_outbox(servers["postgres"].url), servers["kafka"].bootstrap_servers
@@ -50,7 +50,7 @@ def test_restarts_of_a_server_lose_and_double_nothing(spark, run, postgres_facto
         servers[server].start()
     running.drain().finish()
     judge(brokers, [topic], expected)
-    audited(spark, table, brokers, [topic])
+    verified(spark, table, brokers, [topic])
 
 
 def insert(table, topic):
@@ -87,7 +87,7 @@ def test_epochs_delivered_in_part_are_completed_with_other_shuffle_partitions(
         spark.conf.set("spark.sql.shuffle.partitions", "2")
     assert sum(said["skipped"] for said in running.channel.of("epoch")) > 0
     judge(bootstrap_servers, topics, range(1, 150 * RUNS + 1))
-    audited(spark, outbox_table, bootstrap_servers, topics)
+    verified(spark, outbox_table, bootstrap_servers, topics)
 
 
 def test_a_checkpoint_that_is_gone_is_refused_and_the_restored_one_goes_on(
@@ -118,7 +118,7 @@ def test_a_checkpoint_that_is_gone_is_refused_and_the_restored_one_goes_on(
         copy.rename(place)
         run(**given).drain().finish()
     judge(bootstrap_servers, [topic], range(1, 200 * RUNS + 50 * RUNS // 2 + 1))
-    audited(spark, outbox_table, bootstrap_servers, [topic])
+    verified(spark, outbox_table, bootstrap_servers, [topic])
 
 
 def test_tasks_that_spark_kills_lose_and_double_nothing(spark, outbox_table, bootstrap_servers):
@@ -142,7 +142,7 @@ def test_tasks_that_spark_kills_lose_and_double_nothing(spark, outbox_table, boo
     finally:
         context.environment.pop("OUTBOX_FAILPOINTS", None)
     judge(bootstrap_servers, [topic], range(1, 200 * RUNS + 1))
-    audited(spark, outbox_table, bootstrap_servers, [topic])
+    verified(spark, outbox_table, bootstrap_servers, [topic])
 
 
 def _slowly(batches):

@@ -1,9 +1,9 @@
-"""The one judge of every fault test: writers that log what they committed, and a verdict on what arrived.
+"""The one judge of every fault test: writers that log what they committed, and a result on what arrived.
 
     with Writer(url, topic, keys=20) as writer:
         ...faults...
-    verdict = judge([writer.log], read_topic(servers, topic))
-    verdict.assert_kept(repeats_max=...)
+    result = judge([writer.log], read_topic(servers, topic))
+    result.assert_kept(repeats_max=...)
 
 The writer knows nothing of the harvester, and the judge nothing of either: it compares two lists.
 """
@@ -125,7 +125,7 @@ class Writer:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Result:
     committed: int
     lost: list[Entry]
     phantoms: list[Entry]
@@ -142,7 +142,7 @@ class Verdict:
             assert self.repeats <= repeats_max, f"{self.repeats} repeats, at most {repeats_max} can be explained"
 
 
-def judge(logs: Iterable[Log], received: Sequence[Received]) -> Verdict:
+def judge(logs: Iterable[Log], received: Sequence[Received]) -> Result:
     """Compare what was committed with what arrived, per key in the order of its partition."""
     found = [(record.key.decode(), int(record.value)) for record in received if record.key and record.value]
     logs = list(logs)
@@ -158,7 +158,7 @@ def judge(logs: Iterable[Log], received: Sequence[Received]) -> Verdict:
             repeats += after == before
             if after < before:
                 regressions.append((key, before, after))
-    return Verdict(
+    return Result(
         committed=len(committed),
         lost=sorted(committed - arrived.keys()),
         phantoms=sorted(arrived.keys() - allowed),

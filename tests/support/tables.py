@@ -1,13 +1,12 @@
-"""Outbox tables made by hand, in ours and in the classic layout, and rows in them as other programs write them."""
+"""Outbox tables made by hand, in ours and in the goharvest-compatible layout, and rows in them as other programs write
+them."""
 
 from importlib import import_module
 
 import psycopg
 from psycopg import sql
 
-COMPANIONS = ("0002_companions", "0003_lane_changes", "0005_holds", "0006_formula", "0008_content", "0009_name")
-
-CLASSIC = """
+GOHARVEST = """
 CREATE TABLE {table} (
   id bigserial PRIMARY KEY,
   create_time timestamptz NOT NULL DEFAULT now(),
@@ -23,7 +22,7 @@ CREATE TABLE {table} (
 
 def create_table(connection: psycopg.Connection, name: str = "outbox", *, binary: bool = True) -> None:
     table = sql.Identifier(*name.split(".", 1))
-    connection.execute(sql.SQL(CLASSIC).format(table=table))
+    connection.execute(sql.SQL(GOHARVEST).format(table=table))
     if binary:
         ours = (
             "ALTER TABLE {table} ADD kafka_value_binary bytea, ALTER kafka_value TYPE text, ALTER kafka_key TYPE text"
@@ -32,9 +31,8 @@ def create_table(connection: psycopg.Connection, name: str = "outbox", *, binary
 
 
 def create_companions(connection: psycopg.Connection) -> None:
-    """Those of a table called `outbox`, as the migrations make them."""
-    for migration in COMPANIONS:
-        connection.execute(import_module(f"outbox.migrations.{migration}").FORWARDS)
+    """Those of a table called `outbox`, as the migration makes them."""
+    connection.execute(import_module("outbox.migrations.0001_initial").COMPANIONS)
 
 
 def insert(connection: psycopg.Connection, topic: str, keys: list[str], *, name: str = "outbox") -> list[int]:

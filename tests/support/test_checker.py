@@ -44,8 +44,8 @@ def test_what_is_promised_passes(sequences):
 
 
 def test_repeats_that_follow_a_regression_are_not_hidden():
-    verdict = judge([LOG], arrived(1, 2, 3, 2, 3))
-    assert verdict.regressions == [("k", 3, 2)]
+    result = judge([LOG], arrived(1, 2, 3, 2, 3))
+    assert result.regressions == [("k", 3, 2)]
 
 
 def test_an_empty_run_shows_nothing():

@@ -86,7 +86,7 @@ def test_harvesters_of_this_process_are_watched():
     assert isinstance(outbox.harvest.exactly_once.lane.THREADS, Watched)
 
 
-@pytest.mark.parametrize("first", ["tests.settings", "tests.harvest.exactly_once.runner", "tests.cli.classic"])
+@pytest.mark.parametrize("first", ["tests.settings", "tests.harvest.exactly_once.runner", "tests.cli.goharvest"])
 def test_harvesters_of_processes_that_tests_start_are_watched(first):
     look = f"import {first}, outbox.harvest.exactly_once.lane as it; print(type(it.THREADS).__name__)"
     done = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, timeout=60)

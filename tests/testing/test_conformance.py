@@ -200,17 +200,17 @@ def test_skip_makes_a_dead_letter_and_the_key_goes_on(world, topic, attempts):
     large = os.urandom(4000).hex()
     rows = [row(topic, "k", "1"), row(topic, "k", large, names=["h"], texts=["t"]), row(topic, "k", "3"), row(topic)]
     ids = world.insert(rows)
-    world.harvest(left=0, attempts=attempts, REFUSAL_POLICIES={topic: "skip"}, REFUSAL_ATTEMPTS=attempts)
+    world.harvest(left=0, attempts=attempts, REJECTION_POLICIES={topic: "skip"}, REJECTION_ATTEMPTS=attempts)
     assert [value for _, key, value, _ in world.read(topic) if key == b"k"] == [b"1", b"3"]
     [found] = world.execute(DEAD)
     assert found == (
-        ids[1], topic, "k", large, None, ["h"], ["t"], "refused", "MSG_SIZE_TOO_LARGE", attempts,
+        ids[1], topic, "k", large, None, ["h"], ["t"], "rejected", "MSG_SIZE_TOO_LARGE", attempts,
     )  # fmt: skip
 
 
 def test_no_record_of_a_topic_at_fault_becomes_a_dead_letter(world, topic):
     world.insert([row(topic, "k", "1"), row(topic, "l", "2")])
-    world.harvest(left=2, attempts=2, REFUSAL_POLICY="skip")
+    world.harvest(left=2, attempts=2, REJECTION_POLICY="skip")
     assert world.execute(DEAD) == []
 
 

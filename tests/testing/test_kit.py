@@ -123,7 +123,7 @@ def test_how_often_is_told_too(assert_stashed, stashed):
     assert repr(stashed).startswith("2 stashed:\n  1. topic 't'")
 
 
-def test_a_large_value_does_not_bury_the_others(assert_stashed):
+def test_a_large_value_does_not_hide_the_others(assert_stashed):
     for number in range(60):
         outbox.stash("t", "x" * 10_000, key=str(number))
     with pytest.raises(AssertionError) as raised:

@@ -17,9 +17,9 @@ from django.db import connections, transaction
 
 from outbox.admin import explain as held
 from outbox.admin.dashboard import charts
-from outbox.admin.dashboard import last_verification as audited
+from outbox.admin.dashboard import last_verification as verified
 from outbox.admin.dashboard.charts import Chart, Point, Series
-from outbox.admin.dashboard.summary import Summary, verdict
+from outbox.admin.dashboard.summary import Summary, summarise
 from outbox.admin.wording import clock, duration, moment, number, rate
 from outbox.conf import Conf
 from outbox.edges.postgres.common.table import PLANNER
@@ -59,13 +59,13 @@ class LaneRow:
 @dataclass(frozen=True, slots=True)
 class DashboardPage:
     at: str
-    verdict: Summary
+    summary: Summary
     tiles: Sequence[Tile]
     charts: Sequence[Chart]
     times: Sequence[str]
     lanes: Sequence[LaneRow]
     held: held.Held
-    audited: audited.Audited | None
+    verified: verified.LastVerification | None
 
 
 @contextmanager
@@ -90,17 +90,17 @@ def read(conf: Conf, may_view: Callable[[str], bool] = lambda name: True) -> Das
         now = _now(conf.database)
         samples = list(Sample.objects.using(conf.database).filter(taken_at__gt=now - WINDOW).order_by("taken_at"))
         kept = held.read(conf.database, found, now, may_view)
-        audit = audited.read(conf, now)
+        verification = verified.read(conf, now)
     samples = _with_now(samples, found, now)
     return DashboardPage(
         at=moment(now),
-        verdict=verdict(found, kept, audit),
+        summary=summarise(found, kept, verification),
         tiles=_tiles(found, kept, samples),
         charts=_charts(samples, now),
         times=[clock(now - WINDOW * part / 4) for part in range(4, 0, -1)] + ["now"],
         lanes=_lanes(found),
         held=kept,
-        audited=audit,
+        verified=verification,
     )
 
 
@@ -143,12 +143,12 @@ def _tiles(found: dict[str, Any], kept: held.Held, samples: Sequence[Sample]) ->
         Tile("stashed", "Stashed", *_rate(stashed), _total(samples, "stashed")),
         Tile("delivered", "Delivered", *_rate(delivered), _total(samples, "delivered")),
         Tile(
-            "parked",
+            "held",
             "Held back",
-            number(kept.parked_count),
-            kept.parked_count,
+            number(kept.rejected_count),
+            kept.rejected_count,
             kept.pauses,
-            "warn" if kept.parked_count else "",
+            "warn" if kept.rejected_count else "",
             kept.url,
         ),
         Tile(

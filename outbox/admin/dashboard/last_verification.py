@@ -1,4 +1,4 @@
-"""What the last audit of ledger, topics and table has found (`manage.py outbox_audit`), for the dashboard."""
+"""What the last verification of ledger, topics and table has found (`manage.py outbox_verify`), for the dashboard."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from outbox.edges.postgres.operations import companions
 
 
 @dataclass(frozen=True, slots=True)
-class Audited:
+class LastVerification:
     is_clean: bool
     said: str
     age: str
     faults: Sequence[str] = ()
 
 
-def read(conf: Conf, now: datetime) -> Audited | None:
-    """None where there was no audit, or where the table of another version has no place for one."""
+def read(conf: Conf, now: datetime) -> LastVerification | None:
+    """None where there was no verification, or where the table of another version has no place for one."""
     with connections[conf.database].cursor() as cursor:
         found = companions.last_verification(cursor, conf.table)
     found = json.loads(found) if isinstance(found, str) else found
     return in_words(found, now) if isinstance(found, dict) else None
 
 
-def in_words(found: dict[str, Any], now: datetime) -> Audited:
+def in_words(found: dict[str, Any], now: datetime) -> LastVerification:
     faults = [f"{fault['kind']}: {fault['count']:,}; {fault['first']}" for fault in found.get("faults", ())]
     judged = f"{plural(found.get('batches', 0), 'batch', 'batches')} with {plural(found.get('records', 0), 'record')}"
     said = "Nothing lost, nothing twice, order kept" if not faults else f"{plural(len(faults), 'kind')} of fault"
     at = parse_datetime(str(found.get("at", "")))
     age = ago(at, now) if at is not None and at.tzinfo is not None else str(found.get("at", ""))
-    return Audited(not faults, f"{said}: {judged} were judged.", age, faults)
+    return LastVerification(not faults, f"{said}: {judged} were judged.", age, faults)

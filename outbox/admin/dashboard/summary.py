@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from outbox.admin.dashboard.last_verification import Audited
+from outbox.admin.dashboard.last_verification import LastVerification
 from outbox.admin.explain import Held
 from outbox.admin.wording import duration, plural
 
@@ -31,9 +31,16 @@ class Summary:
     notices: Sequence[Notice]
 
 
-def verdict(found: dict[str, Any], held: Held, audited: Audited | None = None) -> Summary:
+def summarise(found: dict[str, Any], held: Held, verified: LastVerification | None = None) -> Summary:
     """`found` as `operations.stats` says it."""
-    all_notices = (_delivery(found), _audited(audited), _age(found, held), _topics(held), _parked(held), _dead(held))
+    all_notices = (
+        _delivery(found),
+        _verified(verified),
+        _age(found, held),
+        _topics(held),
+        _rejected(held),
+        _dead(held),
+    )
     notices = [notice for notice in all_notices if notice]
     levels = {notice.level for notice in notices}
     if BAD in levels:
@@ -49,8 +56,8 @@ def verdict(found: dict[str, Any], held: Held, audited: Audited | None = None) -
 
 def _delivery(found: dict[str, Any]) -> Notice | None:
     state = found["state"] or {}
-    seen_s = state.get("way_seen_s")
-    if state.get("way") == "spark" and seen_s is not None and seen_s < OLD_S:
+    seen_s = state.get("lease_seen_s")
+    if state.get("lease_mode") == "spark" and seen_s is not None and seen_s < OLD_S:
         return None
     if state.get("resize_to"):
         return Notice(
@@ -72,16 +79,16 @@ def _delivery(found: dict[str, Any]) -> Notice | None:
     return None
 
 
-def _audited(audited: Audited | None) -> Notice | None:
-    if audited is None or audited.is_clean:
+def _verified(verified: LastVerification | None) -> Notice | None:
+    if verified is None or verified.is_clean:
         return None
-    return Notice(WARN, "The last audit has found faults.", "", "#outbox-audited", "See which")
+    return Notice(WARN, "The last verification has found faults.", "", "#outbox-verified", "See which")
 
 
 def _age(found: dict[str, Any], held: Held) -> Notice | None:
     """Where something is held back, its records are the oldest, and that is known."""
     age_s = found["backlog"]["oldest_age_s"]
-    if age_s <= OLD_S or held.parked_count or held.paused_count:
+    if age_s <= OLD_S or held.rejected_count or held.paused_count:
         return None
     return Notice(
         WARN,
@@ -100,16 +107,16 @@ def _topics(held: Held) -> Notice | None:
         named = f" ({names}{f' and {more:,} more' if more else ''})" if names else ""
         what, of = f"{plural(held.topic_count, 'topic')}{named} are", "them"
     text = f"{what} held back as a whole, because Kafka takes no record of {of}; all other topics go on."
-    return Notice(WARN, text, "", "#outbox-parked", "See why, and what to do")
+    return Notice(WARN, text, "", "#outbox-held", "See why, and what to do")
 
 
-def _parked(held: Held) -> Notice | None:
-    count = held.parked_count - held.topic_count
+def _rejected(held: Held) -> Notice | None:
+    count = held.rejected_count - held.topic_count
     if count <= 0:
         return None
     others = "" if held.topic_count else "; all others go on"
-    text = f"{plural(count, 'key')} {'is' if count == 1 else 'are'} held back, because Kafka refused a record{others}."
-    return Notice(WARN, text, "", "#outbox-parked", "See which, why, and what to do")
+    text = f"{plural(count, 'key')} {'is' if count == 1 else 'are'} held back, because Kafka rejected a record{others}."
+    return Notice(WARN, text, "", "#outbox-held", "See which, why, and what to do")
 
 
 def _dead(held: Held) -> Notice | None:

@@ -9,7 +9,7 @@ from itertools import count
 from zlib import crc32
 
 from outbox.core.at_least_once.keys import ASLEEP, BUSY, FETCHING_BEHIND, FETCHING_NEXT, IDLE, Key
-from outbox.core.at_least_once.refusals import Refusals
+from outbox.core.at_least_once.rejections import Rejections
 from outbox.core.at_least_once.values import KeyName, Limits, Record
 from outbox.core.names import held_key
 
@@ -37,9 +37,9 @@ class LargeRecords:
 
 
 class Queues:
-    def __init__(self, limits: Limits, refusals: Refusals, *, keep_empty_key: bool) -> None:
+    def __init__(self, limits: Limits, rejections: Rejections, *, keep_empty_key: bool) -> None:
         self._limits = limits
-        self._refusals = refusals
+        self._rejections = rejections
         self._keep_empty_key = keep_empty_key
         self._keys: dict[KeyName, Key] = {}
         self._where: dict[int, Key] = {}  # every record that is known here
@@ -144,8 +144,8 @@ class Queues:
         if key is None:
             shard = crc32(f"{name}".encode()) % self._limits.shards if self._limits.shards > 1 else 0
             key = self._keys[name] = Key(name, shard)
-            if self._refusals and (refusal := self._refusals.of(name)):
-                self._sleep(key, refusal.until)
+            if self._rejections and (rejection := self._rejections.of(name)):
+                self._sleep(key, rejection.until)
         return key
 
     def _may_wait(self, key: Key) -> bool:
@@ -172,11 +172,11 @@ class Queues:
     def release(self, ids: Collection[int], now: float) -> None:
         """These records are purged, and the next ones of their keys are ready."""
         pop, ready, buffered = self._where.pop, self._ready.append, self._buffered
-        refusals = self._refusals if self._refusals else None
+        rejections = self._rejections if self._rejections else None
         for id_ in ids:
             key = pop(id_)
-            if refusals is not None:
-                refusals.delivered(key.name, id_)
+            if rejections is not None:
+                rejections.delivered(key.name, id_)
             row = key.purged(now)
             if row is not None:
                 ready(row)
@@ -254,10 +254,10 @@ class Queues:
         self._sleep(self._where[id_], at)
 
     def gone(self, ids: Iterable[int], now: float) -> None:
-        """These refused records were deleted on purpose: their keys go on, also where a remark has come between and
+        """These rejected records were deleted on purpose: their keys go on, also where a remark has come between and
         only successors sleep on their account."""
         deleted = dict.fromkeys(ids)
-        for name in self._refusals.gone(deleted):
+        for name in self._rejections.gone(deleted):
             key = self._keys.get(name)
             if key is not None and key.state is ASLEEP:
                 self._sleep(key, now)

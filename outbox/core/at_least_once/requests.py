@@ -46,11 +46,11 @@ class Request:
 class Requests:
     """All kinds; their tickets are numbered together."""
 
-    __slots__ = ("claim", "fetch", "mark", "purge", "reset", "sweep")
+    __slots__ = ("fetch", "mark", "purge", "reset", "sweep", "take")
 
     def __init__(self, limits: Limits, now: float) -> None:
         tickets = count(1)
-        self.claim = Request(tickets, now)
+        self.take = Request(tickets, now)
         self.mark = Request(tickets, now)
         self.fetch = Request(tickets, now)
         self.purge = Request(tickets, now)
@@ -58,7 +58,7 @@ class Requests:
         self.sweep = Request(tickets, now + limits.sweep_interval_s)
 
     def forget(self) -> None:
-        for request in (self.claim, self.mark, self.fetch, self.purge, self.reset, self.sweep):
+        for request in (self.take, self.mark, self.fetch, self.purge, self.reset, self.sweep):
             request.forget()
 
 

@@ -1,10 +1,10 @@
-"""Classic mark, purge, reset (MP/R) for one lane and one term of leadership: what to mark, send, purge, and when to
+"""Mark, purge, reset (MP/R) for one lane and one term of leadership: what to mark, send, purge, and when to
 begin again.
 
 Theory of operation
 -------------------
 (The phases of a term and the order of its statements are decided here. The queue of one key is in `keys`, those of a
-lane are in `queues`; what is sent and not yet purged is in `window`, what was refused in `refusals`.)
+lane are in `queues`; what is sent and not yet purged is in `window`, what was refused in `rejections`.)
 
 Rows are marked with the leader id in id order, sent, and purged when acknowledged. At most one record per (topic,
 key) is undecided: from the moment it may be sent until its purge has committed. Its successors wait in bounded
@@ -13,11 +13,11 @@ and it is fetched by id when its turn comes. So a stalled key costs ids, not pay
 others; beyond `deferred_max` ids the keys that defer are excluded from the mark query.
 
 A failed record is deferred at the head of its key, which sleeps until its retry: an outage costs no attempt, a
-refusal counts one and holds the key with growing backoff. Other keys flow on, and the window slot is free.
+rejection counts one and holds the key with growing backoff. Other keys flow on, and the window slot is free.
 
 Doubt (a mark of unknown outcome, rows that vanished, rows marked and not known, a report that never came) is answered
 by one thing, the **forced remark**: what was not sent is forgotten, what is in flight is decided or dropped with its
-producers (within `drain_timeout_s`), the election gives a new leader id, the lane is claimed anew, and every row is
+producers (within `drain_timeout_s`), the election gives a new leader id, the lane is taken anew, and every row is
 eligible again, in id order. Rows acknowledged and not yet known to be purged are remembered: marked again, they are
 purged unsent.
 
@@ -27,11 +27,11 @@ Create on LeaderAcquired. Each turn: report all outcomes, then carry out the eff
 order. Sleep until `wake_at()` or an outcome. `may_send` is the election's trust, asked in that same turn; a turn that
 took long asks again before it produces.
 
-- `Claim` → `claimed` | `claim_failed` | `claim_refused`. On a new session for marks: under a transaction-level
+- `TakeLane` → `taken` | `take_failed` | `take_refused`. On a new session for marks: under a transaction-level
   advisory lock of the lane, look at the owners present (session advisory locks carrying lane and epoch): a higher
   epoch than ours → refused; else terminate those other sessions, wait until they are gone, and hold our own. From
   then on a mark of an older owner, or an earlier one of ours that was under way, can not take effect.
-- `Mark` (only on the claimed session) → `marked(rows)` | `mark_failed`. Any error is "outcome unknown", and the
+- `Mark` (only on the taken session) → `marked(rows)` | `mark_failed`. Any error is "outcome unknown", and the
   session is closed.
 - `Fetch` → `fetched(rows)` | `fetch_failed`; `Sweep` → `swept(ids)` | `sweep_failed`; `Purge` → `purged(ids deleted)`
   | `purge_failed`; `Reset` → `reset_done` | `reset_failed`. All guarded by `leader_id = ` the effect's; any session
@@ -40,7 +40,7 @@ took long asks again before it produces.
   `acknowledged` | `undelivered` (outage, time-out, local queue full, trust lost) | `refused` (this record can not be
   sent).
 - `DropProducers`: nothing of an older generation may reach the wire any more. Late reports of it are ignored here.
-- `RefreshLeader` → neli.refresh → `refreshed(leader_id)`. `ClaimSuperseded` → neli.step_down.
+- `RefreshLeader` → neli.refresh → `refreshed(leader_id)`. `LaneSuperseded` → neli.step_down.
 - FinishBatch → `finish(now, deadline)`; `Finished` → neli.released. LeaderFenced, AbandonBatch → carry out
   `abandon()`, forget the object.
 """
@@ -53,17 +53,16 @@ from types import MappingProxyType
 from uuid import UUID
 
 from outbox.core.at_least_once.queues import Queues
-from outbox.core.at_least_once.refusals import Refusals
+from outbox.core.at_least_once.rejections import Rejections
 from outbox.core.at_least_once.requests import MarkPace, Requests
 from outbox.core.at_least_once.values import (
-    Claim,
-    ClaimSuperseded,
     DeadlineExceeded,
     DropProducers,
     Effect,
     Fetch,
     Finished,
     KeyName,
+    LaneSuperseded,
     Limits,
     Mark,
     NotPurged,
@@ -76,6 +75,7 @@ from outbox.core.at_least_once.values import (
     Send,
     Statistics,
     Sweep,
+    TakeLane,
 )
 from outbox.core.at_least_once.window import Window
 from outbox.core.holds.values import pause_s
@@ -85,7 +85,7 @@ _NEVER = float("inf")
 
 
 class Phase(Enum):
-    CLAIMING = "claiming"
+    TAKING = "taking"
     RUNNING = "running"
     DRAINING = "draining"
     """Of a forced remark: what is in flight is decided."""
@@ -97,7 +97,7 @@ class Phase(Enum):
 
 
 class PhaseEvent(Enum):
-    CLAIMED = "no older owner can mark any more"
+    TAKEN = "no older owner can mark any more"
     DOUBTED = "a remark is asked for"
     DRAINED = "nothing is in flight, or its time is over"
     REFRESHED = "there is a new leader id"
@@ -109,12 +109,12 @@ class PhaseEvent(Enum):
 _ALIVE = [phase for phase in Phase if phase is not Phase.ENDED]
 PHASE: Transitions[Phase, PhaseEvent] = Transitions(
     "phase of a term",
-    Phase.CLAIMING,
+    Phase.TAKING,
     {
-        (Phase.CLAIMING, PhaseEvent.CLAIMED): Phase.RUNNING,
+        (Phase.TAKING, PhaseEvent.TAKEN): Phase.RUNNING,
         (Phase.RUNNING, PhaseEvent.DOUBTED): Phase.DRAINING,
         (Phase.DRAINING, PhaseEvent.DRAINED): Phase.REFRESHING,
-        (Phase.REFRESHING, PhaseEvent.REFRESHED): Phase.CLAIMING,
+        (Phase.REFRESHING, PhaseEvent.REFRESHED): Phase.TAKING,
         **{(phase, PhaseEvent.FINISH): Phase.FINISHING for phase in _ALIVE if phase is not Phase.FINISHING},
         (Phase.FINISHING, PhaseEvent.FINISHED): Phase.ENDED,
         **{(phase, PhaseEvent.ABANDON): Phase.ENDED for phase in _ALIVE},
@@ -141,13 +141,13 @@ class Scoreboard:
         self._deadline = _NEVER  # of draining or finishing
         self._reason = ""
         self._events: list[Effect] = []
-        self._refusals = Refusals(limits)
-        self._queues = Queues(limits, self._refusals, keep_empty_key=keep_empty_key)
+        self._rejections = Rejections(limits)
+        self._queues = Queues(limits, self._rejections, keep_empty_key=keep_empty_key)
         self._window = Window(limits)
         self._resets: list[int] = []
         self._resetting: list[int] = []
         self._gone_since_sweep: dict[int, None] = {}
-        self._totals = dict.fromkeys(("marked", "acknowledged", "purged", "undelivered", "refused", "remarks"), 0)
+        self._totals = dict.fromkeys(("marked", "acknowledged", "purged", "undelivered", "rejected", "remarks"), 0)
 
     # ---- what others may ask
 
@@ -174,12 +174,12 @@ class Scoreboard:
             ready=self._queues.ready,
             buffered=self._queues.buffered,
             deferred=self._queues.deferred,
-            held=len(self._refusals),
+            held=len(self._rejections),
             marked_total=t["marked"],
             acknowledged_total=t["acknowledged"],
             purged_total=t["purged"],
             undelivered_total=t["undelivered"],
-            refused_total=t["refused"],
+            rejected_total=t["rejected"],
             remarks_total=t["remarks"],
         )
 
@@ -190,8 +190,8 @@ class Scoreboard:
             return _NEVER
         waiting = []
         times = [self._deadline, self._check_at]
-        if phase is Phase.CLAIMING:
-            waiting.append(requests.claim)
+        if phase is Phase.TAKING:
+            waiting.append(requests.take)
         if phase is Phase.RUNNING:
             times += [requests.sweep.due_at, self._queues.wakes_at]
             if self._mark_room() > 0:
@@ -206,19 +206,19 @@ class Scoreboard:
 
     # ---- outcomes of statements
 
-    def claimed(self, ticket: int, now: float) -> None:
-        if self._requests.claim.settle(ticket) and self.phase is Phase.CLAIMING:
-            self._phase.on(PhaseEvent.CLAIMED)
+    def taken(self, ticket: int, now: float) -> None:
+        if self._requests.take.settle(ticket) and self.phase is Phase.TAKING:
+            self._phase.on(PhaseEvent.TAKEN)
             self._requests.mark.put_off(now)
 
-    def claim_failed(self, ticket: int, now: float) -> None:
-        if self._requests.claim.settle(ticket):
-            self._requests.claim.put_off(now + self._limits.io_backoff_s)
+    def take_failed(self, ticket: int, now: float) -> None:
+        if self._requests.take.settle(ticket):
+            self._requests.take.put_off(now + self._limits.io_backoff_s)
 
-    def claim_refused(self, ticket: int, now: float) -> None:
-        if self._requests.claim.settle(ticket):
-            self._requests.claim.put_off(now + self._limits.io_backoff_s)
-            self._events.append(ClaimSuperseded(self._leader_id))
+    def take_refused(self, ticket: int, now: float) -> None:
+        if self._requests.take.settle(ticket):
+            self._requests.take.put_off(now + self._limits.io_backoff_s)
+            self._events.append(LaneSuperseded(self._leader_id))
 
     def marked(
         self,
@@ -258,7 +258,7 @@ class Scoreboard:
 
     def mark_failed(self, ticket: int, now: float) -> None:
         if self._requests.mark.settle(ticket):
-            self._requests.claim.put_off(now + self._limits.io_backoff_s)
+            self._requests.take.put_off(now + self._limits.io_backoff_s)
             self.remark("mark-failed", now)
 
     def fetched(
@@ -337,18 +337,18 @@ class Scoreboard:
                 self._totals["undelivered"] += 1
                 self._set_back(id_, now + pause_s(self._queues.undelivered(id_), low, high))
 
-    def refused(self, generation: int, refusals: Iterable[tuple[int, str]], now: float) -> None:
+    def refused(self, generation: int, rejections: Iterable[tuple[int, str]], now: float) -> None:
         """These records can not be sent as they are: (id, error). Each holds back its own key."""
         if not self._is_current(generation):
             return
-        for id_, error in refusals:
+        for id_, error in rejections:
             if (record := self._window.fail(id_)) is None:
                 continue
             name = self._queues.name_of(id_)
-            refusal = self._refusals.refused(id_, name, now)
-            self._totals["refused"] += 1
-            self._events.append(RecordHeld(id_, name, refusal.attempts, refusal.until, error, record.kafka_topic))
-            self._set_back(id_, refusal.until)
+            rejection = self._rejections.refused(id_, name, now)
+            self._totals["rejected"] += 1
+            self._events.append(RecordHeld(id_, name, rejection.attempts, rejection.until, error, record.kafka_topic))
+            self._set_back(id_, rejection.until)
 
     def _is_current(self, generation: int) -> bool:
         """Whether reports of these producers count."""
@@ -367,21 +367,21 @@ class Scoreboard:
     def expect(self, id_: int, name: KeyName, attempts: int, until: float) -> None:
         """An earlier leader was refused this record, which is tried again at `until`."""
         if name not in self._queues.names:
-            self._refusals.expect(id_, name, attempts, until)
+            self._rejections.expect(id_, name, attempts, until)
 
     def knows(self, id_: int) -> bool:
         """Whether the record is here, in whatever state."""
         return self._queues.knows(id_)
 
     def is_asleep(self, id_: int) -> bool:
-        """Whether the record is the refused head of a key that waits for its next attempt."""
+        """Whether the record is the rejected head of a key that waits for its next attempt."""
         return self._queues.is_asleep(id_)
 
     def retry(self, id_: int, at: float) -> None:
         """Try a sleeping record again at this time; infinity: not before this is called again, or a remark."""
         if self.phase is Phase.RUNNING and self._queues.is_asleep(id_):
-            if at < _NEVER:  # a refusal outlasts a remark, and with it who would call again
-                self._refusals.put_off(self._queues.name_of(id_), at)
+            if at < _NEVER:  # a rejection outlasts a remark, and with it who would call again
+                self._rejections.put_off(self._queues.name_of(id_), at)
             self._queues.sleep_until(id_, at)
 
     def gone(self, ids: Iterable[int], now: float) -> None:
@@ -451,9 +451,9 @@ class Scoreboard:
                 self._fetch(effects, now)
                 self._sweep(effects, now)
                 self._mark(effects, now)
-        elif phase is Phase.CLAIMING:
-            if may_send and self._requests.claim.may_begin(now):
-                effects.append(Claim(self._requests.claim.begin(), self._leader_id, self._epoch))
+        elif phase is Phase.TAKING:
+            if may_send and self._requests.take.may_begin(now):
+                effects.append(TakeLane(self._requests.take.begin(), self._leader_id, self._epoch))
         elif phase is Phase.DRAINING:
             self._drain(effects, now)
         elif phase is Phase.FINISHING:
@@ -475,7 +475,7 @@ class Scoreboard:
                 self._deadline = now
         for key in self._queues.overdue(now):
             self._events.append(DeadlineExceeded("queue", key.name, now - key.waits_since))
-        self._refusals.forget(now, self._queues.names)
+        self._rejections.forget(now, self._queues.names)
 
     def _purge(self, effects: list[Effect], now: float) -> None:
         if self._window.has_delivered and self._requests.purge.may_begin(now):

@@ -20,7 +20,7 @@ class Settled:
         self.reset()
 
     def reset(self) -> None:
-        """The next mark begins at 0: something else is held, or another claim."""
+        """The next mark begins at 0: something else is held, or another takeover."""
         self.look = 0
         """Above which id the next mark begins."""
         self._sequence: int | None = None

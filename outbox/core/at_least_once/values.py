@@ -44,8 +44,8 @@ class Limits:
     io_backoff_s: float = 0.5
     outage_backoff_min_s: float = 0.1
     outage_backoff_max_s: float = 2.0
-    refusal_backoff_min_s: float = BACKOFF_MIN_S
-    refusal_backoff_max_s: float = BACKOFF_MAX_S
+    rejection_backoff_min_s: float = BACKOFF_MIN_S
+    rejection_backoff_max_s: float = BACKOFF_MAX_S
     queue_timeout_s: float = 30.0
     delivery_timeout_s: float = 30.0  # longer than the client's own: passed only when a report never comes
     drain_timeout_s: float = 2.0
@@ -69,7 +69,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class TakeLane:
     """Make marks of older owners impossible, see the protocol of the scoreboard."""
 
     ticket: int
@@ -140,7 +140,7 @@ class RefreshLeader:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """Everything in hand is decided after `finish`."""
+    """Everything in flight is decided after `finish`."""
 
 
 # ---- events: to be logged, counted, announced
@@ -153,7 +153,7 @@ class RemarkRequested:
 
 @dataclass(frozen=True, slots=True)
 class RecordHeld:
-    """A refused record holds back its key until `retry_at`."""
+    """A rejected record holds back its key until `retry_at`."""
 
     id: int
     name: KeyName
@@ -178,14 +178,14 @@ class DeadlineExceeded:
 
 
 @dataclass(frozen=True, slots=True)
-class ClaimSuperseded:
-    """The table refused the claim: a newer owner is there. Tell the election (`step_down`)."""
+class LaneSuperseded:
+    """The table refused the takeover: a newer owner is there. Tell the election (`step_down`)."""
 
     leader_id: UUID
 
 
 Effect = (
-    Claim
+    TakeLane
     | Mark
     | Fetch
     | Purge
@@ -199,7 +199,7 @@ Effect = (
     | RecordHeld
     | NotPurged
     | DeadlineExceeded
-    | ClaimSuperseded
+    | LaneSuperseded
 )
 
 
@@ -216,5 +216,5 @@ class Statistics:
     acknowledged_total: int
     purged_total: int
     undelivered_total: int
-    refused_total: int
+    rejected_total: int
     remarks_total: int

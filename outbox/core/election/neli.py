@@ -12,10 +12,11 @@ rumour that ages while the process is paused, so trust is earned again and again
 - Trust counts from the *sending* of the beat that was read back, plus `heartbeat_timeout_s`, less `margin_s`: a slow
   round trip earns less.
 - Every acquisition has a new random leader id and an **epoch**: the offset of its first beat. Offsets of one partition
-  are the one clock all members share: the claim with the higher epoch is the newer one, whatever the wall clocks say.
+  are the one clock all members share: the owner with the higher epoch is the newer one, whatever the wall clocks say.
   A beat of a lower epoch (the last words of the previous owner, a process that was paused) changes nothing, a higher
-  one fences. A beat without epoch is a candidate's and claims nothing.
-- The classic payload `{ns}%{name}` has neither id nor epoch: behind the own first beat it counts as a newer claim.
+  one fences. A beat without epoch is a candidate's and owns nothing.
+- The goharvest-compatible payload `{ns}%{name}` has neither id nor epoch: behind the own first beat it counts as a
+  newer owner.
 - A fenced member resumes when it has read back a beat sent after the fence *and* the coordinator has then confirmed its
   membership. The broker's assignment decides who was right: the rightful owner, fenced by the stray beat of a paused
   process, is back after two round trips with a higher epoch; the stray one is told that it is no member any more.
@@ -30,11 +31,11 @@ Protocol for the edge (calls serialised by one lock or thread; `now` is time.mon
 - carry out the returned effects in order. `PublishHeartbeat`: send `encode_heartbeat(beat)` at once (no linger; a
   failure needs no report). `ConfirmMembership`: ask the coordinator in the generation of the member, e.g. by an offset
   commit, and answer `confirmed(lane, ticket, ok, now)`; errors other than a wrong generation or member are no
-  answer. `FinishBatch`: the harvest finishes what it has in hand, then `released` is called. `AbandonBatch`: drop it
+  answer. `FinishBatch`: the harvest finishes what it has in flight, then `released` is called. `AbandonBatch`: drop it
   now. `ForeignHeartbeat`: warn, and end unless it is rightful. `LeaveGroup`: close the consumer. Events go to the
   receivers, serially; LeaderFenced means: stop at once.
-- `may_start(lane, now)` before each mark or batch, `may_send(lane, now)` before each produce of what is in hand.
-- a trace of another owner is reported by `doubt(lane, now)`, a claim refused by the table by `step_down(lane, now)`.
+- `may_start(lane, now)` before each mark or batch, `may_send(lane, now)` before each produce of what is in flight.
+- a trace of another owner is reported by `doubt(lane, now)`, a lane that the table refuses by `step_down(lane, now)`.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ _OUTSTANDING_MAX = 64  # own beats sent and not read back; older ones could no l
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """One beat in our format. `epoch` is None for a candidate, -1 for a leader that claims by this very beat."""
+    """One beat in our format. `epoch` is None for a candidate, -1 for a leader whose ownership begins with this
+    beat."""
 
     member_id: UUID
     leader_id: UUID
@@ -62,35 +64,36 @@ class Heartbeat:
 
 
 @dataclass(frozen=True, slots=True)
-class ClassicHeartbeat:
-    """A beat `{ns}%{name}` of a classic harvester."""
+class GoharvestHeartbeat:
+    """A beat `{ns}%{name}` of a goharvest-compatible harvester."""
 
     name: str
 
 
 class UnknownHeartbeat(ValueError):
     """The leader topic carries something that is no heartbeat, or that of a release to come. It changes nothing: who
-    may lead is the coordinator's answer, and a claim that is not understood earns nobody trust."""
+    may lead is the coordinator's answer, and a heartbeat that is not understood earns nobody trust."""
 
 
 def encode_heartbeat(beat: Heartbeat) -> bytes:
-    """The payload of one of our beats. It has no `%` before its name, so it is never taken for a classic one."""
+    """The payload of one of our beats. It has no `%` before its name, so it is never taken for a goharvest-compatible
+    one."""
     epoch = "-" if beat.epoch is None else str(beat.epoch)
     return f"{_MAGIC} {beat.member_id} {beat.leader_id} {beat.sequence} {epoch} {beat.name}".encode()
 
 
-def parse_heartbeat(payload: bytes | None, database: UUID | None = None) -> Heartbeat | ClassicHeartbeat:
-    """Read a payload of ours or of a classic harvester; raise UnknownHeartbeat for anything else. `database` was sent
-    beside it."""
+def parse_heartbeat(payload: bytes | None, database: UUID | None = None) -> Heartbeat | GoharvestHeartbeat:
+    """Read a payload of ours or of a goharvest-compatible harvester; raise UnknownHeartbeat for anything else.
+    `database` was sent beside it."""
     text = (payload or b"").decode("utf-8", "replace")
     try:
         if text.startswith(_MAGIC + " "):
             _, member_id, leader_id, sequence, epoch, name = text.split(" ", 5)
-            claim = None if epoch == "-" else int(epoch)
-            return Heartbeat(UUID(member_id), UUID(leader_id), int(sequence), claim, name, database)
+            found = None if epoch == "-" else int(epoch)
+            return Heartbeat(UUID(member_id), UUID(leader_id), int(sequence), found, name, database)
         sent_ns, percent, name = text.partition("%")
         if percent and sent_ns.isdecimal():
-            return ClassicHeartbeat(name)
+            return GoharvestHeartbeat(name)
     except ValueError:
         pass
     raise UnknownHeartbeat(
@@ -115,7 +118,7 @@ class ConfirmMembership:
 
 @dataclass(frozen=True, slots=True)
 class FinishBatch:
-    """Start nothing new in this lane, finish what is in hand before `deadline`, then call `released`."""
+    """Start nothing new in this lane, finish what is in flight before `deadline`, then call `released`."""
 
     lane: int
     leader_id: UUID
@@ -124,7 +127,7 @@ class FinishBatch:
 
 @dataclass(frozen=True, slots=True)
 class AbandonBatch:
-    """The deadline of FinishBatch has passed: drop what is in hand."""
+    """The deadline of FinishBatch has passed: drop what is in flight."""
 
     lane: int
     leader_id: UUID
@@ -167,7 +170,7 @@ class LeaderRevoked:
 
 @dataclass(frozen=True, slots=True)
 class LeaderFenced:
-    """Stop at once. `reason`: lost, heartbeat-timeout, newer-claim, not-a-member, superseded."""
+    """Stop at once. `reason`: lost, heartbeat-timeout, newer-owner, not-a-member, superseded."""
 
     lane: int
     leader_id: UUID
@@ -245,7 +248,7 @@ class _Lane:
     def trust(self, since: float) -> None:
         self.trusted_at = max(self.trusted_at, since)
 
-    def claim(self, epoch: int) -> None:
+    def begin_epoch(self, epoch: int) -> None:
         self.epoch = epoch
 
     # ---- whether it is still a member
@@ -260,7 +263,7 @@ class _Lane:
 
     def lead(self) -> None:
         self.state, self.was_fenced, self.ended_id = OwnerState.LEADER, False, None
-        self.beat_at = self.trusted_at  # the first beat of the claim, with its epoch, goes out at the next tick
+        self.beat_at = self.trusted_at  # the first beat of the ownership, with its epoch, goes out at the next tick
 
     def refresh(self, leader_id: UUID) -> None:
         self.leader_id = leader_id
@@ -326,7 +329,7 @@ class Neli:
 
     @property
     def revoking(self) -> tuple[int, ...]:
-        """Lanes whose batch in hand the rebalance still waits for."""
+        """Lanes whose batch in flight the rebalance still waits for."""
         return tuple(p for p, lane in self._owned.items() if lane.state is OwnerState.REVOKING)
 
     def state(self, lane: int) -> OwnerState | None:
@@ -354,7 +357,7 @@ class Neli:
         return found.deadline if found.state is OwnerState.REVOKING else self._trust_ends(found)
 
     def may_send(self, lane: int, now: float) -> bool:
-        """Trust holds for the batch in hand."""
+        """Trust holds for the batch in flight."""
         return now < self.trusted_until(lane)
 
     def may_start(self, lane: int, now: float) -> bool:
@@ -415,11 +418,11 @@ class Neli:
     # ---- the log speaks
 
     def heartbeat_seen(
-        self, partition: int, offset: int, beat: Heartbeat | ClassicHeartbeat, now: float
+        self, partition: int, offset: int, beat: Heartbeat | GoharvestHeartbeat, now: float
     ) -> list[Effect]:
         return self._foreign_database(partition, beat) + self._seen(partition, offset, beat, now)
 
-    def _seen(self, partition: int, offset: int, beat: Heartbeat | ClassicHeartbeat, now: float) -> list[Effect]:
+    def _seen(self, partition: int, offset: int, beat: Heartbeat | GoharvestHeartbeat, now: float) -> list[Effect]:
         lane = self._owned.get(partition)
         if lane is None or lane.state is OwnerState.REVOKING:
             if not isinstance(beat, Heartbeat) or (beat.member_id != self._member_id and beat.epoch is not None):
@@ -447,7 +450,7 @@ class Neli:
         return effects
 
     def refresh(self, lane: int, now: float) -> list[Effect]:
-        """A forced remark needs a new leader id; the claim (epoch) stays. Nothing when the lane does not lead."""
+        """A forced remark needs a new leader id; the epoch stays. Nothing when the lane does not lead."""
         found = self._owned.get(lane)
         if found is None or not self.may_start(lane, now):
             return []
@@ -462,12 +465,12 @@ class Neli:
         return [self._ask(lane, found, now)]
 
     def step_down(self, lane: int, now: float) -> list[Effect]:
-        """The table refused the claim of this epoch: fence, and come back with a higher one if still a member."""
+        """The table refused the owner of this epoch: fence, and come back with a higher one if still a member."""
         found = self._owned.get(lane)
         return self._fence(lane, found, "superseded", now) if found and found.state is OwnerState.LEADER else []
 
     def released(self, lane: int, now: float) -> list[Effect]:
-        """The batch in hand is finished or dropped: the lane is given back."""
+        """The batch in flight is finished or dropped: the lane is given back."""
         found = self._owned.get(lane)
         if found is None or found.state is not OwnerState.REVOKING:
             return []
@@ -532,15 +535,15 @@ class Neli:
         self._sequence += 1
         return PublishHeartbeat(partition, beat)
 
-    def _foreign_database(self, partition: int, beat: Heartbeat | ClassicHeartbeat) -> list[Effect]:
-        """Whoever claims nothing gives way to whoever claims a lane. Of two that claim lanes, which began at the same
+    def _foreign_database(self, partition: int, beat: Heartbeat | GoharvestHeartbeat) -> list[Effect]:
+        """Whoever owns nothing gives way to whoever owns a lane. Of two that own lanes, which began at the same
         moment, the one whose database has the higher number: both decide alike, so what each has sent counts, and not
         what has come back to it."""
         theirs, ours = beat.database if isinstance(beat, Heartbeat) else None, self._database
         if not isinstance(beat, Heartbeat) or theirs is None or ours is None or theirs == ours:
             return []
-        claims = any(not lane.was_fenced for lane in self._owned.values())
-        gives_way = beat.epoch is not None and (not claims or ours.int > theirs.int)
+        owns = any(not lane.was_fenced for lane in self._owned.values())
+        gives_way = beat.epoch is not None and (not owns or ours.int > theirs.int)
         return [ForeignHeartbeat(partition, beat.name, theirs, not gives_way)]
 
     def _own_beat(self, partition: int, lane: _Lane, offset: int, beat: Heartbeat, now: float) -> list[Effect]:
@@ -554,11 +557,11 @@ class Neli:
         if lane.state is OwnerState.LEADER:
             return []
         if not lane.was_fenced:
-            lane.claim(offset)
+            lane.begin_epoch(offset)
             return self._acquire(partition, lane)
         if lane.confirm_ticket is not None and now < lane.confirm_asked + self._timeout_s:
             return []  # the answer is still awaited
-        lane.claim(offset)
+        lane.begin_epoch(offset)
         return [self._ask(partition, lane, now)]
 
     def _ask(self, partition: int, lane: _Lane, now: float) -> ConfirmMembership:
@@ -572,17 +575,17 @@ class Neli:
         return [LeaderAcquired(partition, lane.leader_id, lane.epoch)]
 
     def _foreign_beat(
-        self, partition: int, lane: _Lane, offset: int, beat: Heartbeat | ClassicHeartbeat, now: float
+        self, partition: int, lane: _Lane, offset: int, beat: Heartbeat | GoharvestHeartbeat, now: float
     ) -> list[Effect]:
-        claim = beat.epoch if isinstance(beat, Heartbeat) else -1
-        if claim is None:
+        found = beat.epoch if isinstance(beat, Heartbeat) else -1
+        if found is None:
             return []
-        epoch = offset if claim < 0 else claim
+        epoch = offset if found < 0 else found
         if lane.state is OwnerState.LEADER and epoch > lane.epoch:
-            return self._fence(partition, lane, "newer-claim", now)
+            return self._fence(partition, lane, "newer-owner", now)
         if lane.state is OwnerState.CANDIDATE and epoch > lane.epoch:
             self._led_last.discard(partition)
-            lane.await_no_answer()  # an answer to an older question would not cover this claim
+            lane.await_no_answer()  # an answer to an older question would not cover this ownership
         return []
 
     def _fence(self, partition: int, lane: _Lane, reason: str, now: float) -> list[Effect]:

@@ -197,9 +197,9 @@ def blame(attempt: Attempt, failure: Failure) -> list[Action]:
 
 
 def _of_reports(attempt: Attempt, cause: Raised | None) -> list[Action]:
-    refused = sorted(report for report in attempt.reports if faults.is_refusal(report[1]))
+    refused = sorted(report for report in attempt.reports if faults.is_rejection(report[1]))
     if not refused:
-        if cause is not None and faults.is_refusal(cause.name):
+        if cause is not None and faults.is_rejection(cause.name):
             return _of_refusal(attempt, cause)
         _, name, text = attempt.reports[0]
         reason = f"{len(attempt.reports)} records were not delivered, e.g. {name}: {text}"
@@ -215,12 +215,12 @@ def _of_reports(attempt: Attempt, cause: Raised | None) -> list[Action]:
 
 
 def _of_error(attempt: Attempt, error: Raised) -> list[Action]:
-    if faults.is_refusal(error.name):
+    if faults.is_rejection(error.name):
         return _of_refusal(attempt, error)
     if faults.kind_of(error.name) is Kind.FENCE:
         return [LostToOther(error.reason)]
     outage = Outage(error.reason, is_too_slow=error.name in _OVERDUE and not attempt.is_ending)
-    if faults.may_hide_a_refusal(error.name):
+    if faults.may_hide_a_rejection(error.name):
         return [ProbeNext(), outage]  # perhaps for a record's sake: the next attempt tells which
     return [outage]
 
@@ -237,7 +237,7 @@ def _of_refusal(attempt: Attempt, error: Raised) -> list[Action]:
             return [ProbeNext(), _hold_topic(attempt, 0, error.reason), Renew()]
     elif error.name in _TOLD_APART and attempt.probing is Probing.WHOLE and len(attempt.rows) > 1:
         return [ProbeNext(), Renew()]  # the next attempt has reports
-    suspects = tuple(at for at, name, _ in attempt.reports if faults.is_refusal(name))
+    suspects = tuple(at for at, name, _ in attempt.reports if faults.is_rejection(name))
     return _of_suspects(attempt, suspects or tuple(range(len(attempt.rows))), error)
 
 

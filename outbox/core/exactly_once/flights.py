@@ -16,7 +16,7 @@ from functools import partial
 from itertools import count
 from typing import Protocol
 
-from outbox.core.exactly_once.judgement import AskElection, GoOn, StateRow, Stop, round_check
+from outbox.core.exactly_once.decisions import AskElection, GoOn, StateRow, Stop, round_check
 from outbox.core.region import Region, Transitions
 
 SHARES_OF_A_PAGE_MAX = 1.5
@@ -35,7 +35,7 @@ class Share(Protocol):
 
     @property
     def ids(self) -> Sequence[int]:
-        """Ascending; a batch of errands has none."""
+        """Ascending; a batch of hold actions has none."""
 
     @property
     def filenode(self) -> int:
@@ -56,7 +56,7 @@ class Stand(Enum):
     FINISHING = "finishing"
     """So too, and the share that it has it may finish."""
     LEAVING = "leaving"
-    """It ends in good order, and all that it has committed is purged."""
+    """It ends cleanly, and all that it has committed is purged."""
 
 
 class Told(Enum):
@@ -139,7 +139,7 @@ class Standing:
 
     def is_outdated(self, state: StateRow) -> bool:
         """Whether the lane is to be taken over anew: it is closed, or was taken over before a change of the count, or
-        knows of one that this server has forgotten. Lane 0 also when a change is wished, for its owner carries it
+        knows of one that this server has forgotten. Lane 0 also when a change is requested, for its owner carries it
         out."""
         if state.resize_to is not None or (self.count, self.change) != (state.lane_count, state.resize_no):
             return True
@@ -250,7 +250,7 @@ class Flights:
         return Plan(
             sessions,
             {lane.number: lane.acknowledged for lane in ready},
-            # Of the others nothing is read, and what they had in hand may be another lane's by now: the lane count
+            # Of the others nothing is read, and what they had in flight may be another lane's by now: the lane count
             # has changed, or a lagging copy draws ids a second time. Left out, it would be overtaken.
             tuple(share.ids for share in flying if share.ids),
             int(limit * min(len(ready), SHARES_OF_A_PAGE_MAX)),

@@ -141,7 +141,7 @@ class Lane:
 class Answer(Enum):
     NOT_AWAITED = "not awaited"
     AWAITED = "awaited"
-    """What is in hand is finished by a deadline, and the host is to be told when the lane has ended."""
+    """What is in flight is finished by a deadline, and the host is to be told when the lane has ended."""
 
 
 class InHand(Enum):
@@ -164,7 +164,7 @@ ANSWER = Transitions(
     },
 )
 IN_HAND = Transitions(
-    "in hand",
+    "in flight",
     InHand.KEPT,
     {
         (InHand.KEPT, Asked.TO_DROP): InHand.DROPPED,
@@ -206,9 +206,9 @@ class EndOfLane:
         return self._in_hand.state is InHand.DROPPED
 
     def has_come(self, now: float) -> bool:
-        """What is in hand has no time left."""
+        """What is in flight has no time left."""
         return self._is_dropped or (self.is_awaited and now > self._deadline)
 
     def leaves_time(self, now: float) -> bool:
-        """To settle what is in hand; an abandoned lane leaves that to its successor."""
+        """To settle what is in flight; an abandoned lane leaves that to its successor."""
         return self.is_awaited and not self._is_dropped and now < self._deadline

@@ -1,7 +1,7 @@
 """Ledger entries, the digest of a batch, and the codec between them and Kafka.
 
 The ledger says which batches each lane has committed: one entry per Kafka transaction, written last, so that records
-and entry commit or vanish together. What a successor concludes from an entry is decided in ``judgement.py``. No I/O
+and entry commit or vanish together. What a successor concludes from an entry is decided in ``decisions.py``. No I/O
 here.
 
 **Digest.** Python and Spark SQL must get the same number, so it is built from CRC-32 (IEEE, ``zlib.crc32``; Spark's
@@ -205,8 +205,8 @@ def _newest(headers: Headers) -> int | None:
 
 
 def _is_sound(batch: int, count: int, change: int) -> bool:
-    """A batch without rows shows that its owner may act, see `holds.values.Errands`. Batch 0 is the entry that a change
-    writes into a lane without any."""
+    """A batch without rows shows that its owner may act, see `holds.values.HoldActions`. Batch 0 is the entry that a
+    change writes into a lane without any."""
     return batch > 0 or (not count and change > 0)
 
 

@@ -9,14 +9,14 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from uuid import UUID
 
-from outbox.core.exactly_once import judgement
-from outbox.core.exactly_once.judgement import Closed, StateRow, Stop
+from outbox.core.exactly_once import decisions
+from outbox.core.exactly_once.decisions import Closed, StateRow, Stop
 from outbox.core.exactly_once.ledger import Entry
 
 
 class Act(Enum):
     STANDS = "the count stands"
-    REFUSE = "what is wished for is so already"
+    REFUSE = "what is asked for is so already"
     BEGIN = "make room for the new lanes, then close all"
     SETTLE = "settle every lane, then open them"
 
@@ -72,8 +72,8 @@ def marked(last: Entry, change: int) -> Entry | None:
 def judge_idle(lane: int, state: StateRow, database: UUID, purged: int, entry: Entry | None) -> Closed | Stop | None:
     """What the last entry of a lane at or above the count forbids every lane. Closed: lane 0's owner knows better than
     an operator."""
-    stop = judgement.idle_lane(lane, state.lane_count, database, purged, entry)
-    if stop is not None and judgement.forgets_change(state, judgement.change_of(entry, database)):
+    stop = decisions.idle_lane(lane, state.lane_count, database, purged, entry)
+    if stop is not None and decisions.forgets_change(state, decisions.change_of(entry, database)):
         return Closed(state.lane_count)
     return stop
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from uuid import UUID
 
-from outbox.core.exactly_once.judgement import Why
+from outbox.core.exactly_once.decisions import Why
 from outbox.core.exactly_once.ledger import Entry
 
 UNREADABLE = "unreadable"
@@ -81,13 +81,13 @@ class Case:
 class Resolution:
     """What the operator says."""
 
-    purge_sent: bool = False
+    delete_sent: bool = False
     resend: bool = False
     adopt: bool = False
 
     @property
     def acts(self) -> bool:
-        return self.purge_sent or self.resend
+        return self.delete_sent or self.resend
 
 
 def is_sent_as_a_whole(entry: Entry, count: int, digest: int, newest: int | None) -> bool | None:
@@ -121,9 +121,9 @@ def objection(case: Case, decision: Resolution) -> str:
         )
     if decision.adopt and not case.is_foreign:
         return "--adopt-ledger is for the ledger of another database, and this one was written for this database"
-    if decision.purge_sent and case.committed <= case.purged and not case.is_foreign:
+    if decision.delete_sent and case.committed <= case.purged and not case.is_foreign:
         return (
-            f"--purge-sent has nothing to go by: the ledger ends with batch {case.committed} and the table stands at "
+            f"--delete-sent has nothing to go by: the ledger ends with batch {case.committed} and the table stands at "
             f"{case.purged}, so no entry says what was sent. Only --resend applies"
         )
     if case.needs_copy and case.last is None:

@@ -1,7 +1,7 @@
 """A takeover, question by question: what is asked next, and what the answers mean. Pure; the lane's thread asks.
 
 The producer is initialised before the first question: older owners can no longer commit. The order of the questions is
-what makes the answer right; see `core.exactly_once.judgement`, which gives it.
+what makes the answer right; see `core.exactly_once.decisions`, which gives it.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from enum import Enum
 from uuid import UUID
 
-from outbox.core.exactly_once import judgement
-from outbox.core.exactly_once.judgement import Facts, Idle, Rows, StateRow, Verdict
+from outbox.core.exactly_once import decisions
+from outbox.core.exactly_once.decisions import Decision, Facts, Idle, Rows, StateRow
 from outbox.core.exactly_once.ledger import Entry, LedgerEntryError
 
 
@@ -85,17 +85,17 @@ class Known:
         """Of the lane count, as the last entries of this lane and of lane 0 have it."""
         if self.table is None or self.last is None:
             return self.marked or 0
-        return max(judgement.change_of(self.last.entry, self.table.identity), self.marked or 0)
+        return max(decisions.change_of(self.last.entry, self.table.identity), self.marked or 0)
 
 
-def next_step(known: Known) -> Ask | CloseForgotten | GiveUp | Verdict:
-    """What to ask or to do next, or the verdict. Total."""
+def next_step(known: Known) -> Ask | CloseForgotten | GiveUp | Decision:
+    """What to ask or to do next, or the decision. Total."""
     table, last, settling = known.table, known.last, known.settling
     if table is None:
         return Ask.TABLE
     if settling is not None and has_ended(settling, table.state):
         return GiveUp()
-    if settling is None and (waiting := judgement.waits_for(known.lane, table.state)) is not None:
+    if settling is None and (waiting := decisions.waits_for(known.lane, table.state)) is not None:
         return waiting
     if last is None:
         return Ask.LEDGER
@@ -103,11 +103,11 @@ def next_step(known: Known) -> Ask | CloseForgotten | GiveUp | Verdict:
         if known.marked is None:
             return Ask.MARK
         newest = known.newest_change
-        if known.closed_for is None and newest > known.marked and judgement.forgets_change(table.state, newest):
+        if known.closed_for is None and newest > known.marked and decisions.forgets_change(table.state, newest):
             return CloseForgotten(newest)
     if known.purged_again is None:
         return Ask.PURGED
-    return judgement.takeover(
+    return decisions.takeover(
         Facts(
             known.lane,
             table.identity,
@@ -130,4 +130,4 @@ def has_ended(change: StateRow, state: StateRow) -> bool:
 def was_settled(lane: int, state: StateRow, change: int) -> bool:
     """A later change of the lane count than the one with which the lane was taken over has left it without a share, and
     so has fenced and settled it before: what became of its last batch is known, though not to its owner."""
-    return state.resize_no > change and isinstance(judgement.waits_for(lane, state), Idle)
+    return state.resize_no > change and isinstance(decisions.waits_for(lane, state), Idle)

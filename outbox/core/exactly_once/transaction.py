@@ -106,13 +106,13 @@ def judge(trouble: str, repeated: str) -> Producer:
     return Producer.TROUBLED if trouble else Producer.GOOD
 
 
-def objection(*, is_stopped: bool, is_flushed: bool, is_claimed: Callable[[], bool]) -> str:
-    """Why a batch must not be committed whose records are all acknowledged; empty when it may. Whether the claim holds
+def objection(*, is_stopped: bool, is_flushed: bool, holds_lease: Callable[[], bool]) -> str:
+    """Why a batch must not be committed whose records are all acknowledged; empty when it may. Whether the lease holds
     is asked last, when nothing else is in the way."""
     if is_stopped:
         return "the batch before this one could not be purged"
     if not is_flushed:
         return "the purge of the batch before this one did not flush what was read"
-    if not is_claimed():
-        return "the claim on the table could not be repeated in time, another way may have it"
+    if not holds_lease():
+        return "the lease on the table could not be repeated in time, another mode may have it"
     return ""

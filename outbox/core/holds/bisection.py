@@ -1,9 +1,9 @@
-"""Which record made Kafka refuse a whole batch, found by sending less and less, in order. Pure.
+"""Which record made Kafka reject a whole batch, found by sending less and less, in order. Pure.
 
-A refused batch has at least one culprit; delivery reports say among which records it is, and not always which it is.
+A rejected batch has at least one cause; delivery reports say among which records it is, and not always which it is.
 Halves of these suspects are tried from the front, because order allows no other: a half that goes through clears its
-records, a half that is refused holds the culprit. With n suspects that costs at most ceil(log2(n)) + 2 further
-transactions, until the culprit has been refused alone; a second culprit in the same batch costs as many again. Other
+records, a half that is refused holds the cause. With n suspects that costs at most ceil(log2(n)) + 2 further
+transactions, until the cause has been refused alone; a second cause in the same batch costs as many again. Other
 records between the suspects travel with them, and become suspects only with a batch that is refused.
 
 Where something tells which record it is likely to be, as the size does when one is too large, what stands before it
@@ -42,7 +42,7 @@ class Bisection:
 
     def refused(self, ids: Collection[int], likely: int | None = None) -> Bisection:
         """These records were refused together: one of them is to blame, and those suspected before are not known to
-        be. A single record is the culprit, which explains all refusals so far: the search is over."""
+        be. A single record is the cause, which explains all rejections so far: the search is over."""
         return Bisection(frozenset(ids), likely) if len(ids) > 1 else Bisection()
 
     def among(self, ids: Collection[int]) -> Bisection:

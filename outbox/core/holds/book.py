@@ -2,9 +2,8 @@
 
 What is decided here lasts in `<TABLE>_hold`: `writes` is what the table is to be told, `load` takes in what it says,
 which is also how operators are heard. A record that was refused travels alone whenever it is tried again. What deletes
-a record, or promises operators that it is left alone, is an errand of the lane's next batch (see `Errands`); until it
-is done the key is held. The states are those of `hold`.
-"""
+a record, or promises operators that it is left alone, is an hold action of the lane's next batch (see `HoldActions`);
+until it is done the key is held. The states are those of `hold`."""
 
 from __future__ import annotations
 
@@ -22,9 +21,9 @@ from outbox.core.holds.values import (
     HISTORY_MAX,
     OF_RECORDS,
     POISON,
-    REFUSED,
+    REJECTED,
     RETRY,
-    Errands,
+    HoldActions,
     HoldRow,
     Writes,
     fate_of,
@@ -44,7 +43,7 @@ def _never(topic: str) -> int:
 
 
 class Holds:
-    """The holds of one lane. `attempts_max` gives the refusals after which a record of a topic becomes a dead letter;
+    """The holds of one lane. `attempts_max` gives the rejections after which a record of a topic becomes a dead letter;
     0: never."""
 
     def __init__(
@@ -66,7 +65,7 @@ class Holds:
         return len(self._held) + len(self._paused) + (self._all is not None)
 
     @property
-    def refused_count(self) -> int:
+    def rejected_count(self) -> int:
         """Keys, records and topics behind a record that was refused, or that crashed harvesters; a topic counts in the
         lane of that record alone. For any thread."""
         return sum(hold.row.head_lane in (None, self._lane) for hold in self._held.all())
@@ -170,14 +169,14 @@ class Holds:
         return hold is not None and hold.head == row[0]
 
     def is_judged(self, row: Row) -> bool:
-        """Whether a refusal of this record alone, which the brokers name, is an attempt. While others are held that
+        """Whether a rejection of this record alone, which the brokers name, is an attempt. While others are held that
         were not tried yet it is one of them: were it to leave at once, the next page would have room for one more, and
         each would cost the lane a producer."""
         return self.is_tried(row) or not self._trials.is_doubtful
 
     @property
     def is_narrow(self) -> bool:
-        """Whether the record at fault in a refused batch is being looked for."""
+        """Whether the record at fault in a rejected batch is being looked for."""
         return self._suspects.is_searching
 
     @property
@@ -214,9 +213,9 @@ class Holds:
         self._lifted.discard(row[0])
         # A topic is at fault for all of its records: nobody wants a whole backlog among the dead letters.
         if not whole_topic and is_given_up(attempts, self._attempts_max(row[1])):
-            hold.decide(hold.fate or REFUSED)
+            hold.decide(hold.fate or REJECTED)
         self._leave_if_fated(name, hold)
-        self.writes.parks.append(hold.row)
+        self.writes.placed.append(hold.row)
         shown = (row[1], "*") if whole_topic else name
         assert not isinstance(shown, str)
         return RecordHeld(row[0], shown, attempts, now + wait_s, error)
@@ -231,7 +230,7 @@ class Holds:
             hold = BookedHold(row, lowest, retry_at)
             self._held.place(name, hold)
             return hold
-        hold = self._held.on(name, HoldEvent.REFUSED)
+        hold = self._held.on(name, HoldEvent.REJECTED)
         history = (*before.row.history, *row.history)[-HISTORY_MAX:]
         hold.refused_again(replace(row, id=before.row.id, history=history), lowest, retry_at)
         return hold
@@ -263,7 +262,7 @@ class Holds:
             released.append(int(self._held.on(name, HoldEvent.DUE).lowest))
         return released
 
-    # ---- errands
+    # ---- hold actions
 
     def _leave_if_fated(self, name: Name, hold: BookedHold) -> None:
         """The key of a head that is to leave waits until that is certain: were its later records sent before, a
@@ -272,15 +271,15 @@ class Holds:
             hold.put_off(NEVER)
             self._held.on(name, HoldEvent.TO_LEAVE)
 
-    def take_errands(self) -> Errands | None:
+    def take_actions(self) -> HoldActions | None:
         """What the next batch is to carry out beside its purge."""
         return self._removals.take()
 
-    def done(self, errands: Errands) -> None:
-        self._removals.done(errands)
+    def done(self, hold_actions: HoldActions) -> None:
+        self._removals.done(hold_actions)
 
-    def not_done(self, errands: Errands) -> None:
-        self._removals.not_done(errands)
+    def not_done(self, hold_actions: HoldActions) -> None:
+        self._removals.not_done(hold_actions)
 
     def none_done(self) -> None:
         self._removals.none_done()
@@ -342,7 +341,7 @@ class Holds:
 
     def _heed(self, name: Name, hold: BookedHold, row: HoldRow, now: float) -> None:
         """What operators want of a record."""
-        if row.wanted == RETRY and hold.fate not in ("", REFUSED):  # decided otherwise before it was carried out
+        if row.wanted == RETRY and hold.fate not in ("", REJECTED):  # decided otherwise before it was carried out
             hold.decide("")
             self._held.on(name, HoldEvent.TO_STAY)
         if row.wanted == RETRY and hold.state is HoldState.WAITING:

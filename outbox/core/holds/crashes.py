@@ -1,14 +1,13 @@
 """Which record ends the process that sends it: a native crash, memory, an error that nobody foresaw. Pure.
 
-A process that dies cannot say why. So whoever takes a lane over from an owner that left no farewell is *careful*: it
-writes down which records it begins to send, and crosses them out when they are delivered. As soon as a batch succeeds
-and nobody is suspected, nothing is counted any more: in health nothing is written at all.
+A process that dies cannot say why. So whoever takes a lane over from an owner that ended without a clean release is
+*careful*: it writes down which records it begins to send, and crosses them out when they are delivered. As soon as a
+batch succeeds and nobody is suspected, nothing is counted any more: in health nothing is written at all.
 
 When a careful owner dies too, the records that it had begun are the suspects: the next owner sends them in halves
-(`bisection`). One that was begun alone in two deaths, one after the other, is the culprit and is held until an operator
-decides; a single death may have any reason, as operators and machines kill too. Careful lanes of one process take
-turns, so that no innocent batch stands started beside the culprit.
-"""
+(`bisection`). One that was begun alone in two deaths, one after the other, is the poison record and is held until an
+operator decides; a single death may have any reason, as operators and machines kill too. Careful lanes of one process
+take turns, so that no innocent batch stands started beside the poison record."""
 
 from __future__ import annotations
 
@@ -40,7 +39,7 @@ class Care:
     is_careful: bool = False
     crashes: int = 0
     suspects: tuple[int, ...] = ()
-    culprit: int | None = None
+    poison: int | None = None
 
 
 def after(found: Watch | None, owner: str) -> Care:

@@ -2,7 +2,7 @@
 
 A record *waits* for its next attempt, during which it is *trying*, alone. One that becomes a dead letter, or is to be
 deleted, is *leaving*. A batch takes that along: it is *under way* until the batch is purged or has failed, also when
-the batch before had the record too and Kafka refuses it there. When the record is gone its hold is *over*, until the
+the batch before had the record too and Kafka rejects it there. When the record is gone its hold is *over*, until the
 next read has been told where to begin.
 """
 
@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from outbox.core.holds.values import Burial, HoldRow
+from outbox.core.holds.values import DeadRecord, HoldRow
 from outbox.core.region import Transitions
 
 Name = tuple[str, str] | int | str
@@ -38,7 +38,7 @@ class HoldState(Enum):
 class HoldEvent(Enum):
     DUE = "due"
     """The time of the next attempt has come."""
-    REFUSED = "refused"
+    REJECTED = "rejected"
     NOT_NOW = "not now"
     """Another record was refused that was tried beside this one."""
     DELIVERED = "delivered"
@@ -61,20 +61,20 @@ RECORD: Transitions[HoldState, HoldEvent] = Transitions(
     HoldState.WAITING,
     {
         (HoldState.WAITING, HoldEvent.DUE): HoldState.TRYING,
-        (HoldState.WAITING, HoldEvent.REFUSED): HoldState.WAITING,  # it was sent before the table showed it
+        (HoldState.WAITING, HoldEvent.REJECTED): HoldState.WAITING,  # it was sent before the table showed it
         (HoldState.WAITING, HoldEvent.TO_LEAVE): HoldState.LEAVING,
         (HoldState.WAITING, HoldEvent.FORGOTTEN): HoldState.ENDED,
-        (HoldState.TRYING, HoldEvent.REFUSED): HoldState.WAITING,
+        (HoldState.TRYING, HoldEvent.REJECTED): HoldState.WAITING,
         (HoldState.TRYING, HoldEvent.NOT_NOW): HoldState.WAITING,
         (HoldState.TRYING, HoldEvent.DELIVERED): HoldState.ENDED,
         (HoldState.TRYING, HoldEvent.TO_LEAVE): HoldState.LEAVING,
         (HoldState.TRYING, HoldEvent.FORGOTTEN): HoldState.ENDED,
-        (HoldState.LEAVING, HoldEvent.REFUSED): HoldState.LEAVING,
+        (HoldState.LEAVING, HoldEvent.REJECTED): HoldState.LEAVING,
         (HoldState.LEAVING, HoldEvent.TO_LEAVE): HoldState.LEAVING,
         (HoldState.LEAVING, HoldEvent.TO_STAY): HoldState.WAITING,
         (HoldState.LEAVING, HoldEvent.TAKEN): HoldState.UNDER_WAY,
         (HoldState.LEAVING, HoldEvent.FORGOTTEN): HoldState.ENDED,
-        (HoldState.UNDER_WAY, HoldEvent.REFUSED): HoldState.UNDER_WAY,  # by the batch before, which had it too
+        (HoldState.UNDER_WAY, HoldEvent.REJECTED): HoldState.UNDER_WAY,  # by the batch before, which had it too
         (HoldState.UNDER_WAY, HoldEvent.TO_LEAVE): HoldState.UNDER_WAY,
         (HoldState.UNDER_WAY, HoldEvent.DONE): HoldState.OVER,
         (HoldState.UNDER_WAY, HoldEvent.NOT_DONE): HoldState.LEAVING,
@@ -129,7 +129,7 @@ class BookedHold:
         self.row, self.lowest, self.retry_at, self.is_wanted = row, lowest, retry_at, False
 
     def shown(self, row: HoldRow) -> None:
-        """The table has the hold so. It may have been read before the last refusal was written."""
+        """The table has the hold so. It may have been read before the last rejection was written."""
         self.row = replace(self.row, id=row.id, history=row.history, head_lane=row.head_lane)
 
     def put_off(self, until: float) -> None:
@@ -142,8 +142,8 @@ class BookedHold:
     def decide(self, fate: str) -> None:
         self.fate = fate
 
-    def burial(self) -> Burial:
-        return Burial(self.row, self.fate)
+    def dead_record(self) -> DeadRecord:
+        return DeadRecord(self.row, self.fate)
 
 
 class Register:

@@ -1,4 +1,4 @@
-"""What the lane's next batch is to carry out beside its purge, see `Errands`: heads that leave, and promises to
+"""What the lane's next batch is to carry out beside its purge, see `HoldActions`: heads that leave, and promises to
 operators that what they paused is left alone."""
 
 from __future__ import annotations
@@ -8,10 +8,10 @@ from enum import Enum
 from itertools import islice
 
 from outbox.core.holds.hold import HoldEvent, HoldState, Name, Register
-from outbox.core.holds.values import DISCARD, Errands, HoldRow
+from outbox.core.holds.values import DISCARD, HoldActions, HoldRow
 from outbox.core.region import Transitions
 
-_ERRANDS_MAX = 1_000  # of one batch: they share the transaction that purges it
+_ACTIONS_MAX = 1_000  # of one batch: they share the transaction that purges it
 
 
 class Promise(Enum):
@@ -61,7 +61,7 @@ class Removals:
         self._held = held
         self._under_way: dict[int, Name] = {}  # by their heads
         self._promises: dict[int, Promise] = {}  # by the ids of holds, until they are confirmed
-        self._most = _ERRANDS_MAX  # less after a failure
+        self._most = _ACTIONS_MAX  # less after a failure
         self._may_try = True  # after a failure not before the table was looked at again
 
     def looked(self) -> None:
@@ -76,7 +76,7 @@ class Removals:
             if promise is not Promise.CONFIRMED:
                 self._promises[row.id] = promise
 
-    def take(self) -> Errands | None:
+    def take(self) -> HoldActions | None:
         leaving = self._held.of(HoldState.LEAVING)
         if not (leaving or self._promises) or not self._may_try:
             return None
@@ -88,24 +88,24 @@ class Removals:
         taken = [self._held.on(name, HoldEvent.TAKEN) for name in names]
         self._under_way.update((hold.head, name) for name, hold in zip(names, taken, strict=True))
         self._tell(confirmed, Said.TAKEN)
-        burials = tuple(hold.burial() for hold in taken if hold.fate != DISCARD)
-        return Errands(burials, tuple(hold.head for hold in taken if hold.fate == DISCARD), confirmed)
+        dead_records = tuple(hold.dead_record() for hold in taken if hold.fate != DISCARD)
+        return HoldActions(dead_records, tuple(hold.head for hold in taken if hold.fate == DISCARD), confirmed)
 
-    def done(self, errands: Errands) -> None:
+    def done(self, hold_actions: HoldActions) -> None:
         """The heads are gone, their keys go on with the next read: a page that is read at this moment has left out
         what it held of them before, and may not send what comes later."""
-        for name in self._arrived(errands):
+        for name in self._arrived(hold_actions):
             self._held.on(name, HoldEvent.DONE)
-        self._tell(errands.confirmed, Said.DONE)
-        self._most = min(_ERRANDS_MAX, 2 * self._most)
+        self._tell(hold_actions.confirmed, Said.DONE)
+        self._most = min(_ACTIONS_MAX, 2 * self._most)
 
-    def not_done(self, errands: Errands) -> None:
+    def not_done(self, hold_actions: HoldActions) -> None:
         """To be carried out once more, after all others and fewer at a time: what another batch has under way is not
         touched, and what can never be done keeps nobody else waiting."""
-        for name in self._arrived(errands):
+        for name in self._arrived(hold_actions):
             self._held.on(name, HoldEvent.NOT_DONE)
-        self._tell(errands.confirmed, Said.NOT_DONE)
-        self._most = max(1, len(errands) // 4)
+        self._tell(hold_actions.confirmed, Said.NOT_DONE)
+        self._most = max(1, len(hold_actions) // 4)
         self._may_try = False
 
     def none_done(self) -> None:
@@ -116,10 +116,10 @@ class Removals:
         self._tell(self._promises, Said.NOT_DONE)
         self._may_try = False
 
-    def _arrived(self, errands: Errands) -> list[Name]:
+    def _arrived(self, hold_actions: HoldActions) -> list[Name]:
         """What is still under way: in the meantime another record may be at the head, or none."""
         under_way = self._held.of(HoldState.UNDER_WAY)
-        carried = [(head, self._under_way.pop(head)) for head in errands.heads if head in self._under_way]
+        carried = [(head, self._under_way.pop(head)) for head in hold_actions.heads if head in self._under_way]
         return [name for head, name in carried if name in under_way and under_way[name].head == head]
 
     def _tell(self, ids: Iterable[int], said: Said) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from outbox.core.holds.hold import NEVER, HoldEvent, HoldState, Name, Register
 
 _REST_S = 2.0  # between attempts that are likely to be refused
-_BEHIND_S = 30.0  # after a refusal, while the lane has more to send than it can
+_BEHIND_S = 30.0  # after a rejection, while the lane has more to send than it can
 
 
 class Trials:

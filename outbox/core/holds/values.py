@@ -2,7 +2,7 @@
 mode decides alike: when the next attempt is, and when a record becomes a dead letter.
 
 What is written while a record is only refused is news for people and may be late or lost. What deletes a record, or
-promises that it is left alone, belongs into the transaction that purges a batch: see `Errands`.
+promises that it is left alone, belongs into the transaction that purges a batch: see `HoldActions`.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Any
 
 from outbox.core import faults
 
-REJECTED, POISON, PAUSED, EDITING = "parked", "quarantined", "paused", "editing"
+REJECTED, POISON, PAUSED, EDITING = "rejected", "poison", "paused", "editing"
 """Why something is held, as the table of holds spells it."""
 OF_RECORDS, BY_OPERATORS = (REJECTED, POISON), (PAUSED, EDITING)
-REFUSED, CRASHED, SKIPPED = "refused", "crashed", "skipped"
-"""Why a record became a dead letter, as the table of dead letters spells it."""
+SKIPPED = "skipped"
+"""Why a record became a dead letter, beside REJECTED and POISON, as the table of dead letters spells it."""
 RETRY, SKIP, DISCARD = "retry", "skip", "discard"
 """What operators want of a record that is held, as the table of holds spells it."""
 HISTORY_MAX = 20
@@ -64,15 +64,15 @@ class HoldRow:
 class Writes:
     """News for the table, to be written as soon as possible."""
 
-    parks: list[HoldRow] = field(default_factory=list)
+    placed: list[HoldRow] = field(default_factory=list)
     lifted: list[int] = field(default_factory=list)
 
     def __bool__(self) -> bool:
-        return bool(self.parks or self.lifted)
+        return bool(self.placed or self.lifted)
 
 
 @dataclass(frozen=True, slots=True)
-class Burial:
+class DeadRecord:
     """A record that becomes a dead letter."""
 
     hold: HoldRow
@@ -80,25 +80,25 @@ class Burial:
 
 
 @dataclass(frozen=True, slots=True)
-class Errands:
+class HoldActions:
     """What is done with the purge of a batch, in its transaction: only then the lane is known to own the records.
 
     The batch was committed in Kafka by a producer that nobody had fenced, none of these records was part of it or of
     a later one, and whoever takes over afterwards reads the table as the purge has left it.
     """
 
-    burials: tuple[Burial, ...] = ()
+    dead_records: tuple[DeadRecord, ...] = ()
     discarded: tuple[int, ...] = ()
     confirmed: tuple[int, ...] = ()
     """Ids of holds that the lane respects."""
 
     def __len__(self) -> int:
-        return len(self.burials) + len(self.discarded) + len(self.confirmed)
+        return len(self.dead_records) + len(self.discarded) + len(self.confirmed)
 
     @property
     def heads(self) -> tuple[int, ...]:
         """The records that leave."""
-        return (*(burial.hold.head for burial in self.burials), *self.discarded)
+        return (*(dead_record.hold.head for dead_record in self.dead_records), *self.discarded)
 
 
 def rejected(record_id: int, topic: str, key: str | None, attempts: int, error: str, due_s: float) -> HoldRow:
@@ -116,12 +116,12 @@ def code_in(error: str) -> str:
 
 
 def pause_s(attempts: int, low: float = BACKOFF_MIN_S, high: float = BACKOFF_MAX_S) -> float:
-    """After so many refusals, until the next attempt."""
+    """After so many rejections, until the next attempt."""
     return min(high, low * float(2 ** min(max(0, attempts - 1), _DOUBLED_MAX)))
 
 
 def is_given_up(attempts: int, attempts_max: int) -> bool:
-    """After so many refusals the record becomes a dead letter; 0: never."""
+    """After so many rejections the record becomes a dead letter; 0: never."""
     return 0 < attempts_max <= attempts
 
 
@@ -129,4 +129,4 @@ def fate_of(row: HoldRow, attempts_max: int) -> str:
     """Why the record becomes a dead letter according to the table, or DISCARD; empty: it does not leave."""
     if row.wanted:
         return {SKIP: SKIPPED, DISCARD: DISCARD}.get(row.wanted, "")
-    return CRASHED if row.reason == POISON and attempts_max else ""
+    return POISON if row.reason == POISON and attempts_max else ""

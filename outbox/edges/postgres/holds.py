@@ -10,7 +10,7 @@ import psycopg
 from psycopg import sql
 
 from outbox.core.holds.crashes import Care, Watch
-from outbox.core.holds.values import HISTORY_MAX, OF_RECORDS, TEXT_MAX, Burial, Errands, HoldRow
+from outbox.core.holds.values import HISTORY_MAX, OF_RECORDS, TEXT_MAX, DeadRecord, HoldActions, HoldRow
 from outbox.core.names import LONG_KEY
 from outbox.edges.postgres.common.table import identifier
 from outbox.edges.postgres.exactly_once.reader import lane_of_row
@@ -23,7 +23,7 @@ _REASONS = ", ".join(map(repr, OF_RECORDS))
 _SAME = "h.record_id = EXCLUDED.record_id AND coalesce(h.stashed_at = EXCLUDED.stashed_at, true)"
 _LOAD = (
     "/* holds */ SELECT hold_id, topic, "
-    f"CASE WHEN reason = 'parked' AND octet_length(key) > {LONG_KEY} THEN unit ELSE key END, lane, "
+    f"CASE WHEN reason = 'rejected' AND octet_length(key) > {LONG_KEY} THEN unit ELSE key END, lane, "
     "CASE WHEN lane IS NOT NULL THEN lane WHEN key IS NOT NULL THEN {lane} END, record_id, "
     "reason, attempts, error_code, last_error, wanted, "
     "extract(epoch FROM next_try - clock_timestamp())::float8, confirmed_by, history, "
@@ -34,10 +34,10 @@ _LOAD = (
     "record_id, stashed_at, reason, attempts, error_code, last_error, wanted, next_try, confirmed_by, history "
     "FROM {hold}) AS h ORDER BY hold_id"
 )
-_PARK = (
+_PLACE = (
     "/* hold */ INSERT INTO {hold} AS h (topic, key, record_id, stashed_at, reason, attempts, error_code, last_error, "
     "next_try, history) SELECT topic, CASE WHEN key IS NOT NULL THEN o.kafka_key END, record_id, o.create_time, "
-    "'parked', attempts, code, error, "
+    "'rejected', attempts, code, error, "
     "clock_timestamp() + make_interval(secs => next_try_s), "
     "jsonb_build_array(jsonb_build_object('at', clock_timestamp(), 'code', code, 'error', error)) "
     "FROM unnest(%s::bigint[], %s::text[], %s::text[], %s::int[], %s::text[], %s::text[], %s::float8[]) "
@@ -54,8 +54,8 @@ _PARK = (
     "ELSE EXCLUDED.history END"
 )
 _LIFT = f"/* hold */ DELETE FROM {{hold}} WHERE record_id = ANY(%s::bigint[]) AND reason IN ({_REASONS})"
-_BURY = (
-    "/* bury */ WITH gone AS (DELETE FROM {table} WHERE id = ANY(%(ids)s::bigint[])<guard> AND NOT EXISTS ("
+_TO_DEAD_LETTERS = (
+    "/* dead letter */ WITH gone AS (DELETE FROM {table} WHERE id = ANY(%(ids)s::bigint[])<guard> AND NOT EXISTS ("
     f"SELECT FROM {{hold}} AS h WHERE h.record_id = {{table}}.id AND h.reason IN ({_REASONS}) "
     "AND h.stashed_at <> {table}.create_time) RETURNING *), "
     f"lifted AS (DELETE FROM {{hold}} WHERE record_id IN (SELECT id FROM gone) AND reason IN ({_REASONS}) "
@@ -81,12 +81,12 @@ _CONFIRM = (
     "WHERE id = ANY(%(ids)s::bigint[]) AND NOT %(lane)s = ANY(confirmed_by)"
 )
 _RETRIED = (
-    "/* hold */ DELETE FROM {hold} WHERE record_id = ANY(%s::bigint[]) AND reason = 'quarantined' AND wanted = 'retry'"
+    "/* hold */ DELETE FROM {hold} WHERE record_id = ANY(%s::bigint[]) AND reason = 'poison' AND wanted = 'retry'"
 )
-_UNPARK = "/* hold */ DELETE FROM {hold} WHERE record_id = %s AND reason = 'parked'"
-_QUARANTINE = (
+_LIFT_REJECTED = "/* hold */ DELETE FROM {hold} WHERE record_id = %s AND reason = 'rejected'"
+_HOLD_POISON = (
     "/* hold */ INSERT INTO {hold} (topic, key, record_id, stashed_at, reason, attempts, error_code, last_error) "
-    "SELECT kafka_topic, kafka_key, id, create_time, 'quarantined', %(crashes)s, 'CRASHED', %(error)s FROM {table} "
+    "SELECT kafka_topic, kafka_key, id, create_time, 'poison', %(crashes)s, 'CRASHED', %(error)s FROM {table} "
     "WHERE id = %(id)s ON CONFLICT (unit, reason) DO UPDATE SET record_id = EXCLUDED.record_id, "
     "stashed_at = EXCLUDED.stashed_at, attempts = EXCLUDED.attempts, last_error = EXCLUDED.last_error, wanted = '', "
     "since = now()"
@@ -121,15 +121,17 @@ class HoldTable:
             "table": identifier(table),
             **{part: identifier(f"{table}_{part}") for part in ("hold", "dead", "watch")},
         }
-        self._park, self._lift, self._confirm = map(self._build, (_PARK, _LIFT, _CONFIRM))
-        self._bury, self._discard = (self._build(text.replace("<guard>", guard)) for text in (_BURY, _DISCARD))
+        self._place, self._lift, self._confirm = map(self._build, (_PLACE, _LIFT, _CONFIRM))
+        self._dead_letter, self._discard = (
+            self._build(text.replace("<guard>", guard)) for text in (_TO_DEAD_LETTERS, _DISCARD)
+        )
         self._loads: dict[int, str] = {}
 
     def _build(self, text: str, **parts: sql.Composable) -> str:
         return sql.SQL(text).format(**self._parts, **parts).as_string()
 
     def exist(self, connection: Connection) -> bool:
-        """Whether there are such tables: a table of the classic layout has none."""
+        """Whether there are such tables: a table of the goharvest-compatible layout has none."""
         names = [self._parts[part].as_string() for part in ("hold", "dead", "watch")]
         row = connection.execute(
             "/* tables */ SELECT " + " AND ".join("to_regclass(%s) IS NOT NULL" for _ in names), names
@@ -149,53 +151,55 @@ class HoldTable:
             found.append(HoldRow(*values))
         return found
 
-    def write(self, connection: Connection, parks: Sequence[HoldRow], lifted: Sequence[int]) -> None:
+    def write(self, connection: Connection, placed: Sequence[HoldRow], lifted: Sequence[int]) -> None:
         """What was refused, and then what is delivered or gone."""
-        if parks:
-            self._write_parks(connection, parks)
+        if placed:
+            self._write_placed(connection, placed)
         if lifted:
             connection.execute(self._lift, [list(lifted)])
 
-    def _write_parks(self, connection: Connection, parks: Sequence[HoldRow]) -> None:
+    def _write_placed(self, connection: Connection, placed: Sequence[HoldRow]) -> None:
         columns = list(zip(*((p.head, p.topic, p.key, p.attempts, p.code, _cut(p.error), p.due_s)
-                             for p in sorted(parks, key=lambda park: park.head)), strict=True))  # fmt: skip
-        connection.execute(self._park, [list(column) for column in columns])
-        # One that was retried and refused has not crashed anybody: from now on it is parked.
-        connection.execute(self._build(_RETRIED), [[p.head for p in parks]])
+                             for p in sorted(placed, key=lambda hold: hold.head)), strict=True))  # fmt: skip
+        connection.execute(self._place, [list(column) for column in columns])
+        # One that was retried and refused has not crashed anybody: from now on it is rejected.
+        connection.execute(self._build(_RETRIED), [[p.head for p in placed]])
 
     # ---- with a purge
 
-    def run(self, connection: Connection, lane: int, errands: Errands, **given: Any) -> frozenset[int]:
-        """Inside of a transaction. The ids of the records that it deleted: the guard, a wish that was withdrawn or
+    def run(self, connection: Connection, lane: int, hold_actions: HoldActions, **given: Any) -> frozenset[int]:
+        """Inside of a transaction. The ids of the records that it deleted: the guard, a request that was withdrawn or
         another record with the same id may have saved some."""
         gone: list[tuple[int]] = []
-        if errands.burials:
-            gone += self._bury_all(connection, errands.burials, given)
-        if errands.discarded:
-            gone += connection.execute(self._discard, {"ids": list(errands.discarded), **given}).fetchall()
-        if errands.confirmed:
-            connection.execute(self._confirm, {"lane": lane, "ids": list(errands.confirmed)})
+        if hold_actions.dead_records:
+            gone += self._move_to_dead_letters(connection, hold_actions.dead_records, given)
+        if hold_actions.discarded:
+            gone += connection.execute(self._discard, {"ids": list(hold_actions.discarded), **given}).fetchall()
+        if hold_actions.confirmed:
+            connection.execute(self._confirm, {"lane": lane, "ids": list(hold_actions.confirmed)})
         return frozenset(id_ for (id_,) in gone)
 
-    def run_soon(self, connection: Connection, lane: int, errands: Errands, wait_ms: int) -> None:
+    def run_soon(self, connection: Connection, lane: int, hold_actions: HoldActions, wait_ms: int) -> None:
         """The same in a part of the transaction that can fail alone, and that waits so long at most for a lock."""
         with connection.transaction():
-            before = connection.execute("/* errands */ SELECT current_setting('lock_timeout')").fetchone()
-            connection.execute(f"/* errands */ SET LOCAL lock_timeout = '{wait_ms}ms'")
-            self.run(connection, lane, errands)
-            connection.execute("/* errands */ SELECT set_config('lock_timeout', %s, true)", before)
+            before = connection.execute("/* hold actions */ SELECT current_setting('lock_timeout')").fetchone()
+            connection.execute(f"/* hold actions */ SET LOCAL lock_timeout = '{wait_ms}ms'")
+            self.run(connection, lane, hold_actions)
+            connection.execute("/* hold actions */ SELECT set_config('lock_timeout', %s, true)", before)
 
-    def _bury_all(self, connection: Connection, burials: Sequence[Burial], given: dict[str, Any]) -> list[tuple[int]]:
+    def _move_to_dead_letters(
+        self, connection: Connection, dead_records: Sequence[DeadRecord], given: dict[str, Any]
+    ) -> list[tuple[int]]:
         return connection.execute(
-            self._bury,
+            self._dead_letter,
             {
-                "ids": [b.hold.head for b in burials],
-                "reasons": [b.reason for b in burials],
-                "attempts": [b.hold.attempts for b in burials],
-                "codes": [b.hold.code for b in burials],
-                "errors": [_cut(b.hold.error) for b in burials],
+                "ids": [b.hold.head for b in dead_records],
+                "reasons": [b.reason for b in dead_records],
+                "attempts": [b.hold.attempts for b in dead_records],
+                "codes": [b.hold.code for b in dead_records],
+                "errors": [_cut(b.hold.error) for b in dead_records],
                 # As it is: a database without an encoding takes no escape of what is not ASCII.
-                "histories": [json.dumps(b.hold.history, ensure_ascii=False) for b in burials],
+                "histories": [json.dumps(b.hold.history, ensure_ascii=False) for b in dead_records],
                 **given,
             },
         ).fetchall()
@@ -212,13 +216,13 @@ class HoldTable:
         connection.execute("/* watch */ SELECT pg_try_advisory_lock_shared(hashtextextended(%s, 0))", [owner])
 
     def own(self, connection: Connection, lane: int, owner: str, care: Care) -> None:
-        """From now on the lane counts as left uncleanly, until `leave`; a culprit is held."""
+        """From now on the lane counts as left uncleanly, until `leave`; a poison record is held."""
         with connection.transaction():
-            if care.culprit is not None:
+            if care.poison is not None:
                 error = f"{care.crashes} harvesters ended without warning while they sent this record alone"
-                given = {"id": care.culprit, "crashes": care.crashes, "error": error}
-                connection.execute(self._build(_UNPARK), [care.culprit])
-                connection.execute(self._build(_QUARANTINE), given)
+                given = {"id": care.poison, "crashes": care.crashes, "error": error}
+                connection.execute(self._build(_LIFT_REJECTED), [care.poison])
+                connection.execute(self._build(_HOLD_POISON), given)
             suspected = list(care.suspects)
             connection.execute(
                 self._build(_WATCH), {"lane": lane, "owner": owner, "crashes": care.crashes, "suspected": suspected}
@@ -236,7 +240,7 @@ class HoldTable:
         connection.execute(self._build(_CALM), [lane, owner])
 
     def leave(self, connection: Connection, lane: int, owner: str) -> None:
-        """The lane ends in good order."""
+        """The lane ends cleanly."""
         connection.execute(
             self._build("/* watch */ UPDATE {watch} SET is_clean = true WHERE lane = %s AND owner = %s"),
             [lane, owner],

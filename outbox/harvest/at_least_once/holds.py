@@ -1,8 +1,8 @@
 """Holds of an at-least-once lane in their table: what was refused is written there, what operators want is read.
 
 The scoreboard keeps the order of a key whose head was refused, as long as its leader lives. Here stands what outlives
-it, and what others may ask for. What operators pause is left out of the marks; a lane that has such rows in hand begins
-again with its marks, and confirms when that is done. Deletions are guarded by the leader id, as every purge is.
+it, and what others may ask for. What operators pause is left out of the marks; a lane that has such rows in flight
+begins again with its marks, and confirms when that is done. Deletions are guarded by the leader id, as every purge is.
 """
 
 from __future__ import annotations
@@ -23,11 +23,10 @@ from outbox.core.holds.values import (
     DISCARD,
     OF_RECORDS,
     POISON,
-    REFUSED,
     REJECTED,
     RETRY,
-    Burial,
-    Errands,
+    DeadRecord,
+    HoldActions,
     HoldRow,
     fate_of,
     is_given_up,
@@ -41,8 +40,8 @@ logger = logging.getLogger("outbox.harvest")
 
 _LOOK_S, _LANES_MAX = 1.0, 4
 _NEVER = float("inf")
-_CLASSIC_S = 30.0  # between two looks for the tables, where there are none
-_BURIALS_MAX = 1_000
+_GOHARVEST_S = 30.0  # between two looks for the tables, where there are none
+_DEAD_RECORDS_MAX = 1_000
 _AGAIN_S = 5.0  # after a deletion that failed
 _NOT_MARKED = (*BY_OPERATORS, POISON)
 
@@ -67,11 +66,13 @@ class HeldMarks:
         self._is_looking = False
         self._is_first = True
         self._scopes: frozenset[_Scope] = frozenset()
-        self._before: Any = None  # the leader id under which rows of these may still be in hand
+        self._before: Any = None  # the leader id under which rows of these may still be in flight
         self._confirming = False
         self._leaving: set[int] = set()  # records whose deletion is under way
-        self._parks: dict[tuple[str, str, int], HoldRow] = {}  # not written yet, by what they hold
-        self._burials: list[tuple[UUID, Burial]] = []  # not written yet, with the leader id that had them marked
+        self._placed: dict[tuple[str, str, int], HoldRow] = {}  # not written yet, by what they hold
+        self._dead_records: list[
+            tuple[UUID, DeadRecord]
+        ] = []  # not written yet, with the leader id that had them marked
         self._writing = 0  # writes of such that are under way
 
     @property
@@ -100,35 +101,38 @@ class HeldMarks:
         is_own = faults.KINDS.get(held.code) is not faults.Kind.TOPIC
         if is_own and is_given_up(event.attempts, self._attempts_max(topic)):
             self._await_deletion([event.id])
-            self._burials.append((self._board.leader_id, Burial(held, REFUSED)))
+            self._dead_records.append((self._board.leader_id, DeadRecord(held, REJECTED)))
         else:
-            self._parks[topic, key, 0 if key else event.id] = held
+            self._placed[topic, key, 0 if key else event.id] = held
         self._write_refused()
 
     def _attempts_max(self, topic: str) -> int:
-        return self._conf.refusals.refusal_attempts if self._conf.refusals.skips(topic) else 0
+        return self._conf.rejections.rejection_attempts if self._conf.rejections.skips(topic) else 0
 
     def _write_refused(self) -> None:
         """All that was refused since the last such write was sent, in one: each waits for PostgreSQL's disk, and purges
         wait behind it."""
         if self._writing:
             return
-        parks, self._parks = [*self._parks.values()], {}
-        burials, self._burials = self._burials[:_BURIALS_MAX], self._burials[_BURIALS_MAX:]
-        if parks:
+        placed, self._placed = [*self._placed.values()], {}
+        dead_records, self._dead_records = (
+            self._dead_records[:_DEAD_RECORDS_MAX],
+            self._dead_records[_DEAD_RECORDS_MAX:],
+        )
+        if placed:
             self._writing += 1
-            write = partial(self._table.write, parks=parks, lifted=())
+            write = partial(self._table.write, placed=placed, lifted=())
             self._statements.run("hold", write, lambda result, now: self._written(), lambda now: self._written())
         # Of an older leader id: marked anew, a record may be on its way again.
-        self._leaving.difference_update(b.hold.head for leader, b in burials if leader != self._board.leader_id)
-        left = tuple(burial for leader, burial in burials if leader == self._board.leader_id)
+        self._leaving.difference_update(b.hold.head for leader, b in dead_records if leader != self._board.leader_id)
+        left = tuple(dead_record for leader, dead_record in dead_records if leader == self._board.leader_id)
         if left:
             self._writing += 1
-            self._run(self._statements.run, self._table, Errands(left), self._written)
+            self._run(self._statements.run, self._table, HoldActions(left), self._written)
 
     def _written(self) -> None:
         self._writing -= 1
-        if self._parks or self._burials:
+        if self._placed or self._dead_records:
             self._write_refused()
 
     # ---- looking
@@ -141,7 +145,7 @@ class HeldMarks:
         self._is_looking, self._look_at = False, now + self._pause_s
 
     def _loaded(self, rows: Sequence[HoldRow] | None, now: float) -> None:
-        self._is_looking, self._look_at = False, now + (self._pause_s if self._exists else _CLASSIC_S)
+        self._is_looking, self._look_at = False, now + (self._pause_s if self._exists else _GOHARVEST_S)
         mine = [row for row in rows or () if row.of_lane in (None, self._lane)]
         self._heed_operators([row for row in mine if row.reason in _NOT_MARKED and row.wanted != RETRY], now)
         refused = [row for row in mine if row.reason in OF_RECORDS and row.record_id is not None]
@@ -155,19 +159,19 @@ class HeldMarks:
             _Scope(r.topic, r.key, r.lane, r.record_id if r.key is not None and r.key == no_key else None) for r in rows
         )
         if not scopes <= self._scopes:
-            self._before = None if board.phase is Phase.CLAIMING else board.leader_id
+            self._before = None if board.phase is Phase.TAKING else board.leader_id
             board.remark("holds", now)
         self._scopes = scopes
         self._statements.marks.held = _as_marks_see(scopes)
         wanted = tuple(row.id for row in rows if row.reason != POISON and self._lane not in row.confirmed_by)
         if wanted and self._is_over and not self._confirming:
             self._confirming = True
-            job = partial(self._table.run, lane=self._lane, errands=Errands(confirmed=wanted))
-            self._statements.run_claimed("confirm", job, self._confirmed, partial(self._confirmed, None))
+            job = partial(self._table.run, lane=self._lane, hold_actions=HoldActions(confirmed=wanted))
+            self._statements.run_as_owner("confirm", job, self._confirmed, partial(self._confirmed, None))
 
     @property
     def _is_over(self) -> bool:
-        """Whether no row of the scopes is in hand any more."""
+        """Whether no row of the scopes is in flight any more."""
         return self._board.phase is Phase.RUNNING and self._board.leader_id != self._before
 
     def _confirmed(self, result: Any, now: float) -> None:
@@ -176,7 +180,7 @@ class HeldMarks:
     def _heed_refused(self, rows: Sequence[HoldRow], now: float) -> None:
         gone = [row.record_id for row in rows if not row.is_there and row.record_id is not None]
         if gone:
-            self._write(partial(self._table.write, parks=(), lifted=gone))
+            self._write(partial(self._table.write, placed=(), lifted=gone))
         for row in rows:
             if row.is_there and row.record_id is not None:
                 self._heed(row, row.record_id, now)
@@ -192,45 +196,50 @@ class HeldMarks:
         if row.wanted == RETRY:
             board.retry(id_, now)
         elif fate:
-            errands = Errands(discarded=(id_,)) if fate == DISCARD else Errands((Burial(row, fate),))
+            hold_actions = HoldActions(discarded=(id_,)) if fate == DISCARD else HoldActions((DeadRecord(row, fate),))
             if board.is_asleep(id_):
-                self._delete(errands)
+                self._delete(hold_actions)
             elif not is_rejected and self._is_over and not board.knows(id_):
-                self._delete_unmarked(errands)
+                self._delete_unmarked(hold_actions)
 
     # ---- deleting
 
-    def _delete(self, errands: Errands) -> None:
+    def _delete(self, hold_actions: HoldActions) -> None:
         """The record sleeps until this is decided, so it is not on its way."""
-        self._await_deletion(errands.heads)
-        self._run(self._statements.run, self._table, errands)
+        self._await_deletion(hold_actions.heads)
+        self._run(self._statements.run, self._table, hold_actions)
 
     def _await_deletion(self, ids: Sequence[int]) -> None:
         self._leaving |= set(ids)
         for id_ in ids:
             self._board.retry(id_, _NEVER)
 
-    def _delete_unmarked(self, errands: Errands) -> None:
-        """One that is left out of the marks: as long as the claim stands, nobody else has it in hand either."""
-        self._run(self._statements.run_claimed, self._unmarked, errands)
+    def _delete_unmarked(self, hold_actions: HoldActions) -> None:
+        """One that is left out of the marks: as long as the takeover stands, nobody else has it in flight either."""
+        self._run(self._statements.run_as_owner, self._unmarked, hold_actions)
 
     def _run(
-        self, run: Callable[..., None], table: HoldStatements, errands: Errands, then: Callable[[], None] = lambda: None
+        self,
+        run: Callable[..., None],
+        table: HoldStatements,
+        hold_actions: HoldActions,
+        then: Callable[[], None] = lambda: None,
     ) -> None:
-        ids, leader = errands.heads, self._board.leader_id
+        ids, leader = hold_actions.heads, self._board.leader_id
         self._leaving |= set(ids)
 
         def job(connection: Any) -> frozenset[int]:
             with connection.transaction():
-                return table.run(connection, self._lane, errands, leader=leader)
+                return table.run(connection, self._lane, hold_actions, leader=leader)
 
         def done(gone: frozenset[int], now: float) -> None:
             self._leaving -= set(ids)
-            for burial in errands.burials:
-                if burial.hold.head in gone:
+            for dead_record in hold_actions.dead_records:
+                if dead_record.hold.head in gone:
                     logger.warning(
                         "dead_letter lane=%d id=%d reason=%s attempts=%d error=%r",
-                        self._lane, burial.hold.head, burial.reason, burial.hold.attempts, burial.hold.error,
+                        self._lane, dead_record.hold.head, dead_record.reason, dead_record.hold.attempts,
+                        dead_record.hold.error,
                     )  # fmt: skip
             self._board.gone(gone, now)
             for id_ in ids:
@@ -241,7 +250,7 @@ class HeldMarks:
         def failed(now: float) -> None:
             done(frozenset(), now)
 
-        run("bury", job, done, failed)
+        run("dead_letter", job, done, failed)
 
     def _write(self, job: Callable[[Any], Any]) -> None:
         self._statements.run("hold", job, lambda result, now: None, lambda now: None)

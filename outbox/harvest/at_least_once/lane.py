@@ -88,7 +88,7 @@ class AtLeastOnce:
         )
         runtime = self._servers.runtime
         self._clock = runtime.monotonic
-        self._lease = lease or LeaseKeeper(conf, self._servers.database.claim(owner_name()), runtime)
+        self._lease = lease or LeaseKeeper(conf, self._servers.database.lease(owner_name()), runtime)
         self._lease.enter(lane, leader_id)
         self._board = Scoreboard(
             leader_id, epoch, limits(conf), self._clock(), keep_empty_key=conf.harvest.keep_empty_key
@@ -109,7 +109,7 @@ class AtLeastOnce:
             values.Send: self._send,
             values.DropProducers: self._drop_producers,
             values.RefreshLeader: lambda effect: host.refresh(lane),
-            values.ClaimSuperseded: lambda effect: host.step_down(lane),
+            values.LaneSuperseded: lambda effect: host.step_down(lane),
             values.Finished: lambda effect: None,
             **dict.fromkeys(_EVENTS, self._emit),
         }
@@ -149,7 +149,7 @@ class AtLeastOnce:
             in_flight_keys=keys_in_flight(board),
             delivered=board.statistics().acknowledged_total,
             held=board.statistics().held + self._paused,
-            parked=board.statistics().held,
+            held_keys=board.statistics().held,
             board=board.statistics(),
             circuit=self._troubles.circuit,
         )
@@ -245,7 +245,7 @@ class AtLeastOnce:
     def _rows_kept(self, reason: str) -> None:
         """Nothing more is marked or sent until they are deleted, which is tried again and again."""
         if reason and reason != self._stopped_for:
-            text = f"lane {self._lane} is stopped: {reason} The lane then goes on by itself."
+            text = f"lane {self._lane} is stopped: {reason} The lane then resumes by itself."
             logger.error("lane_stopped lane=%d reason=%r", self._lane, text)
             self._host.emit(LaneStopped(self._lane, text))
         self._stopped_for = reason
@@ -334,7 +334,7 @@ class AtLeastOnceFactory:
         with self._mutex:
             if self._shared is None:
                 servers = self._connect(conf)
-                self._shared = servers, LeaseKeeper(conf, servers.database.claim(self._owner), self._runtime)
+                self._shared = servers, LeaseKeeper(conf, servers.database.lease(self._owner), self._runtime)
         servers, lease = self._shared
         return AtLeastOnce(conf, lane, leader_id, epoch, host, servers=servers, lease=lease)
 

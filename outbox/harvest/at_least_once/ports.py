@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from uuid import UUID
 
 from outbox.conf import Conf
-from outbox.core.holds.values import Errands, HoldRow
+from outbox.core.holds.values import HoldActions, HoldRow
 from outbox.edges.kafka.at_least_once.idempotent import Client
 from outbox.edges.postgres.at_least_once.marks import MarkedRow, Marks, Scopes
 from outbox.edges.postgres.common import backends, table
@@ -21,7 +21,7 @@ from outbox.edges.postgres.common.leases import TableLease
 from outbox.edges.postgres.common.session import Connect, OwnedConnection
 from outbox.edges.postgres.holds import MARKED, UNMARKED, HoldTable
 from outbox.harvest.exactly_once import ports
-from outbox.harvest.lease_keeper import claim_of
+from outbox.harvest.lease_keeper import lease_of
 from outbox.runtime import Runtime
 
 
@@ -32,7 +32,7 @@ class MarkStatements(Protocol):
     large: dict[int, int]
     refused_by: str
 
-    def claim(self, connection: Any, epoch: int, timeout_s: float) -> bool: ...
+    def take(self, connection: Any, epoch: int, timeout_s: float) -> bool: ...
 
     def mark(
         self, connection: Any, leader: UUID, limit: int, exclude: Sequence[tuple[str, str]] = ()
@@ -56,9 +56,9 @@ class HoldStatements(Protocol):
 
     def load(self, connection: Any, lanes: int) -> list[HoldRow]: ...
 
-    def write(self, connection: Any, parks: Sequence[HoldRow], lifted: Sequence[int]) -> None: ...
+    def write(self, connection: Any, placed: Sequence[HoldRow], lifted: Sequence[int]) -> None: ...
 
-    def run(self, connection: Any, lane: int, errands: Errands, **given: Any) -> frozenset[int]: ...
+    def run(self, connection: Any, lane: int, hold_actions: HoldActions, **given: Any) -> frozenset[int]: ...
 
 
 class MarkDatabasePort(Protocol):
@@ -75,7 +75,7 @@ class MarkDatabasePort(Protocol):
     def unmarked_holds(self) -> HoldStatements:
         """Which delete no record that `leader` has marked."""
 
-    def claim(self, owner: str) -> ports.LeasePort: ...
+    def lease(self, owner: str) -> ports.LeasePort: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,8 +117,8 @@ class MarkDatabase:
     def unmarked_holds(self) -> HoldTable:
         return HoldTable(self._conf.table, guard=UNMARKED)
 
-    def claim(self, owner: str) -> TableLease:
-        return claim_of(self._conf, owner)
+    def lease(self, owner: str) -> TableLease:
+        return lease_of(self._conf, owner)
 
 
 def connector(conf: Conf) -> Connect:

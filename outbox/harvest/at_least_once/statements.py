@@ -1,7 +1,7 @@
 """The statements of one at-least-once lane: each effect of the scoreboard becomes a job, each outcome a report to it.
 
-Two sessions: marks, with what may not run beside them, on the one that holds the claim; purges and resets on another.
-"""
+Two sessions: marks, with what may not run beside them, on the one that holds the takeover; purges and resets on
+another."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from outbox.core.at_least_once import values as values
 from outbox.core.at_least_once.scoreboard import Scoreboard
 from outbox.edges.postgres.at_least_once.marks import WrongTable
 from outbox.edges.postgres.common.backends import Pooled
-from outbox.edges.postgres.common.leases import NoRights, OtherWay
+from outbox.edges.postgres.common.leases import NoPrivileges, OtherMode
 from outbox.edges.postgres.common.session import Session
 from outbox.edges.postgres.common.texts import explained
 from outbox.edges.postgres.preflight.keepers import RowsKept
@@ -53,14 +53,14 @@ class StatementRunner:
         self._timeout_s = conf.harvest.statement_timeout_s
         self._runtime, self.database = servers.runtime, servers.database
         self.marks = self._marks = self.database.marks(lane)
-        self._claimed_connection: Any = None
+        self._owning_connection: Any = None
         connect = self.database.connect
         self.mark_session = Session(f"outbox-mark-{lane}", connect, self._post, self._runtime)
         self.purge_session = Session(f"outbox-purge-{lane}", connect, self._post, self._runtime)
 
     def effects(self) -> dict[type, Callable[[Any], None]]:
         return {
-            values.Claim: self._claim,
+            values.TakeLane: self._take,
             values.Mark: self._mark,
             values.Fetch: self._fetch,
             values.Sweep: self._sweep,
@@ -106,7 +106,7 @@ class StatementRunner:
                 self._kept(str(error))
             else:
                 self._troubles.seen("database", f"{name}: {explained(error)}")
-            if isinstance(error, WrongTable | OtherWay | NoRights | Pooled):
+            if isinstance(error, WrongTable | OtherMode | NoPrivileges | Pooled):
                 self._fatal(error)
             failed(now)
 
@@ -125,21 +125,21 @@ class StatementRunner:
         """Between the marks: what is asked every second needs no connection of its own, and waits for no purge."""
         self._submit(self.mark_session, name, job, done, failed)
 
-    def run_claimed(
+    def run_as_owner(
         self, name: str, job: Callable[[Any], Any], done: Callable[[Any, float], None], failed: Callable[[float], None]
     ) -> None:
-        """Where the claim is held: nobody has claimed the lane since when it succeeds."""
+        """Where the takeover is held: nobody has taken the lane since when it succeeds."""
 
         def checked(connection: Any) -> Any:
-            self._require_claim(connection)
+            self._require_ownership(connection)
             with self.database.transaction(connection):
                 return job(connection)
 
         self._submit(self.mark_session, name, checked, done, failed)
 
-    def _require_claim(self, connection: Any) -> None:
-        if connection is not self._claimed_connection:
-            raise ConnectionError("The connection that held the claim of the lane is gone.")
+    def _require_ownership(self, connection: Any) -> None:
+        if connection is not self._owning_connection:
+            raise ConnectionError("The connection that held the takeover of the lane is gone.")
 
     def beat(self) -> None:
         """Repeat the lease on the table when it is time."""
@@ -147,26 +147,26 @@ class StatementRunner:
             self._submit(self.purge_session, "beat", self._lease.take, lambda _, now: None, lambda now: None)
 
     def release_lease(self) -> None:
-        """The last lane of the process ends in good order: nobody has to wait until its lease is old."""
+        """The last lane of the process ends cleanly: nobody has to wait until its lease is old."""
         self._submit(self.purge_session, "release", self._lease.release, lambda _, now: None, lambda now: None)
 
-    def _claim(self, effect: values.Claim) -> None:
+    def _take(self, effect: values.TakeLane) -> None:
         board, ticket, timeout_s = self._board, effect.ticket, self._timeout_s
 
-        def done(claimed: bool, now: float) -> None:
-            failpoint("after-claim")
-            if not claimed:
-                logger.warning("claim_refused lane=%d by=%r", self._lane, self._marks.refused_by)
-            (board.claimed if claimed else board.claim_refused)(ticket, now)
+        def done(taken: bool, now: float) -> None:
+            failpoint("after-take")
+            if not taken:
+                logger.warning("lane_refused lane=%d by=%r", self._lane, self._marks.refused_by)
+            (board.taken if taken else board.take_refused)(ticket, now)
 
         def job(connection: Any) -> bool:
             self._lease.take(connection)
             self._lease.prepared()
-            claimed = self._marks.claim(connection, effect.epoch, timeout_s)
-            self._claimed_connection = connection if claimed else None
-            return claimed
+            taken = self._marks.take(connection, effect.epoch, timeout_s)
+            self._owning_connection = connection if taken else None
+            return taken
 
-        self._submit(self.mark_session, "claim", job, done, partial(board.claim_failed, ticket), renew=True)
+        self._submit(self.mark_session, "take", job, done, partial(board.take_failed, ticket), renew=True)
 
     def _mark(self, effect: values.Mark) -> None:
         board, marks = self._board, self._marks
@@ -178,7 +178,7 @@ class StatementRunner:
             board.marked(effect.ticket, rows, now, left_out=any(marks.held), large=large)
 
         def job(connection: Any) -> tuple[Sequence[Any], dict[int, int]]:
-            self._require_claim(connection)
+            self._require_ownership(connection)
             return marks.mark(connection, effect.leader_id, effect.limit, effect.exclude), marks.large
 
         self._submit(self.mark_session, "mark", job, done, partial(board.mark_failed, effect.ticket))

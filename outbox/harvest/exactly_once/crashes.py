@@ -50,8 +50,8 @@ class CrashWatch:
         holds.be_careful(care.is_careful)
         if care.suspects:
             holds.suspect(care.suspects)
-        if care.culprit is not None:
-            logger.error("record_quarantined lane=%d id=%d crashes=%d", lane, care.culprit, care.crashes)
+        if care.poison is not None:
+            logger.error("poison_held lane=%d id=%d crashes=%d", lane, care.poison, care.crashes)
         elif is_unclean and care.crashes and is_first:  # of an orderly end there is nothing to tell, careful or not
             logger.warning("unclean_takeover lane=%d crashes=%d suspects=%d", lane, care.crashes, len(care.suspects))
 
@@ -86,6 +86,6 @@ class CrashWatch:
     def leave(self, may_wait: Callable[[], bool]) -> None:
         """The owner ends well: its successor need not be careful. Raises `MayNotGoOn`."""
         if not may_wait():  # a successor in this process has the same name, and may own the lane by now
-            raise MayNotGoOn("the lane has no time left for its farewell")
+            raise MayNotGoOn("the lane has no time left for a clean release")
         table, lane, owner = self._table, self._lane.number, self._rounds.owner
         self._rounds.purges.ask(lambda connection: table.leave(connection, lane, owner), may_wait)

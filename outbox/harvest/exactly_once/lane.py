@@ -22,8 +22,8 @@ import psycopg
 
 from outbox.conf import Conf
 from outbox.core.at_least_once.values import RecordHeld
-from outbox.core.contract import LaneHost, LeftUntidily
-from outbox.core.exactly_once import judgement
+from outbox.core.contract import LaneHost, UncleanRelease
+from outbox.core.exactly_once import decisions
 from outbox.core.exactly_once.blame import (
     Action,
     HoldLikely,
@@ -38,7 +38,7 @@ from outbox.core.exactly_once.blame import (
     Weigh,
     blame,
 )
-from outbox.core.exactly_once.judgement import AskElection, Closed, Idle, Stop
+from outbox.core.exactly_once.decisions import AskElection, Closed, Idle, Stop
 from outbox.core.exactly_once.lane import Did, EndOfLane, Lane
 from outbox.core.exactly_once.ledger import LedgerEntryError
 from outbox.core.exactly_once.takeover import Unreadable, unreadable, was_settled
@@ -89,9 +89,9 @@ _REPEATED = (
     "lane {lane} is stopped for a moment and then taken over: the Kafka client has sent {found}, and its log named no "
     "lost connection. If the brokers have just moved the transaction coordinator, no harm was done. Else this version "
     "of confluent-kafka does not log what outbox relies on, and records may have been sent twice: run "
-    "manage.py outbox_audit and go back to the version before."
+    "manage.py outbox_verify and go back to the version before."
 )
-_PARKED_S = 2.0  # a stopped lane is examined again: an operator may have settled it
+_STOPPED_S = 2.0  # a stopped lane is examined again: an operator may have settled it
 _CLOSED_S, _IDLE_S = 0.05, 0.5
 _IDLE_SEEN_S = 2.5  # a little more than between two heartbeats, which look at the state row too
 _TAKEOVER_S = 30.0
@@ -119,7 +119,7 @@ class ExactlyOnce:
         self._mailbox: Queue[Any] = runtime.queue()
         holds = Holds(
             lane,
-            lambda topic: conf.refusals.refusal_attempts if conf.refusals.skips(topic) else 0,
+            lambda topic: conf.rejections.rejection_attempts if conf.rejections.skips(topic) else 0,
             keep_empty_key=conf.harvest.keep_empty_key,
         )
         self._state = LaneState(lane, post=self._mailbox.put, holds=holds)
@@ -174,7 +174,7 @@ class ExactlyOnce:
             takeovers=self._takeovers,
             renewals=self._renewals,
             held=len(self._state.holds),
-            parked=self._state.holds.refused_count,
+            held_keys=self._state.holds.rejected_count,
             unpurged=self._state.submitted - self._state.acknowledged,
             circuit=self._circuit.view,
             stages=stages,
@@ -252,7 +252,7 @@ class ExactlyOnce:
             self._host.doubt(self._lane)
             return self._backoff("another owner may be at work")
         if isinstance(outcome, Stop | Unreadable):
-            return self._park(outcome.text)
+            return self._stay_stopped(outcome.text)
         if isinstance(outcome, Closed | Idle):
             is_closed = isinstance(outcome, Closed)
             self._machine.on(Did.FOUND_CLOSED if is_closed else Did.FOUND_IDLE)
@@ -269,7 +269,7 @@ class ExactlyOnce:
         """A hint before the takeover: it spares the servers an init whose producer would be thrown away. The takeover
         reads the row again after its init. One question serves all lanes of the process."""
         for wanted, max_age_s in ((Idle, _IDLE_SEEN_S), (Closed, _CLOSED_S)):
-            found = judgement.waits_for(self._lane, rounds.seen_state(max_age_s, self._may_take_over))
+            found = decisions.waits_for(self._lane, rounds.seen_state(max_age_s, self._may_take_over))
             if isinstance(found, wanted):
                 return found
         return None
@@ -287,11 +287,11 @@ class ExactlyOnce:
         """A lost election ends a takeover before it fences the rightful owner."""
         return not self._ending.is_asked_for and self._host.may_start(self._lane)
 
-    def _park(self, text: str) -> float:
+    def _stay_stopped(self, text: str) -> float:
         if self._machine.stopped(text):
             logger.error("lane_stopped lane=%d reason=%r", self._lane, text)
             self._host.emit(LaneStopped(self._lane, text))
-        return _PARKED_S
+        return _STOPPED_S
 
     def _backoff(self, reason: str) -> float:
         self._machine.on(Did.FAILED)
@@ -328,7 +328,7 @@ class ExactlyOnce:
     def _obey(self, what: Doubt | Retake | Stop) -> float:
         """The pause before the lane is taken over again."""
         if isinstance(what, Stop):
-            return self._park(what.text)
+            return self._stay_stopped(what.text)
         if isinstance(what, Doubt):
             self._host.doubt(self._lane)
             return self._backoff("another owner may be at work")
@@ -403,7 +403,7 @@ class ExactlyOnce:
             case Producer.GOOD:
                 return None
             case Producer.REPEATED:
-                return self._park(_REPEATED.format(lane=self._lane, found=producer.repeated))
+                return self._stay_stopped(_REPEATED.format(lane=self._lane, found=producer.repeated))
             case Producer.TROUBLED:
                 self._renewals += 1
                 logger.info("producer_renewed lane=%d trouble=%r", self._lane, producer.trouble)
@@ -509,17 +509,17 @@ class ExactlyOnce:
         rounds.failed(self._state)
         try:
             if self._transactions.is_in_doubt and not self._was_settled(rounds):
-                return self._left_untidily("whether the last batch was committed is not known", is_unpurged=True)
+                return self._unclean_release("whether the last batch was committed is not known", is_unpurged=True)
             if not rounds.wait_purged(self._state, self._may_wait):
-                return self._left_untidily("PostgreSQL did not confirm the last purge in time", is_unpurged=True)
+                return self._unclean_release("PostgreSQL did not confirm the last purge in time", is_unpurged=True)
             if self._may_have_left_rows:
-                return self._left_untidily(
+                return self._unclean_release(
                     "the lane is stopped, and what was sent may be in the table", is_unpurged=True
                 )
             self._crashes.leave(self._may_wait)
-            rounds.release_way(self._state, self._may_wait)
+            rounds.release_lease(self._state, self._may_wait)
         except (psycopg.Error, OutboxError) as error:
-            return self._left_untidily(str(error), is_unpurged=self._transactions.is_in_doubt or self._state.unpurged)
+            return self._unclean_release(str(error), is_unpurged=self._transactions.is_in_doubt or self._state.unpurged)
         return True
 
     @property
@@ -530,10 +530,10 @@ class ExactlyOnce:
     def _was_settled(self, rounds: Rounds) -> bool:
         return was_settled(self._lane, rounds.seen_state(0.0, self._may_wait), self._transactions.change)
 
-    def _left_untidily(self, reason: str, *, is_unpurged: bool) -> bool:
-        logger.info("left_untidily lane=%d reason=%r", self._lane, reason)
+    def _unclean_release(self, reason: str, *, is_unpurged: bool) -> bool:
+        logger.info("unclean_release lane=%d reason=%r", self._lane, reason)
         if is_unpurged:
-            self._host.emit(LeftUntidily(self._lane, reason))
+            self._host.emit(UncleanRelease(self._lane, reason))
         return not is_unpurged
 
     def _may_wait(self) -> bool:

@@ -22,9 +22,9 @@ from typing import Any
 from uuid import UUID, uuid4
 
 from outbox.conf import Conf
-from outbox.core.exactly_once import judgement, resize
+from outbox.core.exactly_once import decisions, resize
 from outbox.core.exactly_once import ledger as entries
-from outbox.core.exactly_once.judgement import AskElection, Closed, StateRow, Stop
+from outbox.core.exactly_once.decisions import AskElection, Closed, StateRow, Stop
 from outbox.core.exactly_once.ledger import Entry
 from outbox.core.exactly_once.resize import Act, GoodPartitions
 from outbox.core.exactly_once.takeover import Unreadable, has_ended, unreadable
@@ -59,7 +59,7 @@ class LaneCount:
         self._grown_to = 0
 
     def follow(self, may_go_on: Callable[[], bool], partitions_added: Callable[[], None]) -> NotFollowed | None:
-        """Carry out what the row wishes for or has begun, or has forgotten; None: the count stands. Raises
+        """Carry out what the row asks for or has begun, or has forgotten; None: the count stands. Raises
         `MayNotGoOn`."""
         try:
             state = self._remembering_state(may_go_on)
@@ -86,11 +86,11 @@ class LaneCount:
             newest = newest_change_of_any(self._kafka, identity, give_up_at, self._conf, state, waits=False)
         except LedgerOpen:
             # Of an owner that died in the middle of a transaction, which only the taking over of this lane ends. That
-            # looks at the mark too; what is wished waits for the next time.
+            # looks at the mark too; what is requested waits for the next time.
             if state.resize_to is not None:
                 raise
             return replace(state, wanted=None)
-        if not judgement.forgets_change(state, newest):
+        if not decisions.forgets_change(state, newest):
             return state
         close_forgotten(self._servers, self._purges, state, newest, may_go_on)
         return self._state(may_go_on)
@@ -120,7 +120,7 @@ class LaneCount:
         wanted, count = state.wanted, state.lane_count
         assert wanted is not None
         if act is Act.REFUSE:
-            self._ask(lambda statements, c: statements.refuse_wish(c, wanted, ""), may_go_on)
+            self._ask(lambda statements, c: statements.refuse_request(c, wanted, ""), may_go_on)
             return True
         try:
             self._kafka.grow(self._kafka.name, wanted)
@@ -128,7 +128,7 @@ class LaneCount:
         except LedgerRefused as error:
             note = str(error)
             logger.error("lanes_not_changed lanes=%d wanted=%d reason=%r", count, wanted, note)
-            self._ask(lambda statements, c: statements.refuse_wish(c, wanted, note), may_go_on)
+            self._ask(lambda statements, c: statements.refuse_request(c, wanted, note), may_go_on)
             return True
         failpoint("lanes-grown")
         closed = self._ask(lambda statements, c: statements.close_lanes(c, wanted), may_go_on)

@@ -15,8 +15,8 @@ from typing import Any
 from uuid import UUID, uuid4
 
 from outbox.conf import Conf
-from outbox.core.exactly_once import judgement, ledger
-from outbox.core.exactly_once.judgement import AskElection, Facts, StateRow, Stop, Why, change_of
+from outbox.core.exactly_once import decisions, ledger
+from outbox.core.exactly_once.decisions import AskElection, Facts, StateRow, Stop, Why, change_of
 from outbox.core.exactly_once.ledger import Entry, LedgerEntryError, UnknownEntryVersion
 from outbox.core.exactly_once.resolution import (
     UNREADABLE,
@@ -128,9 +128,9 @@ class Resolver:
     def _judged(self, lane: int, sides: _Sides, entry: Entry | None) -> Case:
         # In a repair every lane is settled, and judged like one in use.
         if lane >= sides.state.lane_count and sides.state.resize_to is None:
-            found: Any = judgement.idle_lane(lane, sides.state.lane_count, sides.identity, sides.purged, entry)
+            found: Any = decisions.idle_lane(lane, sides.state.lane_count, sides.identity, sides.purged, entry)
         else:
-            found = self._verdict(lane, sides, entry)
+            found = self._decision(lane, sides, entry)
         if not isinstance(found, Stop):
             text = _AT_WORK if isinstance(found, AskElection) else _AGREE
             return Case(lane, sides.identity, sides.purged, entry, None, text)
@@ -138,14 +138,14 @@ class Resolver:
             entry = next(self._entries(lane, sides.identity), None)
         return Case(lane, sides.identity, sides.purged, entry, found.why, found.text)
 
-    def _verdict(self, lane: int, sides: _Sides, entry: Entry | None) -> Any:
+    def _decision(self, lane: int, sides: _Sides, entry: Entry | None) -> Any:
         again = self._sides(lane).purged
         facts = Facts(lane, sides.identity, sides.state, sides.purged, entry, again, settling=True)
-        found = judgement.takeover(facts)
-        if isinstance(found, judgement.LookUpRows):
+        found = decisions.takeover(facts)
+        if isinstance(found, decisions.LookUpRows):
             assert entry is not None
             rows = self._ask(lambda statements, c: statements.look_up(c, entry.ids))
-            return judgement.settle(entry, judgement.found_rows(entry, rows.count, rows.digest, rows.newest))
+            return decisions.settle(entry, decisions.found_rows(entry, rows.count, rows.digest, rows.newest))
         return found
 
     def _entries(self, lane: int, database: UUID) -> Iterator[Entry]:
@@ -230,7 +230,7 @@ class Resolver:
         def act(statements: Any, connection: Any) -> int | None:
             with connection.transaction():
                 deleted = 0
-                for listed in case.listed if decision.purge_sent else ():
+                for listed in case.listed if decision.delete_sent else ():
                     connection.give_up_at = time.monotonic() + self._conf.harvest.statement_timeout_s
                     if listed.sent:
                         if not statements.keep_file(connection, listed.filenode):

@@ -13,8 +13,8 @@ from typing import Any
 from uuid import UUID
 
 from outbox.conf import Conf
-from outbox.core.exactly_once import judgement
-from outbox.core.exactly_once.judgement import (
+from outbox.core.exactly_once import decisions
+from outbox.core.exactly_once.decisions import (
     AskElection,
     Closed,
     Idle,
@@ -73,7 +73,7 @@ def newest_change(ledger: KafkaPort, identity: UUID, give_up_at: float, *, waits
     """The latest change of the lane count that the ledger knows of: each is marked in the partition of lane 0 before
     the lanes are opened. Raises `LedgerMissing`: a ledger that is not there knows nothing, also not of none."""
     try:
-        return judgement.change_of(ledger.last_entry(0, give_up_at, waits=waits), identity)
+        return decisions.change_of(ledger.last_entry(0, give_up_at, waits=waits), identity)
     except LedgerEntryError as error:
         raise UnreadableMark(error) from error
 
@@ -85,7 +85,7 @@ def newest_change_of_any(
     try:
         return newest_change(ledger, identity, give_up_at, waits=waits)
     except LedgerMissing:
-        ledger.prepare(state.lane_count, conf.exactly_once.audit_window_s)
+        ledger.prepare(state.lane_count, conf.exactly_once.ledger_retention_s)
         return newest_change(ledger, identity, give_up_at, waits=waits)
 
 
@@ -200,13 +200,13 @@ class Takeover:
         if isinstance(step, LookUpRows):
             entry = step.entry
             found = ask(lambda connection: database.statements.look_up(connection, entry.ids), may_go_on)
-            return replace(known, rows=judgement.found_rows(entry, found.count, found.digest, found.newest))
+            return replace(known, rows=decisions.found_rows(entry, found.count, found.digest, found.newest))
         assert table is not None
         state, identity = table.state, table.identity
         if step is Ask.LEDGER:
             # Each time: brokers may have made a deleted one anew, with a policy that forgets. Made anew it is empty,
-            # and the verdict says so when the table knows better.
-            self._kafka.prepare(state.lane_count, self._conf.exactly_once.audit_window_s)
+            # and the decision says so when the table knows better.
+            self._kafka.prepare(state.lane_count, self._conf.exactly_once.ledger_retention_s)
             return replace(known, last=Last(self._kafka.last_entry(self._lane, give_up_at)))
         if isinstance(step, CloseForgotten):
             close_forgotten(self._servers, self._purges, state, step.change, may_go_on)

@@ -26,7 +26,7 @@ from outbox.core.rows import Row, parts_of
 from outbox.core.sizes import Sizes
 from outbox.edges.kafka.common.clients import PRODUCER_DEFAULTS
 from outbox.edges.kafka.exactly_once.transactional import (
-    RecordRefused,
+    RecordRejected,
     ReportsMissing,
     TransactionalProducer,
     kafka_error,
@@ -157,7 +157,7 @@ class Transactions:
         with self._turn_to_send(batch) as turned:
             give_up_at = turned + 0.6 * self._conf.exactly_once.transaction_timeout_s
             digest, newest = self._send(producer, batch, give_up_at)
-        if not (batch.rows or batch.errands):
+        if not (batch.rows or batch.hold_actions):
             self._rounds.not_sent(self._lane, batch)
             return None
         if batch.rows and not self._is_probing:  # else what the ledger is refused would be blamed on the records
@@ -229,7 +229,7 @@ class Transactions:
         """How many of these were handed over, and why not the next one."""
         try:
             producer.send(piece, give_up_at, _reporter(self._failures, begin) if self._is_probing else None)
-        except RecordRefused as error:
+        except RecordRejected as error:
             return error.index, str(error)
         return len(piece), None
 
@@ -284,7 +284,7 @@ class Transactions:
         text = transaction.objection(
             is_stopped=previous is not None and self._lane.number in previous.stops,
             is_flushed=batch.flush is not None or has_flushed(since, batch.asked_at),
-            is_claimed=self._rounds.is_claimed,
+            holds_lease=self._rounds.holds_lease,
         )
         if text:
             raise BatchDropped(text)

@@ -9,9 +9,9 @@ from typing import Any
 from uuid import UUID
 
 from outbox.core.contract import LaneStopped as LaneStopped
-from outbox.core.exactly_once.judgement import Stop
+from outbox.core.exactly_once.decisions import Stop
 from outbox.core.exactly_once.ledger import Entry
-from outbox.core.holds.values import Errands
+from outbox.core.holds.values import HoldActions
 from outbox.core.patience import CircuitState, CircuitView
 from outbox.core.rows import Row
 from outbox.exceptions import OutboxError
@@ -47,7 +47,7 @@ class BatchPurge:
 
     entry: Entry
     filenode: int
-    errands: Errands | None = None
+    hold_actions: HoldActions | None = None
     """Done in the same transaction, if the purge moves m itself."""
     server: str = ""
     """From which the rows were read, see `backends.server_of`."""
@@ -63,7 +63,7 @@ class Ticket(Awaited):
         self.submitted_at = runtime.monotonic()
         self.stops: dict[int, Stop] = {}
         self.done: list[BatchPurge] = []
-        """Those whose errands are done."""
+        """Those whose hold actions are done."""
         self.flushed_since: float | None = None
         """Everything that the server showed since then, and before the purge was sent, is on its disk: the purge
         moved m of a lane at its first attempt, over a connection as old as this."""
@@ -97,7 +97,7 @@ class Batch:
     """Must be settled before this batch commits."""
     created: Mapping[int, int] = field(default_factory=dict)
     """When some of the page's records were stashed, by id; see `core.times`."""
-    errands: Errands | None = None
+    hold_actions: HoldActions | None = None
     server: str = ""
     """From which it was read, see `backends.server_of`."""
     left_out: int = 0
@@ -164,7 +164,7 @@ class ExactlyOnceStatistics:
     takeovers: int
     renewals: int
     held: int
-    parked: int = 0
+    held_keys: int = 0
     """Of these, what a record at fault holds back, and no operator."""
     unpurged: int = 0
     """Batches that are in Kafka and whose rows are not deleted yet."""

@@ -16,7 +16,7 @@ from outbox.exceptions import OutboxError
 from outbox.service.process_signals import FORCED, ProcessSignals, Stop
 
 EXIT_CODES = {
-    0: "stopped after finishing what was in hand; with --once: nothing that was visible is left in the table",
+    0: "stopped after finishing what was in flight; with --once: nothing that was visible is left in the table",
     1: "stopped for an error, which the last line names; also a stop that ran out of time",
     2: "the arguments are wrong",
     3: "--once: no lane was acquired within --wait",

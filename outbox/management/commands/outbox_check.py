@@ -14,7 +14,7 @@ from outbox import conf as settings
 from outbox.conf.secrets import Redactor, shown
 from outbox.exceptions import OutboxError
 from outbox.operations import check, stats
-from outbox.operations.findings import Level, verdict
+from outbox.operations.findings import Level, overall
 
 EXIT_CODES = {0: "harvesters can work; warnings may be there", 1: "something must be changed first"}
 _SAID = {
@@ -25,7 +25,7 @@ _SAID = {
 
 
 class Command(BaseCommand):
-    help = "Examine rights, topics, sizes, table and ledger with the real PostgreSQL and Kafka, and give a verdict."
+    help = "Examine rights, topics, sizes, table and ledger with the real PostgreSQL and Kafka, and give a result."
     requires_system_checks = []  # they are part of the answer
 
     def add_arguments(self, parser: ArgumentParser) -> None:
@@ -48,10 +48,10 @@ class Command(BaseCommand):
             raise CommandError(str(error)) from error
         redact = Redactor(conf.kafka.client_properties, conf.producer_properties, _database_secrets(alias))
         findings = check.examine(conf, alias, topics=tuple(options["topic"]))
-        said = verdict(findings)
+        said = overall(findings)
         if options["json"]:
             found = {
-                "verdict": str(said),
+                "result": str(said),
                 "findings": [finding.as_dict() for finding in findings],
                 "configuration": check.configuration(conf, alias, shown),
             }
@@ -61,7 +61,7 @@ class Command(BaseCommand):
                 self.stdout.write(redact(f"{finding.level:8} {finding.subject}: {finding.text}"))
                 if finding.remedy:
                     self.stdout.write(redact(f"         -> {finding.remedy}"))
-            self.stdout.write(f"verdict: {_SAID[said]}")
+            self.stdout.write(f"result: {_SAID[said]}")
         if said is Level.ERROR:
             sys.exit(1)
 

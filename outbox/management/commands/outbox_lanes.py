@@ -1,6 +1,6 @@
-"""``manage.py outbox_lanes``: show the lane count and its owners, or wish for another count and wait for it.
+"""``manage.py outbox_lanes``: show the lane count and its owners, or ask for another count and wait for it.
 
-The owner of lane 0 carries the change out; this command only writes the wish into the state row and looks on.
+The owner of lane 0 carries the change out; this command only writes the request into the state row and looks on.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ import psycopg
 from django.core.management.base import BaseCommand, CommandError
 
 from outbox import conf as settings
-from outbox.core.exactly_once.judgement import StateRow
+from outbox.core.exactly_once.decisions import StateRow
 from outbox.edges.postgres.common import table
 from outbox.edges.postgres.exactly_once import companions
 from outbox.edges.postgres.exactly_once.companions import Companions
 from outbox.exceptions import OutboxError
 
 EXIT_CODES = {
-    0: "shown, or changed as wished",
+    0: "shown, or changed as requested",
     1: "refused or failed, for the reason named: the count is as before",
-    3: "not done within --wait; the wish stays written, and the next owner of lane 0 carries it out",
+    3: "not done within --wait; the request stays written, and the next owner of lane 0 carries it out",
 }
 _ALIVE_S = 10.0  # heartbeats come every two seconds
 _POLL_S = 0.1
@@ -73,35 +73,35 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         conf = settings.current()
-        wished = options["lanes"]
+        requested = options["lanes"]
         if conf.delivery != settings.EXACTLY_ONCE:
             raise CommandError(
                 f'OUTBOX["DELIVERY"] is {conf.delivery!r}, whose lane count is the setting LANES '
                 f"({conf.election.lanes}): stop every harvester, change it, add partitions to the leader topic, "
                 "start them."
             )
-        if wished is not None and not 1 <= wished <= settings.LANES_MAX:
-            raise CommandError(f"{wished} lanes cannot be. Give a number from 1 to {settings.LANES_MAX}.")
+        if requested is not None and not 1 <= requested <= settings.LANES_MAX:
+            raise CommandError(f"{requested} lanes cannot be. Give a number from 1 to {settings.LANES_MAX}.")
         try:
             with closing(_Row(conf, options["database"] or conf.database)) as row:
-                shown = row.show() if wished is None else self._change(row, wished, options["wait"])
+                shown = row.show() if requested is None else self._change(row, requested, options["wait"])
         except (OutboxError, psycopg.Error) as error:
             raise CommandError(f"The lane count cannot be read or changed: {error}") from error
         self._print(shown, as_json=options["json"])
 
-    def _change(self, row: _Row, wished: int, wait_s: float) -> Shown:
-        row.wish(wished)
+    def _change(self, row: _Row, requested: int, wait_s: float) -> Shown:
+        row.request(requested)
         give_up_at = time.monotonic() + wait_s
         is_told = False
         while True:
             shown = row.show()
             state = shown.state
-            if state.lane_count == wished and state.wanted is None and state.resize_to is None:
+            if state.lane_count == requested and state.wanted is None and state.resize_to is None:
                 return shown
-            if state.wanted != wished and state.resize_to != wished:
-                raise CommandError(_refusal(shown, wished))
+            if state.wanted != requested and state.resize_to != requested:
+                raise CommandError(_refusal(shown, requested))
             if time.monotonic() >= give_up_at:
-                raise CommandError(_overdue(shown, wished, wait_s), returncode=3)
+                raise CommandError(_overdue(shown, requested, wait_s), returncode=3)
             if not is_told and not shown.is_lane_0_alive and state.resize_to is None:
                 is_told = True
                 self.stderr.write(f"waiting up to {wait_s:g} s for a harvester that owns lane 0: {_lane_0(shown)}")
@@ -147,13 +147,13 @@ class _Row:
             [Owner(*found) for found in self._ask(self._statements.owners)],
         )
 
-    def wish(self, lanes: int) -> None:
+    def request(self, lanes: int) -> None:
         state = self.show().state
         if state.resize_to is None and state.lane_count == lanes:
             if state.wanted is not None:
-                self._ask(lambda connection: self._statements.refuse_wish(connection, state.wanted, ""))
+                self._ask(lambda connection: self._statements.refuse_request(connection, state.wanted, ""))
         elif state.resize_to != lanes:
-            self._ask(lambda connection: self._statements.wish(connection, lanes))
+            self._ask(lambda connection: self._statements.request(connection, lanes))
 
     def close(self) -> None:
         self._connection.close()
@@ -162,7 +162,7 @@ class _Row:
 def _pending(state: StateRow) -> str:
     if state.resize_to is not None:
         return f" (closed: a change to {state.resize_to} is under way)"
-    return f" (a change to {state.wanted} is wished)" if state.wanted is not None else ""
+    return f" (a change to {state.wanted} is requested)" if state.wanted is not None else ""
 
 
 def _described(owner: Owner) -> str:
@@ -175,22 +175,22 @@ def _lane_0(shown: Shown) -> str:
     return next((_described(owner) for owner in shown.owners if owner.lane == 0), "lane 0 has no owner")
 
 
-def _refusal(shown: Shown, wished: int) -> str:
+def _refusal(shown: Shown, requested: int) -> str:
     count = shown.state.lane_count
-    reason = shown.note or "somebody else has wished for another count since"
-    return f"The lane count is {count}, not {wished}: {reason}{_pending(shown.state)}"
+    reason = shown.note or "somebody else has asked for another count since"
+    return f"The lane count is {count}, not {requested}: {reason}{_pending(shown.state)}"
 
 
-def _overdue(shown: Shown, wished: int, wait_s: float) -> str:
+def _overdue(shown: Shown, requested: int, wait_s: float) -> str:
     count = shown.state.lane_count
     if shown.state.resize_to is not None:
         return (
-            f"The change of the lane count from {count} to {wished} has begun and was not ended within {wait_s:g} s; "
+            f"The change of the lane count from {count} to {requested} has begun and did not end in {wait_s:g} s; "
             f"the lanes are closed until it is. The owner of lane 0 goes on with it ({_lane_0(shown)}): see its log, "
             "or start a harvester."
         )
     return (
         f"The lane count is still {count} after {wait_s:g} s, because the owner of lane 0 has not begun to change it "
-        f"({_lane_0(shown)}). Start a harvester, or look for lane_stopped in its log. The wish for {wished} stays "
+        f"({_lane_0(shown)}). Start a harvester, or look for lane_stopped in its log. The ask for {requested} stays "
         f"written and is carried out by the next owner of lane 0; withdraw it: manage.py outbox_lanes {count}"
     )

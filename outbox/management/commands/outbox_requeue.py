@@ -8,5 +8,5 @@ from outbox.operations.arguments import SelectingCommand
 
 
 class Command(SelectingCommand):
-    help = "Try held records again now, and put dead letters back into the outbox in their order."
+    help = "Put dead letters back into the outbox, in their order, behind what their keys have sent since."
     operation = staticmethod(actions.requeue)

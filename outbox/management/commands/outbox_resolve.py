@@ -21,14 +21,14 @@ EXIT_CODES = {
 
 
 class Command(BaseCommand):
-    help = "Explain why an exactly-once lane has stopped, with both sides; settle it with --purge-sent or --resend."
+    help = "Explain why an exactly-once lane has stopped, with both sides; settle it with --delete-sent or --resend."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.epilog = "Exit codes: " + "; ".join(f"{code}: {text}" for code, text in EXIT_CODES.items()) + "."
         parser.add_argument("--lane", type=int, required=True, metavar="N", help="The lane that has stopped.")
         ways = parser.add_mutually_exclusive_group()
         ways.add_argument(
-            "--purge-sent",
+            "--delete-sent",
             action="store_true",
             help="Delete the rows that the newer ledger entries list and that match: they are in Kafka.",
         )
@@ -43,9 +43,9 @@ class Command(BaseCommand):
         parser.add_argument("--json", action="store_true", help="Print one JSON object.")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        decision = Resolution(options["purge_sent"], options["resend"], options["adopt_ledger"])
+        decision = Resolution(options["delete_sent"], options["resend"], options["adopt_ledger"])
         if decision.adopt and not decision.acts:
-            raise CommandError("--adopt-ledger needs --purge-sent or --resend: say what becomes of the rows.")
+            raise CommandError("--adopt-ledger needs --delete-sent or --resend: say what becomes of the rows.")
         outcome = self._run(options, decision)
         is_open = outcome.case.reason is not None and not (decision.acts and not options["dry_run"])
         if options["json"]:
@@ -128,7 +128,7 @@ def _lines(outcome: ResolutionOutcome, *, is_open: bool) -> list[str]:
     lines += _between(case)
     if is_open:
         return [*lines, *_offers(case, decision)]
-    done = f"{outcome.deleted} rows were deleted. " if decision.purge_sent else "No row was deleted. "
+    done = f"{outcome.deleted} rows were deleted. " if decision.delete_sent else "No row was deleted. "
     adopted = "The ledger goes on in this database's name. " if case.needs_copy else ""
     return [*lines, f"{done}{adopted}Both sides stand at batch {case.committed} now; the lane goes on within seconds."]
 
@@ -142,14 +142,14 @@ def _between(case: Case) -> list[str]:
     ]
     if case.missing:
         lines.append(
-            f"{case.missing} batches have no entry any more (older than AUDIT_WINDOW, or of another database): rows of "
-            "theirs that are in the table cannot be told from unsent ones, and are sent again either way"
+            f"{case.missing} batches have no entry any more (older than LEDGER_RETENTION, or of another database): "
+            "rows of theirs that are in the table cannot be told from unsent ones, and are sent again either way"
         )
     return lines
 
 
 def _offers(case: Case, decision: Resolution) -> list[str]:
-    if decision.purge_sent:
+    if decision.delete_sent:
         return [f"Would delete {case.sent} rows and set the table to batch {case.committed}. Nothing was changed."]
     if decision.resend:
         return [f"Would keep every row and set the table to batch {case.committed}. Nothing was changed."]

@@ -4,7 +4,7 @@ It is told what to do by lines on its standard input, first the job, and says wh
 standard output. It ends at once when that input ends: its harvester is gone, and another one may lead. Whatever it
 leaves behind then, the next driver completes from the checkpoint.
 
-    <- the job                      -> {"event": "ready", "ui": ...}      the JVM runs, nothing was claimed
+    <- the job                      -> {"event": "ready", "ui": ...}      the JVM runs, nothing was taken
     <- go                           -> {"event": "epoch", ...}            once per micro-batch that is in Kafka
                                     -> {"event": "log", ...}, {"event": "retry", ...}, {"event": "holds", ...}
     <- finish                       -> {"event": "finished"}              and ends with 0
@@ -40,7 +40,7 @@ _TRIGGER = "100 milliseconds"  # an idle query asks the table ten times a second
 _POLL_S = 0.1
 _PAUSE_MIN_S, _PAUSE_MAX_S = 0.5, 10.0
 _FAILURES_MAX = 5  # one after the other, of a kind that is not known to pass
-_CLAIMED_WITHIN_S = 30.0
+_TAKEN_WITHIN_S = 30.0
 _RENEWED_S = 120.0
 _STATEMENT_S = 10.0
 _HOLDS_S = 2.0
@@ -104,7 +104,7 @@ class Driver:
         self._failures = 0
         self._away: tuple[float, float] | None = None
         """When the first and the last trouble was met since a batch was delivered."""
-        self._has_claimed = False
+        self._has_taken = False
         self._told: tuple[Sequence[str], bool] = ([], False)
         """What is held back, and whether nothing but that is left."""
         self._look_at = 0.0
@@ -127,7 +127,7 @@ class Driver:
     # ---- one query, until it fails or is finished
 
     def _query_once(self, spark: SparkSession, transform: Callable[[DataFrame], DataFrame]) -> None:
-        if not (self._has_claimed or self._fits(spark)):
+        if not (self._has_taken or self._fits(spark)):
             return
         try:
             query = self._start(spark, transform)
@@ -182,7 +182,7 @@ class Driver:
             slices=job.slices,
             properties=job.properties,
             transaction_timeout_s=job.transaction_timeout_s,
-            audit_window_s=job.audit_window_s,
+            ledger_retention_s=job.ledger_retention_s,
             id_header=job.id_header,
             keep_empty_key=job.keep_empty_key,
             origin=job.origin,
@@ -190,7 +190,7 @@ class Driver:
 
     def _telling(self, sink: KafkaSink) -> Callable[[DataFrame, int], None]:
         def deliver(frame: DataFrame, epoch: int) -> None:
-            self._has_claimed = True
+            self._has_taken = True
             failpoint("epoch-begun")
             sink(frame, epoch)
             failpoint("epoch-delivered")
@@ -221,17 +221,17 @@ class Driver:
             return
         if (scopes, is_idle) != self._told:
             self._told = scopes, is_idle
-            parked, shown = holds.parked(scopes), holds.shown(scopes)
-            self._channel.say("holds", count=len(scopes), parked=parked, shown=shown, is_idle=is_idle)
+            held_keys, shown = holds.rejected(scopes), holds.shown(scopes)
+            self._channel.say("holds", count=len(scopes), held_keys=held_keys, shown=shown, is_idle=is_idle)
 
     def _finish(self, query: StreamingQuery) -> None:
         """Let the batch under way end and be purged. What cannot be, the next driver completes."""
         from outbox.spark.source import statements
 
-        table, give_up_at = statements.Stream(self.job.table), time.monotonic() + _CLAIMED_WITHIN_S
+        table, give_up_at = statements.Stream(self.job.table), time.monotonic() + _TAKEN_WITHIN_S
         try:
             with contextlib.closing(statements.connect(self.job.url, _STATEMENT_S)) as connection:
-                # A query that was just started may be about to claim the table, and to mark its first batch.
+                # A query that was just started may be about to take the table, and to mark its first batch.
                 while not table.pause(connection, self.job.owner):
                     if not query.isActive or time.monotonic() > give_up_at:
                         return
@@ -265,7 +265,7 @@ class Driver:
 
     def _is_superseded(self) -> bool:
         """Whether another driver has taken the table since this one had it: whatever a driver that was paused meets
-        then, in the checkpoint, the ledger or the table, it must not claim the table again."""
+        then, in the checkpoint, the ledger or the table, it must not take the table again."""
         from outbox.spark.source import statements
 
         try:
@@ -273,8 +273,8 @@ class Driver:
                 is_own = statements.Stream(self.job.table).state(connection).owner.startswith(self.job.owner)
         except (*statements.OUTAGES, OutboxError):
             return False
-        self._has_claimed = self._has_claimed or is_own
-        return self._has_claimed and not is_own
+        self._has_taken = self._has_taken or is_own
+        return self._has_taken and not is_own
 
 
 def _session(job: Job) -> SparkSession:

@@ -31,14 +31,14 @@ class Trouble:
 _NAMES = {
     FailureKind.REFUSED: (
         "SinkRefused", "OtherQuery", "LedgerLost", "CheckpointBehind", "SlicesChanged", "ReplayDiffers",
-        "CheckpointLost", "RecordsMissing", "WrongOptions", "WrongTable", "NoRights", "LedgerMissing", "LedgerRefused",
-        "TransactionsRefused", "ForeignEntry", "DamagedEntry", "UnknownEntryVersion", "MissingExtra", "OutboxError",
-        "RecordUnfit", "WrongColumns", "OtherDatabase", "OptionsIgnored", "RoleIgnored", "SessionShared", "RowsKept",
-        "UnorderedIds",
+        "CheckpointLost", "RecordsMissing", "WrongOptions", "WrongTable", "NoPrivileges", "LedgerMissing",
+        "LedgerRefused", "TransactionsRefused", "ForeignEntry", "DamagedEntry", "UnknownEntryVersion", "MissingExtra",
+        "OutboxError", "RecordUnfit", "WrongColumns", "OtherDatabase", "OptionsIgnored", "RoleIgnored", "SessionShared",
+        "RowsKept", "UnorderedIds",
     ),
     FailureKind.FENCED: ("Fenced", "Superseded"),
     FailureKind.OUTAGE: (
-        "SliceFailed", "RefusedByKafka", "OtherWay", "LedgerUnreachable", "ReportsMissing", "KafkaUnreachable",
+        "SliceFailed", "RejectedByKafka", "OtherMode", "LedgerUnreachable", "ReportsMissing", "KafkaUnreachable",
         "DatabaseUnreachable", "KafkaException", "KafkaError", "OperationalError", "InterfaceError",
         "StatementOverdue", "AdminShutdown", "NoProducer", "QueryCanceled", "LockNotAvailable",
         "ReadOnlySqlTransaction", "CannotConnectNow",

@@ -31,11 +31,11 @@ class Job:
     origin: str = ""
     """The database's UUID."""
     owner: str = ""
-    """Unique: how this driver's claims begin."""
+    """Unique: how the names of this driver's leases begin."""
     id_header: str = ""
     keep_empty_key: bool = False
     transaction_timeout_s: float = 60.0
-    audit_window_s: float = 7 * 86400.0
+    ledger_retention_s: float = 7 * 86400.0
 
     def encode(self) -> str:
         return json.dumps(asdict(self))

@@ -22,7 +22,7 @@ from outbox.exceptions import OutboxError
 from outbox.spark import sessions
 from outbox.spark.engine.driver import resolve
 from outbox.spark.engine.job import Job
-from outbox.spark.source.statements import WAY
+from outbox.spark.source.statements import MODE
 
 _TRANSACTION_TIMEOUT_S = 60.0  # a slice is one transaction, and larger than a batch of the other engine
 
@@ -69,7 +69,7 @@ def check(flags: Flags) -> None:
 
 
 def look(conf: Conf, owner: str) -> UUID | None:
-    """The table, and whether this way may have it. A driver that is at work has it already; a standby lets it be. The
+    """The table, and whether this mode may have it. A driver that is at work has it already; a standby lets it be. The
     number of the database."""
     with overview.connected(conf.database, connect_session) as connection:
         overview.check_columns(connection, conf.database, conf.table, [*COLUMNS, overview.BINARY])
@@ -78,16 +78,16 @@ def look(conf: Conf, owner: str) -> UUID | None:
                 f"The table {conf.table + '_spark'!r} does not exist on the alias {conf.database!r}. "
                 f"Run: python manage.py migrate outbox --database {conf.database}"
             )
-        keepers.check(connection, conf.table, marks=True)  # warnings are for whoever claims
+        keepers.check(connection, conf.table, marks=True)  # warnings are for whoever takes the lane
         numbering.check(connection, conf.table, exactly_once=False)
         settled_s = settled_after(conf.exactly_once.transaction_timeout_s)
         keep = conf.harvest.keep_empty_key  # for the holds; the query itself divides records into no lanes
-        claim = TableLease(
-            conf.table, WAY, owner, conf.election.session_timeout_s, keep_empty_key=keep, settled_s=settled_s
+        lease = TableLease(
+            conf.table, MODE, owner, conf.election.session_timeout_s, keep_empty_key=keep, settled_s=settled_s
         )
-        if engine.way(connection, conf.table) != WAY:
-            claim.take(connection, lanes=conf.election.lanes, quietly=True)
-        return claim.database(connection)
+        if engine.mode(connection, conf.table) != MODE:
+            lease.take(connection, lanes=conf.election.lanes, quietly=True)
+        return lease.database(connection)
 
 
 def job_of(conf: Conf, flags: Flags) -> Job:
@@ -109,7 +109,7 @@ def job_of(conf: Conf, flags: Flags) -> Job:
         id_header=conf.exactly_once.id_header or "",
         keep_empty_key=conf.harvest.keep_empty_key,
         transaction_timeout_s=max(_TRANSACTION_TIMEOUT_S, conf.exactly_once.transaction_timeout_s),
-        audit_window_s=conf.exactly_once.audit_window_s,
+        ledger_retention_s=conf.exactly_once.ledger_retention_s,
     )
 
 

@@ -62,7 +62,7 @@ class EngineStatistics:
     in_flight_keys: tuple[Any, ...] = ()
     held: int = 0
     """Scopes that are held back, while nothing else is left."""
-    parked: int = 0
+    held_keys: int = 0
     progress: str = ""
     """For a terminal."""
 
@@ -245,7 +245,7 @@ class EngineWorker:
             self._note(progress=f"waits: {said['text'][:80]}", held=0)
             logger.warning("spark_retry pause_s=%s reason=%r", said["pause_s"], said["text"])
         elif event == "holds":
-            self._tell_holds(said["count"], said["parked"], said["shown"], is_idle=said["is_idle"])
+            self._tell_holds(said["count"], said["held_keys"], said["shown"], is_idle=said["is_idle"])
         elif event == "failed":
             self._failed = (said["kind"], said["text"])
 
@@ -270,16 +270,16 @@ class EngineWorker:
             if reading is not None:
                 self._host.emit(reading)
 
-    def _tell_holds(self, count: int, parked: int, shown: str, *, is_idle: bool) -> None:
+    def _tell_holds(self, count: int, held_keys: int, shown: str, *, is_idle: bool) -> None:
         """Logged when it changes. Held back is what is left when the rest is delivered: `--once` gives up then."""
-        self._note(held=count if is_idle else 0, parked=parked)
+        self._note(held=count if is_idle else 0, held_keys=held_keys)
         if shown == self._holds_shown:
             return
         self._holds_shown = shown
         if count:
             logger.warning(
                 "spark_holds count=%d scopes=%r remedy=%r", count, shown,
-                "left alone until manage.py outbox_resume ends what is paused or edited, outbox_requeue what is parked",
+                "left alone until manage.py outbox_resume ends what is paused or edited, outbox_retry what is rejected",
             )  # fmt: skip
         else:
             logger.warning("spark_holds_over")
@@ -297,7 +297,7 @@ class EngineWorker:
         if self._process is not None and self._is_ready:
             self._tell("finish")
         else:
-            self._kill()  # nothing was claimed yet
+            self._kill()  # nothing was taken yet
 
     def _tell(self, line: str) -> None:
         assert self._process is not None

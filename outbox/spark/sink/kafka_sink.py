@@ -72,7 +72,7 @@ class KafkaSink:
         ledger: str = "",
         properties: Mapping[str, Any] | None = None,
         transaction_timeout_s: float = 60.0,
-        audit_window_s: float = 7 * 86400.0,
+        ledger_retention_s: float = 7 * 86400.0,
         id_header: str = "",
         keep_empty_key: bool = False,
         begin_at: int = 0,
@@ -84,7 +84,7 @@ class KafkaSink:
         self.name, self.slices, self.order = name, slices, tuple([order] if isinstance(order, str) else order)
         self.ledger = ledger or f"outbox-spark-{name}"
         self.properties = {**({"bootstrap.servers": servers} if servers else {}), **(properties or {})}
-        self.transaction_timeout_s, self.audit_window_s = float(transaction_timeout_s), float(audit_window_s)
+        self.transaction_timeout_s, self.ledger_retention_s = float(transaction_timeout_s), float(ledger_retention_s)
         self.id_header, self.keep_empty_key = id_header, keep_empty_key
         self.begin_at, self.origin = begin_at, origin
         self._check()
@@ -176,7 +176,7 @@ class KafkaSink:
     def _take_over(self, query: str, epoch: int) -> slice_ledger.Start:
         """Fence whatever an older driver left at work, in every slice it may have had, then read what is delivered."""
         ledger = producers.ledger_of(self.properties, self.ledger)
-        partitions = ledger.prepare_slices(self.slices, self.audit_window_s)
+        partitions = ledger.prepare_slices(self.slices, self.ledger_retention_s)
         give_up_at = time.monotonic() + _TAKEOVER_S
         plan = self._new_plan(query, epoch, slice_ledger.Start(0, {}, {}), has_ids=False)
         found = []

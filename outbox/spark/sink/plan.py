@@ -18,7 +18,7 @@ class SliceFailed(OutboxError):
     """The slice was not delivered; nothing of it is visible. Another attempt may succeed."""
 
 
-class RefusedByKafka(SliceFailed):
+class RejectedByKafka(SliceFailed):
     """Not before something changes: the record, its topic, or rights."""
 
 

@@ -25,10 +25,10 @@ class SliceLedger(LedgerTopic):
     decode = staticmethod(lambda value, _: slice_ledger.decode(value))
     topic_config: Mapping[str, str] = {"max.message.bytes": str(_ENTRY_BYTES_MAX)}
 
-    def prepare_slices(self, slices: int, audit_window_s: float) -> int:
+    def prepare_slices(self, slices: int, ledger_retention_s: float) -> int:
         """Create the topic if it is absent, give it more partitions if it has too few; how many it has."""
         self.grow(self.name, slices)
-        self.prepare(slices, audit_window_s)
+        self.prepare(slices, ledger_retention_s)
         return self.partitions()
 
 

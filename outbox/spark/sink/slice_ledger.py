@@ -3,7 +3,7 @@
 An epoch is one micro-batch of a streaming query, a slice is one share of it by key. The ledger topic of a sink has one
 partition per slice; an entry is the last record of the transaction that carries the slice's records, so that both
 commit or vanish together. What follows from the entries is decided by `judge`, once, when a driver starts, after every
-slice's older producers were fenced; later epochs need no verdict, for nobody else can have written in between.
+slice's older producers were fenced; later epochs need no result, for nobody else can have written in between.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def decode(payload: bytes | None) -> SliceEntry:
     return SliceEntry(**json.loads(body[_HEAD.size : _HEAD.size + length]), ids=tuple(accumulate(steps)))
 
 
-# ---- the verdict at the start of a driver
+# ---- the result at the start of a driver
 
 
 @dataclass(frozen=True, slots=True)

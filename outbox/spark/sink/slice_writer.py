@@ -30,7 +30,7 @@ from outbox.spark.sink.plan import (
     CHECKSUM,
     PART,
     RecordUnfit,
-    RefusedByKafka,
+    RejectedByKafka,
     SliceFailed,
     SlicePlan,
     Superseded,
@@ -193,7 +193,7 @@ class _Slice:
         if rows is None or not _is_of_kafka(error):
             raise error
         let_go(error)  # it is being handled while the client is used
-        logger.warning("slice_begun_again slice=%d epoch=%d error=%r", self.number, self.plan.epoch, str(error))
+        logger.warning("slice_restarted slice=%d epoch=%d error=%r", self.number, self.plan.epoch, str(error))
         self._at_hand, self._has_begun, self._ids, self._failed = None, False, array("q"), []
         self._held.producer.drop_and_wait()
         self._give_up_at = time.monotonic() + self.plan.transaction_timeout_s
@@ -250,7 +250,7 @@ class _Slice:
             order=plan.order,
         )
 
-    def refusal(self, error: Exception) -> RefusedByKafka | None:
+    def refusal(self, error: Exception) -> RejectedByKafka | None:
         """What Kafka will not take as it is, if that is the reason of `error`."""
         from outbox.edges.kafka.exactly_once.transactional import kafka_error
 
@@ -259,17 +259,17 @@ class _Slice:
         let_go(error)  # it is being handled while the client is asked
         names = [failure.code for failure in self._failed or ()]
         names += [found.name() for found in (self._held.producer.cause(), kafka_error(error)) if found is not None]
-        code = next((name for name in names if faults.KINDS.get(name) in faults.REFUSALS), None)
+        code = next((name for name in names if faults.KINDS.get(name) in faults.REJECTIONS), None)
         if code is None:
             return None
-        # Kafka refuses whole requests, and innocent records with them: the largest is the likeliest culprit.
+        # Kafka rejects whole requests, and innocent records with them: the largest is the likeliest cause.
         failed = [failure for failure in self._failed or () if failure.code == code]
-        culprit = max(failed, key=lambda failure: failure.size, default=None)
+        cause = max(failed, key=lambda failure: failure.size, default=None)
         others = f", the largest of {len(failed)} refused together," if len(failed) > 1 else ""
-        what = f"the record {culprit.shown}{others}" if culprit else f"a record of slice {self.number}"
+        what = f"the record {cause.shown}{others}" if cause else f"a record of slice {self.number}"
         happened, remedy = faults.in_plain_words(code)
-        return RefusedByKafka(
-            f"Kafka refuses {what} in epoch {self.plan.epoch}: {code}, {happened}. To go on, {remedy}; or let the "
+        return RejectedByKafka(
+            f"Kafka rejects {what} in epoch {self.plan.epoch}: {code}, {happened}. To go on, {remedy}; or let the "
             "transformation leave it out. Until then the query stays at this epoch and tries again; nothing is lost."
         )
 

@@ -114,7 +114,7 @@ class OutboxStreamReader(DataSourceStreamReader):
         self._is_any_held = False
         self._mark_at = float("-inf")
         self._connection: BoundedConnection | None = None
-        self._is_claimed = False
+        self._is_taken = False
         self._must_look = False
         """The outcome of a statement is unknown."""
         self._last = MarkedBatch(0)
@@ -157,7 +157,7 @@ class OutboxStreamReader(DataSourceStreamReader):
             self._asked += 1
             if self._asked > 1:
                 self._finished = max(self._finished, self._seen.number)
-        if not self._is_claimed:
+        if not self._is_taken:
             self._persistently(self._advance)
         else:
             is_ahead = self._is_offered and self._cut[0] == self._last and not self._must_look
@@ -191,22 +191,22 @@ class OutboxStreamReader(DataSourceStreamReader):
     def stop(self) -> None:
         with suppress(OutboxError, psycopg.Error):  # the end is near
             self._beside.wait()
-        if self._is_claimed:
+        if self._is_taken:
             self._once(lambda connection: self._stream.release(connection, self.owner))
         self._drop()
 
     # ---- what follows
 
     def _look(self, connection: Connection) -> QueryState:
-        """Claim the table once; learn what is marked."""
+        """Take the lease on the table once; learn what is marked."""
         table = self._stream
-        state = table.state(connection) if self._is_claimed else table.claim(connection, self.owner)
-        failpoint("after-claim")
+        state = table.state(connection) if self._is_taken else table.take(connection, self.owner)
+        failpoint("after-take")
         if state.owner != self.owner:
             raise self._stream.fenced(self.owner)
         self._is_any_held = self._holding.look(connection)
         last = state.last
-        self._last, self._is_claimed, self._must_look = last, True, False
+        self._last, self._is_taken, self._must_look = last, True, False
         # A mark that Spark never asked the partitions of is offered (again): nobody has read its records.
         self._is_offered = not state.is_purged and not state.is_planned
         self._unpurged = [batch for batch in (state.prior, None if state.is_purged else last) if batch is not None]
@@ -246,7 +246,7 @@ class OutboxStreamReader(DataSourceStreamReader):
         self._seen, self._finished = seen, seen.number - 1
 
     def _advance(self, connection: Connection) -> None:
-        if self._must_look or not self._is_claimed:
+        if self._must_look or not self._is_taken:
             seen = self._seen
             self._look(connection)
             self._is_offered = self._is_offered and self._last != seen
@@ -283,7 +283,7 @@ class OutboxStreamReader(DataSourceStreamReader):
             self._mark_at = now + max(_HELD_PAUSE_S, _HELD_SHARE * (now - begun))
 
     def _plan(self, connection: Connection, batch: MarkedBatch) -> list[InputPartition]:
-        if not self._is_claimed:
+        if not self._is_taken:
             self._look(connection)
         self._stream.plan(connection, self.owner, batch)
         if batch == self._last:
@@ -340,5 +340,5 @@ class OutboxStreamReader(DataSourceStreamReader):
         down_s = time.monotonic() - self._up_at
         if down_s > _OUTAGE_MAX_S:
             raise error
-        logger.warning("database_away seconds=%.0f error=%r", down_s, str(error))
+        logger.warning("database_unavailable seconds=%.0f error=%r", down_s, str(error))
         time.sleep(_OUTAGE_PAUSE_S)

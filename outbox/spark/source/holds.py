@@ -1,8 +1,8 @@
-"""What is held back, as the Spark source heeds it: the statements on `<TABLE>_hold`. Operators and other ways of
+"""What is held back, as the Spark source heeds it: the statements on `<TABLE>_hold`. Operators and other modes of
 harvesting place holds; this one places none.
 
-What an operator has paused or edits, and what was parked or quarantined by another way, is left alone when a batch is
-marked. A parked record is tried again when an operator wants that, and not by itself: refused once more it would stop
+What an operator has paused or edits, and what was rejected or poison by another mode, is left alone when a batch is
+marked. A rejected record is tried again when an operator wants that, and not by itself: refused once more it would stop
 its whole micro-batch.
 """
 
@@ -105,7 +105,7 @@ class Holding:
 _SUFFIXES = {"table": "", "hold": "_hold", "state": "_state", "spark": "_spark"}
 
 
-def parked(scopes: Sequence[str]) -> int:
+def rejected(scopes: Sequence[str]) -> int:
     """How many of them no operator has paused or edits."""
     return sum(scope.startswith(tuple(f"{reason}: " for reason in OF_RECORDS)) for scope in scopes)
 

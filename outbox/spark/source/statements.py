@@ -3,13 +3,13 @@
 A batch is the records of one micro-batch, marked with a `leader_id` of its own. The row names the last batch marked
 and, while its records are there, the one before; `owner` is the driver that may mark. Every statement of a driver
 compares the owner: one that was paused and resumed marks nothing, plans nothing and purges nothing once another has
-claimed.
+taken.
 
 `planned` becomes true when Spark has logged the batch and asks for its partitions: only then may records of it be on
 their way. A mark without it belongs to nobody and is made again.
 
-While records are marked that may be in Kafka already, the table's way is held without end (`way_time` in the year
-9999): another way of harvesting would send them again.
+While records are marked that may be in Kafka already, the table's lease is held without end (`lease_time` in the year
+9999): another delivery mode would send them again.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from outbox.edges.postgres.common.leases import TableLease, settled_after
 from outbox.edges.postgres.common.session import BoundedConnection
 from outbox.edges.postgres.common.table import connect_bounded, connect_session, identifier
 from outbox.edges.postgres.common.timestamps import KNOWN
-from outbox.edges.postgres.preflight import keepers, numbering, privileges
+from outbox.edges.postgres.preflight import keepers, numbering
 from outbox.exceptions import OutboxError
 from outbox.spark.source.holds import FREE
 
 logger = logging.getLogger("outbox.spark")
 
-WAY = "spark"
+MODE = "spark"
 _HELD = "9999-01-01 00:00:00+00"
 _PATIENCE_S = 15.0
 _TRANSACTION_S = 15.0  # the default TRANSACTION_TIMEOUT: a query has no settings of Django
@@ -144,7 +144,7 @@ class Stream:
             "prior_leader_id = %(prior)s, prior_lowest = %(prior_lowest)s, prior_highest = %(prior_highest)s, "
             "prior_count = %(prior_count)s, marked_at = clock_timestamp() "
             "FROM found WHERE found.count > 0 AND s.owner = %(owner)s RETURNING 1), "
-            "kept AS (UPDATE {state} SET way_time = {held} WHERE way_owner = %(owner)s AND EXISTS "
+            "kept AS (UPDATE {state} SET lease_time = {held} WHERE lease_owner = %(owner)s AND EXISTS "
             "(SELECT FROM noted) RETURNING 1) "
             "SELECT lowest, highest, count, (SELECT count(*) FROM noted), "
             "ARRAY(SELECT ids[n::int] FROM generate_series(1, count, width) AS n), "
@@ -162,19 +162,19 @@ class Stream:
 
     # ---- who may mark
 
-    def claim(self, connection: Connection, owner: str) -> QueryState:
-        """From here on `owner` alone marks; refused while another way of harvesting is at work."""
+    def take(self, connection: Connection, owner: str) -> QueryState:
+        """From here on `owner` alone marks; refused while another delivery mode is at work."""
         self._inspect(connection)
         notes = keepers.check(connection, self.table, marks=True)
         for note in (*notes, *numbering.check(connection, self.table, exactly_once=False)):
             logger.warning("table_warning table=%s reason=%r", self.table, note)
         with connection.transaction():
-            TableLease(self.table, WAY, owner, _PATIENCE_S, settled_s=settled_after(_TRANSACTION_S)).take(connection)
-            connection.execute(self._build("/* claim */ INSERT INTO {spark} DEFAULT VALUES ON CONFLICT DO NOTHING"))
-            connection.execute(self._build("/* claim */ UPDATE {spark} SET owner = %s, paused = false"), [owner])
+            TableLease(self.table, MODE, owner, _PATIENCE_S, settled_s=settled_after(_TRANSACTION_S)).take(connection)
+            connection.execute(self._build("/* take */ INSERT INTO {spark} DEFAULT VALUES ON CONFLICT DO NOTHING"))
+            connection.execute(self._build("/* take */ UPDATE {spark} SET owner = %s, paused = false"), [owner])
             connection.execute(
                 self._build(
-                    "/* claim */ UPDATE {state} SET way_time = {held} WHERE EXISTS "
+                    "/* take */ UPDATE {state} SET lease_time = {held} WHERE EXISTS "
                     "(SELECT FROM {spark} WHERE NOT purged OR prior_leader_id IS NOT NULL)"
                 )
             )
@@ -191,7 +191,6 @@ class Stream:
                 f"The Spark source needs the tables {', '.join(row[0])}, which do not exist. Run: python manage.py "
                 "migrate outbox, or correct the options table and url."
             )
-        privileges.require_migrated(connection, self.table)
 
     def state(self, connection: Connection) -> QueryState:
         row = connection.execute(
@@ -206,10 +205,11 @@ class Stream:
         return QueryState(row[0], MarkedBatch(row[1], str(row[2] or ""), *row[3:6]), row[6], row[7], prior)
 
     def beat(self, connection: Connection, owner: str) -> None:
-        """Tell other ways that this one is at work; raises when another driver is."""
+        """Tell other modes that this one is at work; raises when another driver is."""
         done = connection.execute(
             self._build(
-                "/* beat */ UPDATE {state} SET way_time = greatest(way_time, clock_timestamp()) WHERE way_owner = %s"
+                "/* beat */ UPDATE {state} SET lease_time = greatest(lease_time, clock_timestamp()) "
+                "WHERE lease_owner = %s"
             ),
             [owner],
         ).rowcount
@@ -220,10 +220,10 @@ class Stream:
         """Another way may begin at once, unless marked records may be in Kafka."""
         connection.execute(
             self._build(
-                "/* release */ UPDATE {state} SET way_time = '-infinity' "
-                "WHERE way = %s AND way_owner = %s AND way_time <> {held}"
+                "/* release */ UPDATE {state} SET lease_time = '-infinity' "
+                "WHERE lease_mode = %s AND lease_owner = %s AND lease_time <> {held}"
             ),
-            [WAY, owner],
+            [MODE, owner],
         )
 
     def fenced(self, owner: str) -> Fenced:
@@ -337,7 +337,7 @@ class Stream:
                 "prior_leader_id = NULLIF(prior_leader_id, %(leader)s) WHERE owner = %(owner)s "
                 "AND (leader_id = %(leader)s AND NOT purged OR prior_leader_id = %(leader)s) "
                 "RETURNING purged AND prior_leader_id IS NULL AS idle), "
-                "freed AS (UPDATE {state} SET way_time = clock_timestamp() WHERE way_owner = %(owner)s "
+                "freed AS (UPDATE {state} SET lease_time = clock_timestamp() WHERE lease_owner = %(owner)s "
                 "AND EXISTS (SELECT FROM held WHERE idle)), "
                 "gone AS (DELETE FROM {table} WHERE id BETWEEN %(lowest)s AND %(highest)s AND leader_id = %(leader)s "
                 "AND EXISTS (SELECT FROM held) RETURNING 1) "
@@ -405,7 +405,7 @@ def select(table: str, leader: str, *, binary: bool = True) -> str:
 
 
 def has_binary(connection: Connection, table: str) -> bool:
-    """Whether the table has the column for binary values; the classic layout has not."""
+    """Whether the table has the column for binary values; the goharvest-compatible layout has not."""
     row = connection.execute(
         "/* columns */ SELECT EXISTS (SELECT FROM pg_attribute WHERE attrelid = to_regclass(%s) "
         "AND attname = 'kafka_value_binary' AND NOT attisdropped)",

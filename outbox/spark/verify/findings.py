@@ -1,4 +1,4 @@
-"""What an audit is asked, what it finds, and where its last finding is kept. No Spark here."""
+"""What a verification is asked, what it finds, and where its last finding is kept. No Spark here."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ KINDS = {
     "unlisted": "a record is in Kafka that no ledger lists",
     "not deleted": "a record was delivered, and is still in the table",
 }
-"""Each kind of fault, the gravest first, as a claim."""
+"""Each kind of fault, the gravest first, as a sentence."""
 
 
-class AuditImpossible(OutboxError):
+class VerificationImpossible(OutboxError):
     """There is nothing to judge by, or it cannot be read."""
 
 
-class NotNow(AuditImpossible):
+class NotNow(VerificationImpossible):
     """A server is away, or busy for too long: worth another attempt."""
 
 
 @dataclass(frozen=True)
-class AuditRequest:
-    """What to audit. Pickles: executors get it."""
+class VerificationRequest:
+    """What to verification. Pickles: executors get it."""
 
     parameters: Mapping[str, Any]
     """Of the database connection."""
@@ -62,7 +62,7 @@ class Fault:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Result:
     at: str
     seconds: float
     faults: Sequence[Fault] = ()
@@ -97,7 +97,7 @@ class Verdict:
         return {"clean": self.is_clean, **asdict(self)}
 
     def lines(self) -> list[str]:
-        """For people; the verdict last."""
+        """For people; the result last."""
         rate = f", {self.read / self.seconds:,.0f}/s" if self.seconds else ""
         found = [
             f"read      {self.read:,} records of {len(self.topics)} topics in {self.seconds:.1f} s{rate}",
@@ -116,9 +116,9 @@ class Verdict:
             )
         found += [f"FAULT     {KINDS[fault.kind]}: {fault.count:,}; {fault.first}" for fault in self.faults]
         said = "nothing lost, nothing twice, order kept" if self.is_clean else f"{len(self.faults)} kinds of fault"
-        return [*found, f"verdict: {said}"]
+        return [*found, f"result: {said}"]
 
 
-def store(request: AuditRequest, verdict: Verdict) -> bool:
+def store(request: VerificationRequest, result: Result) -> bool:
     """False where no harvester has made a place for it yet."""
-    return verify.store(request.parameters, request.table, verdict.as_dict())
+    return verify.store(request.parameters, request.table, result.as_dict())

@@ -1,4 +1,5 @@
-"""What an audit reads: topics and ledgers through Spark's Kafka connector, ids of the table. Nothing is judged here.
+"""What a verification reads: topics and ledgers through Spark's Kafka connector, ids of the table. Nothing is judged
+here.
 
 Records stay in the JVMs of the executors. Ledger entries are decoded by Python workers, ids are read by one.
 """
@@ -15,7 +16,7 @@ from outbox.core.exactly_once import ledger
 from outbox.edges.postgres.spark import verify
 from outbox.exceptions import OutboxError
 from outbox.spark.sink import slice_ledger, sql_expressions
-from outbox.spark.verify.findings import AuditImpossible, AuditRequest, NotNow
+from outbox.spark.verify.findings import NotNow, VerificationImpossible, VerificationRequest
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -135,7 +136,7 @@ def java_properties(properties: Mapping[str, Any]) -> dict[str, str]:
     return {f"kafka.{name}": value for name, value in found.items()}
 
 
-def kafka_frame(spark: SparkSession, request: AuditRequest, span: Span) -> DataFrame:
+def kafka_frame(spark: SparkSession, request: VerificationRequest, span: Span) -> DataFrame:
     """The committed records between those offsets, with headers."""
 
     def offsets(index: int) -> str:
@@ -158,7 +159,7 @@ def lookup(found: Mapping[str, int]) -> Column:
     return F.create_map(*[F.lit(item) for pair in found.items() for item in pair])
 
 
-def records(spark: SparkSession, request: AuditRequest, span: Span) -> DataFrame:
+def records(spark: SparkSession, request: VerificationRequest, span: Span) -> DataFrame:
     """Numbers of each record: topic's index, partition, place, at, id (null: somebody else's), sum, key (a hash; null:
     no order was promised)."""
     from pyspark.sql import functions as F
@@ -180,7 +181,7 @@ def records(spark: SparkSession, request: AuditRequest, span: Span) -> DataFrame
     )  # fmt: skip
 
 
-def ledger_entries(spark: SparkSession, request: AuditRequest, span: Span) -> DataFrame:
+def ledger_entries(spark: SparkSession, request: VerificationRequest, span: Span) -> DataFrame:
     """`ENTRY` of every entry; what repeats the one before (the mark of a change of lanes) is left out."""
     raw = kafka_frame(spark, request, span).selectExpr(
         "topic", "partition", "offset", "unix_millis(timestamp) AS at", "value"
@@ -229,7 +230,9 @@ def _entry(row: Mapping[str, Any]) -> dict[str, Any]:
 
 def _fields(entry: ledger.Entry | slice_ledger.SliceEntry) -> dict[str, Any]:
     if len(entry.ids) != entry.count:
-        raise AuditImpossible(f"an entry of {entry.count} records lists {len(entry.ids)} ids: its DataFrame had no id")
+        raise VerificationImpossible(
+            f"an entry of {entry.count} records lists {len(entry.ids)} ids: its DataFrame had no id"
+        )
     return {"count": entry.count, "digest": entry.digest, "ids": entry.ids}
 
 
@@ -247,12 +250,12 @@ def _entry_schema() -> Any:
     return pa.schema([*fields, ("digest", pa.int64()), ("ids", pa.list_(pa.int64())), ("error", pa.string())])
 
 
-def rows_of_table(spark: SparkSession, request: AuditRequest) -> DataFrame:
+def rows_of_table(spark: SparkSession, request: VerificationRequest) -> DataFrame:
     """id and is_dead: of what waits in the table, and of the dead letters."""
     return spark.range(0, 1, 1, 1).mapInArrow(partial(_ids, request), "id bigint, is_dead boolean")
 
 
-def _ids(request: AuditRequest, batches: Iterable[Any]) -> Iterator[Any]:
+def _ids(request: VerificationRequest, batches: Iterable[Any]) -> Iterator[Any]:
     for batch in batches:
         if batch.num_rows:
             for read, is_dead in ((verify.ids, False), (verify.dead_ids, True)):

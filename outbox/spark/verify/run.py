@@ -1,4 +1,4 @@
-"""The audit: one Spark job that proves from topics, ledger and table what was delivered.
+"""The verification: one Spark job that proves from topics, ledger and table what was delivered.
 
 For every batch of the ledger's window: as many records in Kafka as its entry lists, each as often as it is listed, the
 sum of their checksums the entry's digest; and per key the order of the batches, and of the ids in each. What Kafka
@@ -27,7 +27,7 @@ from outbox.spark.verify import pairing as pairing
 from outbox.spark.verify import reading as reading
 from outbox.spark.verify import sink_ledgers as sinks
 from outbox.spark.verify.absent import absent
-from outbox.spark.verify.findings import KINDS, AuditImpossible, AuditRequest, Fault, Verdict
+from outbox.spark.verify.findings import KINDS, Fault, Result, VerificationImpossible, VerificationRequest
 from outbox.spark.verify.reading import Offsets, Span, lookup
 
 if TYPE_CHECKING:
@@ -38,13 +38,13 @@ _TRANSACTION_MS = 60_000
 """Records may be so much older than their entry."""
 
 
-def audit(spark: SparkSession, request: AuditRequest, say: Callable[[str], None] = lambda text: None) -> Verdict:
+def verify(spark: SparkSession, request: VerificationRequest, say: Callable[[str], None] = lambda text: None) -> Result:
     """Everything, once."""
-    return _Audit(spark, request, say).run()
+    return _Verification(spark, request, say).run()
 
 
-class _Audit:
-    def __init__(self, spark: SparkSession, request: AuditRequest, say: Callable[[str], None]) -> None:
+class _Verification:
+    def __init__(self, spark: SparkSession, request: VerificationRequest, say: Callable[[str], None]) -> None:
         self.spark, self.request, self.say = spark, request, say
         self.begun, self.began_at = time.monotonic(), datetime.now(UTC)
         self.ledgers: list[str] = []
@@ -57,7 +57,7 @@ class _Audit:
         """Milliseconds; records without an entry are from before the window up to here."""
         self.reach_begin = -1
 
-    def run(self) -> Verdict:
+    def run(self) -> Result:
         self._read_ends()
         self.say(f"reading {len(self.topics)} topics, {self._records_at_most():,} offsets")
         entries = self._entries().persist(_disk())
@@ -77,12 +77,12 @@ class _Audit:
         self.ledgers = [name for name in self.request.ledgers if name in there]
         foreign = self._find_sinks(there, give_up_at)
         if not self.ledgers:
-            raise AuditImpossible(
+            raise VerificationImpossible(
                 f"None of the ledger topics {', '.join(self.request.ledgers)} exists: nothing was harvested with "
                 "exactly-once delivery, or NAME is another. Name the ledger with --ledger."
             )
         if unknown := sorted(set(self.request.topics) - set(there)):
-            raise AuditImpossible(f"The topics {', '.join(unknown)} do not exist. Correct --topic.")
+            raise VerificationImpossible(f"The topics {', '.join(unknown)} do not exist. Correct --topic.")
         self.judged = offsets.now(self.ledgers)
         wanted = self.request.topics or [
             name for name in there if name not in (*self.ledgers, *foreign, *self.request.without)
@@ -132,10 +132,12 @@ class _Audit:
 
     # ---- the questions
 
-    def _judge(self, entries: DataFrame, known: DataFrame, rows: DataFrame) -> Verdict:
+    def _judge(self, entries: DataFrame, known: DataFrame, rows: DataFrame) -> Result:
         self.lanes = _lanes(entries)
         if not self.lanes:
-            raise AuditImpossible(f"The ledger {', '.join(self.ledgers)} holds no entry yet: nothing to judge by.")
+            raise VerificationImpossible(
+                f"The ledger {', '.join(self.ledgers)} holds no entry yet: nothing to judge by."
+            )
         self.unordered = [
             row["ledger_no"] for row in entries.where("NOT by_id").select("ledger_no").distinct().collect()
         ]
@@ -157,7 +159,7 @@ class _Audit:
         faults += self._not_deleted(known, rows)
         table = _one(rows.selectExpr("count_if(NOT is_dead) AS waiting", "count_if(is_dead) AS dead"))
         nowhere, nowhere_first = self._absent(known, rows)
-        return Verdict(
+        return Result(
             at=self.began_at.isoformat(timespec="seconds"),
             seconds=round(time.monotonic() - self.begun, 3),
             faults=tuple(sorted(faults, key=lambda fault: list(KINDS).index(fault.kind))),

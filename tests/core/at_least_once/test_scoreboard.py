@@ -11,12 +11,11 @@ import pytest
 
 from outbox.core.at_least_once.scoreboard import Phase, Scoreboard
 from outbox.core.at_least_once.values import (
-    Claim,
-    ClaimSuperseded,
     DeadlineExceeded,
     DropProducers,
     Fetch,
     Finished,
+    LaneSuperseded,
     Limits,
     Mark,
     NotPurged,
@@ -27,6 +26,7 @@ from outbox.core.at_least_once.values import (
     Reset,
     Send,
     Sweep,
+    TakeLane,
 )
 
 T = TypeVar("T")
@@ -50,15 +50,15 @@ class Row:
 
 
 class Bench:
-    """A scoreboard past its claim, and shorthand for one turn."""
+    """A scoreboard past its takeover, and shorthand for one turn."""
 
     def __init__(self, limits: Limits = LIMITS, **options: Any) -> None:
         self.now = 0.0
         self.board = Scoreboard(ME, 7, limits, self.now, **options)
         self.generation = 0
         self.seen: list[Any] = []
-        [claim] = self.tick(Claim)
-        self.board.claimed(claim.ticket, self.now)
+        [take] = self.tick(TakeLane)
+        self.board.taken(take.ticket, self.now)
 
     def tick(self, kind: type[T], after: float = 0.0) -> list[T]:
         """One turn; effects of `kind`, all others stay in `seen`."""
@@ -87,25 +87,25 @@ class Bench:
         """Answer a forced remark as election and table do."""
         assert self.tick(RefreshLeader)
         self.board.refreshed(ME_AGAIN, self.now)
-        [claim] = self.tick(Claim, after=1.0)
-        assert claim.leader_id == ME_AGAIN
-        self.board.claimed(claim.ticket, self.now)
+        [take] = self.tick(TakeLane, after=1.0)
+        assert take.leader_id == ME_AGAIN
+        self.board.taken(take.ticket, self.now)
 
 
 def test_nothing_is_marked_before_the_claim() -> None:
     board = Scoreboard(ME, 7, LIMITS, 0.0)
-    assert board.tick(0.0) == [Claim(1, ME, 7)]
+    assert board.tick(0.0) == [TakeLane(1, ME, 7)]
     assert board.tick(0.0) == []
-    board.claim_failed(1, 0.0)
+    board.take_failed(1, 0.0)
     assert board.tick(0.4) == []
-    assert [type(e) for e in board.tick(0.5)] == [Claim]
+    assert [type(e) for e in board.tick(0.5)] == [TakeLane]
 
 
 def test_refused_claim_is_told() -> None:
     board = Scoreboard(ME, 7, LIMITS, 0.0)
     board.tick(0.0)
-    board.claim_refused(1, 0.0)
-    assert board.tick(0.1) == [ClaimSuperseded(ME)]
+    board.take_refused(1, 0.0)
+    assert board.tick(0.1) == [LaneSuperseded(ME)]
 
 
 def test_without_trust_nothing_begins() -> None:
@@ -323,7 +323,7 @@ def test_successors_go_on_after_a_deletion_that_ended_during_a_remark() -> None:
 
 def test_successors_that_sleep_already_are_woken_by_a_deletion_that_ends_after_a_remark() -> None:
     bench = Bench()
-    bench.board.expect(1, ("t", "k"), 1, until=1000.0)  # a refusal whose next attempt is far away
+    bench.board.expect(1, ("t", "k"), 1, until=1000.0)  # a rejection whose next attempt is far away
     bench.mark(Row(2), Row(3, "other"))
     assert bench.sent() == [3]
     bench.board.gone([1], bench.now)
@@ -589,8 +589,8 @@ def test_bookkeeping_stays_cheap(keys: int) -> None:
     while purged < len(rows):
         now += 0.05
         for effect in board.tick(now):
-            if isinstance(effect, Claim):
-                board.claimed(effect.ticket, now)
+            if isinstance(effect, TakeLane):
+                board.taken(effect.ticket, now)
             elif isinstance(effect, Mark):
                 board.marked(effect.ticket, rows[taken : taken + effect.limit], now)
                 taken = min(len(rows), taken + effect.limit)

@@ -10,10 +10,10 @@ import pytest
 
 from outbox.core.election.neli import (
     AbandonBatch,
-    ClassicHeartbeat,
     ConfirmMembership,
     FinishBatch,
     ForeignHeartbeat,
+    GoharvestHeartbeat,
     Heartbeat,
     LeaderAcquired,
     LeaderFenced,
@@ -140,19 +140,19 @@ def test_last_words_of_an_older_owner_change_nothing(beat: Heartbeat) -> None:
 
 
 @pytest.mark.parametrize(
-    "beat", [rival(20), rival(-1), ClassicHeartbeat("reaper")], ids=["higher-epoch", "first-beat", "classic"]
+    "beat", [rival(20), rival(-1), GoharvestHeartbeat("reaper")], ids=["higher-epoch", "first-beat", "goharvest"]
 )
-def test_newer_claim_fences(beat: Heartbeat | ClassicHeartbeat) -> None:
+def test_newer_owner_fences(beat: Heartbeat | GoharvestHeartbeat) -> None:
     neli = make()
     acquired = lead(neli)
-    assert neli.heartbeat_seen(0, 20, beat, 0.1) == [LeaderFenced(0, acquired.leader_id, "newer-claim")]
+    assert neli.heartbeat_seen(0, 20, beat, 0.1) == [LeaderFenced(0, acquired.leader_id, "newer-owner")]
     assert not neli.may_send(0, 0.1)
 
 
 def test_beats_before_the_own_first_one_are_stale() -> None:
     neli = make()
     [beat] = beats(neli.assigned([0], 0.0))
-    assert neli.heartbeat_seen(0, 8, ClassicHeartbeat("reaper"), 0.05) == []
+    assert neli.heartbeat_seen(0, 8, GoharvestHeartbeat("reaper"), 0.05) == []
     assert events(neli.heartbeat_seen(0, 10, beat, 0.1)) == ["LeaderAcquired"]
 
 
@@ -255,7 +255,7 @@ def test_assignment_that_aged_in_a_pause_asks_first() -> None:
     neli = make()
     neli.assigned([0], 0.0)
     [beat] = beats(neli.tick(30.0))
-    assert beat.epoch is None  # claims nothing, so it fences nobody
+    assert beat.epoch is None  # owns nothing, so it fences nobody
     assert [type(e) for e in neli.heartbeat_seen(0, 10, beat, 30.1)] == [ConfirmMembership]
 
 
@@ -326,15 +326,15 @@ def test_of_two_leaders_with_two_databases_one_gives_way(theirs: int, is_rightfu
 
 @pytest.mark.parametrize(("theirs", "is_rightful"), [(4, False), (6, True)])
 def test_of_two_that_begin_at_the_same_moment_one_gives_way(theirs: int, is_rightful: bool) -> None:
-    """Each has claimed a lane, and reads the other's claim before its own has come back."""
+    """Each has taken a lane, and reads the other's ownership before its own has come back."""
     neli = make(lanes=2, database=UUID(int=5))
     neli.assigned([0], 0.0)
     met = ForeignHeartbeat(1, "there", UUID(int=theirs), is_rightful)
     assert neli.heartbeat_seen(1, 20, of(theirs, -1), 0.0) == [met]
 
 
-def test_classic_payload_is_understood() -> None:
-    assert parse_heartbeat(b"1614000000000000000%host_12_99") == ClassicHeartbeat("host_12_99")
+def test_goharvest_payload_is_understood() -> None:
+    assert parse_heartbeat(b"1614000000000000000%host_12_99") == GoharvestHeartbeat("host_12_99")
 
 
 @pytest.mark.parametrize("payload", [None, b"", b"hello", b"x%y", b"outbox1 broken", b"\xff\xfe"])
@@ -352,21 +352,21 @@ def test_who_led_last_is_known_while_the_brokers_are_away() -> None:
     neli.lost([0], 8.0)
     assert neli.led_last(0)
     neli.heartbeat_seen(0, 20, rival(None), 9.0)
-    assert neli.led_last(0), "a candidate claims nothing"
+    assert neli.led_last(0), "a candidate owns nothing"
     neli.heartbeat_seen(0, 21, rival(21), 9.0)
     assert not neli.led_last(0)
 
 
-@pytest.mark.parametrize("end", ["claim", "classic", "not-a-member", "revoked", "stopped"])
+@pytest.mark.parametrize("end", ["take", "goharvest", "not-a-member", "revoked", "stopped"])
 def test_who_was_replaced_or_gave_back_did_not_lead_last(end: str) -> None:
     neli = make()
     lead(neli)
-    if end == "claim":
+    if end == "take":
         neli.tick(5.0)  # fenced, and still a candidate
         neli.heartbeat_seen(0, 20, rival(20), 5.1)
-    elif end == "classic":
+    elif end == "goharvest":
         neli.lost([0], 0.2)
-        neli.heartbeat_seen(0, 20, ClassicHeartbeat("there"), 0.3)
+        neli.heartbeat_seen(0, 20, GoharvestHeartbeat("there"), 0.3)
     elif end == "not-a-member":
         [question] = neli.doubt(0, 0.1)
         assert isinstance(question, ConfirmMembership)

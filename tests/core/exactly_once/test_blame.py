@@ -203,7 +203,7 @@ def test_every_error_of_every_attempt_has_an_answer():
             actions = blame(one, failure)
             assert isinstance(actions[-1], b.Last)
             assert not any(isinstance(action, b.Last) for action in actions[:-1])
-            if not faults.is_refusal(name):
+            if not faults.is_rejection(name):
                 assert all(isinstance(action, b.ProbeNext | b.Outage | b.LostToOther) for action in actions)
 
 

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import pytest
 
+from outbox.core.exactly_once.decisions import AskElection, GoOn, StateRow, Stop
 from outbox.core.exactly_once.flights import STAND, Flights, Stand, Standing, Told, has_flushed, may_flush
-from outbox.core.exactly_once.judgement import AskElection, GoOn, StateRow, Stop
 from outbox.core.region import UnexpectedEvent
 
 
@@ -90,13 +90,13 @@ def test_a_share_belongs_to_one_readiness_of_its_lane():
     assert lane.judge(plan, 7) is None
 
 
-@pytest.mark.parametrize(("purged", "verdict"), [(6, Stop), (7, GoOn), (8, GoOn), (9, AskElection)])
-def test_m_in_the_page_is_judged_by_what_was_acknowledged_before_and_submitted_since(purged, verdict):
+@pytest.mark.parametrize(("purged", "decision"), [(6, Stop), (7, GoOn), (8, GoOn), (9, AskElection)])
+def test_m_in_the_page_is_judged_by_what_was_acknowledged_before_and_submitted_since(purged, decision):
     flights, lane = Flights(), Standing(3)
     lane.begin(7)
     plan = flights.plan([lane], 1)
     lane.submitted = 8
-    assert isinstance(lane.judge(plan, purged), verdict)
+    assert isinstance(lane.judge(plan, purged), decision)
 
 
 def test_a_stopped_lane_waits_for_no_purge():

@@ -1,4 +1,4 @@
-"""The ledger's codec, the digest, and the verdicts as total functions."""
+"""The ledger's codec, the digest, and the decisions as total functions."""
 
 import itertools
 import struct
@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outbox.core.exactly_once import judgement as v
+from outbox.core.exactly_once import decisions as v
 from outbox.core.exactly_once.ledger import (
     DamagedEntry,
     Entry,
@@ -180,8 +180,8 @@ def test_the_format_is_pinned() -> None:
 
 @pytest.mark.parametrize("change", [0, 7])
 def test_a_batch_of_no_row_shows_who_owns_the_lane(change: int) -> None:
-    errands = replace(entry(), ids=(), digest=0, change=change)
-    assert decode(encode(errands)) == errands
+    hold_actions = replace(entry(), ids=(), digest=0, change=change)
+    assert decode(encode(hold_actions)) == hold_actions
 
 
 def test_a_change_leaves_an_entry_where_no_batch_was() -> None:
@@ -244,7 +244,7 @@ def test_the_bytes_of_a_record_are_pinned(row: Row, expected: bytes) -> None:
     assert digest([row]) == crc32(expected)
 
 
-# Verdicts
+# Decisions
 
 OPEN = v.StateRow(lane_count=1)
 
@@ -273,7 +273,7 @@ def facts(purged: int, found: Entry | None, again: int | None = None, rows: v.Ro
         (replace(facts(0, None), lane=1, settling=True), v.NothingToDo(0)),
     ],
 )
-def test_the_verdict_of_a_takeover(read: v.Facts, expected: v.Verdict) -> None:
+def test_the_decision_of_a_takeover(read: v.Facts, expected: v.Decision) -> None:
     assert v.takeover(read) == expected
 
 
@@ -282,18 +282,18 @@ def test_the_verdict_of_a_takeover(read: v.Facts, expected: v.Verdict) -> None:
     [
         (facts(4, None), v.Why.LEDGER_WENT_BACK, ["batch 4", "no entry"], "--resend", "with either"),
         (facts(4, entry(3)), v.Why.LEDGER_WENT_BACK, ["batch 4", "batch 3"], "--resend", "with either"),
-        (facts(4, entry(6)), v.Why.DATABASE_WENT_BACK, ["batch 4", "batch 6"], "--purge-sent", "--adopt"),
-        (facts(0, entry(2)), v.Why.DATABASE_WENT_BACK, ["batch 0", "batch 2"], "--purge-sent", "--adopt"),
+        (facts(4, entry(6)), v.Why.DATABASE_WENT_BACK, ["batch 4", "batch 6"], "--delete-sent", "--adopt"),
+        (facts(0, entry(2)), v.Why.DATABASE_WENT_BACK, ["batch 0", "batch 2"], "--delete-sent", "--adopt"),
         (facts(4, entry(4, database=ELSEWHERE)), v.Why.FOREIGN_DATABASE, [str(HERE), str(ELSEWHERE)], "--adopt", "?"),
         (facts(4, entry(4, lane=2)), v.Why.OTHER_LANE, ["lane 0", "lane 2"], "--resend", "with either"),
         (
             facts(4, entry(5), rows=v.Rows.SOME),
             v.Why.ROWS_INCOMPLETE,
             ["3 rows", "only some"],
-            "--purge-sent",
+            "--delete-sent",
             "--adopt",
         ),
-        (facts(4, entry(5), rows=v.Rows.DIFFERENT), v.Why.ROWS_DIFFERENT, ["3 ids", "77"], "--purge-sent", "--adopt"),
+        (facts(4, entry(5), rows=v.Rows.DIFFERENT), v.Why.ROWS_DIFFERENT, ["3 ids", "77"], "--delete-sent", "--adopt"),
     ],
 )
 def test_a_stop_names_both_sides_and_the_remedy(
@@ -314,7 +314,7 @@ def test_the_number_of_a_change_counts_only_in_its_own_database() -> None:
     assert v.change_of(written, ELSEWHERE) == v.change_of(None, HERE) == 0
 
 
-def test_the_verdict_is_total_and_acts_only_one_batch_ahead() -> None:
+def test_the_decision_is_total_and_acts_only_one_batch_ahead() -> None:
     numbers = range(5)
     ledger = [None, *(entry(n, lane, db) for n in (1, 2, 3, 4) for lane in (0, 1) for db in (HERE, ELSEWHERE))]
     states = [v.StateRow(1), v.StateRow(1, resize_to=2)]
@@ -323,7 +323,7 @@ def test_the_verdict_is_total_and_acts_only_one_batch_ahead() -> None:
     ):
         read = v.Facts(lane, HERE, state, m, found, again, rows_found, settling)
         answer = v.takeover(read)
-        assert isinstance(answer, v.Verdict)
+        assert isinstance(answer, v.Decision)
         if isinstance(answer, v.PurgeEntry | v.MoveOnly | v.LookUpRows):
             assert found is answer.entry
             assert (answer.entry.batch, answer.entry.database, answer.entry.lane) == (m + 1, HERE, lane)

@@ -12,7 +12,7 @@ from uuid import UUID
 
 import pytest
 
-from outbox.core.exactly_once import judgement as v
+from outbox.core.exactly_once import decisions as v
 from outbox.core.exactly_once.ledger import Entry
 
 HERE, THERE = UUID(int=1), UUID(int=2)
@@ -40,7 +40,7 @@ class World(NamedTuple):
     owners: tuple[Owner, ...]
     changers: tuple[Changer, ...]
     total: int
-    wishes: tuple[int, ...]
+    requests: tuple[int, ...]
     closed_for: int = 0
     number: int = 0
     epochs: tuple[int, ...] = (0, 0, 0)
@@ -128,10 +128,10 @@ class Model:
     def changer_look(self, world: World, changer: Changer) -> Iterator[tuple[Changer, World]]:
         if world.closed_for:
             yield Changer("fence", world.total, world.closed_for, world.number), world
-        elif world.wishes:
-            wish, *rest = world.wishes
-            closed = world._replace(closed_for=wish, number=world.number + 1, wishes=tuple(rest))
-            yield Changer("fence", world.total, wish, closed.number), closed
+        elif world.requests:
+            request, *rest = world.requests
+            closed = world._replace(closed_for=request, number=world.number + 1, requests=tuple(rest))
+            yield Changer("fence", world.total, request, closed.number), closed
 
     def changer_fence(self, world: World, changer: Changer) -> Iterator[tuple[Changer, World]]:
         if changer.lane == changer.before or "fence" in self.without:
@@ -160,14 +160,14 @@ def explore(model: Model, start: World) -> set[World]:
     return seen
 
 
-def world(total: int, *wishes: int, rows: int = 2, lanes: int = 2, changers: int = 1) -> World:
-    return World((1 << rows) - 1, tuple(map(Owner, range(lanes))), (Changer(),) * changers, total, wishes)
+def world(total: int, *requests: int, rows: int = 2, lanes: int = 2, changers: int = 1) -> World:
+    return World((1 << rows) - 1, tuple(map(Owner, range(lanes))), (Changer(),) * changers, total, requests)
 
 
 @pytest.mark.parametrize("begin", [world(2, 1), world(1, 2), world(2, 1, changers=2)])
 def test_no_record_is_committed_twice_whatever_the_interleaving(begin: World) -> None:
     worlds = explore(Model(epochs=2), begin)
-    assert any(w.sent == begin.table and not w.table and w.total == begin.wishes[-1] for w in worlds)
+    assert any(w.sent == begin.table and not w.table and w.total == begin.requests[-1] for w in worlds)
 
 
 @pytest.mark.parametrize("without", ["fence", "settle", "init_first"])

@@ -6,7 +6,7 @@ from uuid import UUID
 
 import pytest
 
-from outbox.core.exactly_once import judgement as v
+from outbox.core.exactly_once import decisions as v
 from outbox.core.exactly_once.ledger import Entry
 from outbox.core.exactly_once.resize import (
     Act,

@@ -6,7 +6,7 @@ from uuid import UUID
 
 import pytest
 
-from outbox.core.exactly_once.judgement import Why
+from outbox.core.exactly_once.decisions import Why
 from outbox.core.exactly_once.ledger import Entry
 from outbox.core.exactly_once.resolution import (
     UNREADABLE,
@@ -21,7 +21,7 @@ from outbox.core.times import time_of
 
 HERE, THERE = UUID(int=1), UUID(int=2)
 NOON = datetime(2026, 1, 1, tzinfo=UTC)
-PURGE, RESEND = Resolution(purge_sent=True), Resolution(resend=True)
+PURGE, RESEND = Resolution(delete_sent=True), Resolution(resend=True)
 
 
 def entry(batch: int, *, lane: int = 0, database: UUID = HERE) -> Entry:
@@ -85,7 +85,7 @@ def test_what_is_missing_is_counted() -> None:
         (case(Why.LEDGER_WENT_BACK), PURGE, "Only --resend applies"),
         (case(Why.LEDGER_WENT_BACK), RESEND, ""),
         (case(Why.FOREIGN_DATABASE, 3, entry(9, database=THERE)), PURGE, "add --adopt-ledger"),
-        (case(Why.FOREIGN_DATABASE, 30, entry(9, database=THERE)), Resolution(purge_sent=True, adopt=True), ""),
+        (case(Why.FOREIGN_DATABASE, 30, entry(9, database=THERE)), Resolution(delete_sent=True, adopt=True), ""),
         (case(Why.OTHER_LANE, 3, entry(3)), RESEND, ""),
         (case(Why.OTHER_LANE, 3), RESEND, "Delete the ledger topic"),
         (case(UNREADABLE, 0), RESEND, "Delete the ledger topic"),

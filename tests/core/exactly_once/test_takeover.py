@@ -1,4 +1,4 @@
-"""Every interleaving of several owners of one lane, with the real verdicts: nothing committed twice, nothing lost.
+"""Every interleaving of several owners of one lane, with the real decisions: nothing committed twice, nothing lost.
 
 A small world: a table (rows, the purged number m, the table's file), Kafka (producer epoch, one transaction, the
 ledger's last entry, late EndTxn frames), purge statements that arrive late, and owners that run the loop in atomic
@@ -7,7 +7,7 @@ leads, lose the reply of a commit, or leave a second copy of its EndTxn on the w
 world once. Rules that the loop depends on can be left out by name: then the search must find the harm, else it
 proves nothing.
 
-This is the one abstract model that stays beside the simulator. The verdicts are the product's own; the order of the
+This is the one abstract model that stays beside the simulator. The decisions are the product's own; the order of the
 steps is written here a second time, for a search must copy a world and compare it with those it has seen. The product's
 takeover and purge stop in the middle of a function, which cannot be copied: each of a hundred thousand worlds would be
 played again from the beginning. `tests/simulation/exactly_once` runs the product itself, with planted bugs for most of
@@ -22,7 +22,7 @@ from uuid import UUID
 
 import pytest
 
-from outbox.core.exactly_once import judgement as v
+from outbox.core.exactly_once import decisions as v
 from outbox.core.exactly_once.ledger import Entry
 
 NOON = datetime(2026, 1, 1, tzinfo=UTC)
@@ -95,7 +95,7 @@ def entry_of(sent: Sent) -> Entry | None:
 
 
 @cache
-def judge(purged: int, sent: Sent, again: int, rows: v.Rows | None = None) -> v.Verdict:
+def judge(purged: int, sent: Sent, again: int, rows: v.Rows | None = None) -> v.Decision:
     return v.takeover(v.Facts(0, HERE, v.StateRow(1), purged, entry_of(sent), again, rows))
 
 
@@ -257,7 +257,7 @@ class Model:
         found = self.look_up(world, owner.entry)
         yield from self.obey(world, owner, judge(owner.purged, owner.entry, owner.purged, found))
 
-    def obey(self, world: World, owner: Owner, answer: v.Verdict) -> Iterator[tuple[str, Owner, World]]:
+    def obey(self, world: World, owner: Owner, answer: v.Decision) -> Iterator[tuple[str, Owner, World]]:
         self.refuse_stop(world, answer)
         if isinstance(answer, v.AskElection):
             yield "ask the election", Owner(), world

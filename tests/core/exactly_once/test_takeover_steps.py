@@ -7,7 +7,7 @@ from uuid import UUID
 
 import pytest
 
-from outbox.core.exactly_once import judgement as v
+from outbox.core.exactly_once import decisions as v
 from outbox.core.exactly_once.ledger import Entry
 from outbox.core.exactly_once.takeover import (
     Ask,
@@ -32,7 +32,7 @@ def entry(batch=4, lane=0, change=2):
 
 
 def asked(known, answers):
-    """The steps of one takeover, until it has its verdict."""
+    """The steps of one takeover, until it has its decision."""
     steps = []
     while True:
         step = next_step(known)

@@ -97,6 +97,6 @@ def test_a_producer_is_judged_by_its_log_and_by_its_statistics(trouble, repeated
 
 
 def test_a_batch_is_committed_only_when_every_guard_holds():
-    for stopped, flushed, claimed in product((False, True), repeat=3):
-        text = objection(is_stopped=stopped, is_flushed=flushed, is_claimed=partial(bool, claimed))
-        assert bool(text) is (stopped or not flushed or not claimed)
+    for stopped, flushed, taken in product((False, True), repeat=3):
+        text = objection(is_stopped=stopped, is_flushed=flushed, holds_lease=partial(bool, taken))
+        assert bool(text) is (stopped or not flushed or not taken)

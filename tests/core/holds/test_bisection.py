@@ -1,4 +1,4 @@
-"""The culprits of refused batches are found in a logarithmic number of transactions, with every key in order."""
+"""The causes of rejected batches are found in a logarithmic number of transactions, with every key in order."""
 
 from math import ceil, log2
 
@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 from outbox.core.holds.bisection import Bisection
 
 
-def search(ids, culprits, batch_max, late=None):
+def search(ids, causes, batch_max, late=None):
     """Send as a lane does: batches from the front, a refused single record is put aside.
 
     `late` maps the number of a transaction to ids that become visible just before it. Returns delivered ids in order,
-    culprits in the order in which they were found, and how many transactions were refused or were made smaller.
+    causes in the order in which they were found, and how many transactions were refused or were made smaller.
     """
     waiting, delivered, found, extra = sorted(ids), [], [], 0
     state, number = Bisection(), 0
@@ -21,7 +21,7 @@ def search(ids, culprits, batch_max, late=None):
         batch = waiting[:batch_max]
         batch = batch[: state.take(batch)]
         extra += state.is_searching
-        if culprits & set(batch):
+        if causes & set(batch):
             state = state.refused(batch)
             if len(batch) == 1:
                 found += batch
@@ -36,53 +36,53 @@ def search(ids, culprits, batch_max, late=None):
 
 
 @given(st.integers(1, 2000), st.data())
-def test_one_culprit_is_found_in_log2_steps(count, data):
-    culprit = data.draw(st.integers(0, count - 1))
-    delivered, found, extra = search(range(count), {culprit}, batch_max=count)
-    assert found == [culprit]
-    assert delivered == [id_ for id_ in range(count) if id_ != culprit]
+def test_one_cause_is_found_in_log2_steps(count, data):
+    cause = data.draw(st.integers(0, count - 1))
+    delivered, found, extra = search(range(count), {cause}, batch_max=count)
+    assert found == [cause]
+    assert delivered == [id_ for id_ in range(count) if id_ != cause]
     assert extra <= ceil(log2(count)) + 1
 
 
 @given(st.sets(st.integers(0, 400), min_size=1), st.data(), st.integers(1, 200))
-def test_every_culprit_is_found_and_nothing_else_is_held(ids, data, batch_max):
-    culprits = data.draw(st.sets(st.sampled_from(sorted(ids))))
-    delivered, found, extra = search(ids, culprits, batch_max)
-    assert found == sorted(culprits)
-    assert delivered == sorted(ids - culprits)
-    assert extra <= len(culprits) * (ceil(log2(batch_max)) + 1)
+def test_every_cause_is_found_and_nothing_else_is_held(ids, data, batch_max):
+    causes = data.draw(st.sets(st.sampled_from(sorted(ids))))
+    delivered, found, extra = search(ids, causes, batch_max)
+    assert found == sorted(causes)
+    assert delivered == sorted(ids - causes)
+    assert extra <= len(causes) * (ceil(log2(batch_max)) + 1)
 
 
 @given(st.sets(st.integers(0, 400), min_size=2), st.data())
 def test_records_that_turn_up_between_the_suspects_do_not_lead_astray(ids, data):
     ids = sorted(ids)
-    culprits = data.draw(st.sets(st.sampled_from(ids), min_size=1))
+    causes = data.draw(st.sets(st.sampled_from(ids), min_size=1))
     latecomers = data.draw(st.sets(st.sampled_from(ids)))
     turns = data.draw(st.lists(st.integers(0, 12), min_size=len(latecomers), max_size=len(latecomers)))
     late = {}
     for turn, id_ in zip(turns, sorted(latecomers), strict=True):
         late.setdefault(turn, []).append(id_)
     early = [id_ for id_ in ids if id_ not in latecomers]
-    delivered, found, _ = search(early, culprits, 64, late)
+    delivered, found, _ = search(early, causes, 64, late)
     seen = sorted([*delivered, *found])
     assert seen == sorted(set(seen)), "nothing is sent twice"
-    assert set(found) <= culprits
-    assert not culprits & set(delivered)
+    assert set(found) <= causes
+    assert not causes & set(delivered)
 
 
 @given(st.integers(1, 300), st.data())
-def test_reports_that_name_the_culprit_s_companions_shorten_the_search(count, data):
+def test_reports_that_name_the_cause_s_companions_shorten_the_search(count, data):
     """The brokers refuse what travels in one request to one partition; other records are innocent."""
-    culprit = data.draw(st.integers(0, count - 1))
+    cause = data.draw(st.integers(0, count - 1))
     partitions = data.draw(st.integers(1, 12))
     state, waiting, extra, delivered = Bisection(), list(range(count)), 0, []
-    while culprit in waiting:
+    while cause in waiting:
         batch = waiting[: state.take(waiting)]
-        if culprit in batch:
-            reported = [id_ for id_ in batch if id_ % partitions == culprit % partitions]
+        if cause in batch:
+            reported = [id_ for id_ in batch if id_ % partitions == cause % partitions]
             state = state.refused(reported)
             if len(reported) == 1:
-                waiting.remove(culprit)
+                waiting.remove(cause)
         else:
             delivered += batch
             state = state.cleared(batch)
@@ -91,7 +91,7 @@ def test_reports_that_name_the_culprit_s_companions_shorten_the_search(count, da
     suspects = ceil(count / partitions)
     assert extra <= 1 + ceil(log2(max(1, suspects))) + 2
     assert not state.is_searching
-    assert delivered + waiting == [id_ for id_ in range(count) if id_ != culprit], "in order"
+    assert delivered + waiting == [id_ for id_ in range(count) if id_ != cause], "in order"
 
 
 def test_what_stands_before_the_last_suspect_goes_first():
@@ -122,15 +122,15 @@ def test_a_suspect_that_is_held_or_gone_does_not_keep_transactions_small():
 
 @given(st.integers(2, 2000), st.data())
 def test_a_right_guess_needs_two_transactions_and_a_wrong_one_a_few_more(count, data):
-    culprit, guess = (data.draw(st.integers(0, count - 1)) for _ in range(2))
+    cause, guess = (data.draw(st.integers(0, count - 1)) for _ in range(2))
     waiting, state, extra = list(range(count)), Bisection().refused(range(count), guess), 0
     while state.is_searching:
         batch = waiting[: state.take(waiting)]
         extra += 1
-        if culprit in batch:
+        if cause in batch:
             state = state.refused(batch)
         else:
             state = state.cleared(batch)
             waiting = waiting[len(batch) :]
-    assert waiting[0] == culprit
-    assert extra <= (2 if guess == culprit else ceil(log2(count)) + 3)
+    assert waiting[0] == cause
+    assert extra <= (2 if guess == cause else ceil(log2(count)) + 3)

@@ -12,18 +12,18 @@ def row_of(id_, key="a"):
     return (id_, "t", key, b"v", None, [], [], None)
 
 
-def hold_row(record_id=1, *, reason="parked", wanted="", is_there=True):
+def hold_row(record_id=1, *, reason="rejected", wanted="", is_there=True):
     return HoldRow(7, "t", "a", None, 0, record_id, reason, 1, "", "", wanted, None, (), (), is_there)
 
 
 def test_a_discard_that_is_withdrawn_before_it_was_carried_out_is_not_carried_out():
     holds = Holds()
     holds.load([hold_row(wanted="discard")], 0.0)
-    errands = holds.take_errands()
-    assert errands.discarded == (1,)
+    hold_actions = holds.take_actions()
+    assert hold_actions.discarded == (1,)
     holds.none_done()  # Kafka was away
     holds.load([hold_row(wanted="retry")], 1.0)
-    assert holds.take_errands() is None
+    assert holds.take_actions() is None
     assert holds.release_due(1.0) == [1]
 
 
@@ -67,7 +67,7 @@ def refused(holds, *ids, now=0.0):
 
 
 def test_attempts_that_are_likely_to_fail_are_made_one_at_a_time_with_pauses():
-    """However many records are held: each refusal costs the lane its producer."""
+    """However many records are held: each rejection costs the lane its producer."""
     holds = Holds()
     refused(holds, *range(1, 101))
     assert len(holds.release_due(10.0)) == 100
@@ -150,7 +150,7 @@ def test_a_key_whose_head_has_left_goes_on_with_the_next_read_and_not_in_the_mid
     holds = Holds(attempts_max=lambda topic: 1)
     refused(holds, 1)
     assert holds.keep([row_of(2, "k1")]) == []
-    holds.done(holds.take_errands())
+    holds.done(holds.take_actions())
     assert holds.keep([row_of(3, "k1")]) == [], "2 was left out before"
     assert holds.release_due(0.0) == [1]
     assert holds.keep([row_of(2, "k1"), row_of(3, "k1")]) == [row_of(2, "k1"), row_of(3, "k1")]
@@ -165,7 +165,7 @@ def test_what_operators_pause_is_not_counted_as_refused():
         HoldRow(10, "", None, 0, 0, None, "paused", 0, "", "", "", None, (), (), True),
     ]
     holds.load([hold_row(), *paused], 0.0)
-    assert (len(holds), holds.refused_count) == (4, 1)
+    assert (len(holds), holds.rejected_count) == (4, 1)
 
 
 def fated(count):
@@ -175,17 +175,17 @@ def fated(count):
     return holds
 
 
-def heads(errands):
-    return [burial.hold.head for burial in errands.burials]
+def heads(hold_actions):
+    return [dead_record.hold.head for dead_record in hold_actions.dead_records]
 
 
-def test_one_batch_carries_out_a_limited_number_of_errands():
+def test_one_batch_carries_out_a_limited_number_of_hold_actions():
     """They share the transaction of its purge: with all of a hundred thousand that would never end in time."""
     holds, seen, sizes = fated(2_500), set(), []
-    while (errands := holds.take_errands()) is not None:
-        sizes.append(len(errands.burials))
-        seen.update(heads(errands))
-        holds.done(errands)
+    while (hold_actions := holds.take_actions()) is not None:
+        sizes.append(len(hold_actions.dead_records))
+        seen.update(heads(hold_actions))
+        holds.done(hold_actions)
         holds.release_due(0.0)
     assert sizes == [1_000, 1_000, 500]
     assert seen == set(range(1, 2_501))
@@ -198,40 +198,40 @@ def test_a_held_key_holds_back_nothing_of_another_topic():
     assert holds.keep([row_of(2), elsewhere, row_of(4, "b")]) == [elsewhere, row_of(4, "b")]
 
 
-def test_errands_that_fail_do_not_release_what_the_next_batch_has_under_way():
+def test_hold_actions_that_fail_do_not_release_what_the_next_batch_has_under_way():
     """Released it would be sent, and be made a dead letter by that batch."""
 
-    def wishes(wanted):
+    def requests(wanted):
         rows = [hold_row(id_, wanted=wanted) for id_ in range(1, 1_501)]
         return [replace(row, key=f"k{row.record_id}", id=row.record_id) for row in rows]
 
     holds = Holds()
-    holds.load(wishes("skip"), 0.0)
-    first, second = holds.take_errands(), holds.take_errands()
-    assert (len(first.burials), len(second.burials)) == (1_000, 500)
+    holds.load(requests("skip"), 0.0)
+    first, second = holds.take_actions(), holds.take_actions()
+    assert (len(first.dead_records), len(second.dead_records)) == (1_000, 500)
     holds.not_done(first)
-    holds.load(wishes("retry"), 1.0)
+    holds.load(requests("retry"), 1.0)
     assert len(holds.release_due(1.0)) == 1_000
     under_way = [row_of(id_, f"k{id_}") for id_ in heads(second)]
     assert holds.keep(under_way) == []
 
 
-def test_errands_that_can_never_be_done_keep_the_others_not_waiting():
+def test_hold_actions_that_can_never_be_done_keep_the_others_not_waiting():
     """After a failure fewer are tried, the others first; when these have succeeded, more again."""
-    holds, buried = fated(3_000), set()
+    holds, moved = fated(3_000), set()
     for _ in range(60):
-        errands = holds.take_errands()
-        if errands is None:
+        hold_actions = holds.take_actions()
+        if hold_actions is None:
             holds.load([], 0.0)
-        elif 7 in heads(errands):
-            holds.not_done(errands)
+        elif 7 in heads(hold_actions):
+            holds.not_done(hold_actions)
             holds.load([], 0.0)
         else:
-            buried.update(heads(errands))
-            holds.done(errands)
+            moved.update(heads(hold_actions))
+            holds.done(hold_actions)
             holds.release_due(0.0)
-    assert buried == set(range(1, 3_001)) - {7}
-    assert heads(holds.take_errands()) == [7]
+    assert moved == set(range(1, 3_001)) - {7}
+    assert heads(holds.take_actions()) == [7]
 
 
 def whole_topic(record_id, wanted=""):
@@ -243,13 +243,13 @@ def test_a_topic_whose_next_record_is_refused_does_not_lose_that_one_to_what_was
     holds = Holds()
     holds.load([whole_topic(1, "skip")], 0.0)
     holds.refused(row_of(2), "UNKNOWN_TOPIC_OR_PART: no such topic", 0.0, whole_topic=True)
-    assert holds.take_errands() is None
+    assert holds.take_actions() is None
 
 
 def test_a_topic_whose_first_record_has_left_is_held_on_when_another_is_refused():
     holds = Holds()
     holds.load([whole_topic(1, "skip")], 0.0)
-    holds.done(holds.take_errands())
+    holds.done(holds.take_actions())
     holds.refused(row_of(2), "UNKNOWN_TOPIC_OR_PART: no such topic", 0.0, whole_topic=True)
     holds.release_due(0.0)
     assert holds.keep([row_of(3)]) == []
@@ -265,11 +265,11 @@ def test_what_a_held_topic_has_left_out_is_read_again_when_another_of_its_record
 
 def test_what_an_operator_has_tried_is_not_given_up_for_its_crashes_meanwhile():
     holds = Holds(attempts_max=lambda topic: 1)
-    wanted = hold_row(reason="quarantined", wanted="retry")
+    wanted = hold_row(reason="poison", wanted="retry")
     holds.load([wanted], 0.0)
     assert holds.release_due(0.0) == [1]
     holds.load([wanted], 1.0)
-    assert holds.take_errands() is None
+    assert holds.take_actions() is None
     assert holds.keep([row_of(1)]) == [row_of(1)]
 
 
@@ -278,17 +278,17 @@ def test_a_pause_is_confirmed_by_a_batch_until_the_table_shows_it():
     paused = replace(hold_row(None, reason="paused"), of_lane=None, confirmed_by=(1, 2))
     other = replace(paused, id=8, key="b", confirmed_by=(3,))
     holds.load([paused, other], 0.0)
-    assert holds.take_errands().confirmed == (7,)
-    assert holds.take_errands() is None, "that is under way"
+    assert holds.take_actions().confirmed == (7,)
+    assert holds.take_actions() is None, "that is under way"
     holds.none_done()
-    assert holds.take_errands() is None, "not before the table was looked at again"
+    assert holds.take_actions() is None, "not before the table was looked at again"
     holds.load([paused, other], 1.0)
-    errands = holds.take_errands()
-    assert errands.confirmed == (7,)
-    holds.done(errands)
-    assert holds.take_errands() is None
+    hold_actions = holds.take_actions()
+    assert hold_actions.confirmed == (7,)
+    holds.done(hold_actions)
+    assert holds.take_actions() is None
     holds.load([paused, other], 2.0)  # as it was before: a copy that lags behind
-    assert holds.take_errands().confirmed == (7,)
+    assert holds.take_actions().confirmed == (7,)
 
 
 def test_an_older_state_of_the_table_does_not_undo_a_refusal():
@@ -298,8 +298,12 @@ def test_an_older_state_of_the_table_does_not_undo_a_refusal():
         holds.release_due(now)
         holds.refused(row_of(1), "MSG_SIZE_TOO_LARGE: too large", now)
         holds.load([hold_row()], now)  # of the first attempt
-    [burial] = holds.take_errands().burials
-    assert (burial.reason, burial.hold.attempts, burial.hold.code) == ("refused", 3, "MSG_SIZE_TOO_LARGE")
+    [dead_record] = holds.take_actions().dead_records
+    assert (dead_record.reason, dead_record.hold.attempts, dead_record.hold.code) == (
+        "rejected",
+        3,
+        "MSG_SIZE_TOO_LARGE",
+    )
 
 
 def test_the_table_does_not_replace_the_error_of_a_refusal_that_it_may_not_know_yet():
@@ -309,9 +313,9 @@ def test_the_table_does_not_replace_the_error_of_a_refusal_that_it_may_not_know_
     holds.release_due(1.0)
     holds.refused(row_of(1), "MSG_SIZE_TOO_LARGE: of this attempt", 1.0, is_sure=False)
     holds.load([replace(known, attempts=2, wanted="skip")], 2.0)
-    (burial,) = holds.take_errands().burials
-    assert (burial.hold.code, burial.hold.attempts) == ("MSG_SIZE_TOO_LARGE", 1)
-    assert burial.hold.error == "MSG_SIZE_TOO_LARGE: of this attempt"
+    (dead_record,) = holds.take_actions().dead_records
+    assert (dead_record.hold.code, dead_record.hold.attempts) == ("MSG_SIZE_TOO_LARGE", 1)
+    assert dead_record.hold.error == "MSG_SIZE_TOO_LARGE: of this attempt"
 
 
 @pytest.mark.parametrize("is_done", [True, False])
@@ -319,14 +323,14 @@ def test_a_record_that_the_batch_before_is_refused_is_removed_once(is_done):
     holds = Holds()
     assert holds.keep([row_of(1)]) == [row_of(1)]  # a batch has the record
     holds.load([hold_row(wanted="skip")], 0.0)  # the owner before has written late, and an operator skips it
-    errands = holds.take_errands()  # the next batch is dealt
+    hold_actions = holds.take_actions()  # the next batch is dealt
     holds.refused(row_of(1), "MSG_SIZE_TOO_LARGE: by the client", 1.0)
-    assert holds.take_errands() is None, "its removal is under way"
+    assert holds.take_actions() is None, "its removal is under way"
     if is_done:
-        holds.done(errands)
-        assert holds.take_errands() is None
+        holds.done(hold_actions)
+        assert holds.take_actions() is None
         assert holds.release_due(2.0) == [1]
     else:
-        holds.not_done(errands)
+        holds.not_done(hold_actions)
         holds.load([hold_row(wanted="skip")], 3.0)
-        assert [burial.hold.head for burial in holds.take_errands().burials] == [1]
+        assert [dead_record.hold.head for dead_record in holds.take_actions().dead_records] == [1]

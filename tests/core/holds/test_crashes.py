@@ -31,8 +31,8 @@ def test_a_death_between_two_batches_leaves_the_suspects():
 def test_a_record_alone_is_blamed_for_its_second_death():
     once = after(died(4), "b")
     assert once == Care(True, 2, (4,)), "operators and machines kill too"
-    assert after(died(4, suspected=once.suspects, crashes=once.crashes), "c").culprit == 4
-    assert after(died(5, suspected=once.suspects, crashes=once.crashes), "c").culprit is None, "another one"
+    assert after(died(4, suspected=once.suspects, crashes=once.crashes), "c").poison == 4
+    assert after(died(5, suspected=once.suspects, crashes=once.crashes), "c").poison is None, "another one"
 
 
 def test_an_owner_that_takes_its_own_lane_over_again_blames_nobody():
@@ -51,20 +51,20 @@ def test_an_owner_that_lives_or_ended_well_blames_nobody_and_clears_nobody(found
     assert after(found, "b") == Care(True, 2, (4, 5))
 
 
-def died_of(culprit, batch):
-    """Deaths until the culprit is known, when every batch that holds it is the end of its owner."""
+def died_of(poison, batch):
+    """Deaths until the poison record is known, when every batch that holds it is the end of its owner."""
     found, deaths = Watch("0", False, 0, ()), 1
-    while (care := after(found, str(deaths))).culprit is None:
+    while (care := after(found, str(deaths))).poison is None:
         suspects = care.suspects or batch
         half = suspects if len(suspects) == 1 or not care.suspects else suspects[: len(suspects) // 2]
-        if culprit not in half:
+        if poison not in half:
             half = suspects[len(half) :]
         found, deaths = Watch(str(deaths), False, care.crashes, half, care.suspects), deaths + 1
-    return care.culprit, deaths
+    return care.poison, deaths
 
 
-@pytest.mark.parametrize("culprit", [1, 37, 100])
-def test_every_culprit_is_found_in_few_deaths(culprit):
-    blamed, deaths = died_of(culprit, tuple(range(1, 101)))
-    assert blamed == culprit
+@pytest.mark.parametrize("poison", [1, 37, 100])
+def test_every_cause_is_found_in_few_deaths(poison):
+    blamed, deaths = died_of(poison, tuple(range(1, 101)))
+    assert blamed == poison
     assert deaths <= 3 + 7

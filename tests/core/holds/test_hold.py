@@ -11,20 +11,20 @@ from outbox.core.region import UnexpectedEvent
 
 RECORDS = """
     waiting    due        trying
-    waiting    refused    waiting
+    waiting    rejected    waiting
     waiting    to_leave   leaving
     waiting    forgotten  ended
-    trying     refused    waiting
+    trying     rejected    waiting
     trying     not_now    waiting
     trying     delivered  ended
     trying     to_leave   leaving
     trying     forgotten  ended
-    leaving    refused    leaving
+    leaving    rejected    leaving
     leaving    to_leave   leaving
     leaving    to_stay    waiting
     leaving    taken      under_way
     leaving    forgotten  ended
-    under_way  refused    under_way
+    under_way  rejected    under_way
     under_way  to_leave   under_way
     under_way  done       over
     under_way  not_done   leaving

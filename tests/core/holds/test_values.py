@@ -6,7 +6,7 @@ from outbox.models import DeadLetter, Hold
 
 def test_reasons_and_what_operators_want_are_those_of_the_tables():
     assert {*values.OF_RECORDS, *values.BY_OPERATORS} == set(Hold.Reason.values)
-    assert {values.REFUSED, values.CRASHED, values.SKIPPED} == set(DeadLetter.Reason.values)
+    assert {values.REJECTED, values.POISON, values.SKIPPED} == set(DeadLetter.Reason.values)
     assert {values.RETRY, values.SKIP, values.DISCARD} == set(Hold.Wanted.values)
 
 

@@ -63,22 +63,22 @@ def connected(url, connect=table.connect_session):
     return connect({"conninfo": url}, statement_timeout_s=5, application_name="test")
 
 
-WAYS = [table.connect_session, companions.connect]
+MODES = [table.connect_session, companions.connect]
 
 
-@pytest.mark.parametrize("connect", WAYS)
+@pytest.mark.parametrize("connect", MODES)
 def test_a_pooler_that_nobody_else_uses_is_recognised(pooler, connect):
     with pytest.raises(SessionShared, match="Connect to the server itself, or through a pool of sessions"):
         connected(pooler.url, connect)
 
 
-@pytest.mark.parametrize("connect", WAYS)
+@pytest.mark.parametrize("connect", MODES)
 def test_a_pooler_that_others_use_is_recognised(pooler, connect):
     with busy(pooler.url), pytest.raises(SessionShared):
         connected(pooler.url, connect)
 
 
-@pytest.mark.parametrize("connect", WAYS)
+@pytest.mark.parametrize("connect", MODES)
 def test_a_connection_to_the_server_itself_is_accepted_and_leaves_no_lock(url, connect):
     with connected(url, connect) as connection, psycopg.connect(url) as other:
         held = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = %s"
@@ -153,7 +153,7 @@ def test_a_transaction_of_another_session_has_no_effect(url, pooler, unseen):
 def test_another_backend_than_that_of_the_claim_marks_nothing(url, pooler, unseen):
     with psycopg.connect(url, autocommit=True) as db, connected(pooler.url) as connection:
         marks = Marks("outbox")
-        assert marks.claim(connection, 1, 5)
+        assert marks.take(connection, 1, 5)
         insert(db, "t", ["k"] * 5)
         with busy(pooler.url), pytest.raises(OtherBackend):
             marks.mark(connection, uuid.uuid4(), 10)

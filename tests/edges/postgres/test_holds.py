@@ -4,7 +4,7 @@ import pytest
 
 from outbox.core.holds.book import Holds
 from outbox.core.holds.crashes import Care
-from outbox.core.holds.values import Burial, Errands, HoldRow, rejected
+from outbox.core.holds.values import DeadRecord, HoldActions, HoldRow, rejected
 from outbox.core.names import held_key
 from outbox.edges.postgres.exactly_once import companions
 from outbox.edges.postgres.holds import HoldTable
@@ -25,31 +25,31 @@ def table():
     return HoldTable("outbox")
 
 
-def park(id_, attempts=1):
+def hold(id_, attempts=1):
     return rejected(id_, "t", "k", attempts, "MSG_SIZE_TOO_LARGE: too large", 1.0)
 
 
 def skipped(id_):
-    return Burial(HoldRow(1, "t", "k", record_id=id_), "skipped")
+    return DeadRecord(HoldRow(1, "t", "k", record_id=id_), "skipped")
 
 
-def run(db, table, **errands):
+def run(db, table, **hold_actions):
     with db.transaction():
-        return table.run(db, 0, Errands(**errands))
+        return table.run(db, 0, HoldActions(**hold_actions))
 
 
 @pytest.mark.parametrize("wanted", ["skip", "discard"])
 @pytest.mark.parametrize("is_replaced", [True, False])
-def test_a_wish_about_a_record_does_not_hit_another_with_its_id(db, table, wanted, is_replaced):
+def test_a_request_about_a_record_does_not_hit_another_with_its_id(db, table, wanted, is_replaced):
     [id_] = insert(db, "t", ["k"])
-    table.write(db, [park(id_)], [])
+    table.write(db, [hold(id_)], [])
     db.execute("UPDATE outbox_hold SET wanted = %s", [wanted])
     if is_replaced:
         db.execute("TRUNCATE outbox RESTART IDENTITY")
         assert insert(db, "t", ["k"]) == [id_]
     assert [row.is_there for row in table.load(db, 1)] == [not is_replaced]
-    burial = skipped(id_)
-    gone = run(db, table, **({"burials": (burial,)} if wanted == "skip" else {"discarded": (id_,)}))
+    dead_record = skipped(id_)
+    gone = run(db, table, **({"dead_records": (dead_record,)} if wanted == "skip" else {"discarded": (id_,)}))
     assert gone == (set() if is_replaced else {id_})
     assert db.execute("SELECT count(*) FROM outbox").fetchone() == (int(is_replaced),)
     assert db.execute("SELECT count(*) FROM outbox_dead").fetchone() == (int(wanted == "skip" and not is_replaced),)
@@ -57,13 +57,13 @@ def test_a_wish_about_a_record_does_not_hit_another_with_its_id(db, table, wante
 
 def test_another_record_with_the_id_begins_with_a_history_of_its_own(db, table):
     [id_] = insert(db, "t", ["k"])
-    table.write(db, [park(id_)], [])
-    table.write(db, [park(id_, 2)], [])
+    table.write(db, [hold(id_)], [])
+    table.write(db, [hold(id_, 2)], [])
     db.execute("UPDATE outbox_hold SET wanted = 'discard'")
     assert db.execute(HELD).fetchall() == [(id_, "discard", 2, 2)]
     db.execute("TRUNCATE outbox RESTART IDENTITY")
     assert insert(db, "t", ["k"]) == [id_]
-    table.write(db, [park(id_)], [])
+    table.write(db, [hold(id_)], [])
     assert db.execute(HELD).fetchall() == [(id_, "", 1, 1)]
     assert [row.is_there for row in table.load(db, 1)] == [True]
 
@@ -84,21 +84,21 @@ def test_a_long_key_is_loaded_as_the_digest_that_lanes_remember(db, table):
 
 def test_a_hold_of_an_older_release_goes_by_the_id(db, table):
     [id_] = insert(db, "t", ["k"])
-    table.write(db, [park(id_)], [])
+    table.write(db, [hold(id_)], [])
     db.execute("UPDATE outbox_hold SET stashed_at = NULL")
     assert [row.is_there for row in table.load(db, 1)] == [True]
-    run(db, table, burials=(skipped(id_),))
+    run(db, table, dead_records=(skipped(id_),))
     assert db.execute("SELECT count(*) FROM outbox").fetchone() == (0,)
 
 
 ROWS = 20_000
 READ = "SELECT seq_tup_read + coalesce(idx_tup_fetch, 0) FROM pg_stat_xact_user_tables WHERE relname = 'outbox'"
 STATEMENTS = {
-    "park": lambda db, table, id_: table.write(db, [park(id_)], []),
+    "hold": lambda db, table, id_: table.write(db, [hold(id_)], []),
     "load": lambda db, table, id_: table.load(db, 3),
-    "bury": lambda db, table, id_: table.run(db, 0, Errands(burials=(skipped(id_),))),
-    "discard": lambda db, table, id_: table.run(db, 0, Errands(discarded=(id_,))),
-    "quarantine": lambda db, table, id_: table.own(db, 0, "somebody", Care(culprit=id_, crashes=2)),
+    "dead_letter": lambda db, table, id_: table.run(db, 0, HoldActions(dead_records=(skipped(id_),))),
+    "discard": lambda db, table, id_: table.run(db, 0, HoldActions(discarded=(id_,))),
+    "poison": lambda db, table, id_: table.own(db, 0, "somebody", Care(cause=id_, crashes=2)),
 }
 
 
@@ -109,7 +109,7 @@ def test_no_statement_reads_more_of_a_large_table_than_its_records(db, table, na
     if is_analysed:
         db.execute("ANALYZE outbox")
     middle = ids[ROWS // 2]
-    table.write(db, [park(middle)], [])
+    table.write(db, [hold(middle)], [])
     db.execute("UPDATE outbox_hold SET wanted = 'discard'")
     with db.transaction():
         STATEMENTS[name](db, table, middle)

@@ -22,7 +22,7 @@ ROLE = f"keeper_{os.getpid()}"
 def tables(postgres):
     with fresh_database(os.environ["DATABASE_URL"]) as url, psycopg.connect(url, autocommit=True) as connection:
         create_tables(connection)
-        create_table(connection, "classic", binary=False)
+        create_table(connection, "goharvest", binary=False)
         yield connection
 
 
@@ -154,7 +154,7 @@ def test_how_ids_are_drawn_is_an_error_where_a_promise_needs_it(db, change, told
 
 @pytest.mark.parametrize(("change", "told", "what"), CHANGES)
 def test_a_table_of_others_keeps_its_default(db, change, told, what):
-    assert numbering.check(db, "classic", exactly_once=False) == [], "as classic programs make it"
-    db.execute(change.format("classic"))
-    notes = numbering.check(db, "classic", exactly_once=False)
+    assert numbering.check(db, "goharvest", exactly_once=False) == [], "as goharvest-compatible programs make it"
+    db.execute(change.format("goharvest"))
+    notes = numbering.check(db, "goharvest", exactly_once=False)
     assert [told in note for note in notes] == ([True] if what == "sequence" else [])

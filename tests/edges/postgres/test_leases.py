@@ -1,4 +1,4 @@
-"""The claim of a way of delivery on a table, on a real PostgreSQL."""
+"""The lease of a delivery mode on a table, on a real PostgreSQL."""
 
 import os
 import uuid
@@ -7,14 +7,13 @@ import psycopg
 import pytest
 
 from outbox.conf import AT_LEAST_ONCE, EXACTLY_ONCE
-from outbox.edges.postgres.at_least_once.marks import WrongTable
-from outbox.edges.postgres.common.leases import NoRights, OtherWay, TableLease, settled_after
+from outbox.edges.postgres.common.leases import NoPrivileges, OtherMode, TableLease, settled_after
 from tests.harvest.exactly_once.bench import create_tables
 from tests.support.databases import fresh_database
 from tests.support.tables import create_table
 
-WAYS = (EXACTLY_ONCE, AT_LEAST_ONCE, "spark")
-PAIRS = [(one, other) for one in WAYS for other in WAYS if one != other]
+MODES = (EXACTLY_ONCE, AT_LEAST_ONCE, "spark")
+PAIRS = [(one, other) for one in MODES for other in MODES if one != other]
 
 
 @pytest.fixture(scope="module")
@@ -32,40 +31,40 @@ def db(url):
         yield connection
 
 
-def claim(way, owner, patience_s=60.0):
+def lease(way, owner, patience_s=60.0):
     return TableLease("outbox", way, owner, patience_s)
 
 
 def row(db):
-    return db.execute("SELECT way, way_owner, lanes FROM outbox_state").fetchone()
+    return db.execute("SELECT lease_mode, lease_owner, lanes FROM outbox_state").fetchone()
 
 
 @pytest.mark.parametrize(("one", "other"), PAIRS)
-def test_another_way_is_refused_while_a_claim_is_fresh_and_may_begin_when_it_is_old(db, one, other):
-    assert claim(one, "host_1").take(db, lanes=3)
+def test_another_way_is_refused_while_a_lease_is_fresh_and_may_begin_when_it_is_old(db, one, other):
+    assert lease(one, "host_1").take(db, lanes=3)
     assert row(db) == (one, "host_1", 3)
     for quietly in (False, True):
         with pytest.raises(
-            OtherWay, match=f"harvested by 'host_1' with DELIVERY='{one}'.*this process is for '{other}'"
+            OtherMode, match=f"harvested by 'host_1' with DELIVERY='{one}'.*this process is for '{other}'"
         ):
-            claim(other, "host_2").take(db, quietly=quietly, owned={0: uuid.uuid4()})
+            lease(other, "host_2").take(db, quietly=quietly, owned={0: uuid.uuid4()})
     assert row(db) == (one, "host_1", 3)
-    db.execute("UPDATE outbox_state SET way_time = clock_timestamp() - interval '59 s'")
-    with pytest.raises(OtherWay, match=r"heartbeat is 59\.\d s old"):
-        claim(other, "host_2").take(db)
-    db.execute("UPDATE outbox_state SET way_time = clock_timestamp() - interval '61 s'")
-    assert claim(other, "host_2").take(db)
+    db.execute("UPDATE outbox_state SET lease_time = clock_timestamp() - interval '59 s'")
+    with pytest.raises(OtherMode, match=r"heartbeat is 59\.\d s old"):
+        lease(other, "host_2").take(db)
+    db.execute("UPDATE outbox_state SET lease_time = clock_timestamp() - interval '61 s'")
+    assert lease(other, "host_2").take(db)
     assert row(db) == (other, "host_2", 3)
-    with pytest.raises(OtherWay):
-        claim(one, "host_1").take(db)
+    with pytest.raises(OtherMode):
+        lease(one, "host_1").take(db)
 
 
 @pytest.mark.parametrize(("one", "other"), PAIRS)
 def test_a_released_table_can_be_had_at_once(db, one, other):
-    first = claim(one, "host_1")
+    first = lease(one, "host_1")
     first.take(db, owned={0: uuid.uuid4()})
     first.release(db)
-    assert claim(other, "host_2").take(db)
+    assert lease(other, "host_2").take(db)
 
 
 def test_two_formulas_of_lanes_are_refused_while_the_other_is_in_use(db):
@@ -79,70 +78,64 @@ def test_two_formulas_of_lanes_are_refused_while_the_other_is_in_use(db):
     same.take(db)
     for quietly in (False, True):
         with pytest.raises(
-            OtherWay, match=r"'host_2' with KEEP_EMPTY_KEY=False.*this process has KEEP_EMPTY_KEY=True.*the same"
+            OtherMode, match=r"'host_2' with KEEP_EMPTY_KEY=False.*this process has KEEP_EMPTY_KEY=True.*the same"
         ):
             other.take(db, quietly=quietly, owned={1: uuid.uuid4()})
     assert row(db)[1] == "host_2"
     first.release(db)
     other.take(db)
-    with pytest.raises(OtherWay, match="'host_3' with KEEP_EMPTY_KEY=True"):
+    with pytest.raises(OtherMode, match="'host_3' with KEEP_EMPTY_KEY=True"):
         first.take(db)
 
 
-def test_a_state_row_of_an_older_release_is_told(db):
-    db.execute("ALTER TABLE outbox_state DROP name")
-    with pytest.raises(WrongTable, match="of an older release: it lacks name"):
-        claim(AT_LEAST_ONCE, "host_1").take(db)
-
-
 def test_processes_of_one_way_share_it_and_the_last_one_releases_it(db):
-    first, second = claim(EXACTLY_ONCE, "host_1"), claim(EXACTLY_ONCE, "host_2")
+    first, second = lease(EXACTLY_ONCE, "host_1"), lease(EXACTLY_ONCE, "host_2")
     for number, each in enumerate((first, second)):
         assert each.take(db, owned={number: uuid.uuid4()})
     assert row(db)[:2] == (EXACTLY_ONCE, "host_2")
     second.release(db)
-    with pytest.raises(OtherWay):
-        claim(AT_LEAST_ONCE, "host_3").take(db)
+    with pytest.raises(OtherMode):
+        lease(AT_LEAST_ONCE, "host_3").take(db)
     first.release(db)
-    assert claim(AT_LEAST_ONCE, "host_3").take(db)
+    assert lease(AT_LEAST_ONCE, "host_3").take(db)
 
 
-def test_a_lane_of_a_process_that_died_holds_up_a_release_no_longer_than_its_claim(db):
-    dead, living = claim(EXACTLY_ONCE, "host_1", 6), claim(EXACTLY_ONCE, "host_2", 6)
+def test_a_lane_of_a_process_that_died_holds_up_a_release_no_longer_than_its_lease(db):
+    dead, living = lease(EXACTLY_ONCE, "host_1", 6), lease(EXACTLY_ONCE, "host_2", 6)
     dead.take(db, owned={1: uuid.uuid4()})
     living.take(db)
     db.execute("UPDATE outbox_lane SET heartbeat = clock_timestamp() - interval '7 s'")
     living.release(db)
-    assert claim(AT_LEAST_ONCE, "host_3").take(db)
+    assert lease(AT_LEAST_ONCE, "host_3").take(db)
 
 
-def test_a_standby_leaves_the_owner_in_place_but_renews_an_old_claim(db):
-    claim(EXACTLY_ONCE, "host_1").take(db)
-    claim(EXACTLY_ONCE, "host_2").take(db, quietly=True)
+def test_a_standby_leaves_the_owner_in_place_but_renews_an_old_lease(db):
+    lease(EXACTLY_ONCE, "host_1").take(db)
+    lease(EXACTLY_ONCE, "host_2").take(db, quietly=True)
     assert row(db)[1] == "host_1"
-    db.execute("UPDATE outbox_state SET way_time = clock_timestamp() - interval '61 s'")
-    claim(EXACTLY_ONCE, "host_2").take(db, quietly=True)
+    db.execute("UPDATE outbox_state SET lease_time = clock_timestamp() - interval '61 s'")
+    lease(EXACTLY_ONCE, "host_2").take(db, quietly=True)
     assert row(db)[1] == "host_2"
 
 
 def test_of_two_ways_at_the_same_moment_one_has_the_table(url, db):
     """The second one waits for the row and then sees what the first one wrote."""
-    claim(EXACTLY_ONCE, "host_1").take(db)
-    db.execute("UPDATE outbox_state SET way_time = '-infinity'")
+    lease(EXACTLY_ONCE, "host_1").take(db)
+    db.execute("UPDATE outbox_state SET lease_time = '-infinity'")
     with psycopg.connect(url) as first, psycopg.connect(url, autocommit=True) as second:
-        claim(AT_LEAST_ONCE, "host_2").take(first)
+        lease(AT_LEAST_ONCE, "host_2").take(first)
         second.execute("SET lock_timeout = '100ms'")
         with pytest.raises(psycopg.errors.LockNotAvailable):
-            claim(EXACTLY_ONCE, "host_3").take(second)
+            lease(EXACTLY_ONCE, "host_3").take(second)
         first.commit()
-        with pytest.raises(OtherWay):
-            claim(EXACTLY_ONCE, "host_3").take(second)
+        with pytest.raises(OtherMode):
+            lease(EXACTLY_ONCE, "host_3").take(second)
 
 
-def test_a_classic_table_has_nothing_to_claim_until_it_is_migrated(db):
+def test_a_goharvest_table_has_nothing_to_lease_until_it_is_migrated(db):
     db.execute("DROP SCHEMA public CASCADE; CREATE SCHEMA public")
     create_table(db)
-    one = claim(AT_LEAST_ONCE, "host_1")
+    one = lease(AT_LEAST_ONCE, "host_1")
     assert not one.take(db)
     one.release(db)
     db.execute("DROP TABLE outbox")
@@ -161,8 +154,10 @@ def test_missing_rights_are_named_with_the_statement_that_gives_them(db):
     db.execute("GRANT USAGE ON SCHEMA public TO nobody_much")
     try:
         db.execute("SET ROLE nobody_much")
-        with pytest.raises(NoRights, match='GRANT SELECT, INSERT, UPDATE, DELETE ON "outbox_state", "outbox_lane" TO'):
-            claim(AT_LEAST_ONCE, "host_1").take(db)
+        with pytest.raises(
+            NoPrivileges, match='GRANT SELECT, INSERT, UPDATE, DELETE ON "outbox_state", "outbox_lane" TO'
+        ):
+            lease(AT_LEAST_ONCE, "host_1").take(db)
     finally:
         db.execute("RESET ROLE")
         db.execute("DROP OWNED BY nobody_much")
@@ -170,7 +165,7 @@ def test_missing_rights_are_named_with_the_statement_that_gives_them(db):
 
 
 @pytest.mark.parametrize("way", [EXACTLY_ONCE, AT_LEAST_ONCE])
-def test_another_name_is_refused_by_name_while_a_claim_is_fresh(db, way):
+def test_another_name_is_refused_by_name_while_a_lease_is_fresh(db, way):
     """Two settings modules of one project, each with a default of its own, are enough for that."""
 
     def of(name, owner):
@@ -178,20 +173,22 @@ def test_another_name_is_refused_by_name_while_a_claim_is_fresh(db, way):
 
     assert of("shop.outbox", "host_1").take(db)
     assert of("shop.outbox", "host_2").take(db), "of the same name: they share it"
-    with pytest.raises(OtherWay, match=r"by 'host_2' with NAME='shop.outbox'.*this process has NAME='other'.*the same"):
+    with pytest.raises(
+        OtherMode, match=r"by 'host_2' with NAME='shop.outbox'.*this process has NAME='other'.*the same"
+    ):
         of("other", "host_3").take(db, quietly=True)
-    db.execute("UPDATE outbox_state SET way_time = clock_timestamp() - interval '7 s'")
+    db.execute("UPDATE outbox_state SET lease_time = clock_timestamp() - interval '7 s'")
     if way == EXACTLY_ONCE:
-        with pytest.raises(OtherWay, match="26 s after"):
+        with pytest.raises(OtherMode, match="26 s after"):
             of("other", "host_3").take(db)
-        db.execute("UPDATE outbox_state SET way_time = clock_timestamp() - interval '27 s'")
+        db.execute("UPDATE outbox_state SET lease_time = clock_timestamp() - interval '27 s'")
     assert of("other", "host_3").take(db)
-    with pytest.raises(OtherWay, match="NAME='other'"):
+    with pytest.raises(OtherMode, match="NAME='other'"):
         of("shop.outbox", "host_1").take(db)
 
 
-def test_a_row_that_another_process_makes_meanwhile_is_claimed(db):
-    """Two harvesters that start at once on a table which nobody has claimed yet."""
+def test_a_row_that_another_process_makes_meanwhile_is_taken(db):
+    """Two harvesters that start at once on a table which nobody has taken yet."""
 
     class Meanwhile(TableLease):
         def _run(self, connection, text, given=None):
@@ -204,17 +201,7 @@ def test_a_row_that_another_process_makes_meanwhile_is_claimed(db):
     assert row(db)[1] == "host_1"
 
 
-def test_an_older_release_does_not_tell_its_name_and_is_waited_for(db):
-    """Its default NAME was another one."""
-    named = TableLease("outbox", EXACTLY_ONCE, "host_1", 6.0, name="shop")
-    claim(EXACTLY_ONCE, "host_2").take(db)
-    with pytest.raises(OtherWay, match="'host_2' with an older release, which does not tell its NAME"):
-        named.take(db)
-    db.execute("UPDATE outbox_state SET way_time = '-infinity'")
-    assert named.take(db)
-
-
-def test_a_claim_of_exactly_once_counts_for_others_as_long_as_its_transaction_may_be_committed(db):
+def test_a_lease_of_exactly_once_counts_for_others_as_long_as_its_transaction_may_be_committed(db):
     """An owner that was paused before its commit goes on with it when it wakes up."""
 
     def of(way, **given):
@@ -224,16 +211,16 @@ def test_a_claim_of_exactly_once_counts_for_others_as_long_as_its_transaction_ma
     others = of(AT_LEAST_ONCE), of("spark"), of(EXACTLY_ONCE, keep_empty_key=True)
     for other in others:
         assert paused.take(db)
-        db.execute("UPDATE outbox_state SET way_time = clock_timestamp() - interval '25 s'")
-        with pytest.raises(OtherWay, match="26 s after"):
+        db.execute("UPDATE outbox_state SET lease_time = clock_timestamp() - interval '25 s'")
+        with pytest.raises(OtherMode, match="26 s after"):
             other.take(db, quietly=True)
-        assert of(EXACTLY_ONCE, keep_empty_key=False).take(db, quietly=True), "of the same way: it fences"
+        assert of(EXACTLY_ONCE, keep_empty_key=False).take(db, quietly=True), "of the same mode: it fences"
         assert row(db)[1] == "host_2"
-        db.execute("UPDATE outbox_state SET way_time = clock_timestamp() - interval '27 s'")
+        db.execute("UPDATE outbox_state SET lease_time = clock_timestamp() - interval '27 s'")
         assert other.take(db)
         other.release(db)
     assert paused.take(db)
     paused.release(db)
-    assert others[0].take(db), "released in good order"
-    db.execute("UPDATE outbox_state SET way_time = clock_timestamp() - interval '7 s'")
-    assert paused.take(db), "nothing of at-least-once outlives its claim"
+    assert others[0].take(db), "released cleanly"
+    db.execute("UPDATE outbox_state SET lease_time = clock_timestamp() - interval '7 s'")
+    assert paused.take(db), "nothing of at-least-once outlives its lease"

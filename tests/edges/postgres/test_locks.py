@@ -1,6 +1,6 @@
 """What people are told of whoever is in the way of an advisory lock. Who that is, test_marks.py asks."""
 
-from outbox.edges.postgres.at_least_once.marks import ClaimBlocked
+from outbox.edges.postgres.at_least_once.marks import LaneBlocked
 from outbox.edges.postgres.common import locks
 from outbox.edges.postgres.common.locks import Holder
 
@@ -13,4 +13,4 @@ def test_a_remedy_is_a_statement_that_ends_every_holder():
 
 
 def test_where_the_holder_has_ended_nobody_is_to_be_ended():
-    assert str(ClaimBlocked([])) == "The lock of the lane is held by a session that has ended since."
+    assert str(LaneBlocked([])) == "The lock of the lane is held by a session that has ended since."

@@ -17,7 +17,7 @@ WORKER = (
     *("after-init", "before-settle", "before-send", "after-send", "after-ack"),
     *("before-commit", "after-commit", "before-purge", "after-purge"),
 )
-CAREFUL = ("careful",)  # reached in the first batches after an owner that left no farewell
+CAREFUL = ("careful",)  # reached in the first batches after an owner that ended without a clean release
 LANES = ("lanes-grown", "lanes-closed", "lane-settled", "change-marked", "lanes-opened")  # of a change of their count
 MEMBER = ("assigned", "acquired", "revoking", "before-leave")
 POINTS = (*WORKER, *CAREFUL, *LANES, *MEMBER)

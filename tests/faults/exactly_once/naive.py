@@ -9,7 +9,7 @@ from uuid import uuid4
 
 import psycopg
 
-from outbox.core.exactly_once import judgement, ledger
+from outbox.core.exactly_once import decisions, ledger
 from outbox.edges.kafka.exactly_once import transactional
 from outbox.edges.kafka.exactly_once.ledger_topic import LedgerTopic
 from outbox.edges.postgres.exactly_once import companions
@@ -92,7 +92,7 @@ def purge_by_range(monkeypatch):
 
 def compare_nothing(monkeypatch):
     """A takeover deletes the rows of the last entry without looking at them."""
-    monkeypatch.setitem(judgement._SETTLED, judgement.Rows.DIFFERENT, judgement.PurgeEntry)
+    monkeypatch.setitem(decisions._SETTLED, decisions.Rows.DIFFERENT, decisions.PurgeEntry)
 
 
 def never_flush(monkeypatch):

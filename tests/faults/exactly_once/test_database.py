@@ -183,7 +183,7 @@ def test_files_from_before_take_over_under_a_living_owner(bench_on):
             shutil.rmtree(server.data)
             older.rename(server.data)
             start_again(server, bench)
-            assert "outbox_resolve --lane 0 with either --purge-sent" in stopped(living)
+            assert "outbox_resolve --lane 0 with either --delete-sent" in stopped(living)
             assert set(bench.stash(["key-1", "new"])) < set(forgotten), "ids are drawn a second time"
             assert resolve(bench, PURGE_SENT).deleted == 50
             bench.wait_empty()
@@ -485,6 +485,6 @@ def test_a_takeover_that_walks_millions_of_dead_rows_is_not_fenced(exact):
         writer.execute("SET enable_seqscan = off")
         explain = "EXPLAIN (ANALYZE, FORMAT JSON) SELECT id FROM outbox WHERE id > 0 ORDER BY id LIMIT 1"
         print(f"one walk over the dead: {writer.execute(explain).fetchone()[0][0]['Execution Time']:.0f} ms")
-    for event in ("leader_fenced", "partitions_lost", "election_trouble"):
+    for event in ("leader_fenced", "partitions_lost", "election_failed"):
         assert not member.says(event), member.log.read_text()[-3000:]
     assert member.says("leader_acquired") == 1

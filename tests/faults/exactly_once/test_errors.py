@@ -248,7 +248,7 @@ def test_a_lane_paused_beyond_its_transaction_goes_on_without_a_successor(hasty,
 
 
 def test_one_record_that_is_too_large_takes_its_neighbours_with_it(bench, producing):
-    """So reports alone do not name the culprit; and a producer that has aborted is of no use any more."""
+    """So reports alone do not name the poison record; and a producer that has aborted is of no use any more."""
     topic, failed = create_topic(bench.servers, 1, **{"max.message.bytes": "2000"}), []
     producer = producing(bench.servers, bench.name, compression_type="none", linger_ms=200)
 

@@ -16,7 +16,7 @@ def delete_topic(servers, topic):
 
 
 def held_topics(bench):
-    query = "SELECT topic FROM outbox_hold WHERE key IS NULL AND reason = 'parked'"
+    query = "SELECT topic FROM outbox_hold WHERE key IS NULL AND reason = 'rejected'"
     return [topic for (topic,) in bench.db.execute(query)]
 
 

@@ -33,7 +33,7 @@ def test_a_refused_record_is_held_in_the_table_and_for_the_next_leader(at):
     ids = at.insert(["bad", "good"] * 20)
     at.db.execute(POISON, [[ids[4]]])
     with at.working():
-        wait_until(lambda: at.db.execute(HOLDS).fetchall() == [(ids[4], "bad", "parked", 2, "MSG_SIZE_TOO_LARGE")])
+        wait_until(lambda: at.db.execute(HOLDS).fetchall() == [(ids[4], "bad", "rejected", 2, "MSG_SIZE_TOO_LARGE")])
         wait_until(lambda: at.count == 18)
     at.db.execute("UPDATE outbox_hold SET next_try = now() + interval '1 h'")
     with at.working() as host:
@@ -41,7 +41,7 @@ def test_a_refused_record_is_held_in_the_table_and_for_the_next_leader(at):
         wait_until(lambda: at.count == 18)
         assert not host.of(RecordHeld)
         at.db.execute("UPDATE outbox SET kafka_value = '5' WHERE id = %s", [ids[4]])
-        actions.requeue(Selector(ids=[ids[4]]), "ann")
+        actions.retry(Selector(ids=[ids[4]]), "ann")
         at.wait_empty()
         wait_until(lambda: at.db.execute(HOLDS).fetchall() == [])
         finish(host)
@@ -62,7 +62,7 @@ def test_many_refused_records_are_written_together(at, monkeypatch):
         wait_until(lambda: at.count == 300)
         wait_until(lambda: len(at.db.execute(HOLDS).fetchall()) == 300)
         assert len(writes) < 150
-    with at.working(REFUSAL_POLICY="skip") as host:
+    with at.working(REJECTION_POLICY="skip") as host:
         at.db.execute("UPDATE outbox_hold SET wanted = 'retry'")
         at.wait_empty()
         wait_until(lambda: at.db.execute(HOLDS).fetchall() == [])
@@ -75,12 +75,12 @@ def test_skip_makes_a_dead_letter_and_the_key_goes_on_in_order(at):
     at.db.execute(POISON, [[ids[7], ids[10], ids[59]]])
     keyless = at.insert(["", ""])
     at.db.execute(POISON, [[keyless[0]]])
-    with at.working(REFUSAL_POLICY="skip") as host:
+    with at.working(REJECTION_POLICY="skip") as host:
         at.wait_empty()
         wait_until(lambda: at.db.execute(HOLDS).fetchall() == [])
         finish(host)
     found = at.db.execute(DEAD).fetchall()
-    expected = [(id_, "refused", "MSG_SIZE_TOO_LARGE", 1, 2_000_000) for id_ in (ids[7], ids[10], ids[59], keyless[0])]
+    expected = [(id_, "rejected", "MSG_SIZE_TOO_LARGE", 1, 2_000_000) for id_ in (ids[7], ids[10], ids[59], keyless[0])]
     assert sorted(found) == expected
     for key, values in at.by_key().items():
         if key is not None:
@@ -101,7 +101,7 @@ def test_operators_skip_discard_pause_and_edit(at):
         wait_until(lambda: at.db.execute(CONFIRMED).fetchall() == [([0],)])
         at.insert(["a", "b"] * 5)
         wait_until(lambda: at.count == 5)
-        assert (host.worker.statistics().held, host.worker.statistics().parked) == (1, 0)
+        assert (host.worker.statistics().held, host.worker.statistics().held_keys) == (1, 0)
         actions.resume(Selector(all=True), "ann")
         at.wait_empty()
         finish(host)
@@ -113,27 +113,27 @@ def test_operators_skip_discard_pause_and_edit(at):
     assert host.errors == []
 
 
-def test_what_operators_want_of_quarantined_records_is_done_too(at):
+def test_what_operators_want_of_poison_records_is_done_too(at):
     """They were placed while the table was harvested exactly once."""
     ids = at.insert(["a", "b", "c", "d"] * 2)
     insert = (
         "INSERT INTO outbox_hold (topic, key, record_id, reason, wanted) SELECT kafka_topic, kafka_key, id, "
-        "'quarantined', w FROM unnest(%s::bigint[], %s::text[]) AS t(r, w) JOIN outbox ON id = r"
+        "'poison', w FROM unnest(%s::bigint[], %s::text[]) AS t(r, w) JOIN outbox ON id = r"
     )
     at.db.execute(insert, [ids[:4], ["skip", "discard", "retry", ""]])
     with at.working() as host:
-        wait_until(lambda: at.db.execute(HOLDS).fetchall() == [(ids[3], "d", "quarantined", 0, "")])
+        wait_until(lambda: at.db.execute(HOLDS).fetchall() == [(ids[3], "d", "poison", 0, "")])
         wait_until(lambda: at.count == 2)
         finish(host)
     assert [row[:2] for row in at.db.execute(DEAD).fetchall()] == [(ids[0], "skipped")]
     assert at.by_key() == {"a": [5], "b": [6], "c": [3, 7]}
-    with at.working(REFUSAL_POLICY="skip") as host:
+    with at.working(REJECTION_POLICY="skip") as host:
         at.wait_empty()
         finish(host)
-    assert [row[:2] for row in at.db.execute(DEAD).fetchall()] == [(ids[0], "skipped"), (ids[3], "crashed")]
+    assert [row[:2] for row in at.db.execute(DEAD).fetchall()] == [(ids[0], "skipped"), (ids[3], "poison")]
 
 
-def test_a_wish_is_carried_out_once_however_long_it_takes(at, monkeypatch):
+def test_a_request_is_carried_out_once_however_long_it_takes(at, monkeypatch):
     asked = []
 
     def noting(kind):
@@ -155,11 +155,11 @@ def test_a_wish_is_carried_out_once_however_long_it_takes(at, monkeypatch):
             at.db.execute("SELECT FROM outbox WHERE id = %s FOR UPDATE", ids)
             with psycopg.connect(at.url) as other:
                 other.execute("UPDATE outbox_hold SET wanted = 'skip'")
-            wait_until(lambda: "bury" in asked)
+            wait_until(lambda: "dead_letter" in asked)
             begun = asked.count("holds")
             wait_until(lambda: asked.count("holds") > begun + 2)
         at.wait_empty()
-        assert asked.count("bury") == 1
+        assert asked.count("dead_letter") == 1
         finish(host)
 
 
@@ -168,7 +168,7 @@ def test_a_deletion_that_deleted_nothing_is_tried_again_before_the_key_goes_on(a
     original = StatementRunner.run
 
     def noted(self, name, *given):
-        if name == "bury":
+        if name == "dead_letter":
             with psycopg.connect(at.url) as other:
                 left.append(other.execute("SELECT id FROM outbox ORDER BY id").fetchall())
         original(self, name, *given)
@@ -212,10 +212,10 @@ def test_a_pending_record_is_edited_after_the_setting_of_lanes_has_changed(at, s
 def test_a_topic_at_fault_is_held_key_by_key_and_nothing_of_it_dies(at):
     ids = at.insert(["a", "b", "a", "b"])
     at.db.execute("UPDATE outbox SET kafka_topic = 'not-there'")
-    with at.working(REFUSAL_POLICY="skip"):
+    with at.working(REJECTION_POLICY="skip"):
         wait_until(lambda: len(at.db.execute(HOLDS).fetchall()) == 2)
         found = at.db.execute(HOLDS).fetchall()
-    assert sorted(row[:3] for row in found) == [(ids[0], "a", "parked"), (ids[1], "b", "parked")]
+    assert sorted(row[:3] for row in found) == [(ids[0], "a", "rejected"), (ids[1], "b", "rejected")]
     assert at.db.execute(DEAD).fetchall() == []
     assert at.count == 4
 
@@ -225,7 +225,7 @@ def test_a_kept_empty_key_keeps_its_order_behind_a_refused_record(at):
     ids = at.insert(["", "a"] * 5)
     at.db.execute(POISON, [[ids[2]]])
     with at.working(KEEP_EMPTY_KEY=True):
-        wait_until(lambda: at.db.execute(HOLDS).fetchall() == [(ids[2], "", "parked", 2, "MSG_SIZE_TOO_LARGE")])
+        wait_until(lambda: at.db.execute(HOLDS).fetchall() == [(ids[2], "", "rejected", 2, "MSG_SIZE_TOO_LARGE")])
         wait_until(lambda: at.count == 4)
     at.db.execute("UPDATE outbox_hold SET next_try = now() + interval '1 h'")
     with at.working(KEEP_EMPTY_KEY=True) as host:
@@ -233,7 +233,7 @@ def test_a_kept_empty_key_keeps_its_order_behind_a_refused_record(at):
         at.insert([""])
         wait_until(lambda: at.count == 5)
         at.db.execute("UPDATE outbox SET kafka_value = '3' WHERE id = %s", [ids[2]])
-        actions.requeue(Selector(ids=[ids[2]]), "ann")
+        actions.retry(Selector(ids=[ids[2]]), "ann")
         at.wait_empty()
         finish(host)
     assert at.by_key()[""] == [1, 3, 5, 7, 9, 1]

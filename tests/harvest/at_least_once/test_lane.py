@@ -27,7 +27,7 @@ def test_everything_is_delivered_once_in_order_and_purged(bench):
     assert host.errors == []
 
 
-@pytest.mark.parametrize(("number", "event"), [(-1, "database_failed"), (2**31 - 2, "claim_refused")])
+@pytest.mark.parametrize(("number", "event"), [(-1, "database_failed"), (2**31 - 2, "lane_refused")])
 def test_the_log_tells_who_keeps_a_lane_from_its_owner(bench, caplog, number, event):
     """Whoever may connect can take the locks of a lane."""
     bench.insert(["a"])
@@ -106,7 +106,7 @@ def test_nothing_is_marked_or_sent_without_trust(bench):
     host.trusted = False
     bench.insert(["a", "b"])
     with bench.working(host=host):
-        wait_until(lambda: host.worker.statistics().phase == "claiming")
+        wait_until(lambda: host.worker.statistics().phase == "taking")
         time.sleep(0.3)
         assert bench.db.execute("SELECT count(*) FROM outbox WHERE leader_id IS NOT NULL").fetchone() == (0,)
         host.trusted = True
@@ -241,7 +241,7 @@ def test_records_are_delivered_whatever_their_create_time_is(bench):
 
 def test_a_newer_owner_is_stepped_down_for(bench):
     with connect_bounded({"conninfo": bench.url}, statement_timeout_s=5) as other:
-        assert Marks("outbox").claim(other, 1000, 5)
+        assert Marks("outbox").take(other, 1000, 5)
         bench.insert(["a"])
         with bench.working(epoch=999) as host:
             wait_until(lambda: host.step_downs)
@@ -304,11 +304,11 @@ def test_an_idle_lane_asks_at_most_20_times_a_second(bench):
         assert bench.db.execute(
             "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'outbox harvest'"
             " AND datname = current_database()"
-        ).fetchone() <= (2,)  # marks, and from the first repetition of the claim on the purges
+        ).fetchone() <= (2,)  # marks, and from the first repetition of the lease on the purges
 
 
 @pytest.mark.parametrize("binary", [True, False])
-def test_the_classic_layout_is_harvested(bench, binary):
+def test_the_goharvest_layout_is_harvested(bench, binary):
     if not binary:
         bench.db.execute("ALTER TABLE outbox DROP kafka_value_binary")
     bench.insert(["a", "b"])

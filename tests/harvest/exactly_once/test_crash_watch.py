@@ -35,7 +35,7 @@ def watch_of(table):
 
 
 @pytest.mark.parametrize(("is_clean", "told"), [(False, ["unclean_takeover"]), (True, [])])
-def test_only_an_owner_that_ended_without_a_farewell_is_told_of(caplog, is_clean, told):
+def test_only_an_owner_that_ended_without_a_clean_release_is_told_of(caplog, is_clean, told):
     watch, holds = watch_of(Table(Watch("a", is_clean, 1, (), (4, 5))))
     with caplog.at_level(logging.INFO, "outbox.harvest"):
         watch.take_care(is_first=True)
@@ -43,7 +43,7 @@ def test_only_an_owner_that_ended_without_a_farewell_is_told_of(caplog, is_clean
     assert (holds.is_careful, holds.is_narrow) == (True, True), "the search goes on either way"
 
 
-def test_who_has_no_time_left_leaves_no_farewell_in_the_name_of_its_successor():
+def test_who_has_no_time_left_leaves_no_clean_release_in_the_name_of_its_successor():
     table = Table(None)
     watch, _ = watch_of(table)
     watch.take_care(is_first=True)

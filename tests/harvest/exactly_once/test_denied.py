@@ -62,7 +62,7 @@ def test_a_withdrawn_right_holds_the_topic_as_one_and_comes_back(postgres, kafka
             held = wait_until(lambda: host.of(RecordHeld))
             assert {(event.id, event.name) for event in held} == {(ids[0], (denied, "*"))}, "once, not key by key"
             assert "TOPIC_AUTHORIZATION_FAILED" in held[0].error
-            assert host.worker.statistics().held == host.worker.statistics().parked == 1
+            assert host.worker.statistics().held == host.worker.statistics().held_keys == 1
             for future in admin.delete_acls([every]).values():
                 future.result(10)
             bench.wait_empty(90)

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from outbox.conf import parse
-from outbox.core.exactly_once.judgement import StateRow
+from outbox.core.exactly_once.decisions import StateRow
 from outbox.harvest.exactly_once.ports import Servers
 from outbox.harvest.exactly_once.rounds import rounds as exactly_once_rounds
 from outbox.harvest.exactly_once.rounds.lanes import LaneState
@@ -17,9 +17,9 @@ from outbox.runtime.threads import THREADS
 @pytest.fixture
 def rounds():
     connection = SimpleNamespace(closed=False, broken=False, close=lambda: None)
-    claim = SimpleNamespace(take=lambda *given, **named: True, release=lambda connection: None)
+    lease = SimpleNamespace(take=lambda *given, **named: True, release=lambda connection: None)
     database = SimpleNamespace(
-        connect=lambda name: connection, claim=lambda owner: claim, state=StateRow(1), owner="", identity=None
+        connect=lambda name: connection, lease=lambda owner: lease, state=StateRow(1), owner="", identity=None
     )
     kafka = SimpleNamespace(prepare=lambda *given: None, close=lambda: None)
     conf = parse({"BOOTSTRAP_SERVERS": "nobody:1", "NAME": "outbox", "NOTIFY": True})

@@ -20,7 +20,7 @@ def test_it_leaves_what_was_sent_unsettled(end, told):
     lane._rounds = SimpleNamespace(
         failed=lambda state: state.end(),
         wait_purged=lambda state, may_go_on: not state.is_being_purged,
-        release_way=lambda state, may_go_on: left.append("released"),
+        release_lease=lambda state, may_go_on: left.append("released"),
         leave=lambda state, is_settled: left.append(is_settled),
     )
     lane._transactions = SimpleNamespace(is_in_doubt=False, drop=lambda: None)

@@ -75,7 +75,7 @@ def test_harvesters_share_the_lanes_and_one_is_killed(bench, child):
 
 
 def test_a_stop_that_cannot_purge_in_time_does_not_look_like_one_in_good_order(bench, caplog):
-    """What is in Kafka is still in the table: another way would send it again."""
+    """What is in Kafka is still in the table: another mode would send it again."""
     caplog.set_level("INFO", "outbox")
     bench.stash(["a"])
     running = harvester(bench).start()
@@ -87,7 +87,7 @@ def test_a_stop_that_cannot_purge_in_time_does_not_look_like_one_in_good_order(b
         running.stop()
         with pytest.raises(StopOutOfTime, match=r"lane 0: PostgreSQL did not confirm.*harvest --once"):
             running.wait(40)
-    assert "left_untidily lane=0" in caplog.text
+    assert "unclean_release lane=0" in caplog.text
     with harvester(bench):
         bench.wait_empty(60)
     bench.check()

@@ -1,4 +1,4 @@
-"""Holds of the exactly-once worker in their table: refused, set aside, paused, edited, quarantined."""
+"""Holds of the exactly-once worker in their table: refused, set aside, paused, edited, poison."""
 
 import json
 
@@ -47,7 +47,7 @@ def test_a_refused_record_is_held_in_the_table_and_survives_its_owner(bench):
     bench.db.execute(POISON, [[ids[10]]])
     with bench.working():
         wait_until(lambda: [row[3] for row in holds(bench)] == [2])
-        assert holds(bench) == [(ids[10], "bad", "parked", 2, "MSG_SIZE_TOO_LARGE", True)]
+        assert holds(bench) == [(ids[10], "bad", "rejected", 2, "MSG_SIZE_TOO_LARGE", True)]
         wait_until(lambda: bench.count == 15)
     bench.db.execute("UPDATE outbox_hold SET next_try = now() + interval '1 h'")
     with bench.working() as host:  # abandoned before: the hold is all that is left of it
@@ -66,12 +66,14 @@ def test_a_refused_record_is_held_in_the_table_and_survives_its_owner(bench):
 def test_skip_makes_a_dead_letter_and_the_key_goes_on_in_order(bench):
     ids = bench.stash([f"k{n % 5}" for n in range(100)])
     poison(bench, ids[17], ids[18], ids[22], ids[99])
-    with bench.working(REFUSAL_POLICY="skip"):
+    with bench.working(REJECTION_POLICY="skip"):
         bench.wait_empty()
         wait_until(lambda: holds(bench) == [])
     found = dead(bench)
     assert sorted(row[0] for row in found) == sorted([ids[17], ids[18], ids[22], ids[99]])
-    assert {(row[3], row[4], row[5], len(row[2])) for row in found} == {("refused", "MSG_SIZE_TOO_LARGE", 1, 2_000_000)}
+    assert {(row[3], row[4], row[5], len(row[2])) for row in found} == {
+        ("rejected", "MSG_SIZE_TOO_LARGE", 1, 2_000_000)
+    }
     assert all(json.loads(json.dumps(row[6]))[0]["code"] == "MSG_SIZE_TOO_LARGE" for row in found)
     bench.check()
 
@@ -79,7 +81,7 @@ def test_skip_makes_a_dead_letter_and_the_key_goes_on_in_order(bench):
 def test_a_lone_poison_record_is_set_aside_though_nothing_else_is_sent(bench):
     ids = bench.stash(["k"])
     poison(bench, ids[0])
-    with bench.working(REFUSAL_POLICIES={bench.topic: "skip"}, REFUSAL_ATTEMPTS=2) as host:
+    with bench.working(REJECTION_POLICIES={bench.topic: "skip"}, REJECTION_ATTEMPTS=2) as host:
         wait_until(lambda: len(dead(bench)) == 1)
         bench.wait_empty()
         assert (dead(bench)[0][0], dead(bench)[0][5]) == (ids[0], 2)
@@ -94,9 +96,9 @@ def test_a_lone_poison_record_is_set_aside_though_nothing_else_is_sent(bench):
 
 def test_a_topic_that_refuses_is_never_set_aside(bench):
     bench.stash(["k", "k"], topic="not-there")
-    with bench.working(REFUSAL_POLICY="skip") as host:
+    with bench.working(REJECTION_POLICY="skip") as host:
         wait_until(lambda: host.of(RecordHeld))
-        wait_until(lambda: [row[1:3] for row in holds(bench)] == [(None, "parked")])
+        wait_until(lambda: [row[1:3] for row in holds(bench)] == [(None, "rejected")])
     assert dead(bench) == []
     assert bench.count == 2
 
@@ -166,13 +168,13 @@ class Crash(BaseException):
     """Ends the lane, and the harvester with it, as nothing that is foreseen does."""
 
 
-def test_a_record_that_ends_its_process_is_quarantined_and_everything_else_arrives(bench, monkeypatch):
+def test_a_record_that_ends_its_process_is_poison_and_everything_else_arrives(bench, monkeypatch):
     ids = bench.stash([f"k{n % 7}" for n in range(60)])
-    culprit, crashes = ids[33], []
+    cause, crashes = ids[33], []
     send = TransactionalProducer.send
 
     def crash(self, rows, *arguments):
-        if any(row[0] == culprit for row in rows):
+        if any(row[0] == cause for row in rows):
             crashes.append(len(rows))
             raise Crash
         return send(self, rows, *arguments)
@@ -184,7 +186,7 @@ def test_a_record_that_ends_its_process_is_quarantined_and_everything_else_arriv
             if not host.errors:
                 break
     assert len(crashes) <= 3 + 7  # without counts, then 60 and halves of them, at last twice alone
-    assert holds(bench)[0][:3] == (culprit, "k5", "quarantined")
+    assert holds(bench)[0][:3] == (cause, "k5", "poison")
     with bench.working() as host:
         bench.stash(["k1"] * 3)
         wait_until(lambda: bench.count == 4)
@@ -223,7 +225,8 @@ def test_a_topic_that_is_refused_counts_in_the_lane_of_its_head_alone(bench):
     bench.db.execute("UPDATE outbox_state SET lanes = 4")
     [id_] = bench.stash(["k"])
     bench.db.execute(
-        "INSERT INTO outbox_hold (topic, record_id, reason) SELECT kafka_topic, id, 'parked' FROM outbox WHERE id = %s",
+        "INSERT INTO outbox_hold (topic, record_id, reason) SELECT kafka_topic, id, 'rejected' "
+        "FROM outbox WHERE id = %s",
         [id_],
     )
     rows = HoldTable("outbox").load(bench.db, 4)
@@ -231,5 +234,5 @@ def test_a_topic_that_is_refused_counts_in_the_lane_of_its_head_alone(bench):
     for holds in lanes:
         holds.load(rows, 0.0)
     assert [len(holds) for holds in lanes] == [1, 1, 1, 1]
-    assert sorted(holds.refused_count for holds in lanes) == [0, 0, 0, 1]
-    assert lanes[rows[0].head_lane].refused_count == 1
+    assert sorted(holds.rejected_count for holds in lanes) == [0, 0, 0, 1]
+    assert lanes[rows[0].head_lane].rejected_count == 1

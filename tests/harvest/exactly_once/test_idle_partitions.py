@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from outbox.core.exactly_once.judgement import Closed, StateRow
+from outbox.core.exactly_once.decisions import Closed, StateRow
 from outbox.edges.kafka.exactly_once.ledger_topic import LedgerUnreachable
 from outbox.harvest.exactly_once.ports import Servers
 from outbox.harvest.exactly_once.resize import IdleLanes

@@ -10,8 +10,8 @@ import time
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from outbox.core.contract import LeftUntidily
-from outbox.core.exactly_once import judgement
+from outbox.core.contract import UncleanRelease
+from outbox.core.exactly_once import decisions
 from outbox.core.exactly_once.resolution import Resolution
 from outbox.edges.kafka.exactly_once.transactional import TransactionalProducer
 from outbox.harvest.exactly_once import resize
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.timeout(420)
 TIMES = {"HEARTBEAT_TIMEOUT": 2, "SESSION_TIMEOUT": 6}
 
 
-def wish(bench, lanes):
+def request(bench, lanes):
     bench.db.execute("UPDATE outbox_state SET lanes_wanted = %s", [lanes])
 
 
@@ -67,7 +67,7 @@ def test_killed_at_every_step_of_a_change_and_its_successor_goes_on(bench):
     with bench.writing(writers=2):
         with working_lanes(bench, [0, 1], LANES=2):
             wait_until(lambda: lanes_of(bench) == 2 and len(bench.read()) > 300, 60)
-        wish(bench, 4)
+        request(bench, 4)
         for point in (
             "lanes-grown=kill",
             "lanes-closed=kill",
@@ -77,7 +77,7 @@ def test_killed_at_every_step_of_a_change_and_its_successor_goes_on(bench):
         ):
             wait_killed(bench.spawn(point, lanes=4, LANES=2))
         assert lanes_of(bench) == 4
-        wish(bench, 3)
+        request(bench, 3)
         wait_killed(bench.spawn("lane-settled=kill@3", lanes=4))
         with working_lanes(bench, range(4)) as hosts:
             wait_until(lambda: lanes_of(bench) == 3, 60)
@@ -91,7 +91,7 @@ def test_killed_at_every_step_of_a_change_and_its_successor_goes_on(bench):
 
 @pytest.mark.parametrize("is_settled", [True, False])
 def test_an_owner_that_sleeps_through_the_change_is_fenced(bench, monkeypatch, is_settled):
-    """The control leaves out to fence the old lanes: what the sleeper had in hand goes out twice."""
+    """The control leaves out to fence the old lanes: what the sleeper had in flight goes out twice."""
     bench.stash([f"key-{n}" for n in range(40)])
     if not is_settled:
         monkeypatch.setattr(resize.LaneCount, "_settle", lambda *_: 0)
@@ -100,7 +100,7 @@ def test_an_owner_that_sleeps_through_the_change_is_fenced(bench, monkeypatch, i
         try:
             wait_until(lambda: is_stopped(sleeper.pid), 60)
             with working_lanes(bench, [2]):
-                wish(bench, 3)
+                request(bench, 3)
                 wait_until(lambda: lanes_of(bench) == 3, 60)
                 batches = "SELECT coalesce(max(batch), 0) FROM outbox_purged WHERE lane = 2"
                 wait_until(lambda: bench.db.execute(batches).fetchone() > (0,))
@@ -137,11 +137,11 @@ def test_a_lane_that_a_shrink_has_settled_leaves_in_good_order(bench, monkeypatc
             wait_until(lambda: host.worker.statistics().phase == "waiting")
             patched.undo()
             if is_settled:
-                wish(bench, 1)
+                request(bench, 1)
                 wait_until(lambda: lanes_of(bench) == 1, 60)
             host.worker.finish(time.monotonic() + 10)
             assert host.ended.wait(15)
-            assert bool(host.of(LeftUntidily)) is not is_settled
+            assert bool(host.of(UncleanRelease)) is not is_settled
         if is_settled:
             bench.wait_empty()
 
@@ -165,7 +165,7 @@ def test_a_change_that_topics_do_not_allow_is_refused_and_nothing_closes(bench, 
     monkeypatch.setattr(LedgerTopic, "grow", refuse)
     with working_lanes(bench, [0]):
         wait_until(lambda: lanes_of(bench) == 1, 60)
-        wish(bench, 2)
+        request(bench, 2)
         wait_until(lambda: bench.db.execute("SELECT resize_note FROM outbox_state").fetchone() != ("",))
         bench.stash(["a"])
         bench.wait_empty()
@@ -181,7 +181,7 @@ def test_a_lane_that_an_operator_must_settle_leaves_the_count_as_it_was(bench):
         bench.stash([f"key-{n}" for n in range(40)])
         bench.wait_empty()
     bench.db.execute("UPDATE outbox_purged SET batch = 99 WHERE lane = 1")
-    wish(bench, 4)
+    request(bench, 4)
     with working_lanes(bench, [0, 2]):
         wait_until(lambda: lanes_of(bench) == 2, 60)
         note = bench.db.execute("SELECT resize_note FROM outbox_state").fetchone()[0]
@@ -201,7 +201,7 @@ def test_a_restore_from_before_a_change_stops_every_lane(bench):
     with bench.working() as host:
         text = stopped(host)
     assert "the lane count is 1" in text
-    assert "outbox_resolve --lane 1 with either --purge-sent" in text
+    assert "outbox_resolve --lane 1 with either --delete-sent" in text
     assert bench.count == 1
 
 
@@ -212,7 +212,7 @@ def test_a_failover_to_before_a_change_lets_no_lane_send_what_another_has_sent(b
         wait_until(lambda: all(host.worker.statistics().takeovers for host in hosts))
         for name in ("state", "purged"):
             bench.db.execute(f"CREATE TABLE saved_{name} AS SELECT * FROM outbox_{name}")
-        wish(bench, 1)
+        request(bench, 1)
         wait_until(lambda: lanes_of(bench) == 1 and hosts[1].worker.statistics().phase == "idle", 60)
         bench.stash([f"key-{n}" for n in range(20)])
         bench.wait_empty()
@@ -225,17 +225,17 @@ def test_a_failover_to_before_a_change_lets_no_lane_send_what_another_has_sent(b
         bench.db.execute(f"INSERT INTO outbox_{name} SELECT * FROM saved_{name}")
     bench.db.execute("INSERT INTO outbox SELECT * FROM saved")
     if not is_heeded:
-        monkeypatch.setattr(judgement, "forgets_change", lambda state, newest: False)
+        monkeypatch.setattr(decisions, "forgets_change", lambda state, newest: False)
     with working_lanes(bench, [1]) as hosts:
         if not is_heeded:
             wait_until(lambda: len(bench.read()) > 40)
             return
         wait_until(lambda: hosts[0].worker.statistics().phase == "closed")
         with bench.working() as host:
-            assert "outbox_resolve --lane 0 with either --purge-sent" in stopped(host)
+            assert "outbox_resolve --lane 0 with either --delete-sent" in stopped(host)
             wait_until(lambda: hosts[0].worker.statistics().phase == "closed")  # it asks again and again
             with Resolver(bench.conf(), lambda: {"conninfo": bench.url}) as resolver:
-                assert resolver.resolve(0, Resolution(purge_sent=True)).deleted == 20
+                assert resolver.resolve(0, Resolution(delete_sent=True)).deleted == 20
             bench.stash([f"key-{n}" for n in range(20)])
             bench.wait_empty()
     assert lanes_of(bench) == 2
@@ -294,7 +294,7 @@ def test_up_and_down_again_and_again(bench, tmp_path):
     grow_and_shrink(bench, tmp_path, [2, 6, 3, 6, 1, 8, 5, 2, 7, 3], harvesters=4)
 
 
-def test_without_a_harvester_the_command_says_so_and_the_wish_stays(bench):
+def test_without_a_harvester_the_command_says_so_and_the_request_stays(bench):
     done = command(bench, 3, "--wait", 0.5)
     assert done.returncode == 3
     assert "lane 0 has no owner" in done.stderr
@@ -307,7 +307,7 @@ def test_without_a_harvester_the_command_says_so_and_the_wish_stays(bench):
     assert shown.stdout.count("heartbeat") == 3, shown.stdout
 
 
-def test_the_present_count_withdraws_a_wish(bench):
+def test_the_present_count_withdraws_a_request(bench):
     assert command(bench, 3, "--wait", 0).returncode == 3
     assert command(bench, 1).returncode == 0
     assert lanes_of(bench) == 1

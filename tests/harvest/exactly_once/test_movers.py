@@ -50,6 +50,6 @@ def test_lanes_that_stay_are_neither_given_back_nor_taken_over(moved):
 
 
 def test_under_the_eager_protocol_every_lane_stops(moved):
-    """The control: the assignor of classic harvesters takes everything away first."""
+    """The control: the assignor of goharvest-compatible harvesters takes everything away first."""
     before, stayed, _ = moved(ASSIGNOR="range")
     assert all(leader_id != before[lane] for lane, (leader_id, _) in stayed.items())

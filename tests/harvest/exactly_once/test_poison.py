@@ -36,7 +36,7 @@ def left(bench):
 
 
 def held(bench):
-    return bench.db.execute("SELECT count(*) FROM outbox_hold WHERE reason = 'parked'").fetchone()[0]
+    return bench.db.execute("SELECT count(*) FROM outbox_hold WHERE reason = 'rejected'").fetchone()[0]
 
 
 def test_blocked_keys_go_on_in_order_when_they_are_released(bench):
@@ -87,11 +87,11 @@ def skip(bench, count, poison):
         bench.stashed.by_key[key].remove(value)
     dead = "SELECT record_id FROM outbox_dead ORDER BY record_id"
     for deaths in range(1, poison, max(1, poison // 4)):
-        process = bench.spawn(REFUSAL_POLICY="skip")
+        process = bench.spawn(REJECTION_POLICY="skip")
         wait_while_it_lives(process, lambda deaths=deaths: len(bench.db.execute(dead).fetchall()) >= deaths, 120)
         process.kill()
         process.wait()
-    last = bench.spawn(REFUSAL_POLICY="skip")
+    last = bench.spawn(REJECTION_POLICY="skip")
     wait_while_it_lives(last, lambda: left(bench) == 0, 600)
     wait_until(lambda: held(bench) == 0)
     assert [row[0] for row in bench.db.execute(dead)] == sorted(wrong)

@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from outbox.core.exactly_once.judgement import Why
+from outbox.core.exactly_once.decisions import Why
 from outbox.core.exactly_once.resolution import UNREADABLE, Resolution
 from outbox.harvest.exactly_once.resolve import NotResolved, Resolver
 from tests.harvest.exactly_once.bench import finish, stopped, wait_until
@@ -16,7 +16,7 @@ from tests.harvest.exactly_once.test_kills import wait_killed
 from tests.harvest.exactly_once.test_lanes import working_lanes
 from tests.support.databases import ROOT, django
 
-PURGE_SENT, RESEND = Resolution(purge_sent=True), Resolution(resend=True)
+PURGE_SENT, RESEND = Resolution(delete_sent=True), Resolution(resend=True)
 
 
 def command(bench, *arguments, failpoints=""):
@@ -70,20 +70,20 @@ def doubled(bench):
 # ---- the database is older than the ledger
 
 
-def test_after_a_restore_what_was_sent_is_purged_and_the_parked_lane_goes_on(bench):
+def test_after_a_restore_what_was_sent_is_purged_and_the_rejected_lane_goes_on(bench):
     deliver(bench)
     restored = put_back(bench, 1)
     bench.stash(["key-1", "new"])
     with bench.working() as host:
-        assert "outbox_resolve --lane 0 with either --purge-sent" in stopped(host)
+        assert "outbox_resolve --lane 0 with either --delete-sent" in stopped(host)
         shown = command(bench, "--lane", 0)
         assert shown.returncode == 4, shown.stderr
         assert f"last batch purged: 1\nledger: last batch: {bench.entries()[-1].batch}, of" in shown.stdout
         assert f"{restored} match and were sent, 0 do not" in shown.stdout
-        dry = command(bench, "--lane", 0, "--purge-sent", "--dry-run")
+        dry = command(bench, "--lane", 0, "--delete-sent", "--dry-run")
         assert f"Would delete {restored} rows" in dry.stdout
         assert bench.count == restored + 2
-        done = command(bench, "--lane", 0, "--purge-sent")
+        done = command(bench, "--lane", 0, "--delete-sent")
         assert done.returncode == 0, done.stderr
         assert f"{restored} rows were deleted" in done.stdout
         bench.wait_empty()
@@ -159,7 +159,7 @@ def test_a_restore_from_before_a_change_of_the_count(bench):
     restored = put_back(bench, 0, lane=1)
     bench.db.execute("UPDATE outbox_state SET lanes = 1")
     with bench.working() as host:
-        assert "outbox_resolve --lane 1 with either --purge-sent" in stopped(host)
+        assert "outbox_resolve --lane 1 with either --delete-sent" in stopped(host)
         assert resolve(bench, PURGE_SENT, lane=1).deleted == restored > 0
         bench.stash(["key-1"])
         bench.wait_empty()
@@ -180,7 +180,7 @@ def test_a_ledger_deleted_under_a_living_harvester(bench):
         admin.delete_topics([name])[name].result(20)
         bench.stash(["a"])
         wait_until(lambda: living.statistics[0].phase == "stopped", 60)
-        refused = command(bench, "--lane", 0, "--purge-sent")
+        refused = command(bench, "--lane", 0, "--delete-sent")
         assert refused.returncode == 1
         assert "no entry says what was sent. Only --resend applies" in refused.stderr
         done = command(bench, "--lane", 0, "--resend", "--json")
@@ -201,7 +201,7 @@ def test_the_ledger_of_another_database_is_adopted_only_when_told(bench):
     assert (case.sent, case.is_foreign) == (case.found, True)
     with bench.working() as host:
         assert "--adopt-ledger" in stopped(host)
-        resolve(bench, Resolution(purge_sent=True, adopt=True))
+        resolve(bench, Resolution(delete_sent=True, adopt=True))
         bench.stash(["a"])
         bench.wait_empty()
     bench.check()
@@ -213,7 +213,7 @@ def test_a_kill_between_table_and_ledger_leaves_what_can_be_repeated(bench):
     deliver(bench)
     put_back(bench, 1)
     bench.db.execute("UPDATE outbox_state SET database = %s", [uuid.uuid4()])
-    arguments = ("--lane", 0, "--adopt-ledger", "--purge-sent")
+    arguments = ("--lane", 0, "--adopt-ledger", "--delete-sent")
     assert command(bench, *arguments, failpoints="before-copy=kill").returncode == -9
     assert command(bench, *arguments).returncode == 0
     with bench.working():
@@ -268,7 +268,7 @@ def test_what_does_not_fit_is_refused(bench):
     bench.db.execute("UPDATE outbox_purged SET batch = 99")
     for arguments, text in (
         (("--lane", 7), "There is no lane 7"),
-        (("--lane", 0, "--adopt-ledger"), "--adopt-ledger needs --purge-sent or --resend"),
+        (("--lane", 0, "--adopt-ledger"), "--adopt-ledger needs --delete-sent or --resend"),
         (("--lane", 0, "--resend", "--adopt-ledger"), "was written for this database"),
     ):
         done = command(bench, *arguments)

@@ -1,4 +1,4 @@
-"""The claim of a process on the table, as its rounds keep it: short sessions, lanes that come while others go."""
+"""The lease of a process on the table, as its rounds keep it: short sessions, lanes that come while others go."""
 
 import threading
 import time
@@ -6,7 +6,7 @@ import time
 import psycopg
 import pytest
 
-from outbox.core.exactly_once.judgement import StateRow
+from outbox.core.exactly_once.decisions import StateRow
 from outbox.edges.kafka.exactly_once.transactional import ReportsMissing, TransactionalProducer
 from outbox.edges.postgres.exactly_once.reader import Reader
 from outbox.harvest.exactly_once.ports import Servers
@@ -17,7 +17,7 @@ from outbox.runtime.threads import THREADS
 from tests.harvest.exactly_once.bench import wait_until
 from tests.support.topics import create_topic
 
-FRESH = "SELECT way_time > clock_timestamp() - interval '1 min' FROM outbox_state"
+FRESH = "SELECT lease_time > clock_timestamp() - interval '1 min' FROM outbox_state"
 
 
 class NoLedger:
@@ -59,7 +59,7 @@ def test_a_lane_that_comes_while_the_last_one_goes_keeps_its_claim(bench):
         rounds.prepare()
 
     rounds._lanes.changed.then = come
-    rounds.release_way(first, lambda: True)
+    rounds.release_lease(first, lambda: True)
     assert bench.db.execute(FRESH).fetchone() == (True,)
     assert rounds._ear is ear, "one is enough"
     rounds.leave(first, is_settled=True)
@@ -76,7 +76,7 @@ def test_a_claim_is_kept_while_a_lane_that_left_before_is_not_settled(bench, is_
         assert rounds.register(lane)
         rounds.prepare()
         if number:
-            rounds.release_way(lane, lambda: True)
+            rounds.release_lease(lane, lambda: True)
         rounds.leave(lane, is_settled=settled)
         assert rounds.join(20)
     assert bench.db.execute(FRESH).fetchone() == (not is_settled,)
@@ -182,8 +182,8 @@ def test_where_the_server_cannot_pass_over_a_backlog_it_is_fetched(bench, monkey
 
 def test_a_read_that_takes_longer_than_a_statement_may_is_given_more_time(bench, monkeypatch):
     """As beside a pinned horizon, where the first read walks over everything that is dead: it would fail for ever. The
-    claim is repeated meanwhile."""
-    read, seen, claimed, walked = Reader.read, [], [], []
+    lease is repeated meanwhile."""
+    read, seen, held, walked = Reader.read, [], [], []
 
     def slow(self, connection, *given):
         seen.append(connection.info.backend_pid)
@@ -197,7 +197,7 @@ def test_a_read_that_takes_longer_than_a_statement_may_is_given_more_time(bench,
     with bench.working(STATEMENT_TIMEOUT=0.5, SESSION_TIMEOUT=1, HEARTBEAT_TIMEOUT=0.5) as host:
         wait_until(lambda: seen)
         while bench.count:
-            claimed.append(host.worker._rounds.is_claimed())
+            held.append(host.worker._rounds.holds_lease())
             time.sleep(0.05)
             assert len(seen) < 50
         timeout = host.worker._rounds._reader._reading._connection.execute("SHOW statement_timeout").fetchone()[0]
@@ -205,7 +205,7 @@ def test_a_read_that_takes_longer_than_a_statement_may_is_given_more_time(bench,
     assert walked == [3], "the time was doubled twice"
     assert len(set(seen[:3])) == 1, "what was refused for want of time leaves the connection as it was"
     assert timeout == "500ms"
-    assert claimed.count(False) < len(claimed) / 4
+    assert held.count(False) < len(held) / 4
 
 
 def test_what_the_sweep_finds_is_sent_and_what_is_held_is_not_found_again(bench, monkeypatch):

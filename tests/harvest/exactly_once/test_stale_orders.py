@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from outbox.conf import parse
-from outbox.core.exactly_once.judgement import Stop, Why
+from outbox.core.exactly_once.decisions import Stop, Why
 from outbox.core.exactly_once.lane import Did
 from outbox.harvest.exactly_once.lane import ExactlyOnce
 from outbox.harvest.exactly_once.values import Doubt, Retake

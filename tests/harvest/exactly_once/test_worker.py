@@ -219,18 +219,18 @@ def test_a_missing_companion_is_fatal_and_named(bench):
 
 def test_another_way_is_refused_while_it_is_alive(bench):
     bench.db.execute(
-        "INSERT INTO outbox_state (lanes, way, way_owner, way_time) VALUES (1, 'at-least-once', 'other', now())"
+        "INSERT INTO outbox_state (lanes, way, lease_owner, lease_time) VALUES (1, 'at-least-once', 'other', now())"
     )
     with bench.working(SESSION_TIMEOUT=6) as host:
         assert "'at-least-once'" in str(wait_until(lambda: host.errors)[0])
-    bench.db.execute("UPDATE outbox_state SET way_time = now() - interval '7 s'")
+    bench.db.execute("UPDATE outbox_state SET lease_time = now() - interval '7 s'")
     bench.stash(["a"])
     with bench.working(SESSION_TIMEOUT=6):
         bench.wait_empty()
 
 
 def test_the_way_is_released_by_a_finished_worker_and_held_by_one_that_died(bench):
-    fresh = "SELECT way, way_time > now() - interval '6 s' FROM outbox_state"
+    fresh = "SELECT lease_mode, lease_time > now() - interval '6 s' FROM outbox_state"
     with bench.working() as host:
         wait_until(lambda: host.worker.statistics().takeovers)
         assert bench.db.execute(fresh).fetchone() == ("exactly-once", True)
@@ -305,7 +305,7 @@ def test_a_worker_replaced_in_the_same_process_gives_way(bench):
 def test_owners_are_shown(bench):
     with bench.working():
         wait_until(lambda: bench.db.execute("SELECT count(*) FROM outbox_lane").fetchone() == (1,))
-        identity, owner = bench.db.execute("SELECT database, way_owner FROM outbox_state").fetchone()
+        identity, owner = bench.db.execute("SELECT database, lease_owner FROM outbox_state").fetchone()
         assert isinstance(identity, uuid.UUID)
         assert owner
 

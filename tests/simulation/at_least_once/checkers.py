@@ -30,7 +30,7 @@ class Checkers:
         for row in rows:
             self.rows[row.id] = row
 
-    def buried(self, row: Any) -> None:
+    def dead_lettered(self, row: Any) -> None:
         self.appended.setdefault(row.id, 0)
         if row.key:
             self.given_up.setdefault(row.key, {})[row.sequence] = None
@@ -57,9 +57,9 @@ class Checkers:
         self.sequences[row.key] = max(last, row.sequence)
 
     def marked(self, lane: int, epoch: int, newest: int) -> None:
-        """`newest`: of the sessions that hold a claim of the lane."""
+        """`newest`: of the sessions that have taken the lane."""
         if epoch < newest:
-            raise Violation(f"a mark of epoch {epoch} took effect in lane {lane}, which {newest} has claimed")
+            raise Violation(f"a mark of epoch {epoch} took effect in lane {lane}, which {newest} has taken")
 
     def touched(self, id_: int, marked_by: UUID | None, by: UUID) -> None:
         if marked_by != by:

@@ -10,7 +10,7 @@ from uuid import UUID
 
 import psycopg
 
-from outbox.core.holds.values import Errands, HoldRow
+from outbox.core.holds.values import HoldActions, HoldRow
 from outbox.edges.postgres.at_least_once.marks import MarkedRow, Scopes
 from outbox.edges.postgres.common.session import StatementOverdue
 from tests.simulation.at_least_once.table import Table, Transaction
@@ -72,8 +72,8 @@ class Marks:
         self.refused_by = ""
         self._highest: int | None = None
 
-    def claim(self, connection: Connection, epoch: int, timeout_s: float) -> bool:
-        newer = connection.ask(lambda table: table.claim(connection, self._lane, epoch))
+    def take(self, connection: Connection, epoch: int, timeout_s: float) -> bool:
+        newer = connection.ask(lambda table: table.take(connection, self._lane, epoch))
         if newer is not None:
             self.refused_by = f"epoch {newer}"
             return False
@@ -121,24 +121,24 @@ class Holds:
     def load(self, connection: Connection, lanes: int) -> list[HoldRow]:
         return list(connection.ask(lambda table: table.hold_table.load(lanes)))
 
-    def write(self, connection: Connection, parks: Sequence[HoldRow], lifted: Sequence[int]) -> None:
-        if parks:
-            connection.ask(lambda table: table.hold_table.park(parks))
+    def write(self, connection: Connection, placed: Sequence[HoldRow], lifted: Sequence[int]) -> None:
+        if placed:
+            connection.ask(lambda table: table.hold_table.hold(placed))
         if lifted:
             connection.ask(lambda table: table.hold_table.lift(lifted))
 
-    def run(self, connection: Connection, lane: int, errands: Errands, **given: Any) -> frozenset[int]:
+    def run(self, connection: Connection, lane: int, hold_actions: HoldActions, **given: Any) -> frozenset[int]:
         leader, marked = given.get("leader"), self._marked
         with connection.transaction() as transaction:
 
             def run(table: Table) -> frozenset[int]:
-                return table.run(transaction, lane, errands, leader, marked=marked)
+                return table.run(transaction, lane, hold_actions, leader, marked=marked)
 
             return frozenset(connection.ask(run))
 
 
-class Claim:
-    """There is no other way of delivery."""
+class TakeLane:
+    """There is no other delivery mode."""
 
     def take(self, connection: Connection, *, lanes: int, owned: Mapping[int, UUID]) -> bool:
         connection.nothing()
@@ -178,5 +178,5 @@ class Database:
     def unmarked_holds(self) -> Holds:
         return Holds(marked=False)
 
-    def claim(self, owner: str) -> Claim:
-        return Claim()
+    def lease(self, owner: str) -> TakeLane:
+        return TakeLane()

@@ -2,7 +2,7 @@
 catches all.
 
 Two are guards of SQL, and there it is the simulated table that lacks them; that PostgreSQL guards them is shown by
-`tests/edges/postgres/test_marks.py` (marks of their leader, and claims that end older sessions).
+`tests/edges/postgres/test_marks.py` (marks of their leader, and takeovers that end older sessions).
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ def _widen(init: Any, board: Scoreboard, leader_id: UUID, epoch: int, limits: An
 def _forget_failed_mark(board: Scoreboard, ticket: int, now: float) -> None:
     """Rows of a mark of unknown outcome stay marked while their successors are sent."""
     if board._requests.mark.settle(ticket):
-        board._phase = Region(replace(PHASE, first=Phase.CLAIMING))
-        board._requests.claim.put_off(now + board._limits.io_backoff_s)
+        board._phase = Region(replace(PHASE, first=Phase.TAKING))
+        board._requests.take.put_off(now + board._limits.io_backoff_s)
 
 
 def _keep_leader_id(refreshed: Any, board: Scoreboard, leader_id: UUID, now: float) -> None:
@@ -77,7 +77,7 @@ def _mark_unsorted(board: Scoreboard, ticket: int, rows: Sequence[Record], now: 
 
 
 def _skip_refused(set_back: Any, queues: Queues, id_: int, until: float) -> None:
-    """The successors of a refused record do not wait for it."""
+    """The successors of a rejected record do not wait for it."""
     set_back(queues, id_, until)
     deferred = queues._where[id_].deferred
     if deferred and len(deferred) > 1:
@@ -110,7 +110,7 @@ def _tick_untrusted(tick: Any, board: Scoreboard, now: float, **given: Any) -> l
 def _retry_for_this_term(board: Scoreboard, id_: int, at: float) -> None:
     """A record whose deletion was under way sleeps for ever when it is marked anew."""
     if board.phase is Phase.RUNNING and board.is_asleep(id_):
-        board._refusals.put_off(board._queues.name_of(id_), at)
+        board._rejections.put_off(board._queues.name_of(id_), at)
         board._queues.sleep_until(id_, at)
 
 
@@ -160,9 +160,11 @@ def _send_untrusted(new_producers: Any, worker: AtLeastOnce) -> Producers:
     return made
 
 
-def _believe(run: Any, held: HeldMarks, submit: Callable[..., None], table: Any, errands: Any, *given: Any) -> None:
+def _believe(
+    run: Any, held: HeldMarks, submit: Callable[..., None], table: Any, hold_actions: Any, *given: Any
+) -> None:
     """Any deletion has taken place."""
-    ids = frozenset(list(errands.heads))
+    ids = frozenset(list(hold_actions.heads))
 
     class Believed:
         @staticmethod
@@ -173,7 +175,7 @@ def _believe(run: Any, held: HeldMarks, submit: Callable[..., None], table: Any,
     def believing(name: str, job: Any, done: Any, failed: Any) -> None:
         submit(name, job, done, lambda now: done(ids, now))
 
-    run(held, believing, Believed, errands, *given)
+    run(held, believing, Believed, hold_actions, *given)
 
 
 # ---- the election
@@ -207,7 +209,7 @@ MUTATIONS: dict[str, Planted] = {
     "failed mark is forgotten": Planted(((Scoreboard, "mark_failed", _forget_failed_mark),)),
     "remark without a new leader id": Planted((around(Scoreboard, "refreshed", _keep_leader_id),)),
     "marks are not sorted": Planted(((Scoreboard, "marked", _mark_unsorted),)),
-    "refused record is overtaken": Planted((around(Queues, "set_back", _skip_refused),)),
+    "rejected record is overtaken": Planted((around(Queues, "set_back", _skip_refused),)),
     "key is freed before its purge": Planted((around(Scoreboard, "acknowledged", _free_by_report),)),
     "reports of old producers count": Planted(
         (
@@ -223,14 +225,14 @@ MUTATIONS: dict[str, Planted] = {
             (Host, "may_send", lambda host, lane: not host._detached),
         )
     ),
-    "a refused batch is asked for record by record without trust": Planted(
+    "a rejected batch is asked for record by record without trust": Planted(
         (around(AtLeastOnce, "_new_producers", _send_untrusted),), theme=INTERRUPTED
     ),
     "no fence on a foreign heartbeat": Planted(((Neli, "_foreign_beat", _fence_nobody),)),
     "trust without heartbeats": Planted(((Neli, "_trust_ends", _trust_for_ever),)),
     "trust from the moment of reading": Planted(((Neli, "heartbeat_seen", _trust_reading),)),
     "purge and reset without leader guard": Planted(rules=replace(PLAIN, guarded=False)),
-    "claim does not stop older marks": Planted(rules=replace(PLAIN, claims_fence=False)),
+    "a takeover does not stop older marks": Planted(rules=replace(PLAIN, takeovers_fence=False)),
     "a deletion outlasts the remark": Planted(((Scoreboard, "retry", _retry_for_this_term),), theme=_OPERATED),
     "successors of what is gone sleep on": Planted(
         (
@@ -248,17 +250,17 @@ FOUND_BY: dict[str, int] = {
     "failed mark is forgotten": 10,
     "remark without a new leader id": 1,
     "marks are not sorted": 0,
-    "refused record is overtaken": 5,
+    "rejected record is overtaken": 5,
     "key is freed before its purge": 0,
     "reports of old producers count": 37,
     "undelivered record is skipped": 5,
     "trust is not asked": 18,
-    "a refused batch is asked for record by record without trust": 1742,
+    "a rejected batch is asked for record by record without trust": 1742,
     "no fence on a foreign heartbeat": 76,
     "trust without heartbeats": 9,
     "trust from the moment of reading": 13,
     "purge and reset without leader guard": 63,
-    "claim does not stop older marks": 34,
+    "a takeover does not stop older marks": 34,
     "a deletion outlasts the remark": 187,
     "successors of what is gone sleep on": 187,
     "any deletion is believed": 787,

@@ -71,7 +71,7 @@ class Rules:
     """What the simulated table guards in the place of PostgreSQL."""
 
     guarded: bool = True
-    claims_fence: bool = True
+    takeovers_fence: bool = True
 
 
 PLAIN = Rules()
@@ -94,7 +94,7 @@ class World(surroundings.World):
         super().__init__(seed, lanes=1 + seed % 2, cooperative=seed % 3 != 0)
         self.seed, self.faults, self.checkers = seed, Faults(), checkers
         self.table = Table(self, checkers)
-        self.table.guarded, self.table.claims_fence = rules.guarded, rules.claims_fence
+        self.table.guarded, self.table.takeovers_fence = rules.guarded, rules.takeovers_fence
         self.leader_topic = Topic(self)
         self.switching, self.switched_s = self.random.choice(((0.0, ()), (0.0, ()), (0.05, SWITCHED_S), (0.01, LONG_S)))
         self.tasks: list[Any] = []
@@ -125,8 +125,8 @@ class World(surroundings.World):
             IO_BACKOFF=0.5,
             MARK_BACKOFF=0.3,
             METRICS_INTERVAL=1000.0,
-            REFUSAL_POLICY=choice(("block", "block", "skip")),
-            REFUSAL_ATTEMPTS=choice((1, 3)),
+            REJECTION_POLICY=choice(("block", "block", "skip")),
+            REJECTION_ATTEMPTS=choice((1, 3)),
         )
 
     def fail(self, error: BaseException) -> None:
@@ -240,7 +240,7 @@ class Scenario:
         if not self.writing:
             return
         self.weather()
-        faults = ("crash", "pause", "pause", "cut", "cut_table", "stop", "join", "ignorant", "stray", "classic")
+        faults = ("crash", "pause", "pause", "cut", "cut_table", "stop", "join", "ignorant", "stray", "goharvest")
         if self.is_interrupted:
             self.world.faults.refuse_keys = dict.fromkeys(self.keys)
             faults = ("pause", "pause", "pause", "join")
@@ -317,8 +317,9 @@ class Scenario:
         if loose:
             self.world.table.delete(self.random.choice(loose))
 
-    def classic(self) -> None:
-        """A classic harvester's beat. Its wall clock may be years off: clocks jump, nobody here looks at one."""
+    def goharvest(self) -> None:
+        """A goharvest-compatible harvester's beat. Its wall clock may be years off: clocks jump, nobody here looks at
+        one."""
         self.world.leader_topic.append(0, f"{self.random.getrandbits(60)}%reaper".encode())
 
     def settle(self) -> None:
@@ -377,7 +378,7 @@ class Scenario:
 
 def _limits(plain: Callable[[Conf], values.Limits], conf: Conf) -> values.Limits:
     """What the settings do not say."""
-    return replace(plain(conf), purge_max=2 if conf.at_least_once.mark_max == 3 else 50, refusal_backoff_max_s=3.0)
+    return replace(plain(conf), purge_max=2 if conf.at_least_once.mark_max == 3 else 50, rejection_backoff_max_s=3.0)
 
 
 def _turn(turn: Callable[[Any], bool], worker: AtLeastOnce) -> bool:
@@ -389,7 +390,7 @@ def _turn(turn: Callable[[Any], bool], worker: AtLeastOnce) -> bool:
 
 
 def _effects(effects: Callable[[Any], dict[type, Any]], statements: StatementRunner) -> dict[type, Any]:
-    """Who claims or marks is trusted at that moment, or was at the begin of the turn."""
+    """Who takes the lane or marks is trusted at that moment, or was at the begin of the turn."""
 
     def checked(serve: Callable[[Any], None], effect: Any) -> None:
         task, host, lane = getcurrent(), statements._fatal.__self__, statements._lane  # type: ignore[attr-defined]
@@ -398,7 +399,7 @@ def _effects(effects: Callable[[Any], dict[type, Any]], statements: StatementRun
         serve(effect)
 
     found = effects(statements)
-    return found | {kind: partial(checked, found[kind]) for kind in (values.Claim, values.Mark)}
+    return found | {kind: partial(checked, found[kind]) for kind in (values.TakeLane, values.Mark)}
 
 
 def _passed(name: str) -> None:

@@ -1,4 +1,4 @@
-"""The simulated table with marks, its holds and dead letters, and the sessions that hold the claims of lanes.
+"""The simulated table with marks, its holds and dead letters, and the sessions that own lanes.
 
 The statements are those of `outbox.edges.postgres.at_least_once.marks` and `outbox.edges.postgres.holds`, with what
 they guard. Each is atomic. Within a transaction it takes effect at the end; until then nobody else changes anything.
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
-from outbox.core.holds.values import Errands
+from outbox.core.holds.values import HoldActions
 from outbox.edges.postgres.at_least_once.marks import MarkedRow, Scopes
 from tests.simulation.at_least_once.checkers import Checkers
 from tests.simulation.exactly_once.holds import Hold, HoldTable
@@ -74,9 +74,9 @@ class Table:
         self.locked_by: Transaction | None = None
         self.sessions: dict[Any, str] = {}  # of named owners: there are none
         self.listeners: dict[Any, None] = {}
-        self.claims: dict[int, dict[Any, int]] = {}
+        self.takeovers: dict[int, dict[Any, int]] = {}
         """Of each lane the sessions that hold its lock, with their epochs."""
-        self.guarded = self.claims_fence = True
+        self.guarded = self.takeovers_fence = True
 
     # ---- applications
 
@@ -93,14 +93,14 @@ class Table:
 
     # ---- harvesters
 
-    def claim(self, session: Any, lane: int, epoch: int) -> int | None:
+    def take(self, session: Any, lane: int, epoch: int) -> int | None:
         """The newer epoch that refuses it."""
         self._wait_for(None)
-        found = self.claims.setdefault(lane, {})
+        found = self.takeovers.setdefault(lane, {})
         others = {other: its for other, its in found.items() if other is not session and other.is_there}
         if newer := [its for its in others.values() if its > epoch]:
             return max(newer)
-        if self.claims_fence:
+        if self.takeovers_fence:
             for other in others:
                 other.lose()
             found.clear()
@@ -125,9 +125,9 @@ class Table:
         ][:limit]
         for row in found:
             row.leader_id = leader
-        claims = self.claims.get(lane, {})
-        newest = max((epoch for other, epoch in claims.items() if other.is_there), default=-1)
-        self._checkers.marked(lane, claims.get(session, -1), newest)
+        takeovers = self.takeovers.get(lane, {})
+        newest = max((epoch for other, epoch in takeovers.items() if other.is_there), default=-1)
+        self._checkers.marked(lane, takeovers.get(session, -1), newest)
         shown = [row.shown() for row in found]
         self.world.random.shuffle(shown)  # RETURNING promises no order
         return shown
@@ -163,27 +163,29 @@ class Table:
     # ---- holds
 
     def run(
-        self, transaction: Transaction, lane: int, errands: Errands, leader: UUID | None, *, marked: bool
+        self, transaction: Transaction, lane: int, hold_actions: HoldActions, leader: UUID | None, *, marked: bool
     ) -> frozenset[int]:
         """The records that are deleted: those that the leader has marked, or those that it has not."""
         if transaction.is_over:
             return frozenset()
         self._wait_for(transaction)
         gone: dict[int, str] = {}
-        for burial in errands.burials:
-            if self._may_delete(burial.hold.head, leader, marked=marked) and not self._is_of_another(burial.hold.head):
-                gone[burial.hold.head] = burial.reason
-        for id_ in errands.discarded:
+        for dead_record in hold_actions.dead_records:
+            if self._may_delete(dead_record.hold.head, leader, marked=marked) and not self._is_of_another(
+                dead_record.hold.head
+            ):
+                gone[dead_record.hold.head] = dead_record.reason
+        for id_ in hold_actions.discarded:
             if self._may_delete(id_, leader, marked=marked) and self._is_discarded(id_):
                 gone[id_] = ""
-        transaction.add(lambda: self._carry_out(gone, errands.confirmed, lane))
+        transaction.add(lambda: self._carry_out(gone, hold_actions.confirmed, lane))
         return frozenset(gone)
 
     def _carry_out(self, gone: dict[int, str], confirmed: Sequence[int], lane: int) -> None:
         for id_, reason in gone.items():
             if reason:
                 self.dead[id_] = reason
-            self._checkers.buried(self.rows.pop(id_))
+            self._checkers.dead_lettered(self.rows.pop(id_))
         self.hold_table.lift(list(gone))
         for id_ in confirmed:
             self.hold_table.confirm(id_, lane)

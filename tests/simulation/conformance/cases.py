@@ -15,11 +15,11 @@ from confluent_kafka import KafkaException
 from outbox.core.exactly_once import ledger
 from outbox.core.exactly_once.ledger import Entry
 from outbox.core.holds.crashes import Care
-from outbox.core.holds.values import Burial, Errands, HoldRow, rejected
+from outbox.core.holds.values import DeadRecord, HoldActions, HoldRow, rejected
 from outbox.edges.kafka.exactly_once.ledger_topic import LedgerMissing, LedgerUnreachable
-from outbox.edges.kafka.exactly_once.transactional import RecordRefused, TransactionalProducer, initialised
+from outbox.edges.kafka.exactly_once.transactional import RecordRejected, TransactionalProducer, initialised
 from outbox.edges.postgres.common import backends
-from outbox.edges.postgres.common.leases import OtherWay
+from outbox.edges.postgres.common.leases import OtherMode
 from outbox.edges.postgres.common.session import StatementOverdue
 from outbox.edges.postgres.exactly_once.reader import LeftOut
 from outbox.edges.postgres.exactly_once.sweeper import Below
@@ -220,12 +220,12 @@ def _purge_plain(connection: Any, lane: int, batch: int, ids: list[int], file: i
 # ---- holds
 
 
-def park(record_id: int, key: str | None, attempts: int = 1, code: str = "INVALID_RECORD") -> HoldRow:
+def hold(record_id: int, key: str | None, attempts: int = 1, code: str = "INVALID_RECORD") -> HoldRow:
     return rejected(record_id, TOPIC, key, attempts, f"{code}: no", 60.0)
 
 
-def leaving(record_id: int, reason: str, error: str) -> Burial:
-    return Burial(HoldRow(1, TOPIC, "", record_id=record_id, attempts=3, code="CODE", error=error), reason)
+def leaving(record_id: int, reason: str, error: str) -> DeadRecord:
+    return DeadRecord(HoldRow(1, TOPIC, "", record_id=record_id, attempts=3, code="CODE", error=error), reason)
 
 
 def show(s: Script, connection: Any) -> None:
@@ -236,15 +236,15 @@ def show(s: Script, connection: Any) -> None:
 def what_was_refused_is_held(s: Script) -> None:
     ids, c = s.write(*KEYS, ""), s.connect()
     assert s.holds.load(c, 2) == []
-    s.holds.write(c, [park(ids[0], KEYS[0]), park(ids[8], ""), park(ids[1], None), park(99, "k")], ())
+    s.holds.write(c, [hold(ids[0], KEYS[0]), hold(ids[8], ""), hold(ids[1], None), hold(99, "k")], ())
     show(s, c)
-    s.holds.write(c, [park(ids[0], KEYS[0], 2, "POLICY_VIOLATION"), park(ids[2], KEYS[2])], [ids[1], 77])
+    s.holds.write(c, [hold(ids[0], KEYS[0], 2, "POLICY_VIOLATION"), hold(ids[2], KEYS[2])], [ids[1], 77])
     show(s, c)
-    s.holds.write(c, [park(ids[6], KEYS[6])], ())
+    s.holds.write(c, [hold(ids[6], KEYS[6])], ())
     show(s, c)
     s.side.want(ids[6], "retry")
     s.side.want(ids[2], "skip")
-    s.holds.write(c, [park(ids[6], KEYS[6], 3), park(ids[2], KEYS[2], 3)], ())
+    s.holds.write(c, [hold(ids[6], KEYS[6], 3), hold(ids[2], KEYS[2], 3)], ())
     s.holds.write(c, [], [ids[8]])
     show(s, c)
     s.statements.purged(c, 0)
@@ -253,7 +253,7 @@ def what_was_refused_is_held(s: Script) -> None:
     s.side.truncate()
     assert s.write(*KEYS) == ids[:8]
     show(s, c)
-    s.holds.write(c, [park(ids[2], KEYS[2])], ())
+    s.holds.write(c, [hold(ids[2], KEYS[2])], ())
     show(s, c)
 
 
@@ -268,7 +268,7 @@ def what_operators_hold_is_shown(s: Script) -> None:
     ):
         s.side.hold(topic, key, lane, record_id, reason)
     show(s, c)
-    s.holds.write(c, [park(ids[0], KEYS[0])], ())
+    s.holds.write(c, [hold(ids[0], KEYS[0])], ())
     s.holds.write(c, (), ids)
     show(s, c)
 
@@ -277,18 +277,18 @@ def what_leaves_or_is_confirmed_shares_a_purge(s: Script) -> None:
     ids, c, other, statements = s.write(*KEYS), s.connect(), s.connect(), s.statements
     file = filenode(s, c)
     statements.purged(c, 0)
-    s.holds.write(c, [park(id_, key) for id_, key in zip(ids[:4], KEYS, strict=False)], ())
+    s.holds.write(c, [hold(id_, key) for id_, key in zip(ids[:4], KEYS, strict=False)], ())
     for id_, wanted in zip(ids[:4], ("skip", "discard", "discard", "retry"), strict=True):
         s.side.want(id_, wanted)
     for lane in (0, 1):
         s.side.hold("", None, lane, None, "paused")
     numbers = [row.id for row in s.holds._found.load(other, LANES) if row.reason == "paused"]
-    burials = tuple(leaving(id_, "skipped", f"because of {id_}") for id_ in (ids[0], 99))
-    errands = Errands(burials, (ids[1], ids[3], ids[4], 99), tuple(numbers[:1]))
+    dead_records = tuple(leaving(id_, "skipped", f"because of {id_}") for id_ in (ids[0], 99))
+    hold_actions = HoldActions(dead_records, (ids[1], ids[3], ids[4], 99), tuple(numbers[:1]))
 
     def carry_out(batch: int, sent: int) -> None:
         assert statements.purge_counted(c, 0, batch, [ids[sent]], file) == (True, 1)
-        s.holds.run_soon(c, 0, errands, 300)
+        s.holds.run_soon(c, 0, hold_actions, 300)
 
     with s.rolled_back(c):
         carry_out(1, 5)
@@ -300,20 +300,20 @@ def what_leaves_or_is_confirmed_shares_a_purge(s: Script) -> None:
     show(s, other)
     with s.transaction(c):
         carry_out(2, 6)
-        s.holds.run_soon(c, 2, Errands(confirmed=tuple(numbers)), 300)
+        s.holds.run_soon(c, 2, HoldActions(confirmed=tuple(numbers)), 300)
     show(s, other)
 
 
 def a_record_that_took_the_place_of_another_does_not_leave(s: Script) -> None:
     ids, c, statements = s.write("k6", "k11"), s.connect(), s.statements
     statements.purged(c, 0)
-    s.holds.write(c, [park(ids[0], "k6"), park(ids[1], "k11")], ())
+    s.holds.write(c, [hold(ids[0], "k6"), hold(ids[1], "k11")], ())
     s.side.want(ids[1], "discard")
     s.side.truncate()
     assert s.write("k6", "k11", "k11") == [*ids, 3]
     with s.transaction(c):
         assert statements.purge_counted(c, 0, 1, [3], filenode(s, c)) == (True, 1)
-        s.holds.run_soon(c, 0, Errands((leaving(ids[0], "refused", "no"),), (ids[1],)), 300)
+        s.holds.run_soon(c, 0, HoldActions((leaving(ids[0], "rejected", "no"),), (ids[1],)), 300)
     show(s, c)
 
 
@@ -340,17 +340,17 @@ def a_lane_is_watched(s: Script) -> None:
     assert holds.watch(c, 0).is_clean
 
 
-def a_culprit_is_held(s: Script) -> None:
+def a_poison_record_is_held(s: Script) -> None:
     ids, c, holds = s.write("k6", "k11", "", "k6"), s.connect(), s.holds
-    holds.write(c, [park(ids[0], "k6"), park(ids[1], "k11")], ())
-    for lane, culprit in enumerate((ids[0], ids[2], 99)):
-        holds.own(c, lane, "one", Care(True, 3, (), culprit))
+    holds.write(c, [hold(ids[0], "k6"), hold(ids[1], "k11")], ())
+    for lane, poison in enumerate((ids[0], ids[2], 99)):
+        holds.own(c, lane, "one", Care(True, 3, (), poison))
         show(s, c)
     s.side.want(ids[0], "retry")
     holds.own(c, 0, "two", Care(True, 4, (), ids[3]))
     show(s, c)
     s.side.want(ids[3], "retry")
-    holds.write(c, [park(ids[3], "k6")], ())
+    holds.write(c, [hold(ids[3], "k6")], ())
     show(s, c)
 
 
@@ -377,14 +377,14 @@ def the_lane_count_is_changed(s: Script) -> None:
         return int(statements.state(c, LANES)[1].resize_no)
 
     assert statements.close_lanes(c, 2) is False
-    s.side.wish(2)
-    statements.refuse_wish(c, 3, "")
-    statements.refuse_wish(c, 2, "")
-    s.side.wish(2)
+    s.side.request(2)
+    statements.refuse_request(c, 3, "")
+    statements.refuse_request(c, 2, "")
+    s.side.request(2)
     assert statements.close_lanes(c, 1) is False
     assert statements.close_lanes(c, 2) is True
     first = change()
-    s.side.wish(1)
+    s.side.request(1)
     assert statements.close_lanes(c, 1) is False, "a change is under way"
     assert statements.open_lanes(c, first - 1, 2) is False
     assert statements.open_lanes(c, first, 2, settled={0: 1, 1: 0}) is False, "batch 1 of lane 0 is not purged"
@@ -407,17 +407,17 @@ def lanes_are_closed_for_a_forgotten_change(s: Script) -> None:
     assert statements.close_all_lanes(c, before + 1, 10) is False
     assert statements.close_all_lanes(c, before, 10) is True
     assert change() > 10
-    s.side.wish(1)
-    assert statements.close_all_lanes(c, change(), change()) is True, "a wish is kept"
+    s.side.request(1)
+    assert statements.close_all_lanes(c, change(), change()) is True, "a request is kept"
     assert statements.open_lanes(c, change(), LANES) is True
     assert statements.close_lanes(c, 1) is True
-    assert statements.close_all_lanes(c, change(), 1) is True, "a change under way becomes a wish"
+    assert statements.close_all_lanes(c, change(), 1) is True, "a change under way becomes a request"
     far = 1 << 60
     assert statements.close_all_lanes(c, change(), far) is True
     assert change() == far + 1
 
 
-# ---- the connection, the claim
+# ---- the connection, the lease
 
 
 def a_backend_is_required(s: Script) -> None:
@@ -431,34 +431,34 @@ def a_backend_is_required(s: Script) -> None:
     statements.flush(c)
 
 
-def the_table_is_claimed(s: Script) -> None:
-    c, claim = s.connect(), s.database.claim("test")
+def the_table_is_taken(s: Script) -> None:
+    c, lease = s.connect(), s.database.lease("test")
     for owned in ({}, {0: OWNER, 2: OWNER}):
-        assert claim.take(c, lanes=LANES, owned=owned) is True
-        assert claim.take(c, lanes=LANES, owned=owned) is True
-        assert s.side.is_claimed()
-        claim.release(c)
-        claim.release(c)
-        assert not s.side.is_claimed()
+        assert lease.take(c, lanes=LANES, owned=owned) is True
+        assert lease.take(c, lanes=LANES, owned=owned) is True
+        assert s.side.holds_lease()
+        lease.release(c)
+        lease.release(c)
+        assert not s.side.holds_lease()
 
 
 def another_mode_has_the_table(s: Script) -> None:
-    c, claim = s.connect(), s.database.claim("test")
-    claim.take(c, lanes=LANES, owned={})
+    c, lease = s.connect(), s.database.lease("test")
+    lease.take(c, lanes=LANES, owned={})
     s.side.give_to_other_mode(gives=True)
     for owned in ({}, {0: OWNER}):
-        with pytest.raises(OtherWay):
-            claim.take(c, lanes=LANES, owned=owned)
+        with pytest.raises(OtherMode):
+            lease.take(c, lanes=LANES, owned=owned)
     assert (c.closed, c.broken) == (False, False)
     s.side.give_to_other_mode(gives=False)
-    assert claim.take(c, lanes=LANES, owned={}) is True
+    assert lease.take(c, lanes=LANES, owned={}) is True
 
 
 # ---- pages
 
 
 def a_page_begins_where_it_is_told_to(s: Script) -> None:
-    c = claimed(s)
+    c = taken(s)
     s.statements.purged(c, 0)
     assert s.read(c).last_id is None
     ids = s.write("a", "b", "") + s.write("c", "d")
@@ -480,7 +480,7 @@ def a_page_begins_where_it_is_told_to(s: Script) -> None:
 
 
 def a_page_shows_what_is_committed_and_who_is_not(s: Script) -> None:
-    c = claimed(s)
+    c = taken(s)
     first, idle, second = s.begin("a"), s.begin(writes=False), s.begin("b", "c")
     assert s.read(c).sequence == 3
     second.commit()
@@ -497,7 +497,7 @@ def a_page_shows_what_is_committed_and_who_is_not(s: Script) -> None:
 
 
 def a_page_of_several_lanes(s: Script) -> None:
-    c, statements = claimed(s), s.statements
+    c, statements = taken(s), s.statements
     s.write(*KEYS, "", "", *KEYS, "", "")
     for lanes in (2, LANES):
         reader = s.reader(lanes)
@@ -512,9 +512,9 @@ def a_page_of_several_lanes(s: Script) -> None:
     assert statements.purge_plain(c, 0, 1, [1], filenode(s, c)) == 0
 
 
-def claimed(s: Script) -> Any:
+def taken(s: Script) -> Any:
     c = s.connect()
-    s.database.claim("test").take(c, lanes=LANES, owned={})
+    s.database.lease("test").take(c, lanes=LANES, owned={})
     return c
 
 
@@ -598,8 +598,8 @@ class Lane:
 
 
 def prepared(s: Script, records: int = 4) -> None:
-    """A table that is claimed and has records, and the topics."""
-    claimed(s)
+    """A table that is taken and has records, and the topics."""
+    taken(s)
     for _ in range(records):
         s.write("a")
     s.kafka.prepare(LANES, 3600.0)
@@ -822,7 +822,7 @@ def the_client_refuses_a_record(s: Script) -> None:
     lane = Lane(s)
     lane.producer.begin()
     rows = [(n, s.topic, key, str(n), None, None, None) for n, key in ((2, "a"), (1, large), (3, "a"))]
-    with pytest.raises(RecordRefused) as refused:
+    with pytest.raises(RecordRejected) as refused:
         lane.producer.send(rows, s.runtime.monotonic() + 10)
     assert refused.value.index == 1
     lane.producer.send(rows[2:], s.runtime.monotonic() + 10)
@@ -864,12 +864,12 @@ CASES = [
     what_leaves_or_is_confirmed_shares_a_purge,
     a_record_that_took_the_place_of_another_does_not_leave,
     a_lane_is_watched,
-    a_culprit_is_held,
+    a_poison_record_is_held,
     an_owner_is_alive_as_long_as_it_is_connected,
     the_lane_count_is_changed,
     lanes_are_closed_for_a_forgotten_change,
     a_backend_is_required,
-    the_table_is_claimed,
+    the_table_is_taken,
     another_mode_has_the_table,
     a_page_begins_where_it_is_told_to,
     a_page_shows_what_is_committed_and_who_is_not,

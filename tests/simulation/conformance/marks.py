@@ -15,7 +15,7 @@ from uuid import UUID
 import psycopg
 
 from outbox.conf import parse
-from outbox.core.holds.values import Burial, Errands, HoldRow
+from outbox.core.holds.values import DeadRecord, HoldActions, HoldRow
 from outbox.edges.postgres.at_least_once.marks import Scopes
 from outbox.edges.postgres.common.table import connect_session
 from outbox.harvest.at_least_once.ports import MarkDatabase
@@ -144,14 +144,14 @@ class Script:
         try:
             answer = getattr(found, name)(*given, **named)
         except _ERRORS as error:
-            self.lines.append((port, name, "refused"))
+            self.lines.append((port, name, "rejected"))
             raise error
         told = sorted(row[:3] for row in answer) if name in ("mark", "fetch") else answer
         if name == "load":
             told = [(row.topic, row.key, row.lane, row.of_lane, row.record_id, row.reason, row.attempts, row.wanted,
                      row.due_s is None, row.confirmed_by, row.is_there) for row in answer]  # fmt: skip
         if (
-            name in ("connect", "marks", "holds", "unmarked_holds", "claim", "transaction")
+            name in ("connect", "marks", "holds", "unmarked_holds", "lease", "take", "transaction")
             and port == "MarkDatabasePort"
         ):
             told = None
@@ -183,16 +183,16 @@ class Lane:
         table = self.marked if marked else self.unmarked
         return self._script.call("HoldStatements", name, table, self.connection, *given, **named)
 
-    def run(self, errands: Errands, leader: UUID, *, marked: bool = True) -> None:
+    def run(self, hold_actions: HoldActions, leader: UUID, *, marked: bool = True) -> None:
         with self.connection.transaction():
-            self.hold("run", 0, errands, marked=marked, leader=leader)
+            self.hold("run", 0, hold_actions, marked=marked, leader=leader)
         self._script.lines.append((self._script.side.rows(), self._script.side.holds(), self._script.side.dead()))
 
     def use_transaction(self) -> Any:
         return self._of_database("transaction", self.connection)
 
     def lease(self) -> Any:
-        return self._of_database("claim", "test")
+        return self._of_database("lease", "test")
 
 
 # ---- cases
@@ -201,7 +201,7 @@ class Lane:
 def marks_take_rows_in_the_order_of_ids(s: Script) -> None:
     s.side.insert("a", "b", "", "a", "c")
     lane = s.lane()
-    assert lane.ask("claim", 5, 3.0) is True
+    assert lane.ask("take", 5, 3.0) is True
     assert len(lane.ask("mark", A, 2)) == 2
     assert len(lane.ask("mark", A, 2, [(TOPIC, "a")])) == 2
     assert len(lane.ask("mark", A, 9)) == 1
@@ -212,7 +212,7 @@ def marks_take_rows_in_the_order_of_ids(s: Script) -> None:
 def marks_leave_out_what_is_held(s: Script) -> None:
     ids = s.side.insert("a", "b", "", "", "c")
     lane = s.lane()
-    lane.ask("claim", 5, 3.0)
+    lane.ask("take", 5, 3.0)
     lane.marks.held = Scopes(keys=frozenset({(TOPIC, "a")}), ids=frozenset({ids[2]}))
     assert [row.id for row in sorted(lane.ask("mark", A, 9))] == [ids[1], ids[3], ids[4]]
     lane.marks.held = Scopes(is_all=True)
@@ -226,7 +226,7 @@ def marks_leave_out_what_is_held(s: Script) -> None:
 def purge_reset_fetch_and_sweep_touch_only_rows_of_their_leader(s: Script) -> None:
     ids = s.side.insert(*"abcdef")
     lane = s.lane()
-    lane.ask("claim", 5, 3.0)
+    lane.ask("take", 5, 3.0)
     lane.ask("mark", A, 3)
     assert lane.ask("fetch", A, ids) == lane.ask("fetch", A, ids[:3])
     assert lane.ask("fetch", B, ids) == []
@@ -242,7 +242,7 @@ def purge_reset_fetch_and_sweep_touch_only_rows_of_their_leader(s: Script) -> No
 def a_sweep_does_not_go_beyond_what_marks_have_reached(s: Script) -> None:
     ids = s.side.insert(*"abcdef")
     lane = s.lane()
-    lane.ask("claim", 5, 3.0)
+    lane.ask("take", 5, 3.0)
     lane.ask("mark", A, 9)
     assert lane.ask("sweep", A, 9) == ids
     lane.ask("reset", A, ids[:2])
@@ -256,34 +256,34 @@ def lanes_are_apart(s: Script) -> None:
     s.side.insert(*KEYS, "", "")
     lanes = [s.lane(number, LANES) for number in range(LANES)]
     for number, lane in enumerate(lanes):
-        assert lane.ask("claim", 5 + number, 3.0) is True
+        assert lane.ask("take", 5 + number, 3.0) is True
     assert sum(len(lane.ask("mark", A, 99)) for lane in lanes) == len(KEYS) + 2
 
 
 def a_claim_ends_the_sessions_of_older_owners(s: Script) -> None:
     s.side.insert(*"abc")
     older, newer = s.lane(), s.lane()
-    assert older.ask("claim", 5, 3.0) is True
-    assert newer.ask("claim", 7, 3.0) is True
+    assert older.ask("take", 5, 3.0) is True
+    assert newer.ask("take", 7, 3.0) is True
     with suppress(*_ERRORS):
         older.ask("mark", A, 1)
         raise AssertionError("its session has ended")
     older.reconnect()
-    assert older.ask("claim", 5, 3.0) is False
+    assert older.ask("take", 5, 3.0) is False
     assert "epoch" in older.marks.refused_by or older.marks.refused_by
     assert len(newer.ask("mark", B, 1)) == 1
     newer.connection.close()
     again = s.lane()
-    assert again.ask("claim", 8, 3.0) is True
-    assert again.ask("claim", 8, 3.0) is True
+    assert again.ask("take", 8, 3.0) is True
+    assert again.ask("take", 8, 3.0) is True
 
 
 def held(record_id: int, topic: str, key: str, attempts: int, due_s: float | None = 1.0) -> HoldRow:
     return HoldRow(0, topic, key, record_id=record_id, attempts=attempts, code="X", error="x", due_s=due_s)
 
 
-def leaving(record_id: int, reason: str) -> Burial:
-    return Burial(held(record_id, TOPIC, "", 1), reason)
+def leaving(record_id: int, reason: str) -> DeadRecord:
+    return DeadRecord(held(record_id, TOPIC, "", 1), reason)
 
 
 def refused_records_are_written_and_lifted(s: Script) -> None:
@@ -291,8 +291,8 @@ def refused_records_are_written_and_lifted(s: Script) -> None:
     lane = s.lane()
     assert lane.hold("exist") is True
     assert lane.hold("load", 1) == []
-    parks = [held(ids[0], TOPIC, "a", 1), held(ids[2], TOPIC, "", 2, None)]
-    lane.hold("write", parks, ())
+    placed = [held(ids[0], TOPIC, "a", 1), held(ids[2], TOPIC, "", 2, None)]
+    lane.hold("write", placed, ())
     lane.hold("load", 1)
     lane.hold("write", [held(ids[0], TOPIC, "a", 2), held(99, TOPIC, "z", 1)], [ids[2]])
     lane.hold("load", 1)
@@ -303,18 +303,18 @@ def refused_records_are_written_and_lifted(s: Script) -> None:
 def deletions_are_guarded_by_the_leader(s: Script) -> None:
     ids = s.side.insert(*"abcdef")
     lane = s.lane()
-    lane.ask("claim", 5, 3.0)
+    lane.ask("take", 5, 3.0)
     lane.ask("mark", A, 4)
     lane.hold("write", [held(id_, TOPIC, key, 1) for id_, key in zip(ids, "abcdef", strict=True)], ())
-    lane.run(Errands((leaving(ids[0], "refused"),)), B)
-    lane.run(Errands((leaving(ids[0], "refused"), leaving(99, "refused"))), A)
-    lane.run(Errands(discarded=(ids[1], ids[4])), A)
+    lane.run(HoldActions((leaving(ids[0], "rejected"),)), B)
+    lane.run(HoldActions((leaving(ids[0], "rejected"), leaving(99, "rejected"))), A)
+    lane.run(HoldActions(discarded=(ids[1], ids[4])), A)
     s.side.want(ids[1], "discard")
     s.side.want(ids[4], "discard")
-    lane.run(Errands(discarded=(ids[1], ids[4])), A)
-    lane.run(Errands(discarded=(ids[4],)), A, marked=False)
-    lane.run(Errands((leaving(ids[2], "skipped"),)), A, marked=False)
-    lane.run(Errands((leaving(ids[5], "skipped"),)), A, marked=False)
+    lane.run(HoldActions(discarded=(ids[1], ids[4])), A)
+    lane.run(HoldActions(discarded=(ids[4],)), A, marked=False)
+    lane.run(HoldActions((leaving(ids[2], "skipped"),)), A, marked=False)
+    lane.run(HoldActions((leaving(ids[5], "skipped"),)), A, marked=False)
 
 
 def a_pause_is_confirmed_once_by_each_lane(s: Script) -> None:
@@ -322,26 +322,26 @@ def a_pause_is_confirmed_once_by_each_lane(s: Script) -> None:
     lane = s.lane()
     (number,) = s.side.hold_ids()
     for _ in range(2):
-        lane.hold("run", 0, Errands(confirmed=(number, 99)))
-    lane.hold("run", 1, Errands(confirmed=(number,)))
+        lane.hold("run", 0, HoldActions(confirmed=(number, 99)))
+    lane.hold("run", 1, HoldActions(confirmed=(number,)))
     lane.hold("load", 2)
 
 
 def what_fails_in_a_transaction_has_no_effect(s: Script) -> None:
     ids = s.side.insert("a")
     lane = s.lane()
-    lane.ask("claim", 5, 3.0)
+    lane.ask("take", 5, 3.0)
     lane.ask("mark", A, 4)
     with suppress(ValueError), lane.use_transaction():
-        lane.hold("run", 0, Errands((leaving(ids[0], "refused"),)), leader=A)
+        lane.hold("run", 0, HoldActions((leaving(ids[0], "rejected"),)), leader=A)
         raise ValueError
     lane.ask("look_up", A, ids)
     with lane.use_transaction():
-        lane.hold("run", 0, Errands((leaving(ids[0], "refused"),)), leader=A)
+        lane.hold("run", 0, HoldActions((leaving(ids[0], "rejected"),)), leader=A)
     lane.ask("look_up", A, ids)
 
 
-def the_table_is_claimed_for_the_mode(s: Script) -> None:
+def the_table_is_taken_for_the_mode(s: Script) -> None:
     lane = s.lane()
     lease = lane.lease()
     assert s.call("LeasePort", "take", lease, lane.connection, lanes=1, owned={0: A}) is True
@@ -359,7 +359,7 @@ CASES = (
     deletions_are_guarded_by_the_leader,
     a_pause_is_confirmed_once_by_each_lane,
     what_fails_in_a_transaction_has_no_effect,
-    the_table_is_claimed_for_the_mode,
+    the_table_is_taken_for_the_mode,
 )
 
 

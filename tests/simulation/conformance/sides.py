@@ -19,12 +19,12 @@ from confluent_kafka import KafkaError, KafkaException
 
 from outbox import wakeups
 from outbox.conf import parse
-from outbox.core.exactly_once.judgement import StateRow
+from outbox.core.exactly_once.decisions import StateRow
 from outbox.core.exactly_once.ledger import Entry
 from outbox.core.faults import Kind, kind_of
 from outbox.core.frontier import Snapshot
 from outbox.core.holds.crashes import Care, Watch
-from outbox.core.holds.values import Burial, Errands, HoldRow
+from outbox.core.holds.values import DeadRecord, HoldActions, HoldRow
 from outbox.edges.kafka.exactly_once.transactional import TransactionalProducer, kafka_error
 from outbox.edges.postgres.exactly_once.companions import Companions, Found
 from outbox.edges.postgres.exactly_once.reader import Page
@@ -81,7 +81,7 @@ class SimulatedSide:
         self.caller = SimpleNamespace(
             name="caller", world=world, runtime=self.runtime, point=lambda name: None,
             perhaps_evicted=lambda: None,
-            clients={}, connections={}, kafka_ok=True, table_ok=True, is_claimed=False,
+            clients={}, connections={}, kafka_ok=True, table_ok=True, holds_lease=False,
         )  # fmt: skip
 
     @property
@@ -118,14 +118,14 @@ class SimulatedSide:
             (
                 id_,
                 *letter.stored.row[1:4],
-                letter.burial.reason,
+                letter.dead_record.reason,
                 hold.attempts,
                 hold.code,
                 hold.error,
                 _told_of(letter.history),
             )
             for id_, letter in sorted(now.dead.items())
-            for hold in (letter.burial.hold,)
+            for hold in (letter.dead_record.hold,)
         ]
         rows = sorted((id_, stored.row[3]) for id_, stored in now.rows.items())
         return [row[0] for row in rows], dict(now.purged), now.state, [row[1] for row in rows], holds, dead
@@ -139,8 +139,8 @@ class SimulatedSide:
     def keep_rows(self) -> None:
         self.world.postgres.is_plain = False
 
-    def wish(self, lanes: int) -> None:
-        self.server.wish(lanes)
+    def request(self, lanes: int) -> None:
+        self.server.request(lanes)
 
     def hold(self, topic: str, key: str | None, lane: int | None, record_id: int | None, reason: str) -> None:
         stashed_at = None if record_id is None else self.server.now.rows[record_id].create_time
@@ -156,8 +156,8 @@ class SimulatedSide:
     def install_wakeups(self) -> None:
         pass
 
-    def is_claimed(self) -> bool:
-        return bool(self.caller.is_claimed)
+    def holds_lease(self) -> bool:
+        return bool(self.caller.holds_lease)
 
     def make_topic(self, partitions: int = 1) -> None:
         pass
@@ -260,8 +260,8 @@ class RealSide:
             "EXECUTE FUNCTION suppress_redundant_updates_trigger()"
         )
 
-    def wish(self, lanes: int) -> None:
-        Companions("outbox", "outbox_id_seq").wish(self._admin, lanes)
+    def request(self, lanes: int) -> None:
+        Companions("outbox", "outbox_id_seq").request(self._admin, lanes)
 
     def hold(self, topic: str, key: str | None, lane: int | None, record_id: int | None, reason: str) -> None:
         self._admin.execute(
@@ -275,14 +275,14 @@ class RealSide:
 
     def give_to_other_mode(self, *, gives: bool) -> None:
         self._admin.execute(
-            "UPDATE outbox_state SET way = %s, way_time = clock_timestamp()", ["at-least-once" if gives else ""]
+            "UPDATE outbox_state SET way = %s, lease_time = clock_timestamp()", ["at-least-once" if gives else ""]
         )
 
     def install_wakeups(self) -> None:
         self._admin.execute(wakeups.install("outbox"))
 
-    def is_claimed(self) -> bool:
-        row = self._admin.execute("SELECT way <> '' AND way_time > '-infinity' FROM outbox_state").fetchone()
+    def holds_lease(self) -> bool:
+        row = self._admin.execute("SELECT way <> '' AND lease_time > '-infinity' FROM outbox_state").fetchone()
         return bool(row and row[0])
 
     def make_topic(self, partitions: int = 1) -> None:
@@ -334,7 +334,7 @@ class Script:
         "holds": "HoldsPort",
         "reader": "ReaderPort",
         "sweeper": "SweeperPort",
-        "claim": "LeasePort",
+        "lease": "LeasePort",
     }
 
     def __init__(self, side: Any, shared: Script | None = None) -> None:
@@ -496,7 +496,7 @@ class Script:
             return "HoldRow", self._nth("hold", value.id), due, _told_of(value.history), *shown
         if isinstance(value, Watch):
             return "Watch", *self._plain([getattr(value, field.name) for field in fields(value)])
-        if isinstance(value, Burial | Care | Errands):
+        if isinstance(value, DeadRecord | Care | HoldActions):
             return type(value).__name__
         if isinstance(value, Entry):
             return "Entry", value.lane, value.batch, value.ids

@@ -43,13 +43,13 @@ NOT_SIMULATED_MAX = 2
 
 IGNORED = {
     ("StatementsPort", "state"): {"lanes"},  # the row is there
-    ("StatementsPort", "refuse_wish"): {"note"},  # nobody reads it
+    ("StatementsPort", "refuse_request"): {"note"},  # nobody reads it
     ("StatementsPort", "open_lanes"): {"note"},
     ("ReaderPort", "read"): {"bytes_max"},  # all records are small
     ("HoldsPort", "run_soon"): {"wait_ms"},  # nobody locks what it wants for so long
     ("LeasePort", "take"): {"lanes", "owned"},  # the row is there, and nobody reads which lanes a process has
-    ("DatabasePort", "claim"): {"owner"},
-    ("KafkaPort", "prepare"): {"audit_window_s"},  # nothing is compacted
+    ("DatabasePort", "lease"): {"owner"},
+    ("KafkaPort", "prepare"): {"ledger_retention_s"},  # nothing is compacted
     ("KafkaPort", "producer"): {"request_bytes"},
     ("client", "produce"): {"on_delivery", "timestamp"},
     ("client", "list_topics"): {"timeout"},  # every topic is there
@@ -95,7 +95,7 @@ def test_every_argument_counts() -> None:
         "HoldsPort": holds.Holds,
         "ReaderPort": database.Reader,
         "SweeperPort": database.Sweeper,
-        "LeasePort": database.Claim,
+        "LeasePort": database.TakeLane,
         "DatabasePort": database.Database,
         "KafkaPort": kafka.Kafka,
         "client": kafka.Client,

@@ -177,8 +177,8 @@ class Broker:
         return self._ledgers.setdefault(lane, Log())
 
     def decided(self, transaction: Transaction) -> None:
-        if self.data in transaction.logs and not transaction.process.is_claimed:
-            raise Violation(f"{transaction.process.name} has committed after it gave back its claim on the table")
+        if self.data in transaction.logs and not transaction.process.holds_lease:
+            raise Violation(f"{transaction.process.name} has committed after it gave back its lease on the table")
         uids = [uid for found, uid in self.data.records[self.data.stable :] if found is transaction]
         self.world.note("decided", transaction.process.name, uids)
         for uid in uids:

@@ -11,11 +11,11 @@ from uuid import UUID
 
 import psycopg
 
-from outbox.core.exactly_once.judgement import StateRow
+from outbox.core.exactly_once.decisions import StateRow
 from outbox.core.frontier import Snapshot
-from outbox.core.holds.values import Errands
+from outbox.core.holds.values import HoldActions
 from outbox.edges.postgres.common import backends
-from outbox.edges.postgres.common.leases import OtherWay
+from outbox.edges.postgres.common.leases import OtherMode
 from outbox.edges.postgres.common.session import StatementOverdue
 from outbox.edges.postgres.exactly_once.companions import Found
 from outbox.edges.postgres.exactly_once.reader import LeftOut, Page
@@ -145,7 +145,7 @@ class Connection:
             return
         try:
             value = statement(self.server)
-        except (psycopg.errors.LockNotAvailable, psycopg.errors.InFailedSqlTransaction, OtherWay) as error:
+        except (psycopg.errors.LockNotAvailable, psycopg.errors.InFailedSqlTransaction, OtherMode) as error:
             answer.settle(error=error)
             return
         except Locked:
@@ -209,15 +209,15 @@ class Connection:
         moved, deleted = self.ask(run)
         return moved, deleted
 
-    def run(self, lane: int, errands: Errands) -> None:
+    def run(self, lane: int, hold_actions: HoldActions) -> None:
         transaction = self._transaction
         assert transaction is not None, "what deletes a record shares the transaction of a purge"
 
         def run(server: Server) -> None:
             if not transaction.is_over:
-                if self._world.chance(self._world.faults.errands_locked):
+                if self._world.chance(self._world.faults.actions_locked):
                     raise psycopg.errors.LockNotAvailable("canceling statement due to lock timeout")
-                server.run(transaction, lane, errands)
+                server.run(transaction, lane, hold_actions)
 
         self.perhaps_late()
         self.ask(run, is_guarded=True)
@@ -232,8 +232,8 @@ class Statements:
     def state(self, connection: Connection, lanes: int) -> tuple[UUID, StateRow]:
         return IDENTITY, connection.ask(lambda server: server.now.state)
 
-    def refuse_wish(self, connection: Connection, lanes: int, note: str) -> None:
-        connection.ask(lambda server: server.refuse_wish(lanes))
+    def refuse_request(self, connection: Connection, lanes: int, note: str) -> None:
+        connection.ask(lambda server: server.refuse_request(lanes))
 
     def close_lanes(self, connection: Connection, lanes: int) -> bool:
         return bool(connection.ask(lambda server: server.close_lanes(lanes)))
@@ -300,8 +300,8 @@ class Statements:
         backends.require(connection, found or connection.backend)  # type: ignore[arg-type]
 
 
-class Claim:
-    """What counts is that nothing is read or sent after the claim was given back, or has gone to another mode.
+class TakeLane:
+    """What counts is that nothing is read or sent after the lease was given back, or has gone to another mode.
     The rows of lanes are not simulated, which keep a release that comes late from having an effect."""
 
     def __init__(self, process: Any) -> None:
@@ -310,21 +310,21 @@ class Claim:
     def take(self, connection: Connection, *, lanes: int, owned: Mapping[int, UUID]) -> bool:
         world = self._process.world
 
-        def claim(server: Server) -> None:
+        def take(server: Server) -> None:
             if world.has_other_mode:
-                raise OtherWay("the table is harvested in another mode")
-            self._process.is_claimed, world.claimed_at = True, world.now
+                raise OtherMode("the table is harvested in another mode")
+            self._process.holds_lease, world.leased_at = True, world.now
             server.flush()
 
-        connection.ask(claim)
+        connection.ask(take)
         return True
 
     def release(self, connection: Connection) -> None:
         def release(server: Server) -> None:
             if not (connection.broken or connection.is_given_up):
                 if self._process.world.kafka.may_commit(self._process):
-                    raise Violation(f"{self._process.name} gives back its claim while it may commit")
-                self._process.is_claimed = False
+                    raise Violation(f"{self._process.name} gives back its lease while it may commit")
+                self._process.holds_lease = False
                 server.flush()
 
         connection.ask(release)
@@ -347,8 +347,8 @@ class Reader:
         left_out: LeftOut,
     ) -> Page:
         """One statement in two moments: its snapshot, and later the sequence, the next xid and the clock."""
-        if not connection._process.is_claimed:
-            raise Violation(f"{connection._process.name} reads after it gave back its claim on the table")
+        if not connection._process.holds_lease:
+            raise Violation(f"{connection._process.name} reads after it gave back its lease on the table")
         connection._world.limits[connection._process.name] = limit
         page = Answer(connection._runtime, "PostgreSQL")
         server, world = connection.server, connection._world
@@ -450,8 +450,8 @@ class Database:
     def sweeper(self, lanes: int) -> Sweeper:
         return Sweeper(lanes)
 
-    def claim(self, owner: str) -> Claim:
-        return Claim(self._process)
+    def lease(self, owner: str) -> TakeLane:
+        return TakeLane(self._process)
 
     def listen(self, connection: Connection) -> None:
         connection.ask(lambda server: server.listeners.update({connection: None}))

@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from outbox.core.holds.crashes import Care, Watch
-from outbox.core.holds.values import HISTORY_MAX, Errands, HoldRow
+from outbox.core.holds.values import HISTORY_MAX, HoldActions, HoldRow
 from tests.simulation.checkers import Violation
 
-PARKED, QUARANTINED, PAUSED, EDITING = "parked", "quarantined", "paused", "editing"
-REFUSED, WANTED = (PARKED, QUARANTINED), (PAUSED, EDITING)
+REJECTED, POISON, PAUSED, EDITING = "rejected", "poison", "paused", "editing"
+OF_RECORDS, WANTED = (REJECTED, POISON), (PAUSED, EDITING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class HoldTable:
         if ids:
             self._server.flush()
 
-    def of_record(self, ids: Collection[int], reasons: Collection[str] = REFUSED) -> list[Hold]:
+    def of_record(self, ids: Collection[int], reasons: Collection[str] = OF_RECORDS) -> list[Hold]:
         return [hold for hold in self._all.values() if hold.record_id in ids and hold.reason in reasons]
 
     def is_there(self, hold: Hold) -> bool:
@@ -146,21 +146,21 @@ class HoldTable:
             hold.error, hold.wanted, due_s, hold.confirmed_by, hold.history, self.is_there(hold), head_lane,
         )  # fmt: skip
 
-    def park(self, parks: Sequence[HoldRow]) -> None:
+    def hold(self, placed: Sequence[HoldRow]) -> None:
         """Of records that are there."""
         units = set()
-        for park in sorted(parks, key=lambda park: park.head):
-            stored = self._server.now.rows.get(park.head)
+        for hold in sorted(placed, key=lambda hold: hold.head):
+            stored = self._server.now.rows.get(hold.head)
             if stored is None:
                 continue
             hold = Hold(
-                0, park.topic, None if park.key is None else stored.row[2], None, park.head, stored.create_time,
-                PARKED, park.attempts, park.code, park.error, "",
-                None if park.due_s is None else self._world.now + park.due_s, (),
-                ({"at": self._world.now, "code": park.code, "error": park.error},),
+                0, hold.topic, None if hold.key is None else stored.row[2], None, hold.head, stored.create_time,
+                REJECTED, hold.attempts, hold.code, hold.error, "",
+                None if hold.due_s is None else self._world.now + hold.due_s, (),
+                ({"at": self._world.now, "code": hold.code, "error": hold.error},),
             )  # fmt: skip
             if hold.unit in units:
-                raise Violation(f"one statement parks {hold.unit} twice, which PostgreSQL refuses")
+                raise Violation(f"one statement placed {hold.unit} twice, which PostgreSQL refuses")
             units.add(hold.unit)
             self.insert(self._continued(hold))
 
@@ -173,17 +173,17 @@ class HoldTable:
         return replace(hold, wanted=wanted, history=(before.history + hold.history)[-HISTORY_MAX:])
 
     def end_retried(self, record_ids: Collection[int]) -> None:
-        self.delete([hold.id for hold in self.of_record(record_ids, [QUARANTINED]) if hold.wanted == "retry"])
+        self.delete([hold.id for hold in self.of_record(record_ids, [POISON]) if hold.wanted == "retry"])
 
-    def quarantine(self, id_: int, crashes: int) -> None:
-        self.delete([hold.id for hold in self.of_record([id_], [PARKED])])
+    def poison(self, id_: int, crashes: int) -> None:
+        self.delete([hold.id for hold in self.of_record([id_], [REJECTED])])
         stored = self._server.now.rows.get(id_)
         if stored is None:
             return
         if self._world.poison is not None and stored.uid not in self._world.poison:
             raise Violation(f"{stored} is held for crashes, and has crashed nobody")
         hold = Hold(
-            0, stored.row[1], stored.row[2], None, id_, stored.create_time, QUARANTINED, crashes, "CRASHED",
+            0, stored.row[1], stored.row[2], None, id_, stored.create_time, POISON, crashes, "CRASHED",
             f"{crashes} harvesters ended without warning while they sent this record alone",
         )  # fmt: skip
         before = next((other for other in self._all.values() if other.unit == hold.unit), None)
@@ -206,17 +206,17 @@ class Holds:
         found: list[HoldRow] = connection.ask(lambda server: server.holds.load(lanes))
         return found
 
-    def write(self, connection: Any, parks: Sequence[HoldRow], lifted: Sequence[int]) -> None:
-        if parks:
-            connection.perhaps_lost("parks_lost")
-            connection.ask(lambda server: server.holds.park(parks))
-            connection.ask(lambda server: server.holds.end_retried([park.head for park in parks]))
+    def write(self, connection: Any, placed: Sequence[HoldRow], lifted: Sequence[int]) -> None:
+        if placed:
+            connection.perhaps_lost("placed_lost")
+            connection.ask(lambda server: server.holds.hold(placed))
+            connection.ask(lambda server: server.holds.end_retried([hold.head for hold in placed]))
         if lifted:
             connection.ask(lambda server: server.holds.lift(lifted))
 
-    def run_soon(self, connection: Any, lane: int, errands: Errands, wait_ms: int) -> None:
+    def run_soon(self, connection: Any, lane: int, hold_actions: HoldActions, wait_ms: int) -> None:
         """Nobody who is simulated locks a hold or a row for longer than a statement takes."""
-        connection.run(lane, errands)
+        connection.run(lane, hold_actions)
 
     def watch(self, connection: Any, lane: int) -> Watch | None:
         found: Watch | None = _asked(connection, lambda server: server.watched(lane))

@@ -331,7 +331,7 @@ class Kafka:
     def __init__(self, process: Any) -> None:
         self._process, self._world = process, process.world
 
-    def prepare(self, lanes: int, audit_window_s: float) -> None:
+    def prepare(self, lanes: int, ledger_retention_s: float) -> None:
         self._ask()
         broker = self._world.kafka
         broker.partitions = broker.partitions or lanes

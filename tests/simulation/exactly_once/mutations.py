@@ -16,10 +16,10 @@ from typing import Any
 from confluent_kafka import KafkaError, KafkaException
 
 from outbox.core import times
-from outbox.core.exactly_once import blame, judgement, ledger
+from outbox.core.exactly_once import blame, decisions, ledger
 from outbox.core.exactly_once.blame import Action, Attempt, HoldLikely, Search
+from outbox.core.exactly_once.decisions import Decision, Facts, NothingToDo, Rows
 from outbox.core.exactly_once.flights import Flights, Plan, Share, Standing
-from outbox.core.exactly_once.judgement import Facts, NothingToDo, Rows, Verdict
 from outbox.core.exactly_once.pages import PageSizes
 from outbox.core.exactly_once.round import News, Reads
 from outbox.core.frontier import Frontier, Snapshot
@@ -309,7 +309,7 @@ def _try_all(due: Any, trials: Trials, now: float, *, is_behind: bool) -> Any:
 # ---- takeovers, purges, lane count
 
 
-def _resend(facts: Facts) -> Verdict:
+def _resend(facts: Facts) -> Decision:
     """As if a transaction of unknown outcome had failed."""
     return NothingToDo(facts.entry.batch if facts.entry is not None else 0)
 
@@ -370,9 +370,9 @@ def _release_from_nowhere(release_due: Any, holds: Holds, *given: Any, **named: 
 
 def _carry_out_unmoved(settle: Any, statements: Any, connection: Any, purge: Any, ticket: Ticket) -> None:
     """Of a purge that moved nothing: somebody else owns the lane."""
-    if purge.errands is not None:
+    if purge.hold_actions is not None:
         with connection.transaction():
-            connection.run(purge.entry.lane, purge.errands)
+            connection.run(purge.entry.lane, purge.hold_actions)
     settle(statements, connection, purge, ticket)
 
 
@@ -382,19 +382,19 @@ def _carry_out_at_once(divide: Any, reader: PageReader, *given: Any) -> list[Bat
 
     def run(connection: Any, batch: Batch) -> None:
         with connection.transaction():
-            connection.run(batch.lane, batch.errands)
+            connection.run(batch.lane, batch.hold_actions)
 
     for batch in batches:
-        if batch.errands is not None:
+        if batch.hold_actions is not None:
             reader._lanes.purges.tell(partial(run, batch=batch))
     return batches
 
 
-def _done_when_taken(take_errands: Any, holds: Holds) -> Any:
-    errands = take_errands(holds)
-    if errands is not None:
-        holds.done(errands)
-    return errands
+def _done_when_taken(take_actions: Any, holds: Holds) -> Any:
+    hold_actions = take_actions(holds)
+    if hold_actions is not None:
+        holds.done(hold_actions)
+    return hold_actions
 
 
 def _look_late(load: Any, holds: Any, *given: Any) -> None:
@@ -450,16 +450,16 @@ MUTATIONS: dict[str, Planted] = {
         ),
         theme=_BARE_EVEN,
     ),
-    "refused record swallowed": Planted(((Transactions, "_leave_out", _nothing),)),
+    "rejected record swallowed": Planted(((Transactions, "_leave_out", _nothing),)),
     "a page dealt out before a refusal is sent as it is": Planted(
         (around(Rounds, "left_out", _forget_left_out),), theme=_REFUSING
     ),
-    "takeover sends the last batch again": Planted(((judgement, "takeover", _resend),)),
-    "rows compared by ids alone": Planted(((judgement, "found_rows", _by_ids),)),
-    "times of records compared with the clock": Planted((around(judgement, "found_rows", _by_the_clock),)),
+    "takeover sends the last batch again": Planted(((decisions, "takeover", _resend),)),
+    "rows compared by ids alone": Planted(((decisions, "found_rows", _by_ids),)),
+    "times of records compared with the clock": Planted((around(decisions, "found_rows", _by_the_clock),)),
     "lanes opened before the old ones are settled": Planted(((LaneCount, "_lanes_to_settle", _settle_none),)),
     "a forgotten change of the count is not noticed": Planted(
-        ((judgement, "forgets_change", lambda state, newest: False),),
+        ((decisions, "forgets_change", lambda state, newest: False),),
         theme=_COPIES,
     ),
     "a read is counted from its return instead of its start": Planted(
@@ -480,7 +480,7 @@ MUTATIONS: dict[str, Planted] = {
         ((PageReader, "_hand_over", _post_first),), theme=_REFUSING
     ),
     "the lease is released outside of the round's lock": Planted(
-        ((Rounds, "release_way", _release_outside),), theme=_RESTLESS_EVEN
+        ((Rounds, "release_lease", _release_outside),), theme=_RESTLESS_EVEN
     ),
     "a lane is read for on another server than the one it was taken over on": Planted(
         (around(PageReader, "_may_follow", _follow_anywhere),), theme=_COPIES
@@ -488,7 +488,7 @@ MUTATIONS: dict[str, Planted] = {
     "purge over a connection to another server without a look": Planted(
         (around(PurgeSession, "_purge", _purge_anywhere),), theme=_COPIES
     ),
-    "the claim is given back although a lane has left something in doubt": Planted(
+    "the lease is given back although a lane has left something in doubt": Planted(
         (around(Rounds, "leave", _leave_settled),), theme=_RESTLESS_EVEN
     ),
     "a new file of the table is not noticed": Planted(
@@ -512,7 +512,7 @@ MUTATIONS: dict[str, Planted] = {
         (around(PageReader, "_divide", _carry_out_at_once),), theme=_UNDECIDED
     ),
     "a key goes on before its record has left": Planted(
-        (around(Holds, "take_errands", _done_when_taken),), theme=_OPERATED
+        (around(Holds, "take_actions", _done_when_taken),), theme=_OPERATED
     ),
     "what could not be done with a purge is forgotten": Planted(((Holds, "not_done", _nothing),), theme=_UNDECIDED),
     "what was under way before a takeover is waited for": Planted(((Holds, "none_done", _nothing),), theme=_OPERATED),
@@ -531,10 +531,10 @@ MUTATIONS: dict[str, Planted] = {
     "a record that the client refuses costs a producer": Planted(
         (around(Transactions, "_send_piece", _give_the_batch_up),), theme=_BY_THE_CLIENT
     ),
-    "each of many refused records is searched for": Planted(
+    "each of many rejected records is searched for": Planted(
         (around(blame, "_of_suspects", _search_for_each),), theme=_BY_NAME
     ),
-    "many refused records are tried again without a rest": Planted(
+    "many rejected records are tried again without a rest": Planted(
         (around(Trials, "due", _try_all),), theme=_FOR_THEIR_SIZE
     ),
     "a record that is named leaves while others wait that were not tried": Planted(
@@ -560,7 +560,7 @@ FOUND_BY: dict[str, int] = {
     "a settled stop is kept": 61,
     "what other lanes have in flight is left out": 173,
     "producer reused after an error": 1680,
-    "refused record swallowed": 2,
+    "rejected record swallowed": 2,
     "a page dealt out before a refusal is sent as it is": 457,
     "takeover sends the last batch again": 0,
     "rows compared by ids alone": 3,
@@ -573,7 +573,7 @@ FOUND_BY: dict[str, int] = {
     "the lease is released outside of the round's lock": 64,
     "a lane is read for on another server than the one it was taken over on": 1883,
     "purge over a connection to another server without a look": 583,
-    "the claim is given back although a lane has left something in doubt": 1294,
+    "the lease is given back although a lane has left something in doubt": 1294,
     "a new file of the table is not noticed": 701,
     "only the owner of lane 0 notices a forgotten change": 376,
     "a hold that ends is not read for from its first record": 2,
@@ -596,8 +596,8 @@ FOUND_BY: dict[str, int] = {
     "lanes of a process are careful at once": 3065,
     "whoever ends well clears the suspects": 425,
     "a record that the client refuses costs a producer": 70,
-    "each of many refused records is searched for": 230,
-    "many refused records are tried again without a rest": 150,
+    "each of many rejected records is searched for": 230,
+    "many rejected records are tried again without a rest": 150,
     "a record that is named leaves while others wait that were not tried": 550,
     "lanes of a process send at once": 60,
     "a lane that fails keeps its turn": 140,

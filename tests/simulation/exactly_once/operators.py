@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from tests.simulation.exactly_once.checkers import Written
-from tests.simulation.exactly_once.holds import EDITING, PAUSED, REFUSED, WANTED, Hold
+from tests.simulation.exactly_once.holds import EDITING, OF_RECORDS, PAUSED, WANTED, Hold
 
 _LOOK_S, _LOCK_POLL_S = 0.05, 0.005
 _PATIENCE_S = 3.0
@@ -57,7 +57,7 @@ class Operators:
                 self.resume(hold.id)
 
     def want(self, id_: int, wanted: str) -> None:
-        """A refused record is to be tried again, skipped or discarded."""
+        """A rejected record is to be tried again, skipped or discarded."""
         record_id = self._holds[id_].record_id
 
         def want() -> None:
@@ -98,7 +98,7 @@ class Operators:
             assert record is not None
             server.change(record)
             self.edits += 1
-            for refused in server.holds.of_record([id_], REFUSED):
+            for refused in server.holds.of_record([id_], OF_RECORDS):
                 if refused.wanted not in ("skip", "discard") and refused.stashed_at == stored.create_time:
                     server.holds.want(refused.id, "retry")
         server.holds.delete([hold.id])

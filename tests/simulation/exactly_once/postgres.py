@@ -19,10 +19,10 @@ from uuid import UUID
 import psycopg
 
 from outbox.core.exactly_once import ledger
-from outbox.core.exactly_once.judgement import StateRow
+from outbox.core.exactly_once.decisions import StateRow
 from outbox.core.frontier import Snapshot
 from outbox.core.holds.crashes import Care, Watch
-from outbox.core.holds.values import Burial, Errands
+from outbox.core.holds.values import DeadRecord, HoldActions
 from outbox.core.times import time_of
 from outbox.edges.postgres.exactly_once.companions import Found
 from outbox.edges.postgres.exactly_once.reader import LeftOut
@@ -55,7 +55,7 @@ class Dead:
     """A dead letter."""
 
     stored: Stored
-    burial: Burial
+    dead_record: DeadRecord
     history: tuple[dict[str, Any], ...]
 
 
@@ -82,7 +82,7 @@ class Transaction:
         self.server = server
         self.moved: dict[int, int] = {}
         self.deleted: dict[int, None] = {}
-        self.leaving: dict[int, Burial | None] = {}
+        self.leaving: dict[int, DeadRecord | None] = {}
         """Of these the ones that are dead letters then, or deleted for good: no purge has sent them."""
         self.confirmed: list[tuple[int, int]] = []
         """Holds, each with the lane that respects it."""
@@ -311,24 +311,26 @@ class Server:
         if transaction.moved or transaction.deleted:
             self.flush()
 
-    def _leaves(self, stored: Stored, burial: Burial | None) -> None:
+    def _leaves(self, stored: Stored, dead_record: DeadRecord | None) -> None:
         id_ = stored.row[0]
-        self._checkers.leaves(stored.uid, DISCARDED if burial is None else DEAD)
-        if burial is not None:
+        self._checkers.leaves(stored.uid, DISCARDED if dead_record is None else DEAD)
+        if dead_record is not None:
             histories = [hold.history for hold in self.holds.of_record([id_])]
-            self.now.dead[id_] = Dead(stored, burial, histories[0] if histories else burial.hold.history)
+            self.now.dead[id_] = Dead(stored, dead_record, histories[0] if histories else dead_record.hold.history)
         self.holds.lift([id_])
 
-    def run(self, transaction: Transaction, lane: int, errands: Errands) -> None:
+    def run(self, transaction: Transaction, lane: int, hold_actions: HoldActions) -> None:
         """What the lane deletes or promises beside its purge, see `outbox.edges.postgres.holds`."""
-        for burial in errands.burials:
-            if self._is_there(transaction, burial.hold.head) and not self.holds.is_of_another(burial.hold.head):
-                transaction.deleted[burial.hold.head] = None
-                transaction.leaving[burial.hold.head] = burial
-        for id_ in errands.discarded:
+        for dead_record in hold_actions.dead_records:
+            if self._is_there(transaction, dead_record.hold.head) and not self.holds.is_of_another(
+                dead_record.hold.head
+            ):
+                transaction.deleted[dead_record.hold.head] = None
+                transaction.leaving[dead_record.hold.head] = dead_record
+        for id_ in hold_actions.discarded:
             if self._is_there(transaction, id_) and self.holds.is_discarded(id_):
                 transaction.deleted[id_] = transaction.leaving[id_] = None
-        transaction.confirmed += [(id_, lane) for id_ in errands.confirmed]
+        transaction.confirmed += [(id_, lane) for id_ in hold_actions.confirmed]
 
     def _is_there(self, transaction: Transaction, id_: int) -> bool:
         return id_ in self.now.rows and id_ not in transaction.deleted
@@ -346,8 +348,8 @@ class Server:
         return replace(found, is_alive=found.owner in self.sessions.values())
 
     def own(self, lane: int, owner: str, care: Care) -> None:
-        if care.culprit is not None:
-            self.holds.quarantine(care.culprit, care.crashes)
+        if care.poison is not None:
+            self.holds.poison(care.poison, care.crashes)
         self.now.watch[lane] = Watch(owner, False, care.crashes, (), care.suspects)
         self.flush()
 
@@ -370,10 +372,10 @@ class Server:
 
     # ---- the lane count
 
-    def wish(self, lanes: int) -> None:
+    def request(self, lanes: int) -> None:
         self._set(wanted=lanes)
 
-    def refuse_wish(self, lanes: int) -> None:
+    def refuse_request(self, lanes: int) -> None:
         if self.now.state.wanted == lanes:
             self._set(wanted=None)
 

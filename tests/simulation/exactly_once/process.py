@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from outbox.core.contract import STOPPED, WorkerFactory
-from outbox.edges.postgres.common.leases import OtherWay
+from outbox.edges.postgres.common.leases import OtherMode
 from outbox.harvest.exactly_once.lane import ExactlyOnce, ExactlyOnceFactory
 from outbox.harvest.exactly_once.ports import Servers
 from tests.simulation.exactly_once.database import Connection, Database
@@ -17,7 +17,7 @@ class Process(Harvester):
     def __init__(self, world: Any, name: str) -> None:
         self.clients: dict[Client, None] = {}
         self.connections: dict[Connection, None] = {}
-        self.is_claimed = False
+        self.holds_lease = False
         super().__init__(world, name, world.conf)
 
     def factory(self) -> WorkerFactory:
@@ -36,7 +36,7 @@ class Process(Harvester):
     # ---- life and faults
 
     def fail(self, error: BaseException) -> None:
-        if isinstance(error, OtherWay):
+        if isinstance(error, OtherMode):
             self.world.after(0.0, self.crash)  # as the program ends then
         else:
             super().fail(error)

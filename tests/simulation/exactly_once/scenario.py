@@ -78,8 +78,8 @@ class Faults:
     tells_limit: bool = True
     full: tuple[int, ...] = ()
     """Lanes whose clients have no room for a record."""
-    parks_lost: float = 0.0
-    errands_locked: float = 0.0
+    placed_lost: float = 0.0
+    actions_locked: float = 0.0
     notification_lost: float = 0.0
     broken: str = ""
     """No statement of connections with this name arrives."""
@@ -135,7 +135,7 @@ def sized(further: Sequence[tuple[Any, str, Any]] = ()) -> Iterator[None]:
         patch.object(election_reader, "AWAITED_POLL_S", 0.02),
         patch.object(read_connection, "Frontier", NearFrontier),
         patch.object(exactly_once, "_PATIENCE_S", 0.05),
-        patch.object(exactly_once, "_PARKED_S", 0.5),
+        patch.object(exactly_once, "_STOPPED_S", 0.5),
         patch.object(book, "_UNKNOWN_S", 3.0),
         patch.object(failpoints, "on_passage", _passed),
     ):
@@ -180,7 +180,7 @@ class World(surroundings.World):
         """Is told when a client begins a transaction, and when it is handed a record."""
         self.limits: dict[str, int] = {}
         """Rows of the page that each process has asked for last."""
-        self.has_other_mode, self.claimed_at = False, 0.0
+        self.has_other_mode, self.leased_at = False, 0.0
         self.watches = False
         """Whether processes end without warning only for what they send."""
         self.poison: set[int] | None = None
@@ -389,7 +389,7 @@ class Scenario:
             refuse_here=refused if self.random.random() < (0.7 if self.is_refusing else 0.1) else {},
         )
         if self.refuses_all:
-            self.world.faults.refuse_here, self.world.faults.parks_lost = dict.fromkeys(self.keys), 0.2
+            self.world.faults.refuse_here, self.world.faults.placed_lost = dict.fromkeys(self.keys), 0.2
 
     def anyone(self) -> Process | None:
         living = self.living()
@@ -447,7 +447,7 @@ class Scenario:
         if state.wanted is None and state.resize_to is None:
             wanted = self.random.randint(1, self.world.lanes)
             if wanted != state.lane_count:
-                server.wish(wanted)
+                server.request(wanted)
 
     def truncate(self) -> None:
         if self.world.postgres.primary.truncate():
@@ -502,7 +502,7 @@ class Scenario:
     # ---- the operator
 
     def operate(self) -> None:
-        """What `outbox_resolve --purge-sent` does, for lanes that have stopped; nothing else may stop one."""
+        """What `outbox_resolve --delete-sent` does, for lanes that have stopped; nothing else may stop one."""
         for process in self.living():
             for reason in process.stopped_for():
                 lanes = _LANE_TO_RESOLVE.findall(reason)

@@ -9,12 +9,12 @@ from typing import Any
 
 from outbox.conf import SKIP
 from outbox.core.exactly_once import looks
-from outbox.core.exactly_once.judgement import StateRow
+from outbox.core.exactly_once.decisions import StateRow
 from outbox.edges.postgres.common.leases import settled_after
 from outbox.harvest.exactly_once.rounds import sweep
 from tests.simulation.checkers import Violation
 from tests.simulation.exactly_once.checkers import DEAD, TOPIC, Written
-from tests.simulation.exactly_once.holds import QUARANTINED, REFUSED, WANTED
+from tests.simulation.exactly_once.holds import OF_RECORDS, POISON, WANTED
 from tests.simulation.exactly_once.operators import Operators, pause_of
 from tests.simulation.exactly_once.process import Process
 from tests.simulation.exactly_once.scenario import DRAIN_S, Faults, Outcome, Rules, Scenario
@@ -28,7 +28,7 @@ class Operated(Scenario):
 
     faults_s = 5.0
     deeds = "pause_one", "resume_one", "want_one", "want_one", "edit_one", "requeue_one"
-    wishes: tuple[str, ...] = ("retry", "skip", "discard")
+    requests: tuple[str, ...] = ("retry", "skip", "discard")
 
     def __init__(self, seed: int, rules: Rules) -> None:
         super().__init__(seed, rules)
@@ -36,7 +36,7 @@ class Operated(Scenario):
         self.keys = [f"k{i}" for i in range(self.random.choice((1, 2, 4)))]
         self.sequences = dict.fromkeys(self.keys, 0)
         if self.random.random() < 0.3:
-            world.conf = changed(world.conf, REFUSAL_POLICY=SKIP, REFUSAL_ATTEMPTS=self.random.choice((1, 2)))
+            world.conf = changed(world.conf, REJECTION_POLICY=SKIP, REJECTION_ATTEMPTS=self.random.choice((1, 2)))
         self.operators = Operators(world, self.rewritten)
 
     def run(self) -> Any:
@@ -78,8 +78,8 @@ class Operated(Scenario):
             self.operators.resume(self.random.choice(found))
 
     def want_one(self) -> None:
-        if found := self.holds_of(REFUSED):
-            self.operators.want(self.random.choice(found), self.random.choice(self.wishes))
+        if found := self.holds_of(OF_RECORDS):
+            self.operators.want(self.random.choice(found), self.random.choice(self.requests))
 
     def edit_one(self) -> None:
         if rows := self.world.postgres.primary.now.rows:
@@ -110,7 +110,7 @@ class Operated(Scenario):
             answer_late=some(0.1),
             page_late=some(0.1),
             point=some(0.01),
-            errands_locked=0.2,
+            actions_locked=0.2,
             refuse=refused if by_brokers else {},
             refuse_here={} if by_brokers else refused,
         )
@@ -140,14 +140,14 @@ class Operated(Scenario):
 
 
 class Undecided(Operated):
-    """Operators give refused records up, and want them tried again when their lanes are somebody else's."""
+    """Operators give rejected records up, and want them tried again when their lanes are somebody else's."""
 
     sizes = ((looks, "PAUSE_S", 0.1),)
 
     def __init__(self, seed: int, rules: Rules) -> None:
         super().__init__(seed, rules)
         self.keys = self.keys[:2]
-        self.wishes = ("skip",)
+        self.requests = ("skip",)
         self.world.evicted = self.change_their_minds
 
     def act(self) -> None:
@@ -157,7 +157,7 @@ class Undecided(Operated):
 
     def change_their_minds(self) -> None:
         if self.writing:
-            self.wishes = ("retry",)
+            self.requests = ("retry",)
             self.world.faults.refuse_here, self.world.faults.hold = {}, 0.5
 
     def strike(self) -> None:
@@ -168,9 +168,9 @@ class Undecided(Operated):
             self.world.after(self.random.uniform(1.0, 2.0), self.strike)
 
     def weather(self) -> None:
-        self.wishes = ("skip",)
+        self.requests = ("skip",)
         self.world.faults = Faults(
-            evicted=0.5, errands_locked=0.2, held_s=(0.1, 1.0), refuse_here=dict.fromkeys(self.keys)
+            evicted=0.5, actions_locked=0.2, held_s=(0.1, 1.0), refuse_here=dict.fromkeys(self.keys)
         )
 
 
@@ -185,7 +185,7 @@ class Poisoned(Scenario):
         self.keys = [f"k{i}" for i in range(self.random.choice((3, 6)))]
         self.sequences = dict.fromkeys(self.keys, 0)
         if self.random.random() < 0.3:
-            world.conf = changed(world.conf, REFUSAL_POLICY=SKIP)
+            world.conf = changed(world.conf, REJECTION_POLICY=SKIP)
         world.watches, world.poisoned = True, self.perish
         world.poison = set(self.random.sample(range(1, 30), self.random.choice((1, 1, 2))))
         self.deaths = Counter[int]()
@@ -215,7 +215,7 @@ class Poisoned(Scenario):
     def give_up(self) -> None:
         """The operator does, once everything else is sent."""
         now = self.world.postgres.primary.now
-        held = [hold for hold in now.holds.values() if hold.reason == QUARANTINED]
+        held = [hold for hold in now.holds.values() if hold.reason == POISON]
         behind = {hold.key for hold in held}
         if all(stored.row[2] in behind for stored in now.rows.values()):
             for hold in held:
@@ -277,7 +277,7 @@ class Kept(Scenario):
 
 
 QUIET_AFTER_S, QUIET_S, WALKS_MAX = 9.0, 4.0, 4
-"""By then every lane has its owner, and what other processes had in hand is settled."""
+"""By then every lane has its owner, and what other processes had in flight is settled."""
 
 
 class Unruly(Kept):
@@ -393,10 +393,10 @@ class Leased(Scenario):
         old_s = conf.election.session_timeout_s + settled_after(conf.exactly_once.transaction_timeout_s)
         if self.is_mended:
             world.has_other_mode = False
-        elif world.claimed_at and world.now > world.claimed_at + old_s:
+        elif world.leased_at and world.now > world.leased_at + old_s:
             world.has_other_mode = True
             for process in world.processes:
-                process.is_claimed = False
+                process.holds_lease = False
         if not self.living() and not world.has_other_mode:
             self.spawn()
         world.after(0.3, self.watch)
@@ -467,7 +467,7 @@ class Hopeless(Scenario):
             PRODUCER={"compression.type": "none"},  # records weigh what they are long
         )
         if self.random.random() < 0.5:
-            world.conf = changed(world.conf, REFUSAL_POLICY=SKIP)
+            world.conf = changed(world.conf, REJECTION_POLICY=SKIP)
         self.keys = [f"k{i}" for i in range(8)]
         self.hopeless = [f"bad{i}" for i in range(HOPELESS)]
         self.sequences = dict.fromkeys([*self.keys, *self.hopeless], 0)

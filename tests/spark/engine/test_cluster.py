@@ -7,7 +7,7 @@ import time
 import pytest
 
 from tests.spark.cluster import Cluster, resume
-from tests.spark.engines import POLL_S, Engines, audited, judge, kill
+from tests.spark.engines import POLL_S, Engines, judge, kill, verified
 from tests.support.topics import create_topic
 
 RECORDS = 1500
@@ -72,11 +72,11 @@ def run(spark, cluster, engines, outbox, servers, kills):
     assert len(killed) == kills
     end(process, is_drained)
     judge(servers, [topic], range(1, RECORDS + 1))
-    audited(spark, outbox, servers, [topic])
+    verified(spark, outbox, servers, [topic])
 
 
 def end(process, work):
-    """In good order, while stopped workers are helped along."""
+    """Cleanly, while stopped workers are helped along."""
     process.process.send_signal(signal.SIGTERM)
     give_up_at = time.monotonic() + 240
     while process.process.poll() is None:
@@ -150,7 +150,7 @@ def test_twenty_faults_of_executors_lose_and_double_nothing(
     if not kills:
         assert cluster.copies() >= RUNS // 2
     judge(bootstrap_servers, [topic], range(1, inserted + 1))
-    audited(spark, outbox_table, bootstrap_servers, [topic])
+    verified(spark, outbox_table, bootstrap_servers, [topic])
 
 
 @pytest.mark.torture
@@ -179,4 +179,4 @@ def test_drivers_killed_beside_their_executors_lose_and_double_nothing(
     fleet.wait_for(work)
     end(process, work)
     judge(bootstrap_servers, [topic], range(1, 1000 * DEATHS + 1))
-    audited(spark, outbox_table, bootstrap_servers, [topic])
+    verified(spark, outbox_table, bootstrap_servers, [topic])

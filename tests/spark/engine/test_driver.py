@@ -9,7 +9,7 @@ from outbox.spark.engine.driver import Driver, QueryRefused, resolve
 from outbox.spark.engine.failure_kinds import FailureKind, Trouble
 from outbox.spark.engine.job import Job
 from tests.spark import transforms
-from tests.spark.engines import Channel, Running, audited, judge
+from tests.spark.engines import Channel, Running, judge, verified
 from tests.spark.tables import make_outbox
 from tests.support.databases import django
 from tests.support.topics import create_topic
@@ -46,7 +46,7 @@ def test_an_epoch_that_fails_is_repeated_with_other_shuffle_partitions(
     finally:
         spark.conf.set("spark.sql.shuffle.partitions", "2")
     judge(bootstrap_servers, [topic], range(1, 501))
-    audited(spark, outbox_table, bootstrap_servers, [topic])
+    verified(spark, outbox_table, bootstrap_servers, [topic])
 
 
 def test_epochs_without_a_record_are_purged_too_and_a_lost_checkpoint_is_refused(
@@ -62,7 +62,7 @@ def test_epochs_without_a_record_are_purged_too_and_a_lost_checkpoint_is_refused
     counts = {said["epoch"]: said["count"] for said in first.channel.of("epoch")}  # one that is repeated is told twice
     assert counts == {0: 0, 1: 0, 2: 1}
     judge(bootstrap_servers, [topic], [407])
-    assert audited(spark, outbox_table, bootstrap_servers, [topic]).absent == 0
+    assert verified(spark, outbox_table, bootstrap_servers, [topic]).absent == 0
     assert not first.channel.of("holds")
 
     # Refused before anything is marked: the checkpoint that is restored still fits.
@@ -101,7 +101,7 @@ def test_what_is_held_back_counts_as_left_when_the_rest_is_delivered(spark, run,
     assert {said["count"] for said in running.channel.of("holds")} == {1}
     running.finish()
     judge(bootstrap_servers, [topic], range(6, 906))
-    assert audited(spark, outbox_table, bootstrap_servers, [topic]).waiting == 5
+    assert verified(spark, outbox_table, bootstrap_servers, [topic]).waiting == 5
 
 
 def test_a_marked_record_that_was_deleted_is_refused_and_the_way_out_works(
@@ -180,7 +180,7 @@ def test_restarts_of_both_servers_lose_and_double_nothing(spark, run, postgres_f
         server.restart()
     running.drain().finish()
     judge(kafka.bootstrap_servers, [topic], range(1, 1801))
-    audited(spark, table, kafka.bootstrap_servers, [topic])
+    verified(spark, table, kafka.bootstrap_servers, [topic])
 
 
 def test_a_driver_whose_servers_are_away_for_long_ends_for_one_with_the_secrets_of_then(outbox_table, monkeypatch):

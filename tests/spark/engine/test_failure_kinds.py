@@ -24,7 +24,7 @@ CASES = [
         FailureKind.REFUSED,
         "The ledger belongs",
     ),
-    ("outbox.spark.sink.plan.RefusedByKafka: Kafka refuses it", FailureKind.OUTAGE, "Kafka refuses it"),
+    ("outbox.spark.sink.plan.RejectedByKafka: Kafka rejects it", FailureKind.OUTAGE, "Kafka rejects it"),
     ("outbox.spark.sink.plan.RecordUnfit: A record has no topic", FailureKind.REFUSED, "A record has no topic"),
     ("outbox.spark.sink.columns.WrongColumns: id is string", FailureKind.REFUSED, "id is string"),
     ("x\npsycopg.OperationalError: server closed the connection", FailureKind.OUTAGE, "server closed"),

@@ -3,7 +3,7 @@ seconds to start, so one story is told in full."""
 
 import pytest
 
-from tests.spark.engines import audited, javas, judge, stopped
+from tests.spark.engines import javas, judge, stopped, verified
 from tests.support.topics import create_topic
 
 RECORDS = 3000
@@ -34,4 +34,4 @@ def test_it_filters_routes_and_masks_through_deaths_and_a_stop(spark, engines, o
     for message in judge(bootstrap_servers, [topic, routed], expected):
         assert (message.topic == routed) == (message.key == b"k2")
         assert (message.value == b"masked") == (message.key == b"k1")
-    audited(spark, outbox_table, bootstrap_servers, [topic, routed])
+    verified(spark, outbox_table, bootstrap_servers, [topic, routed])

@@ -11,7 +11,7 @@ from django.db import connections
 
 from outbox import conf
 from outbox.downloads.errors import DevstackError
-from outbox.edges.postgres.common.leases import OtherWay
+from outbox.edges.postgres.common.leases import OtherMode
 from outbox.spark import java_and_jars
 from outbox.spark.engine import settings
 from outbox.spark.engine.job import Job
@@ -104,16 +104,16 @@ def test_the_options_of_the_url_are_kept(outbox_table):
 def test_a_standby_lets_the_driver_have_its_claim(alias, outbox_table, settings_of):
     conf_ = settings_of()
     settings.look(conf_, "first")
-    outbox_table.run("UPDATE {state} SET way_time = '2000-01-01'")
+    outbox_table.run("UPDATE {state} SET lease_time = '2000-01-01'")
     settings.look(conf_, "standby")
-    assert outbox_table.run("SELECT way, way_owner FROM {state}") == [("spark", "first")]
+    assert outbox_table.run("SELECT lease_mode, lease_owner FROM {state}") == [("spark", "first")]
 
 
 def test_the_engine_waits_for_another_way(alias, outbox_table, settings_of):
     outbox_table.run(
-        "INSERT INTO {state} (lanes, way, way_owner, way_time) VALUES (1, 'exactly-once', 'a', clock_timestamp())"
+        "INSERT INTO {state} (lanes, way, lease_owner, lease_time) VALUES (1, 'exactly-once', 'a', clock_timestamp())"
     )
-    with pytest.raises(OtherWay, match="this process is for 'spark'"):
+    with pytest.raises(OtherMode, match="this process is for 'spark'"):
         settings.look(settings_of(), "somebody")
 
 

@@ -1,6 +1,6 @@
-"""Long fault runs of the Spark engine's processes, judged by what a consumer sees and by the audit. Each fault comes
-twenty times over one table, one ledger and one checkpoint, so that what one death leaves behind is what the next one
-finds. What every moment of a death means for the parts is asked in `source/test_datasource` and
+"""Long fault runs of the Spark engine's processes, judged by what a consumer sees and by the verification. Each fault
+comes twenty times over one table, one ledger and one checkpoint, so that what one death leaves behind is what the next
+one finds. What every moment of a death means for the parts is asked in `source/test_datasource` and
 `sink/test_slice_writer`."""
 
 import os
@@ -11,13 +11,13 @@ import time
 import pytest
 
 from tests.spark.drivers import Drivers
-from tests.spark.engines import audited, children, javas, judge, kill, stopped
+from tests.spark.engines import children, javas, judge, kill, stopped, verified
 from tests.support.topics import create_topic, read_topic
 
 RUNS = 20
 MILLION = 1_000_000
 STAGES = (
-    "after-claim", "after-mark", "epoch-begun", "before-commit", "after-commit", "epoch-delivered",
+    "after-take", "after-mark", "epoch-begun", "before-commit", "after-commit", "epoch-delivered",
     "before-purge", "after-purge",
 )  # fmt: skip
 IN_SLICES = ("before-commit", "after-commit")
@@ -52,8 +52,8 @@ def killed_at(drivers, outbox, failpoints, insert):
 
 def moments(stage):
     """In the first, second or third micro-batch; in slices that follow one another: before, between and after them."""
-    if stage == "after-claim":  # nothing was marked: it matters what the one before has left
-        return ["epoch-delivered=stop@1", "after-claim=stop@1"] * (RUNS // 2) + ["after-claim=stop@1"] * (RUNS // 2)
+    if stage == "after-take":  # nothing was marked: it matters what the one before has left
+        return ["epoch-delivered=stop@1", "after-take=stop@1"] * (RUNS // 2) + ["after-take=stop@1"] * (RUNS // 2)
     return [f"{stage}=stop@{1 + number % (4 if stage in IN_SLICES else 3)}" for number in range(RUNS)]
 
 
@@ -64,7 +64,7 @@ def test_drivers_killed_at_a_stage_lose_and_double_nothing(spark, drivers, outbo
     plan = moments(stage)
     killed_at(fleet, outbox_table, plan, lambda number: outbox_table.insert(topic, 350))
     judge(bootstrap_servers, [topic], range(1, 350 * len(plan) + 1))
-    audited(spark, outbox_table, bootstrap_servers, [topic])
+    verified(spark, outbox_table, bootstrap_servers, [topic])
 
 
 def test_drivers_killed_in_epochs_without_records_lose_and_double_nothing(
@@ -81,7 +81,7 @@ def test_drivers_killed_in_epochs_without_records_lose_and_double_nothing(
 
     killed_at(drivers(transform="tests.spark.transforms.only_some"), outbox_table, plan, insert)
     judge(bootstrap_servers, [topic], wanted)
-    audited(spark, outbox_table, bootstrap_servers, [topic])
+    verified(spark, outbox_table, bootstrap_servers, [topic])
 
 
 def test_killed_workers_lose_and_double_nothing(spark, drivers, outbox_table, bootstrap_servers):
@@ -112,7 +112,7 @@ def test_killed_workers_lose_and_double_nothing(spark, drivers, outbox_table, bo
     running.tell("finish")
     running.until(lambda: work() and running.of("finished"))
     judge(bootstrap_servers, [topic], range(1, inserted + 1))
-    audited(spark, outbox_table, bootstrap_servers, [topic])
+    verified(spark, outbox_table, bootstrap_servers, [topic])
 
 
 def test_a_driver_that_wakes_up_beside_its_successor_does_no_harm(spark, drivers, outbox_table, bootstrap_servers):
@@ -136,7 +136,7 @@ def test_a_driver_that_wakes_up_beside_its_successor_does_no_harm(spark, drivers
         current.kill()
     following.until(lambda: outbox_table.count() == 0).finish()
     judge(bootstrap_servers, [topic], range(1, 2000 * RUNS + 1))
-    audited(spark, outbox_table, bootstrap_servers, [topic])
+    verified(spark, outbox_table, bootstrap_servers, [topic])
 
 
 # ---- with harvesters and their election
@@ -164,7 +164,7 @@ def test_a_harvester_killed_at_twenty_random_moments_loses_and_doubles_nothing(
     fleet.start()
     fleet.drain()
     judge(bootstrap_servers, [topic], range(1, RUNS * 900 + 1))
-    audited(spark, outbox_table, bootstrap_servers, [topic])
+    verified(spark, outbox_table, bootstrap_servers, [topic])
 
 
 def test_a_harvester_that_wakes_up_beside_its_successor_does_no_harm(spark, engines, outbox_table, bootstrap_servers):
@@ -189,7 +189,7 @@ def test_a_harvester_that_wakes_up_beside_its_successor_does_no_harm(spark, engi
     for found in (leader, other):
         found.ends(0, timeout_s=240)
     judge(bootstrap_servers, [topic], range(1, RUNS * 1200 + 1))
-    audited(spark, outbox_table, bootstrap_servers, [topic])
+    verified(spark, outbox_table, bootstrap_servers, [topic])
 
 
 def test_a_million_records_pass_a_driver_of_half_a_gigabyte(engines, outbox_table, bootstrap_servers, capsys):

@@ -42,13 +42,13 @@ PROGRAM = textwrap.dedent("""
         sys.exit(1)
     if kind == "crash" or kind == "crash once" and number == 1:
         os._exit(137)
-    say("holds", count=2, parked=1, shown="paused: topic t; parked: t[k]", is_idle=False)
+    say("holds", count=2, held_keys=1, shown="paused: topic t; held_keys: t[k]", is_idle=False)
     say("epoch", epoch=0, count=5, skipped=0, seconds=0.1)
     if kind == "crash late":
         os._exit(137)
     if kind != "busy":
-        say("holds", count=2, parked=1, shown="paused: topic t; parked: t[k]", is_idle=True)
-    say("log", name="outbox.spark", level=30, text="database_away seconds=1")
+        say("holds", count=2, held_keys=1, shown="paused: topic t; held_keys: t[k]", is_idle=True)
+    say("log", name="outbox.spark", level=30, text="database_unavailable seconds=1")
     wait("finish")
     say("finished")
 """)
@@ -106,7 +106,7 @@ def test_a_leadership_runs_until_it_is_finished(run):
     reading = found.host.wait_for("emit")[1]
     assert reading.delivered == 5
     until(lambda: found.worker.statistics().phase == "running")
-    until(lambda: (found.worker.statistics().held, found.worker.statistics().parked) == (2, 1))
+    until(lambda: (found.worker.statistics().held, found.worker.statistics().held_keys) == (2, 1))
     assert "batch 0: 5 in 0.1 s" in found.worker.statistics().progress
     found.worker.finish(time.monotonic() + 60)
     assert found.host.wait_for("finished") == ("finished", 0)
@@ -118,7 +118,7 @@ def test_holds_count_when_nothing_else_is_left(run, caplog):
     """`--once` gives up over them: a batch that is on its way may take longer than it waits."""
     busy = run("busy")
     busy.host.wait_for("emit")
-    until(lambda: "database_away" in caplog.text)
+    until(lambda: "database_unavailable" in caplog.text)
     assert "spark_holds count=2" in caplog.text
     assert busy.worker.statistics().held == 0
     idle = run("serve")

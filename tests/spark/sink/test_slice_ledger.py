@@ -1,4 +1,4 @@
-"""Ledger entries of slices, and the verdict at the start of a driver."""
+"""Ledger entries of slices, and the result at the start of a driver."""
 
 import dataclasses
 

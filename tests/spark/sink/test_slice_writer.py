@@ -12,7 +12,7 @@ import pytest
 from outbox.core.exactly_once import ledger
 from outbox.spark.engine.failure_kinds import FailureKind, judge
 from outbox.spark.sink import producers, slice_ledger, slice_writer
-from outbox.spark.sink.plan import CHECKSUM, PART, RecordUnfit, RefusedByKafka, SliceFailed, SlicePlan, Superseded
+from outbox.spark.sink.plan import CHECKSUM, PART, RecordUnfit, RejectedByKafka, SliceFailed, SlicePlan, Superseded
 from outbox.spark.source.statements import Fenced
 from tests.spark.source.test_datasource import Query
 from tests.support.topics import create_topic, read_topic
@@ -283,7 +283,7 @@ def test_a_record_that_kafka_refuses_is_named(plan, bootstrap_servers, size):
     rows[1]["value"] = os.urandom(size)
     large = pa.RecordBatch.from_pylist(rows, schema=batch(topic, 0, [1]).schema)
     with pytest.raises(
-        RefusedByKafka, match=rf"record with id 2 .*\({size + 1:,} bytes.*MSG_SIZE_TOO_LARGE.* raise max"
+        RejectedByKafka, match=rf"record with id 2 .*\({size + 1:,} bytes.*MSG_SIZE_TOO_LARGE.* raise max"
     ):
         write(plan, large)
     assert ids_on(bootstrap_servers, topic) == []

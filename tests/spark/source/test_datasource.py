@@ -9,7 +9,7 @@ import psycopg
 import pytest
 
 from outbox.edges.postgres.common.backends import SessionShared
-from outbox.edges.postgres.common.leases import OtherWay, TableLease
+from outbox.edges.postgres.common.leases import OtherMode, TableLease
 from outbox.edges.postgres.preflight.keepers import RowsKept
 from outbox.edges.postgres.preflight.numbering import UnorderedIds
 from outbox.spark.engine.failure_kinds import FailureKind, judge
@@ -209,7 +209,7 @@ def test_a_time_that_spark_has_no_date_for_is_null(query, outbox_table, is_by_ro
 
 
 def test_records_of_every_kind_come_in_order(query, outbox_table):
-    """Small ones by the page, then a large one and what follows it row by row; the classic layout too."""
+    """Small ones by the page, then a large one and what follows it row by row; the goharvest-compatible layout too."""
     outbox_table.insert("t", 6)
     outbox_table.run("UPDATE {table} SET kafka_value = NULL WHERE id = 2")
     outbox_table.run("UPDATE {table} SET kafka_value = 'é', kafka_key = '' WHERE id = 3")
@@ -462,7 +462,7 @@ def test_another_way_is_refused_while_the_query_runs_and_while_a_batch_is_not_pu
     with psycopg.connect(outbox_table.url, autocommit=True) as connection:
         other = TableLease(outbox_table.table, "exactly-once", "somebody", 0.0)
         running.reader.stop()
-        with pytest.raises(OtherWay):
+        with pytest.raises(OtherMode):
             other.take(connection)
         running.start()
         running.drain()
@@ -470,7 +470,7 @@ def test_another_way_is_refused_while_the_query_runs_and_while_a_batch_is_not_pu
         running.reader.stop()
         assert other.take(connection)
         TableLease(outbox_table.table, "exactly-once", "somebody", 30.0).take(connection)
-        with pytest.raises(OtherWay):
+        with pytest.raises(OtherMode):
             query().plan()
 
 
@@ -507,13 +507,13 @@ def confirmed(outbox):
 
 
 def test_what_is_held_back_is_left_alone_and_told_so(query, outbox_table):
-    """A key, a topic, a record without key and a lane; refused by another way, paused, or being edited."""
+    """A key, a topic, a record without key and a lane; refused by another mode, paused, or being edited."""
     outbox_table.insert("t", 14)
     outbox_table.insert("u", 2)
     outbox_table.run("INSERT INTO {table} (kafka_topic, kafka_key) VALUES ('t', ''), ('t', '')")
-    hold(outbox_table, "parked", "t", "k1", record_id=2)
-    hold(outbox_table, "parked", "t", "k2", record_id=3, wanted="retry")
-    hold(outbox_table, "quarantined", "t", "k3", record_id=999)
+    hold(outbox_table, "rejected", "t", "k1", record_id=2)
+    hold(outbox_table, "rejected", "t", "k2", record_id=3, wanted="retry")
+    hold(outbox_table, "poison", "t", "k3", record_id=999)
     hold(outbox_table, "paused", "t", "k4")
     hold(outbox_table, "paused", "u")
     hold(outbox_table, "editing", "t", "", record_id=17)
@@ -524,7 +524,7 @@ def test_what_is_held_back_is_left_alone_and_told_so(query, outbox_table):
     running.plan()
     assert outbox_table.run("SELECT topic, key FROM {hold} WHERE record_id IN (3, 999)") == []
     assert confirmed(outbox_table) == [("t", "k4", [0]), ("u", None, [0]), ("t", "", [0])]
-    outbox_table.run("DELETE FROM {hold} WHERE reason <> 'parked'")
+    outbox_table.run("DELETE FROM {hold} WHERE reason <> 'rejected'")
     outbox_table.run("UPDATE {hold} SET wanted = 'retry'")
     hold(outbox_table, "paused", lane=0)
     look_again(running)
@@ -543,7 +543,7 @@ def test_a_kept_empty_key_is_held_like_any_other(query, outbox_table):
         TableLease(outbox_table.table, "exactly-once", "somebody", 0.0, keep_empty_key=True).take(connection)
     outbox_table.run("UPDATE {state} SET way = ''")
     outbox_table.run("INSERT INTO {table} (kafka_topic, kafka_key) VALUES ('t', ''), ('t', ''), ('t', ''), ('u', '')")
-    hold(outbox_table, "parked", "t", "", record_id=2)
+    hold(outbox_table, "rejected", "t", "", record_id=2)
     running = query()
     assert running.drain() == [4]
     outbox_table.run("UPDATE {hold} SET wanted = 'retry'")
@@ -553,7 +553,7 @@ def test_a_kept_empty_key_is_held_like_any_other(query, outbox_table):
 
 def test_a_hold_concerns_no_other_record_with_the_id_of_its_own(query, outbox_table):
     outbox_table.insert("t", 1)
-    hold(outbox_table, "parked", "t", "k0", record_id=1, stashed_at=datetime.now(UTC) - timedelta(days=1))
+    hold(outbox_table, "rejected", "t", "k0", record_id=1, stashed_at=datetime.now(UTC) - timedelta(days=1))
     running = query()
     assert running.drain() == [1]
     assert outbox_table.run("SELECT * FROM {hold}") == []

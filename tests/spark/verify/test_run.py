@@ -1,4 +1,5 @@
-"""The audit, on a real Kafka and table: what was delivered well passes, and every planted fault is found and named."""
+"""The verification, on a real Kafka and table: what was delivered well passes, and every planted fault is found and
+named."""
 
 import dataclasses
 import json
@@ -19,11 +20,11 @@ from py4j.protocol import Py4JNetworkError
 from outbox.core.exactly_once import ledger
 from outbox.edges.kafka.exactly_once.ledger_topic import LedgerTopic
 from outbox.edges.kafka.exactly_once.transactional import TransactionalProducer, properties_of
-from outbox.management.commands import outbox_audit
+from outbox.management.commands import outbox_verify
 from outbox.spark import KafkaSink
 from outbox.spark.sink import sql_expressions
 from outbox.spark.verify import run
-from outbox.spark.verify.findings import AuditImpossible, AuditRequest, store
+from outbox.spark.verify.findings import VerificationImpossible, VerificationRequest, store
 from outbox.spark.verify.reading import Offsets, java_properties
 from tests.support.topics import create_topic
 
@@ -72,12 +73,12 @@ def row(id_, topic, keys):
 
 @pytest.fixture
 def name():
-    return f"audit-{uuid.uuid4().hex[:8]}"
+    return f"verification-{uuid.uuid4().hex[:8]}"
 
 
 def request_of(outbox_table, servers, ledgers, *topics):
     ledgers = (ledgers,) if isinstance(ledgers, str) else ledgers
-    return AuditRequest(
+    return VerificationRequest(
         {"conninfo": outbox_table.url}, outbox_table.table, {"bootstrap.servers": servers}, ledgers, topics
     )
 
@@ -108,18 +109,18 @@ def test_what_was_delivered_well_passes_and_the_rest_is_told(spark, outbox_table
     insert(outbox_table, 40)  # waits
     insert(outbox_table, first_id(1, 3))  # of the last batch: not deleted yet
     ledgers = (delivered.ledger, sink.ledger, by_time.ledger)
-    verdict = run.audit(spark, request_of(outbox_table, bootstrap_servers, ledgers, *topics_of_all))
-    assert verdict.faults == ()
-    assert (verdict.batches, verdict.records, verdict.read) == (6 + 2 + 1, 60 + 100 + 10, 60 + 100 + 10)
-    assert (verdict.waiting, verdict.absent, verdict.absent_first) == (2, 1000 - 30 - 1, (31, 32, 33, 34, 35))
-    assert verdict.unordered == (by_time.ledger,)
-    assert any(by_time.ledger in line for line in verdict.lines())
-    assert verdict.lines()[-1] == "verdict: nothing lost, nothing twice, order kept"
-    assert not store(request := request_of(outbox_table, bootstrap_servers, delivered.ledger), verdict)
+    result = run.verify(spark, request_of(outbox_table, bootstrap_servers, ledgers, *topics_of_all))
+    assert result.faults == ()
+    assert (result.batches, result.records, result.read) == (6 + 2 + 1, 60 + 100 + 10, 60 + 100 + 10)
+    assert (result.waiting, result.absent, result.absent_first) == (2, 1000 - 30 - 1, (31, 32, 33, 34, 35))
+    assert result.unordered == (by_time.ledger,)
+    assert any(by_time.ledger in line for line in result.lines())
+    assert result.lines()[-1] == "result: nothing lost, nothing twice, order kept"
+    assert not store(request := request_of(outbox_table, bootstrap_servers, delivered.ledger), result)
     outbox_table.run("INSERT INTO {state} (lanes) VALUES (2)")
-    assert store(request, verdict)
-    [[stored]] = outbox_table.run("SELECT audit FROM {state}")
-    assert stored == json.loads(json.dumps(verdict.as_dict()))
+    assert store(request, result)
+    [[stored]] = outbox_table.run("SELECT verification FROM {state}")
+    assert stored == json.loads(json.dumps(result.as_dict()))
 
 
 def test_every_planted_fault_is_found(spark, outbox_table, bootstrap_servers, name):
@@ -147,12 +148,12 @@ def test_every_planted_fault_is_found(spark, outbox_table, bootstrap_servers, na
     for lane, (topic, plant) in enumerate(zip(topics, plants, strict=True)):
         delivered.lane(lane, topic, changed=plant)
     insert(outbox_table, first_id(5, 2))
-    verdict = run.audit(spark, request_of(outbox_table, bootstrap_servers, delivered.ledger, *topics))
-    assert [(fault.kind, fault.count) for fault in verdict.faults] == [
+    result = run.verify(spark, request_of(outbox_table, bootstrap_servers, delivered.ledger, *topics))
+    assert [(fault.kind, fault.count) for fault in result.faults] == [
         ("missing batch", 1), ("lost", 1), ("twice", 1), ("altered", 1), ("order", 1), ("unlisted", 1),
         ("not deleted", 1),
     ]  # fmt: skip
-    said = "\n".join(verdict.lines())
+    said = "\n".join(result.lines())
     for expected in (
         r"the first is batch 2 of lane 4",
         r"the first is id 15 of batch 2 of lane 0 .* lacks 1",
@@ -161,7 +162,7 @@ def test_every_planted_fault_is_found(spark, outbox_table, bootstrap_servers, na
         r"the first is id 2015 of batch 2 of lane 2 .*-swapped\[0\] offset 16: it follows id 2016 of batch 2",
         r"the first is id 77777, .*-unlisted\[0\]",
         r"the first is id 5011",
-        r"^verdict: 7 kinds of fault",
+        r"^result: 7 kinds of fault",
     ):
         assert re.search(expected, said, re.MULTILINE), (expected, said)
 
@@ -188,10 +189,10 @@ def test_records_that_share_an_id_are_counted_as_they_are_listed(spark, outbox_t
     for epoch in range(2):
         sink.write(fanned(spark, topics, 1 + 100 * epoch), epoch)
     request = request_of(outbox_table, bootstrap_servers, sink.ledger, *topics)
-    verdict = run.audit(spark, request)
-    assert (verdict.faults, verdict.records, verdict.read) == ((), 240, 240)
+    result = run.verify(spark, request)
+    assert (result.faults, result.records, result.read) == ((), 240, 240)
     sink.write(fanned(spark, topics[:1], count=1), 2)
-    (fault,) = run.audit(spark, request).faults
+    (fault,) = run.verify(spark, request).faults
     assert (fault.kind, fault.count) == ("twice", 1)
     assert "id 1 of batch 2" in fault.first
 
@@ -213,7 +214,7 @@ def test_faults_among_records_that_share_an_id_are_found(spark, outbox_table, bo
     producer = Producer({"bootstrap.servers": bootstrap_servers})
     producer.produce(topics[2], "0", "k0", headers={"outbox-id": "2040"})
     producer.flush()
-    faults = run.audit(spark, request_of(outbox_table, bootstrap_servers, ledgers, *topics)).faults
+    faults = run.verify(spark, request_of(outbox_table, bootstrap_servers, ledgers, *topics)).faults
     lost, twice, altered = faults
     assert (lost.kind, twice.kind, twice.count, altered.kind, altered.count) == ("lost", "twice", 1, "altered", 1)
     assert re.search(rf"id 10\d\d of batch 0 .*{ledgers[0]}", lost.first)
@@ -222,12 +223,12 @@ def test_faults_among_records_that_share_an_id_are_found(spark, outbox_table, bo
     assert ledgers[2] in altered.first
 
 
-def test_without_a_ledger_there_is_no_verdict(spark, outbox_table, bootstrap_servers, name):
-    with pytest.raises(AuditImpossible, match="--ledger"):
-        run.audit(spark, request_of(outbox_table, bootstrap_servers, f"{name}.ledger"))
+def test_without_a_ledger_there_is_no_result(spark, outbox_table, bootstrap_servers, name):
+    with pytest.raises(VerificationImpossible, match="--ledger"):
+        run.verify(spark, request_of(outbox_table, bootstrap_servers, f"{name}.ledger"))
     LedgerTopic({"bootstrap.servers": bootstrap_servers}, f"{name}.ledger").prepare(1, 3600)
-    with pytest.raises(AuditImpossible, match=r"topics nowhere.*--topic"):
-        run.audit(spark, request_of(outbox_table, bootstrap_servers, f"{name}.ledger", "nowhere"))
+    with pytest.raises(VerificationImpossible, match=r"topics nowhere.*--topic"):
+        run.verify(spark, request_of(outbox_table, bootstrap_servers, f"{name}.ledger", "nowhere"))
 
 
 class Borrowed:
@@ -244,7 +245,7 @@ class Borrowed:
 
 
 @pytest.fixture
-def audited(transactional_db, settings, monkeypatch, spark, bootstrap_servers, name):
+def verified(transactional_db, settings, monkeypatch, spark, bootstrap_servers, name):
     """Calls the command on Django's own database. Other tests leave thousands of topics in this Kafka: the command sees
     those that have the test's name in theirs."""
     listed = Offsets.topics
@@ -255,7 +256,7 @@ def audited(transactional_db, settings, monkeypatch, spark, bootstrap_servers, n
     def call(*arguments):
         out, err = StringIO(), StringIO()
         try:
-            call_command("outbox_audit", *arguments, stdout=out, stderr=err)
+            call_command("outbox_verify", *arguments, stdout=out, stderr=err)
         except SystemExit as ended:
             return ended.code, out.getvalue(), err.getvalue()
         return 0, out.getvalue(), err.getvalue()
@@ -266,21 +267,21 @@ def audited(transactional_db, settings, monkeypatch, spark, bootstrap_servers, n
         cursor.execute("DELETE FROM outbox_state")
 
 
-def test_the_command_tells_stores_and_exits(audited, bootstrap_servers, name):
+def test_the_command_tells_stores_and_exits(verified, bootstrap_servers, name):
     topic, other = (create_topic(bootstrap_servers, 1, f"{name}-{number}") for number in range(2))
     delivered = Delivered(bootstrap_servers, name, 2)
     delivered.lane(0, topic)
     delivered.lane(1, other, changed=lambda batch, rows: rows[1:])
     with connection.cursor() as cursor:
         cursor.execute("INSERT INTO outbox_state (lanes) VALUES (2)")
-        code, out, err = audited("--topic", topic, "--topic", other, "--json", "--continuous", "--every", "0")
+        code, out, err = verified("--topic", topic, "--topic", other, "--json", "--continuous", "--every", "0")
         told = json.loads(out)
         assert (code, told["clean"], [fault["kind"] for fault in told["faults"]], err) == (3, False, ["lost"], "")
-        cursor.execute("SELECT audit FROM outbox_state")
+        cursor.execute("SELECT verification FROM outbox_state")
         assert json.loads(cursor.fetchone()[0]) == told
 
 
-def test_every_sink_of_this_database_is_judged_and_no_other(audited, spark, bootstrap_servers, name):
+def test_every_sink_of_this_database_is_judged_and_no_other(verified, spark, bootstrap_servers, name):
     """After `--sink`, the remedy for a lost checkpoint, a second ledger lists what the first one does not. A topic is
     left out by its name, not by the end of it."""
     with connection.cursor() as cursor:
@@ -295,7 +296,7 @@ def test_every_sink_of_this_database_is_judged_and_no_other(audited, spark, boot
     ):
         sink = KafkaSink(sink_name, bootstrap_servers, slices=1, id_header=id_header, origin=str(origin))
         sink.write(spark.range(first, first + 10).selectExpr("id", f"'{topic}' AS topic", "'k' AS key", "'v' AS value"))
-    code, out, _ = audited("--json")
+    code, out, _ = verified("--json")
     told = json.loads(out)
     assert (code, told["faults"], told["batches"], told["records"]) == (0, [], 2, 20)
     assert accounts in told["topics"]
@@ -303,7 +304,7 @@ def test_every_sink_of_this_database_is_judged_and_no_other(audited, spark, boot
     assert f"outbox-spark-{name}-foreign" not in told["topics"]
 
 
-def test_a_server_that_is_away_is_one_line_and_waited_for(audited, spark, bootstrap_servers, name, monkeypatch):
+def test_a_server_that_is_away_is_one_line_and_waited_for(verified, spark, bootstrap_servers, name, monkeypatch):
     topic = create_topic(bootstrap_servers, 1, f"{name}-topic")
     Delivered(bootstrap_servers, name, 1).lane(0, topic)
     real, asked = Offsets.topics, []
@@ -317,22 +318,22 @@ def test_a_server_that_is_away_is_one_line_and_waited_for(audited, spark, bootst
 
     monkeypatch.setattr(Offsets, "topics", at_first)
     with pytest.raises(CommandError, match=r"^Kafka cannot be asked: .*Is a broker up\?$") as error:
-        audited("--topic", topic)
+        verified("--topic", topic)
     assert error.value.returncode == 1
     stopped = threading.Event()
-    monkeypatch.setattr(outbox_audit, "threading", SimpleNamespace(Event=lambda: stopped))
+    monkeypatch.setattr(outbox_verify, "threading", SimpleNamespace(Event=lambda: stopped))
     monkeypatch.setattr(stopped, "wait", lambda seconds: len(asked) > 2)
-    code, out, err = audited("--topic", topic, "--continuous", "--every", "7")
-    assert (code, out.splitlines()[-1]) == (0, "verdict: nothing lost, nothing twice, order kept")
-    assert err.count("No verdict: Kafka cannot be asked") == 1
+    code, out, err = verified("--topic", topic, "--continuous", "--every", "7")
+    assert (code, out.splitlines()[-1]) == (0, "result: nothing lost, nothing twice, order kept")
+    assert err.count("No result: Kafka cannot be asked") == 1
     assert "follows in 7 s" in err
     assert "not stored: no harvester" in err
 
 
 def test_what_ends_an_audit_is_told_in_a_line(spark, outbox_table, bootstrap_servers, name, monkeypatch):
     def attempt(request):
-        with pytest.raises(AuditImpossible) as error:
-            outbox_audit._audit(spark, request, lambda text: None)
+        with pytest.raises(VerificationImpossible) as error:
+            outbox_verify._verify(spark, request, lambda text: None)
         assert "\n" not in str(error.value)
         return error.value
 
@@ -340,16 +341,16 @@ def test_what_ends_an_audit_is_told_in_a_line(spark, outbox_table, bootstrap_ser
     request = request_of(outbox_table, bootstrap_servers, f"{name}.ledger", topic)
     away = dataclasses.replace(request, parameters={"conninfo": "host=127.0.0.1 port=1 dbname=x"})
     assert re.search("^Spark failed: .*(refused|failed)", str(attempt(away)))
-    monkeypatch.setattr(run, "audit", lambda *given: (_ for _ in ()).throw(Py4JNetworkError("Answer from Java")))
+    monkeypatch.setattr(run, "verification", lambda *given: (_ for _ in ()).throw(Py4JNetworkError("Answer from Java")))
     assert str(attempt(request)).startswith("Spark's JVM has ended")
 
 
 def test_what_is_wrong_with_the_command_line_is_said_before_spark_starts(settings, bootstrap_servers):
     with pytest.raises(CommandError, match="NAME=VALUE"):
-        call_command("outbox_audit", "--spark-conf", "spark.driver.memory")
+        call_command("outbox_verify", "--spark-conf", "spark.driver.memory")
     settings.OUTBOX = {**settings.OUTBOX, "ID_HEADER": ""}
     with pytest.raises(CommandError, match="ID_HEADER") as refused:
-        call_command("outbox_audit")
+        call_command("outbox_verify")
     assert refused.value.returncode == 1  # not that of a fault
 
 

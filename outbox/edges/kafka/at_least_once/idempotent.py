@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
-from outbox.core.faults import Kind, is_refusal, kind_of
+from outbox.core.faults import Kind, is_rejection, kind_of
 from outbox.edges.kafka.common.client_log import ClientLog
 from outbox.edges.kafka.common.clients import idempotent_producer
 from outbox.edges.kafka.common.disposal import dispose
@@ -153,7 +153,7 @@ class Producers:
         for shard in list(self._shards.values()):
             if shard.outstanding:
                 shard.producer.poll(0)
-        self._bury_broken()
+        self._discard_broken()
 
     def wait(self, timeout_s: float) -> None:
         """Until a report is there. Meanwhile the client need not linger: nothing follows at the moment."""
@@ -223,12 +223,12 @@ class Producers:
                 self.undelivered.append((row.id, text))
             else:
                 self._produce(_ALONE, self._shard(_ALONE), row)
-        elif is_refusal(name):
+        elif is_rejection(name):
             self.refused.append((row.id, text))
         else:
             self.undelivered.append((row.id, text))
 
-    def _bury_broken(self) -> None:
+    def _discard_broken(self) -> None:
         """A client that failed for good is replaced when all its records are reported."""
         for number, shard in list(self._shards.items()):
             if shard.broken:

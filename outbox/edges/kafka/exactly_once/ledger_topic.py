@@ -1,6 +1,6 @@
 """The ledger topic: one partition per lane, written only inside the lanes' transactions, read backwards at a takeover.
 
-What an entry says is in `core.exactly_once.ledger`, what follows from it in `core.exactly_once.judgement`. Nobody waits
+What an entry says is in `core.exactly_once.ledger`, what follows from it in `core.exactly_once.decisions`. Nobody waits
 inside a client: its waits end by the wall clock, and last as much longer when that is set back (`wall_clock`). A client
 whose own threads wait for so long is replaced at the next attempt.
 """
@@ -81,12 +81,12 @@ class LedgerTopic:
 
     # ---- what must hold before a lane may use it
 
-    def prepare(self, lanes: int, audit_window_s: float) -> None:
+    def prepare(self, lanes: int, ledger_retention_s: float) -> None:
         """Create the topic if it is absent; refuse one that would forget entries, or that has too few partitions."""
         with self._mutex:
             partitions = self._count_partitions(self.name)
             if partitions == 0:
-                self._create(lanes, audit_window_s)
+                self._create(lanes, ledger_retention_s)
                 partitions = self._wait_visible(self.name, 1)
             if partitions < lanes:
                 raise LedgerRefused(
@@ -140,13 +140,13 @@ class LedgerTopic:
                 return 0
             raise self._refused(topic, error, "described", "DESCRIBE, READ and WRITE") from error
 
-    def _create(self, lanes: int, audit_window_s: float) -> None:
+    def _create(self, lanes: int, ledger_retention_s: float) -> None:
         from confluent_kafka import KafkaError, KafkaException
         from confluent_kafka.admin import NewTopic  # type: ignore[attr-defined]
 
         config = {
             "cleanup.policy": "compact",
-            "min.compaction.lag.ms": str(int(audit_window_s * 1000)),
+            "min.compaction.lag.ms": str(int(ledger_retention_s * 1000)),
             "segment.bytes": "16777216",
             "min.cleanable.dirty.ratio": "0.1",
             **self.topic_config,

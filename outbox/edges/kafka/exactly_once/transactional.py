@@ -4,7 +4,7 @@ The client repeats a lost EndTxn by itself, on another connection, and reports s
 would commit whatever is open then. Neither an exception nor a callback tells: only the client's log does, by a line
 about a connection that failed, or about a request that timed out. `is_trouble` says which lines mean that an EndTxn
 may be under way. `trouble` holds the first of them; after it no transaction may begin with this producer. One that has
-raised anything but `RecordRefused` must not be used again either.
+raised anything but `RecordRejected` must not be used again either.
 
 EndTxn goes to the transaction coordinator, over a connection of its own, which counts as soon as it is made. While it
 authenticates itself anew, the log names the state of a connection that is not up yet, and requests are under way. And
@@ -42,7 +42,7 @@ _PATIENCE_FIRST_S, _PATIENCE_MAX_S = 0.5, 4.0
 _INIT_SLICE_S = 0.02  # over a settled owner init takes 13 ms
 _BUSY_PAUSE_S = 0.01
 _ROOM_S = 0.05
-_FAREWELL_S = 0.5
+_ABORT_S = 0.5
 _SLICE_S = 0.25  # of a wait: how soon the end of a lane is noticed
 _STATISTICS_S = 5.0
 _COORDINATOR = "[thrd:TxnCoordinator]"
@@ -71,7 +71,7 @@ class NoProducer(OutboxError):
     """No producer could be initialised in time: the brokers do not answer."""
 
 
-class RecordRefused(OutboxError):
+class RecordRejected(OutboxError):
     """The client refused one record before anything of it was sent."""
 
     def __init__(self, index: int, text: str) -> None:
@@ -277,7 +277,7 @@ class TransactionalProducer:
             pass
         except Exception as error:
             if (text := _refusal_in(error, rows[index])) is not None:
-                raise RecordRefused(index, text) from error
+                raise RecordRejected(index, text) from error
             raise
         finally:
             del produce  # the frame may outlive the client, in a traceback
@@ -418,7 +418,7 @@ def _stop_registering(client: Producer) -> None:
         if error.args[0].name() != "_STATE":
             return
     with suppress(KafkaException):  # that it takes longer, or cannot be sent
-        client.abort_transaction(_FAREWELL_S)
+        client.abort_transaction(_ABORT_S)
 
 
 def kafka_error(error: BaseException | None) -> KafkaError | None:
@@ -493,6 +493,6 @@ def _raise_if_refused(error: KafkaError, transactional_id: str) -> None:
     remedy = _REFUSED_FOR_GOOD.get(error.name())
     if remedy is not None:
         raise TransactionsRefused(
-            f"Kafka refuses the transactions of {transactional_id!r}: {error.name()}: {error.str()}. "
+            f"Kafka rejects the transactions of {transactional_id!r}: {error.name()}: {error.str()}. "
             + remedy.format(id=transactional_id)
         )

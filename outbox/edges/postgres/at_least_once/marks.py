@@ -1,10 +1,9 @@
 """The statements of mark, purge and reset (MP/R) on one lane of the table, each a function of a connection.
 
-A claim makes marks of older owners impossible. Everyone who marks holds a session-level advisory lock that carries
-lane and epoch; whoever claims looks, under a transaction-level lock of the lane, who else is there: a higher epoch
-refuses the claim, all other sessions are terminated and awaited. No statement of theirs can take effect afterwards.
-Purge and reset need no such fence: their `leader_id` guard is enough.
-"""
+A takeover of the lane makes marks of older owners impossible. Everyone who marks holds a session-level advisory lock
+that carries lane and epoch; whoever takes the lane looks, under a transaction-level lock of the lane, who else is
+there: a higher epoch refuses the takeover of the lane, all other sessions are terminated and awaited. No statement of
+theirs can take effect afterwards. Purge and reset need no such fence: their `leader_id` guard is enough."""
 
 from __future__ import annotations
 
@@ -117,7 +116,7 @@ class WrongTable(OutboxError):
 
 
 class Marks:
-    """Statements on `table` for one lane. Opened on its connections by `claim`; knows nothing of threads."""
+    """Statements on `table` for one lane. Opened on its connections by `takeover`; knows nothing of threads."""
 
     def __init__(
         self, table: str, lane: int = 0, lanes: int = 1, *, bytes_max: int = 32_000_000, keep_empty_key: bool = False
@@ -128,7 +127,7 @@ class Marks:
         self.held = _NOTHING
         """What is left out. Replaced as a whole, from any thread: what is freed is found from the beginning."""
         self.refused_by = ""
-        """Who has a newer claim, when one of ours was refused."""
+        """Who has a newer takeover, when one of ours was refused."""
         self._walked_with = _NOTHING
         self._settled = Settled()
         self._walk_at = 0.0
@@ -154,9 +153,9 @@ class Marks:
     def _build(self, text: str, **parts: sql.Composable) -> str:
         return sql.SQL(text).format(table=self._table, **parts).as_string()
 
-    # ---- claim
+    # ---- takeover
 
-    def claim(self, connection: psycopg.Connection[Any], epoch: int, timeout_s: float) -> bool:
+    def take(self, connection: psycopg.Connection[Any], epoch: int, timeout_s: float) -> bool:
         """Whether `connection` is now the only one that may mark this lane; False: a newer owner is there."""
         give_up_at = time.monotonic() + timeout_s
         space, durable = self._inspect(connection)
@@ -168,7 +167,7 @@ class Marks:
             if not self._take_over(connection, space, number, give_up_at):
                 return False
         except psycopg.errors.LockNotAvailable as error:
-            raise ClaimBlocked(locks.holders(connection, space)) from error
+            raise LaneBlocked(locks.holders(connection, space)) from error
         self._highest = None
         self._settled.reset()
         return True
@@ -176,8 +175,8 @@ class Marks:
     def _take_over(self, connection: psycopg.Connection[Any], space: int, number: int, give_up_at: float) -> bool:
         with connection.transaction():
             # Whose sessions they are goes by who has logged in, not by the role that they have assumed.
-            connection.execute("/* claim */ SET LOCAL ROLE NONE")
-            connection.execute("/* claim */ SELECT pg_advisory_xact_lock(%s, %s)", [space, _MUTEX])
+            connection.execute("/* take */ SET LOCAL ROLE NONE")
+            connection.execute("/* take */ SELECT pg_advisory_xact_lock(%s, %s)", [space, _MUTEX])
             while others := [holder for holder in locks.holders(connection, space) if holder.number != _MUTEX_NUMBER]:
                 if newer := [holder for holder in others if holder.number > number]:
                     self.refused_by = f"{locks.told(newer)}. {locks.remedy(newer)}"
@@ -186,12 +185,12 @@ class Marks:
                     raise StillThere(others)
                 try:
                     for holder in others:
-                        connection.execute("/* claim */ SELECT pg_terminate_backend(%s)", [holder.pid])
+                        connection.execute("/* take */ SELECT pg_terminate_backend(%s)", [holder.pid])
                 except psycopg.errors.InsufficientPrivilege as error:
                     raise StillThere(others) from error
                 time.sleep(_GONE_POLL_S)
             row = connection.execute(
-                f"/* claim */ SELECT {BACKEND}, pg_advisory_lock(%s, %s)", [space, number]
+                f"/* take */ SELECT {BACKEND}, pg_advisory_lock(%s, %s)", [space, number]
             ).fetchone()
             assert row is not None
             backends.require(connection, row[0])
@@ -200,7 +199,7 @@ class Marks:
     def _inspect(self, connection: psycopg.Connection[Any]) -> tuple[int, bool]:
         """The space of the lane's locks, after a look at the columns."""
         found = connection.execute(
-            "/* claim */ SELECT t, current_setting('synchronous_commit') <> 'off', "
+            "/* take */ SELECT t, current_setting('synchronous_commit') <> 'off', "
             "array(SELECT attname::text FROM pg_attribute WHERE attrelid = t AND attnum > 0 AND NOT attisdropped) "
             "FROM (SELECT to_regclass(%s)::oid::bigint) AS found(t)",
             [self._shown],
@@ -220,13 +219,13 @@ class Marks:
     def _sequence(self, connection: psycopg.Connection[Any]) -> str | None:
         """That draws the ids, where there is one and it may be looked at."""
         row = connection.execute(
-            "/* claim */ SELECT s FROM (SELECT pg_get_serial_sequence(%s, 'id')) AS found(s) "
+            "/* take */ SELECT s FROM (SELECT pg_get_serial_sequence(%s, 'id')) AS found(s) "
             "WHERE has_sequence_privilege(s, 'SELECT')",
             [self._shown],
         ).fetchone()
         return str(row[0]) if row else None
 
-    # ---- mark, fetch, sweep: on the claimed connection
+    # ---- mark, fetch, sweep: on the taken connection
 
     def _compose(self, *, binary: bool, sequence: str | None, are_texts: bool) -> None:
         # textsend() and timestamptz_send() hand over the bytes as they are: nothing is decoded to be encoded again.
@@ -252,7 +251,7 @@ class Marks:
             "/* mark */ UPDATE {table} SET leader_id = %(leader)s WHERE id = ANY(ARRAY("
             "SELECT id FROM {cut} (SELECT id, {size} AS size FROM {table} "
             "WHERE (leader_id IS NULL OR leader_id <> %(leader)s)"
-            # The lock of the claim is held by one backend: over a pooler, another one fails here.
+            # The lock of the takeover of the lane is held by one backend: over a pooler, another one fails here.
             f" AND 1 / ({BACKEND} = %(backend)s)::int = 1"
             "{mine}{exclude}{holds} "
             "ORDER BY id LIMIT %(limit)s) AS eligible) AS measured WHERE before < %(bytes)s)) "
@@ -372,13 +371,13 @@ class StillThere(OutboxError):
 
     def __init__(self, found: Sequence[locks.Holder]) -> None:
         super().__init__(
-            f"The lane is still claimed by {locks.told(found)} of an earlier owner, which did not end when terminated. "
+            f"The lane is still taken by {locks.told(found)} of an earlier owner, which did not end when terminated. "
             "Harvesters of one table must log in as one database role, or as members of pg_signal_backend. "
             f"{locks.remedy(found)}"
         )
 
 
-class ClaimBlocked(OutboxError):
+class LaneBlocked(OutboxError):
     """Somebody holds the lock under which owners of the lane take over from each other."""
 
     def __init__(self, found: Sequence[locks.Holder]) -> None:
@@ -392,7 +391,7 @@ def _space(table: int, lane: int) -> int:
 
 
 def strangers(connection: psycopg.Connection[Any], table: str, lane: int) -> list[locks.Holder]:
-    """Who holds locks of the lane as no harvester does: under another name, or the lock of claims for long."""
+    """Who holds locks of the lane as no harvester does: under another name, or the lock of takeovers for long."""
     row = connection.execute("SELECT to_regclass(%s)::oid::bigint", [identifier(table).as_string()]).fetchone()
     found = locks.holders(connection, _space(row[0] if row else 0, lane))
     return [
@@ -422,7 +421,7 @@ def _array(ids: Sequence[int]) -> str:
 
 
 def _lane_filter(lane: int, lanes: int, *, keep_empty_key: bool) -> sql.Composable:
-    """Which rows belong to the lane: as in every way of delivery, so that a switch moves no key."""
+    """Which rows belong to the lane: as in every delivery mode, so that a switch moves no key."""
     if lanes == 1:
         return sql.SQL("")
     return sql.SQL(" AND {} = {}").format(lane_of_row(lanes, keep_empty_key=keep_empty_key), sql.Literal(lane))

@@ -1,12 +1,11 @@
-"""One way of delivery and one NAME at a time: the claim on a table in its state row, kept fresh by the database's
+"""One delivery mode and one NAME at a time: the lease on a table in its state row, kept fresh by the database's
 clock.
 
 NAME is the name of the consumer group, and of the ledger: processes of another one elect owners of their own, and do
 not know what these have sent.
 
-Every way (exactly-once, at-least-once, Spark) claims by the same statement. A table of the classic layout has no state
-row: there nobody knows of the other, and a claim says so.
-"""
+Every mode (exactly-once, at-least-once, Spark) takes it by the same statement. A table of the goharvest-compatible
+layout has no state row: there nobody knows of the other, and a lease says so."""
 
 from __future__ import annotations
 
@@ -18,26 +17,25 @@ from uuid import UUID
 import psycopg
 from psycopg import sql
 
-from outbox.edges.postgres.at_least_once.marks import WrongTable
 from outbox.edges.postgres.common.table import identifier
 from outbox.exceptions import NotAvailable, OutboxError
 
 Connection = psycopg.Connection[Any]
-_EXACTLY_ONCE = "exactly-once"  # whose transaction may outlive its claim
-_SPARK = "spark"  # whose claim ends only when what it has marked is purged
-RIGHTS = "SELECT, INSERT, UPDATE, DELETE"
-_CLAIM = (
-    "UPDATE {state} SET way = %(way)s, way_owner = %(owner)s, way_time = clock_timestamp(), name = %(name)s, "
-    "keep_empty_key = coalesce(%(keep)s::boolean, keep_empty_key) WHERE way = '' "
-    "OR way_time < clock_timestamp() - make_interval(secs => %(patience)s + "
-    "CASE WHEN way = %(exact)s AND NOT (<same>) THEN %(settled)s ELSE 0 END)"
+_EXACTLY_ONCE = "exactly-once"  # whose transaction may outlive its lease
+_SPARK = "spark"  # whose lease ends only when what it has marked is purged
+PRIVILEGES = "SELECT, INSERT, UPDATE, DELETE"
+_TAKE = (
+    "UPDATE {state} SET lease_mode = %(mode)s, lease_owner = %(owner)s, lease_time = clock_timestamp(), "
+    "name = %(name)s, keep_empty_key = coalesce(%(keep)s::boolean, keep_empty_key) WHERE lease_mode = '' "
+    "OR lease_time < clock_timestamp() - make_interval(secs => %(patience)s + "
+    "CASE WHEN lease_mode = %(exact)s AND NOT (<same>) THEN %(settled)s ELSE 0 END)"
 )
 # Records without key have another lane with the other formula: two processes would both send them, or neither would.
-_SAME = "way = %(way)s AND coalesce(keep_empty_key = %(keep)s, true) AND name = %(name)s"
+_SAME = "lease_mode = %(mode)s AND coalesce(keep_empty_key = %(keep)s, true) AND name = %(name)s"
 _SHOW = (
-    "WITH claimed AS (<claim> RETURNING 1) INSERT INTO {lane} (lane, owner, owner_name, heartbeat) "
+    "WITH taken AS (<take> RETURNING 1) INSERT INTO {lane} (lane, owner, owner_name, heartbeat) "
     "SELECT lane, owner, %(owner)s, clock_timestamp() FROM unnest(%(lanes)s::int[], %(ids)s::uuid[]) AS t(lane, owner) "
-    "WHERE EXISTS (SELECT FROM claimed) ORDER BY lane ON CONFLICT (lane) "
+    "WHERE EXISTS (SELECT FROM taken) ORDER BY lane ON CONFLICT (lane) "
     "DO UPDATE SET owner = EXCLUDED.owner, owner_name = EXCLUDED.owner_name, heartbeat = EXCLUDED.heartbeat"
 )
 
@@ -48,27 +46,27 @@ BROKERS_LOOK_S = 10.0
 
 
 def settled_after(transaction_timeout_s: float) -> float:
-    """For so long after an exactly-once claim became old its owner, paused in the middle of a transaction, may still
-    commit it: what it sends would be doubled by another way that has begun."""
+    """For so long after an exactly-once lease became old its owner, paused in the middle of a transaction, may still
+    commit it: what it sends would be doubled by another mode that has begun."""
     return transaction_timeout_s + BROKERS_LOOK_S
 
 
-class OtherWay(NotAvailable):
-    """The table is being harvested in another way."""
+class OtherMode(NotAvailable):
+    """The table is being harvested in another mode."""
 
 
-class NoRights(OutboxError):
+class NoPrivileges(OutboxError):
     """The database role may not use the companion tables."""
 
 
 class TableLease:
-    """What one process, called `owner`, says of itself to all others of the table. A claim that is not repeated within
+    """What one process, called `owner`, says of itself to all others of the table. A lease that is not repeated within
     `patience_s` counts no longer."""
 
     def __init__(
         self,
         table: str,
-        way: str,
+        mode: str,
         owner: str,
         patience_s: float,
         *,
@@ -78,12 +76,12 @@ class TableLease:
     ) -> None:
         """`name`: that of the processes that elect owners together; empty: this one elects none. `keep_empty_key`: by
         which formula this process divides records into lanes; None: into none, and what is noted
-        stays. `settled_s`: how much longer a claim of exactly-once delivery counts for whoever is not of it, see
+        stays. `settled_s`: how much longer a lease of exactly-once delivery counts for whoever is not of it, see
         `settled_after`."""
-        self.way, self.owner = way, owner
+        self.mode, self.owner = mode, owner
         self._table, self._patience_s, self._keep = table, patience_s, keep_empty_key
         self._settled_s, self._name = settled_s, name
-        self._given = {"way": way, "owner": owner, "patience": patience_s, "keep": keep_empty_key, "name": name}
+        self._given = {"mode": mode, "owner": owner, "patience": patience_s, "keep": keep_empty_key, "name": name}
         self._given |= {"settled": settled_s, "exact": _EXACTLY_ONCE}
         self._parts = {name: identifier(f"{table}_{name}") for name in ("state", "lane")}
         self._exists = False
@@ -96,91 +94,82 @@ class TableLease:
         quietly: bool = False,
         owned: Mapping[int, UUID] = MappingProxyType({}),
     ) -> bool:
-        """Claim the table, or repeat the claim; False where it has no state row to be claimed. Raises `OtherWay` while
-        the claim of another way, or of another formula of lanes, is fresh.
-        `quietly`: the fresh claim of another process for this way stands.
+        """Take the lease on the table, or renew it; False where the table has no state row. Raises `OtherMode` while
+        the lease of another mode, or of another formula of lanes, is fresh.
+        `quietly`: the fresh lease of another process for this mode stands.
 
-        `owned`: which lanes this process works on, under which ids, for operators and the processes of this way to
-        see: with the claim in one statement, as both are repeated for ever. `lanes` is for a row that has to be made.
+        `owned`: which lanes this process works on, under which ids, for operators and the processes of this mode to
+        see: with the lease in one statement, as both are repeated for ever. `lanes` is for a row that has to be made.
         """
         try:
             if not self._has_tables(connection):
                 return False
-            while not self._claimed(connection, owned, quietly=quietly):
+            while not self._taken(connection, owned, quietly=quietly):
                 self._run(connection, "INSERT INTO {state} (lanes) VALUES (%s) ON CONFLICT DO NOTHING", [lanes])
         except psycopg.errors.UndefinedTable:
             self._exists = False
             raise
         except psycopg.errors.InsufficientPrivilege as error:
             names = ", ".join(part.as_string() for part in self._parts.values())
-            raise NoRights(
+            raise NoPrivileges(
                 f"PostgreSQL refuses the role of this connection a companion table of {self._table!r}: "
-                f"{str(error).strip()}. Which way of delivery holds the table is written there. "
-                f"Run, as the owner of the tables: GRANT {RIGHTS} ON {names} TO the role of the harvester."
+                f"{str(error).strip()}. Which delivery mode holds the table is written there. "
+                f"Run, as the owner of the tables: GRANT {PRIVILEGES} ON {names} TO the role of the harvester."
             ) from error
         return True
 
     def _has_tables(self, connection: Connection) -> bool:
         if not self._exists:
             row = connection.execute(
-                "/* way */ SELECT to_regclass(%(state)s) IS NOT NULL AND to_regclass(%(lane)s) IS NOT NULL, "
-                "EXISTS (SELECT FROM pg_attribute WHERE attrelid = to_regclass(%(state)s) "
-                "AND attname = 'name' AND NOT attisdropped)",
+                "/* lease */ SELECT to_regclass(%(state)s) IS NOT NULL AND to_regclass(%(lane)s) IS NOT NULL",
                 {name: part.as_string() for name, part in self._parts.items()},
             ).fetchone()
             assert row is not None
-            self._exists, is_present = row
-            if self._exists and not is_present:
-                self._exists = False
-                raise WrongTable(
-                    f"{self._parts['state'].as_string()} is that of an older release: it lacks name. "
-                    "Run: python manage.py migrate outbox"
-                )
+            self._exists = row[0]
         return self._exists
 
-    def _claimed(self, connection: Connection, owned: Mapping[int, UUID], *, quietly: bool) -> bool:
+    def _taken(self, connection: Connection, owned: Mapping[int, UUID], *, quietly: bool) -> bool:
         """False when there is no row."""
-        statement = _CLAIM.replace("<same>", _SAME) + ("" if quietly else f" OR ({_SAME})")
+        statement = _TAKE.replace("<same>", _SAME) + ("" if quietly else f" OR ({_SAME})")
         given = {**self._given, "lanes": list(owned), "ids": list(owned.values())}
-        if self._run(connection, _SHOW.replace("<claim>", statement) if owned else statement, given).rowcount:
+        if self._run(connection, _SHOW.replace("<take>", statement) if owned else statement, given).rowcount:
             return True
         row = self._run(
             connection,
-            "SELECT way, way_owner, "
-            "round(extract(epoch FROM clock_timestamp() - least(greatest(way_time, 'epoch'), '9999-12-31')), 1), "
+            "SELECT lease_mode, lease_owner, "
+            "round(extract(epoch FROM clock_timestamp() - least(greatest(lease_time, 'epoch'), '9999-12-31')), 1), "
             "keep_empty_key, name FROM {state}",
         ).fetchone()
         if row is not None and row[0] == "":
             return False  # made by another process since: it is nobody's yet
         patience_s = self._patience_s + (self._settled_s if row is not None and row[0] == _EXACTLY_ONCE else 0)
-        if row is not None and row[0] == _SPARK != self.way and row[2] < 0:
-            raise OtherWay(
+        if row is not None and row[0] == _SPARK != self.mode and row[2] < 0:
+            raise OtherMode(
                 f"The table {self._table!r} is held for {row[0]!r} by {row[1]!r}, which has records marked that are "
-                f"not purged; this process is for {self.way!r}. It stays so when that one has crashed: start its query "
-                "again and end it with outbox.spark.stream.finish()."
+                f"not purged; this process is for {self.mode!r}. It stays so when that one has crashed: start its "
+                "query again and end it with outbox.spark.stream.finish()."
             )
-        if row is not None and row[0] != self.way:
-            raise OtherWay(
+        if row is not None and row[0] != self.mode:
+            raise OtherMode(
                 f"The table {self._table!r} is harvested by {row[1]!r} with DELIVERY={row[0]!r}, whose last heartbeat "
-                f"is {row[2]} s old; this process is for {self.way!r}. Two ways at once would send records twice. Stop "
-                f"the other one: this one may begin at once when that has ended in good order, and "
+                f"is {row[2]} s old; this process is for {self.mode!r}. Two modes at once would send records twice. "
+                f"Stop the other one: this one may begin at once when that has ended cleanly, and "
                 f"{patience_s:g} s after its last heartbeat when it has not."
             )
         if row is not None and self._keep is not None and row[3] is (not self._keep):
-            raise OtherWay(
+            raise OtherMode(
                 f"The table {self._table!r} is harvested by {row[1]!r} with KEEP_EMPTY_KEY={row[3]}, whose last "
                 f"heartbeat is {row[2]} s old; this process has KEEP_EMPTY_KEY={self._keep}. Records without key would "
                 f"have two lanes, and be sent twice or not at all. Give every process the same, or stop the other "
-                f"ones: this one may begin at once when they have ended in good order, else {patience_s:g} s "
+                f"ones: this one may begin at once when they have ended cleanly, else {patience_s:g} s "
                 "after their last heartbeat."
             )
         if row is not None and row[4] != self._name:
-            other = f"NAME={row[4]!r}" if row[4] else "an older release, which does not tell its NAME"
-            raise OtherWay(
-                f"The table {self._table!r} is harvested by {row[1]!r} with {other}, whose last heartbeat is "
+            raise OtherMode(
+                f"The table {self._table!r} is harvested by {row[1]!r} with NAME={row[4]!r}, whose last heartbeat is "
                 f"{row[2]} s old; this process has NAME={self._name!r}. Each would elect owners of its own, and "
                 "records would be sent twice. Give every process of this table the same NAME in OUTBOX, or stop the "
-                f"other ones: this one may begin at once when they have ended in good order, else {patience_s:g} s "
+                f"other ones: this one may begin at once when they have ended cleanly, else {patience_s:g} s "
                 "after their last heartbeat."
             )
         return row is not None
@@ -191,17 +180,17 @@ class TableLease:
         return row[0] if row else None
 
     def release(self, connection: Connection) -> None:
-        """Nobody has to wait until this claim is old, unless another process of this way works on a lane."""
+        """Nobody has to wait until this lease is old, unless another process of this mode works on a lane."""
         if not self._has_tables(connection):
             return
         self._run(connection, "DELETE FROM {lane} WHERE owner_name = %(owner)s", self._given)
         self._run(
             connection,
-            "UPDATE {state} SET way_time = '-infinity' WHERE way = %(way)s AND name = %(name)s "
+            "UPDATE {state} SET lease_time = '-infinity' WHERE lease_mode = %(mode)s AND name = %(name)s "
             "AND NOT EXISTS (SELECT FROM {lane} "
             "WHERE heartbeat > clock_timestamp() - make_interval(secs => %(patience)s))",
             self._given,
         )
 
     def _run(self, connection: Connection, text: str, given: Any = None) -> Any:
-        return connection.execute(sql.SQL(f"/* way */ {text}").format(**self._parts), given)
+        return connection.execute(sql.SQL(f"/* lease */ {text}").format(**self._parts), given)

@@ -1,11 +1,11 @@
 """The statements of exactly-once delivery on the companion tables, and the guarded purge that ties them to the outbox.
 
-``<TABLE>_state``: one row: the UUID of this database, the lane count, which way of delivery holds the table
+``<TABLE>_state``: one row: the UUID of this database, the lane count, which delivery mode holds the table
 (`edges.postgres.common.leases`). ``<TABLE>_purged``: (lane, batch): the last batch of each lane whose rows were
 deleted, called m. ``<TABLE>_lane``: who owns a lane, shown to operators and never trusted
 (`edges.postgres.common.leases`).
 
-Each function takes a connection and decides nothing; what the numbers mean is said in `core.exactly_once.judgement`.
+Each function takes a connection and decides nothing; what the numbers mean is said in `core.exactly_once.decisions`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import psycopg
 from psycopg import sql
 
 from outbox.core import times
-from outbox.core.exactly_once.judgement import StateRow
+from outbox.core.exactly_once.decisions import StateRow
 from outbox.core.exactly_once.ledger import digest
 from outbox.edges.postgres.at_least_once.marks import WrongTable
 from outbox.edges.postgres.common import backends, int8_arrays, timestamps
@@ -157,14 +157,14 @@ class Companions:
 
     # ---- the lane count
 
-    def wish(self, connection: Connection, lanes: int) -> None:
-        """The owner of lane 0 is to change the count. The present count withdraws a wish."""
+    def request(self, connection: Connection, lanes: int) -> None:
+        """The owner of lane 0 is to change the count. The present count withdraws a request."""
         connection.execute(
             self._build("/* lanes */ UPDATE {state} SET lanes_wanted = %s, resize_note = ''"),
             [lanes],
         )
 
-    def refuse_wish(self, connection: Connection, lanes: int, note: str) -> None:
+    def refuse_request(self, connection: Connection, lanes: int, note: str) -> None:
         """Nothing has begun, and nothing will."""
         connection.execute(
             self._build("/* lanes */ UPDATE {state} SET lanes_wanted = NULL, resize_note = %s WHERE lanes_wanted = %s"),
@@ -172,7 +172,8 @@ class Companions:
         )
 
     def close_lanes(self, connection: Connection, lanes: int) -> bool:
-        """From here on every owner that is initialised finds the lanes closed; False when the wish is another now."""
+        """From here on every owner that is initialised finds the lanes closed; False when the request is another
+        now."""
         return bool(
             connection.execute(
                 self._build(
@@ -185,7 +186,7 @@ class Companions:
 
     def close_all_lanes(self, connection: Connection, before: int, newest: int) -> bool:
         """The row, as of change `before`, knows nothing of change `newest`: every lane that ever was is to be settled,
-        for the count that the row has. A wish is kept. False when somebody else has changed the row."""
+        for the count that the row has. A request is kept. False when somebody else has changed the row."""
         return bool(
             connection.execute(
                 self._build(
@@ -215,7 +216,7 @@ class Companions:
         )
 
     def resize_note(self, connection: Connection) -> str:
-        """Why the last wish was not carried out; empty when it was."""
+        """Why the last request was not carried out; empty when it was."""
         row = connection.execute(self._build("/* lanes */ SELECT resize_note FROM {state}")).fetchone()
         return str(row[0]) if row else ""
 
@@ -381,8 +382,7 @@ def sequence_of(connection: Connection, table: str) -> str:
     name = identifier(table).as_string()
     row = connection.execute(
         "/* tables */ SELECT to_regclass(%(table)s) IS NOT NULL, to_regclass(%(state)s) IS NOT NULL "
-        "AND to_regclass(%(purged)s) IS NOT NULL AND to_regclass(%(lane)s) IS NOT NULL AND EXISTS (SELECT FROM "
-        "pg_attribute WHERE attrelid = to_regclass(%(state)s) AND attname = 'name' AND NOT attisdropped), "
+        "AND to_regclass(%(purged)s) IS NOT NULL AND to_regclass(%(lane)s) IS NOT NULL, "
         "CASE WHEN to_regclass(%(table)s) IS NOT NULL THEN pg_get_serial_sequence(%(table)s, 'id') END",
         {
             "table": name,
@@ -394,8 +394,7 @@ def sequence_of(connection: Connection, table: str) -> str:
         raise WrongTable(f"The table {name} does not exist. Run migrate, or correct TABLE and the database.")
     if not row[1]:
         raise WrongTable(
-            f"The companion tables of {name} ({table}_state, {table}_purged, {table}_lane) are not all there, or are "
-            "those of an older release. "
+            f"The companion tables of {name} ({table}_state, {table}_purged, {table}_lane) are not all there. "
             "Run: python manage.py migrate outbox"
         )
     if row[2] is None:

@@ -2,7 +2,7 @@
 
 The first row is the header: the sequence, the snapshot, the next xid, m of each lane, the clock, the table's file, the
 backend: all of the very statement that returns the rows. What follows from them is decided by `core.frontier` and
-`core.exactly_once.judgement`.
+`core.exactly_once.decisions`.
 """
 
 from __future__ import annotations

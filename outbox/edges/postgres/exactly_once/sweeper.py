@@ -24,7 +24,7 @@ Found = tuple[int, str, str, int]
 
 @dataclass(frozen=True, slots=True)
 class Below:
-    """What a slice is looked at for: rows up to `read_to` that nobody has in hand."""
+    """What a slice is looked at for: rows up to `read_to` that nobody has in flight."""
 
     read_to: int
     lanes: Sequence[int]

@@ -10,7 +10,16 @@ from psycopg import sql
 from outbox.edges.postgres.common.table import identifier
 
 Connection = psycopg.Connection[Any]
-_STATE = ("database_uuid", "lanes", "lanes_wanted", "resize_to", "resize_note", "way", "way_owner", "way_seen_s")
+_STATE = (
+    "database_uuid",
+    "lanes",
+    "lanes_wanted",
+    "resize_to",
+    "resize_note",
+    "lease_mode",
+    "lease_owner",
+    "lease_seen_s",
+)
 
 
 def exists(cursor: Any, name: str) -> bool:
@@ -27,8 +36,8 @@ def state(connection: Connection, table: str) -> dict[str, Any] | None:
         return None
     row = connection.execute(
         sql.SQL(
-            "/* state */ SELECT database::text, lanes, lanes_wanted, resize_to, resize_note, way, way_owner, "
-            "CASE WHEN isfinite(way_time) THEN extract(epoch FROM clock_timestamp() - way_time)::float8 END FROM {}"
+            "/* state */ SELECT database::text, lanes, lanes_wanted, resize_to, resize_note, lease_mode, lease_owner, "
+            "CASE WHEN isfinite(lease_time) THEN extract(epoch FROM clock_timestamp() - lease_time)::float8 END FROM {}"
         ).format(identifier(name))
     ).fetchone()
     return None if row is None else dict(zip(_STATE, row, strict=True))
@@ -60,6 +69,6 @@ def last_verification(cursor: Any, table: str) -> Any:
     name = f"{table}_state"
     if not exists(cursor, name):
         return None
-    cursor.execute(f"SELECT to_jsonb(s) -> 'audit' FROM {identifier(name).as_string()} AS s WHERE id = 1")
+    cursor.execute(f"SELECT to_jsonb(s) -> 'verification' FROM {identifier(name).as_string()} AS s WHERE id = 1")
     row = cursor.fetchone()
     return row[0] if row else None

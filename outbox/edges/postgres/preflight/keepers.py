@@ -51,7 +51,7 @@ class KeepersFound(NamedTuple):
 
 
 def look(connection: Connection, table: str, *, marks: bool) -> KeepersFound:
-    """`marks`: the way of delivery updates rows as well."""
+    """`marks`: the delivery mode updates rows as well."""
     name = identifier(table).as_string(connection)
     found = KeepersFound([], [])
     for text in _rules(connection, name, marks=marks):

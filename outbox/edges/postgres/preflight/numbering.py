@@ -66,7 +66,7 @@ def look(cursor: Any, quoted: str) -> NumberingFound:
 def check(connection: psycopg.Connection[Any], table: str, *, exactly_once: bool) -> list[str]:
     """What is worth a warning; raises `UnorderedIds` for what breaks a promise.
 
-    Exactly-once delivery finds late records by the guard. The other ways take what is visible: they need a sequence
+    Exactly-once delivery finds late records by the guard. The other modes take what is visible: they need a sequence
     that gives no session ids in advance, and a table of others, without companion tables, may have what it has.
     """
     name = identifier(table).as_string(connection)

@@ -20,9 +20,9 @@ def exists(connection: Connection, name: str) -> bool:
     return bool(row and row[0])
 
 
-def way(connection: Connection, table: str) -> str | None:
-    """By which way the table is harvested, as its state row has it; None without that row."""
-    found: str | None = _of_state(connection, "/* way */ SELECT way FROM {}", table)
+def mode(connection: Connection, table: str) -> str | None:
+    """In which mode the table is harvested, as its state row has it; None without that row."""
+    found: str | None = _of_state(connection, "/* lease */ SELECT lease_mode FROM {}", table)
     return found
 
 

@@ -18,7 +18,7 @@ def store(parameters: Mapping[str, Any], table: str, finding: Mapping[str, Any])
     """Into the row of the companion table; False where no harvester has made one yet."""
     with connect_plainly(parameters, autocommit=True) as connection:
         done = connection.execute(
-            sql.SQL("/* audited */ UPDATE {state} SET audit = %s WHERE id = 1").format(state=_state(table)),
+            sql.SQL("/* verified */ UPDATE {state} SET verification = %s WHERE id = 1").format(state=_state(table)),
             [json.dumps(finding)],
         )
         return done.rowcount == 1
@@ -28,7 +28,7 @@ def database(parameters: Mapping[str, Any], table: str) -> str:
     """Its UUID, which sinks note in their entries; empty before the first harvester."""
     with connect_plainly(parameters, autocommit=True) as connection:
         shown = _state(table)
-        known = connection.execute("/* audit */ SELECT to_regclass(%s)", [shown.as_string(connection)]).fetchone()
+        known = connection.execute("/* verify */ SELECT to_regclass(%s)", [shown.as_string(connection)]).fetchone()
         if not known or known[0] is None:
             return ""
         row = connection.execute(
@@ -49,13 +49,13 @@ def dead_ids(parameters: Mapping[str, Any], table: str) -> Iterator[list[int]]:
 
 def _read(parameters: Mapping[str, Any], query: str, name: str) -> Iterator[list[int]]:
     """Nothing where there is no such table."""
-    with connect_plainly(parameters, autocommit=False) as connection, connection.cursor("outbox_audit") as cursor:
+    with connect_plainly(parameters, autocommit=False) as connection, connection.cursor("outbox_verify") as cursor:
         shown = identifier(name).as_string(connection)
-        known = connection.execute("/* audit */ SELECT to_regclass(%s) IS NOT NULL", [shown]).fetchone()
+        known = connection.execute("/* verify */ SELECT to_regclass(%s) IS NOT NULL", [shown]).fetchone()
         if not known or not known[0]:
             return
         cursor.itersize = _ROWS_AT_ONCE
-        cursor.execute(sql.SQL("/* audit */ " + query).format(identifier(name)))
+        cursor.execute(sql.SQL("/* verify */ " + query).format(identifier(name)))
         while rows := cursor.fetchmany(_ROWS_AT_ONCE):
             yield [row[0] for row in rows]
 

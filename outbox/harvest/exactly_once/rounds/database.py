@@ -16,8 +16,8 @@ from uuid import UUID
 import psycopg
 
 from outbox.conf import Conf
-from outbox.core.exactly_once import judgement
-from outbox.core.exactly_once.judgement import LookUpRows, MoveOnly, PurgeEntry, StateRow, Stop
+from outbox.core.exactly_once import decisions
+from outbox.core.exactly_once.decisions import LookUpRows, MoveOnly, PurgeEntry, StateRow, Stop
 from outbox.core.exactly_once.ledger import Entry
 from outbox.edges.postgres.common import backends, notifications, table
 from outbox.edges.postgres.common.leases import TableLease
@@ -30,7 +30,7 @@ from outbox.edges.postgres.holds import HoldTable
 from outbox.failpoints import failpoint
 from outbox.harvest.exactly_once.ports import Servers, StatementsPort
 from outbox.harvest.exactly_once.values import Awaited, BatchPurge, MayNotGoOn, Ticket
-from outbox.harvest.lease_keeper import claim_of
+from outbox.harvest.lease_keeper import lease_of
 from outbox.harvest.readings import Troubles
 from outbox.runtime import Interrupt, Runtime
 from outbox.runtime.threads import THREADS
@@ -39,7 +39,7 @@ logger = logging.getLogger("outbox.harvest")
 
 _RETRY_MIN_S, _RETRY_MAX_S = 0.1, 2.0
 _SETTLE_ATTEMPTS_MAX = 5
-_ERRANDS_WAIT_MS = 300
+_ACTIONS_WAIT_MS = 300
 
 Source = Callable[[], Any]
 """The parameters of a connection; called again for each, as credentials may change."""
@@ -102,8 +102,8 @@ class Database:
     def sweeper(self, lanes: int) -> Sweeper:
         return Sweeper(self._conf.table, lanes, keep_empty_key=self._conf.harvest.keep_empty_key)
 
-    def claim(self, owner: str) -> TableLease:
-        return claim_of(self._conf, owner)
+    def lease(self, owner: str) -> TableLease:
+        return lease_of(self._conf, owner)
 
     def listen(self, connection: BoundedConnection) -> None:
         notifications.listen(connection, self._conf.table)
@@ -197,7 +197,7 @@ class PurgeSession:
         # A copy that has taken over may draw ids a second time that were read of the server before it.
         known = [p for p in ticket.purges if p.server == server]
         moved: list[BatchPurge] = []
-        if len(known) == 1 and known[0].errands is None and self._is_deleted(statements, connection, known[0]):
+        if len(known) == 1 and known[0].hold_actions is None and self._is_deleted(statements, connection, known[0]):
             moved, known = known, []
         while known:
             done: list[BatchPurge] = []
@@ -226,12 +226,12 @@ class PurgeSession:
     def _delete(
         self, statements: StatementsPort, connection: Any, purges: Sequence[BatchPurge], done: list[BatchPurge]
     ) -> list[BatchPurge]:
-        """Those that were moved; those of them whose errands are done are added to `done`."""
+        """Those that were moved; those of them whose hold actions are done are added to `done`."""
         moved = []
         for purge in purges:
             entry = purge.entry
             of_batch = entry.lane, entry.batch, entry.ids, purge.filenode
-            if purge.errands is None:
+            if purge.hold_actions is None:
                 deleted = statements.purge(connection, *of_batch)
                 is_moved = bool(deleted)
             else:
@@ -245,15 +245,15 @@ class PurgeSession:
         return moved
 
     def _run(self, connection: Any, purge: BatchPurge) -> bool:
-        """Errands that cannot be done, or only after somebody else's lock is gone, must not keep a batch from being
-        purged."""
-        assert purge.errands is not None
+        """Hold actions that cannot be done, or only after somebody else's lock is gone, must not keep a batch from
+        being purged."""
+        assert purge.hold_actions is not None
         try:
-            self._database.holds.run_soon(connection, purge.entry.lane, purge.errands, _ERRANDS_WAIT_MS)
+            self._database.holds.run_soon(connection, purge.entry.lane, purge.hold_actions, _ACTIONS_WAIT_MS)
         except psycopg.Error as error:
             if connection.broken:
                 raise
-            logger.error("errands_failed lane=%d reason=%r", purge.entry.lane, str(error))
+            logger.error("hold_actions_failed lane=%d reason=%r", purge.entry.lane, str(error))
             return False
         return True
 
@@ -278,14 +278,14 @@ def settle_purge(statements: StatementsPort, connection: Any, purge: BatchPurge)
     for _ in range(_SETTLE_ATTEMPTS_MAX):
         statements.require_backend(connection)  # which the purge asks for as well, and does nothing elsewhere
         purged = statements.purged(connection, entry.lane)
-        judged = judgement.after_purge(entry, purged)
+        judged = decisions.after_purge(entry, purged)
         if isinstance(judged, Stop):
             return judged
         if not isinstance(judged, LookUpRows):
             return None
         found = statements.look_up(connection, entry.ids)
-        rows = judgement.found_rows(entry, found.count, found.digest, found.newest)
-        settled = judgement.settle(entry, rows)
+        rows = decisions.found_rows(entry, found.count, found.digest, found.newest)
+        settled = decisions.settle(entry, rows)
         if isinstance(settled, Stop):
             return settled
         ids: Sequence[int] = entry.ids if isinstance(settled, PurgeEntry) else ()
@@ -312,4 +312,4 @@ def _refuse_kept(
 ) -> None:
     """Rows that were deleted by somebody else are gone. Those that are still there would be sent again."""
     if deleted < len(ids) and (count := statements.kept(connection, entry.lane, entry.batch, ids, filenode)):
-        raise _RowsKept(entry.lane, judgement.rows_kept(entry, statements.why_kept(connection, count)))
+        raise _RowsKept(entry.lane, decisions.rows_kept(entry, statements.why_kept(connection, count)))

@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from outbox.conf import Conf
+from outbox.core.exactly_once.decisions import Stop
 from outbox.core.exactly_once.flights import Flights, Plan, Standing
-from outbox.core.exactly_once.judgement import Stop
 from outbox.core.exactly_once.looks import HoldsLook
 from outbox.core.exactly_once.pages import IdlePause, PageSizes
 from outbox.core.exactly_once.round import Reads, Round
 from outbox.core.holds.book import Holds
-from outbox.core.holds.values import Errands
+from outbox.core.holds.values import HoldActions
 from outbox.edges.postgres.exactly_once.reader import NOTHING, LeftOut
 from outbox.edges.postgres.exactly_once.sweeper import Found
 from outbox.harvest.exactly_once.ports import Servers
@@ -102,7 +102,7 @@ class Lanes:
         for lane in self.known.values():
             if lane.holds.writes:
                 writes = lane.holds.take_writes()
-                self.purges.tell(partial(self._database.holds.write, parks=writes.parks, lifted=writes.lifted))
+                self.purges.tell(partial(self._database.holds.write, placed=writes.placed, lifted=writes.lifted))
 
     def is_held(self, row: Found) -> bool:
         """Or not to be read: what a lane missed that is not ready is read when it is."""
@@ -118,7 +118,7 @@ class Lanes:
 
     def purged(self, ticket: Ticket) -> None:
         """In the thread of the purges; takes `changed` itself."""
-        left: list[tuple[int, Errands]] = []
+        left: list[tuple[int, HoldActions]] = []
         with self.changed:
             for purge in ticket.purges:
                 number, batch = purge.entry.lane, purge.entry.batch
@@ -129,22 +129,22 @@ class Lanes:
                 elif lane is not None:
                     lane.purged(batch)
                 self.flights.purged(number, batch)
-                if lane is not None and purge.errands is not None:
+                if lane is not None and purge.hold_actions is not None:
                     if purge in ticket.done:
-                        lane.holds.done(purge.errands)
-                        left.append((number, purge.errands))
+                        lane.holds.done(purge.hold_actions)
+                        left.append((number, purge.hold_actions))
                     else:
-                        lane.holds.not_done(purge.errands)
+                        lane.holds.not_done(purge.hold_actions)
             if ticket is self.last_ticket:
                 self.round.settled()
             self.changed.notify_all()
-        for number, errands in left:
-            self._log_dead_letters(number, errands)
+        for number, hold_actions in left:
+            self._log_dead_letters(number, hold_actions)
 
     @staticmethod
-    def _log_dead_letters(lane: int, errands: Errands) -> None:
-        for burial in errands.burials:
+    def _log_dead_letters(lane: int, hold_actions: HoldActions) -> None:
+        for dead_record in hold_actions.dead_records:
             logger.warning(
                 "dead_letter lane=%d id=%d reason=%s attempts=%d error=%r",
-                lane, burial.hold.head, burial.reason, burial.hold.attempts, burial.hold.error,
+                lane, dead_record.hold.head, dead_record.reason, dead_record.hold.attempts, dead_record.hold.error,
             )  # fmt: skip

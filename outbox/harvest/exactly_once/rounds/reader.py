@@ -18,13 +18,13 @@ from functools import partial
 from typing import Any
 
 from outbox.conf import Conf
+from outbox.core.exactly_once.decisions import GoOn, Stop
 from outbox.core.exactly_once.flights import Plan, may_flush
-from outbox.core.exactly_once.judgement import GoOn, Stop
 from outbox.core.exactly_once.round import News, ReaderStep, Reads
 from outbox.core.rows import Row, size_of
 from outbox.edges.postgres.common import backends
 from outbox.edges.postgres.common.backends import Pooled
-from outbox.edges.postgres.common.leases import NoRights, OtherWay
+from outbox.edges.postgres.common.leases import NoPrivileges, OtherMode
 from outbox.edges.postgres.common.texts import explained
 from outbox.edges.postgres.exactly_once.companions import AnotherDatabase
 from outbox.edges.postgres.exactly_once.reader import LeftOut, Page
@@ -202,14 +202,14 @@ class PageReader:
             before = self._beat
             if not (before.is_settled and self._lease.beats()):
                 return
-            if isinstance(before.error, OtherWay | AnotherDatabase | NoRights | Pooled):
+            if isinstance(before.error, OtherMode | AnotherDatabase | NoPrivileges | Pooled):
                 raise before.error
             numbers = [lane.number for lane in self._lanes.known.values() if lane.ready]
             self._beat = self._lanes.purges.tell(partial(self._repeat_lease, numbers))
         if before.error is not None:
-            self._troubles.seen("claim", str(before.error))
+            self._troubles.seen("lease", str(before.error))
         else:
-            self._troubles.over("claim")
+            self._troubles.over("lease")
 
     def _repeat_lease(self, lanes: Sequence[int], connection: Any) -> None:
         """In the thread of the purges."""
@@ -301,8 +301,8 @@ class PageReader:
                 lane = self._lanes.known.get(number)
                 if lane is None or not self._may_follow(lane, plan, page):
                     continue
-                rows, errands = self._held_back(lane, shares.get(number, [])), lane.holds.take_errands()
-                if rows or errands:
+                rows, hold_actions = self._held_back(lane, shares.get(number, [])), lane.holds.take_actions()
+                if rows or hold_actions:
                     ids = [row[0] for row in rows]
                     batch = Batch(
                         number,
@@ -311,7 +311,7 @@ class PageReader:
                         ids,
                         *of_page,
                         created=read.created,
-                        errands=errands,
+                        hold_actions=hold_actions,
                         server=server,
                         left_out=lane.left_out,
                     )
@@ -367,7 +367,7 @@ class PageReader:
                     continue
                 if lane.left_out != batch.left_out:
                     batch.keep(lane.holds.keep(batch.rows))
-                    if not (batch.ids or batch.errands):
+                    if not (batch.ids or batch.hold_actions):
                         self._lanes.flights.give_back(batch)
                         continue
                 batch.follow(ticket, None if is_flushed_by_purge else flushed)

@@ -18,7 +18,7 @@ import psycopg
 
 from outbox.conf import Conf
 from outbox.core.at_least_once.values import RecordHeld
-from outbox.core.exactly_once.judgement import StateRow
+from outbox.core.exactly_once.decisions import StateRow
 from outbox.core.exactly_once.ledger import Entry
 from outbox.core.exactly_once.round import News
 from outbox.core.rows import Row
@@ -49,7 +49,7 @@ class Rounds:
         self._lanes = Lanes(conf, servers, set() if unsettled is None else unsettled)
         self.purges = self._lanes.purges
         self.idle_lanes = IdleLanes(servers, self.purges)
-        self._lease = LeaseKeeper(conf, servers.database.claim(owner_name), servers.runtime)
+        self._lease = LeaseKeeper(conf, servers.database.lease(owner_name), servers.runtime)
         self._state_row = SeenState(self._ask_state, servers.runtime)
         self._ear: Ear | None = None
         self._reader = PageReader(conf, servers, self._lanes, self._lease, self._state_row, self._ended)
@@ -105,7 +105,7 @@ class Rounds:
             if self._lease.is_kept:
                 return
             self.purges.ask(lambda connection: self._lease.take(connection, {}))
-            self.kafka.prepare(self.database.state.lane_count, self._conf.exactly_once.audit_window_s)
+            self.kafka.prepare(self.database.state.lane_count, self._conf.exactly_once.ledger_retention_s)
             if self._conf.exactly_once.notify and self._ear is None:
                 with self._lanes.changed:  # before the end, or not at all: the end closes it
                     if not self._lanes.round.is_ending:
@@ -119,7 +119,7 @@ class Rounds:
             self._lanes.idle.ended()
             self._lanes.changed.notify_all()
 
-    def is_claimed(self) -> bool:
+    def holds_lease(self) -> bool:
         """A lease that could not be repeated in time may have gone to another mode of delivery."""
         return self._lease.is_trusted()
 
@@ -133,8 +133,8 @@ class Rounds:
         )[1]
         return state
 
-    def release_way(self, lane: LaneState, may_go_on: Callable[[], bool]) -> None:
-        """Of the lanes that end in good order the last one: nobody has to wait until this process' lease is old."""
+    def release_lease(self, lane: LaneState, may_go_on: Callable[[], bool]) -> None:
+        """Of the lanes that end cleanly the last one: nobody has to wait until this process' lease is old."""
         with self._lanes.changed:
             lane.leave()
             are_leaving = all(other.is_leaving for other in self._lanes.known.values())
@@ -162,7 +162,8 @@ class Rounds:
             lane.divided(state, server)
             self._lanes.divided(state.lane_count)
             lane.holds.none_done()
-            self._lanes.holds_look.joined()  # what holds before the first read, lasts: see `core.holds.values.Errands`
+            # What holds before the first read, lasts: see `core.holds.values.HoldActions`.
+            self._lanes.holds_look.joined()
             others = [other for other in self._lanes.known.values() if other.ready and other.count != lane.count]
             self._lanes.retake(others)
             self._lanes.flights.forget(lane.number)
@@ -183,7 +184,7 @@ class Rounds:
             lane.committed(entry.batch)
             self._lanes.flights.committed(batch, entry.batch)
             lane.holds.delivered(rows)
-            self._lanes.round.committed(BatchPurge(entry, batch.filenode, batch.errands, batch.server))
+            self._lanes.round.committed(BatchPurge(entry, batch.filenode, batch.hold_actions, batch.server))
             self._lanes.sizes.enlarge()
             lane.share_ended()
             self._lanes.end_share()
@@ -216,7 +217,7 @@ class Rounds:
             self._lanes.sizes.too_slow(batch.asked_at, self._runtime.monotonic())
 
     def failed(self, lane: LaneState) -> None:
-        """Nothing more is read for the lane until it is ready again; what it had in hand is read anew then."""
+        """Nothing more is read for the lane until it is ready again; what it had in flight is read anew then."""
         with self._lanes.changed:
             self._lanes.unready(lane)
 

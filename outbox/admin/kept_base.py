@@ -1,8 +1,7 @@
 """What the pages of holds and of dead letters share: permissions, words, and how an action is done.
 
-Whatever is done goes through `outbox.operations.actions`, in bulk and with an audit row; here are only permissions and
-words. Buttons on the page of one row send the same request as the list's actions.
-"""
+Whatever is done goes through `outbox.operations.actions`, in bulk and with an audit log entry; here are only
+permissions and words. Buttons on the page of one row send the same request as the list's actions."""
 
 from __future__ import annotations
 
@@ -43,6 +42,9 @@ class KeptAdmin(ReadOnlyAdmin):
 
     def has_retry_permission(self, request: HttpRequest) -> bool:
         return self._may(request, "retry")
+
+    def has_requeue_permission(self, request: HttpRequest) -> bool:
+        return self._may(request, "requeue")
 
     def has_skip_permission(self, request: HttpRequest) -> bool:
         return self._may(request, "skip")

@@ -1,4 +1,4 @@
-"""One way at a time: whoever holds the table is not disturbed, and a switch loses nothing.
+"""One mode at a time: whoever holds the table is not disturbed, and a switch loses nothing.
 
 The same bench for both ways: a migrated table, a topic, workers without an election where that is not asked about.
 """
@@ -18,14 +18,14 @@ import pytest
 
 from outbox.conf import AT_LEAST_ONCE, EXACTLY_ONCE
 from outbox.core import lease
-from outbox.edges.postgres.common.leases import OtherWay
+from outbox.edges.postgres.common.leases import OtherMode
 from outbox.harvest import Harvester
 from outbox.harvest.at_least_once.lane import AtLeastOnceFactory
 from outbox.harvest.exactly_once.lane import ExactlyOnceFactory
 from outbox.harvest.exactly_once.rounds.rounds import Rounds
 from outbox.harvest.lease_keeper import LeaseKeeper
 from outbox.harvest.once import NotElected, drain
-from tests.cli import classic
+from tests.cli import goharvest
 from tests.harvest import hosts
 from tests.harvest.exactly_once.bench import Bench, create_tables
 from tests.harvest.hosts import finish, wait_until
@@ -34,8 +34,8 @@ from tests.support.checker import Writer, judge
 from tests.support.databases import fresh_database
 from tests.support.topics import create_topic
 
-WAYS = (EXACTLY_ONCE, AT_LEAST_ONCE)
-PAIRS = [(one, other) for one in WAYS for other in WAYS if one != other]
+MODES = (EXACTLY_ONCE, AT_LEAST_ONCE)
+PAIRS = [(one, other) for one in MODES for other in MODES if one != other]
 WINDOW = 100
 LIMITS = {"IN_FLIGHT_MAX": WINDOW, "MARK_MAX": 50, "BATCH_MAX": WINDOW}
 
@@ -67,7 +67,9 @@ def delivers(host, count=1):
 
 
 def owner(bench):
-    return bench.db.execute("SELECT way, way_time > clock_timestamp() - interval '6 s' FROM outbox_state").fetchone()
+    return bench.db.execute(
+        "SELECT lease_mode, lease_time > clock_timestamp() - interval '6 s' FROM outbox_state"
+    ).fetchone()
 
 
 @pytest.mark.parametrize(("one", "other"), PAIRS)
@@ -75,7 +77,7 @@ def test_a_living_way_refuses_another_and_gives_way_when_it_has_finished(bench, 
     bench.stash(["a"])
     with working(bench, one) as first:
         delivers(first)
-        bench.db.execute("UPDATE outbox_state SET way_time = clock_timestamp() - interval '9 s'")
+        bench.db.execute("UPDATE outbox_state SET lease_time = clock_timestamp() - interval '9 s'")
         wait_until(lambda: owner(bench)[1])  # the heartbeat goes on
         with working(bench, other) as second:
             assert f"DELIVERY='{one}'" in str(wait_until(lambda: second.errors)[0])
@@ -91,32 +93,32 @@ def test_a_living_way_refuses_another_and_gives_way_when_it_has_finished(bench, 
 
 @pytest.mark.parametrize(("one", "other"), PAIRS)
 def test_a_way_that_was_taken_meanwhile_ends_with_the_name_of_the_other(bench, one, other):
-    """As after a pause that outlasted the claim."""
+    """As after a pause that outlasted the lease."""
     bench.stash(["a"])
     with working(bench, one) as host:
         delivers(host)
-        bench.db.execute("UPDATE outbox_state SET way = %s, way_owner = 'else', way_time = now()", [other])
+        bench.db.execute("UPDATE outbox_state SET way = %s, lease_owner = 'else', lease_time = now()", [other])
         assert f"harvested by 'else' with DELIVERY='{other}'" in str(wait_until(lambda: host.errors)[0])
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", MODES)
 def test_nothing_is_sent_when_the_claim_could_not_be_repeated_in_time(bench, way):
     with working(bench, way, session_s=2, HEARTBEAT_TIMEOUT=0.6) as host:
         bench.stash(["a"])
         delivers(host)
         # The table has no such column for a while: every heartbeat fails, all else would work.
-        bench.db.execute("ALTER TABLE outbox_state RENAME way_time TO hidden")
+        bench.db.execute("ALTER TABLE outbox_state RENAME lease_time TO hidden")
         time.sleep(2.5)
         bench.stash(["b"])
         time.sleep(0.5)
         assert bench.count == 1
-        bench.db.execute("ALTER TABLE outbox_state RENAME hidden TO way_time")
+        bench.db.execute("ALTER TABLE outbox_state RENAME hidden TO lease_time")
         bench.wait_empty()
 
 
 @pytest.mark.parametrize("is_heeded", [True, False])
 def test_a_new_connection_looks_at_the_claim_before_it_reads(bench, monkeypatch, is_heeded):
-    """After an outage of PostgreSQL, in which the claim may have gone to another way, and before the next heartbeat.
+    """After an outage of PostgreSQL, in which the lease may have gone to another mode, and before the next heartbeat.
     The control reads first."""
     monkeypatch.setattr(lease, "BEAT_S", 600)
     bench.stash(["a"])
@@ -125,7 +127,7 @@ def test_a_new_connection_looks_at_the_claim_before_it_reads(bench, monkeypatch,
         bench.wait_empty()
         if not is_heeded:
             monkeypatch.setattr(LeaseKeeper, "take", lambda *given: None)
-        bench.db.execute("UPDATE outbox_state SET way = 'at-least-once', way_owner = 'else', way_time = now()")
+        bench.db.execute("UPDATE outbox_state SET way = 'at-least-once', lease_owner = 'else', lease_time = now()")
         bench.db.execute(
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
             "WHERE datname = current_database() AND application_name = 'outbox read'"
@@ -227,7 +229,7 @@ def test_a_harvester_waits_for_another_way_to_end(bench, caplog, one, other):
 
 def test_a_drain_that_may_not_begin_names_the_other_way(bench):
     bench.db.execute(
-        "INSERT INTO outbox_state (lanes, way, way_owner, way_time) VALUES (1, 'at-least-once', 'web1', 'infinity')"
+        "INSERT INTO outbox_state (lanes, way, lease_owner, lease_time) VALUES (1, 'at-least-once', 'web1', 'infinity')"
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("outbox.edges.postgres.common.table.parameters", lambda alias: {"conninfo": bench.url})
@@ -244,7 +246,7 @@ def repeated(received):
 
 def test_switching_to_and_fro_in_good_order_doubles_nothing(bench):
     with Writer(bench.url, bench.topic, keys=50, rate=1000) as writer:
-        for way in (*WAYS, *WAYS):
+        for way in (*MODES, *MODES):
             with working(bench, way) as host:
                 delivers(host, 300)
                 finish(host)
@@ -259,9 +261,9 @@ def test_what_a_killed_at_least_once_owner_had_in_flight_goes_out_once_more(benc
     with working(bench, AT_LEAST_ONCE) as host:
         delivers(host, 200)
     assert bench.db.execute("SELECT count(*) FROM outbox WHERE leader_id IS NOT NULL").fetchone() != (0,)
-    with working(bench, EXACTLY_ONCE, session_s=60) as host:  # for which the dead owner's claim is surely fresh
-        assert isinstance(wait_until(lambda: host.errors)[0], OtherWay)
-    bench.db.execute("UPDATE outbox_state SET way_time = way_time - interval '6 s'")
+    with working(bench, EXACTLY_ONCE, session_s=60) as host:  # for which the dead owner's lease is surely fresh
+        assert isinstance(wait_until(lambda: host.errors)[0], OtherMode)
+    bench.db.execute("UPDATE outbox_state SET lease_time = lease_time - interval '6 s'")
     with working(bench, EXACTLY_ONCE):
         bench.wait_empty()
     received = bench.read()
@@ -273,7 +275,9 @@ def test_a_batch_committed_by_a_killed_exactly_once_owner_goes_out_once_more_at_
     log = Writer(bench.url, bench.topic, keys=50).write(100)
     process = bench.spawn("after-commit=kill@3", BATCH_MAX=WINDOW)
     assert process.wait(60) == -signal.SIGKILL
-    bench.db.execute("UPDATE outbox_state SET way_time = way_time - interval '26 s'")  # its transactions have ended too
+    bench.db.execute(
+        "UPDATE outbox_state SET lease_time = lease_time - interval '26 s'"
+    )  # its transactions have ended too
     with working(bench, AT_LEAST_ONCE) as host:
         bench.wait_empty()
         finish(host)
@@ -286,14 +290,16 @@ def test_a_batch_committed_by_a_killed_exactly_once_owner_goes_out_once_more_at_
     assert repeated(bench.read()) == WINDOW
 
 
-def test_exactly_once_goes_on_where_a_fleet_of_classic_harvesters_was_stopped(bench):
+def test_exactly_once_goes_on_where_a_fleet_of_goharvest_harvesters_was_stopped(bench):
     """They know nothing of the state row: that all of them have ended is the operator's to see."""
     group = f"fleet-{uuid.uuid4().hex[:8]}"
     create_topic(bench.servers, 1, f"{group}.neli")
     topic = create_topic(bench.servers, 1)  # theirs is another partitioner
     with Writer(bench.url, topic, keys=20, rate=500) as writer:
         fleet = [
-            subprocess.Popen([sys.executable, classic.__file__, bench.servers, bench.url, group, f"classic-{number}"])
+            subprocess.Popen(
+                [sys.executable, goharvest.__file__, bench.servers, bench.url, group, f"goharvest-{number}"]
+            )
             for number in range(2)
         ]
         try:
@@ -309,7 +315,7 @@ def test_exactly_once_goes_on_where_a_fleet_of_classic_harvesters_was_stopped(be
     judge([writer.log], bench.read(topic)).assert_kept(repeats_max=1)  # which was sent and not yet deleted
 
 
-@pytest.mark.parametrize("delivery", WAYS)
+@pytest.mark.parametrize("delivery", MODES)
 def test_of_two_names_started_together_one_is_refused_by_name_and_nothing_is_sent_twice(bench, tmp_path, delivery):
     """Each would elect an owner, and both would send every record."""
     records = 20_000

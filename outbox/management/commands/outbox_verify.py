@@ -1,4 +1,4 @@
-"""``manage.py outbox_audit``: prove from topics, ledger and table what was delivered, with Spark."""
+"""``manage.py outbox_verify``: prove from topics, ledger and table what was delivered, with Spark."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from outbox.edges.postgres.common.table import parameters
 from outbox.exceptions import OutboxError
 from outbox.operations import stats
 from outbox.spark import sessions
-from outbox.spark.verify.findings import AuditImpossible, AuditRequest, NotNow, Verdict, store
+from outbox.spark.verify.findings import NotNow, Result, VerificationImpossible, VerificationRequest, store
 
 EXIT_CODES = {
     0: "everything in the ledger's window was delivered once and in order",
-    1: "the audit could not be made: nothing is known, the last line says why",
+    1: "the verification could not be made: nothing is known, the last line says why",
     2: "the arguments are wrong",
     3: "a counterexample was found: something was lost, sent twice, altered or reordered",
 }
@@ -38,12 +38,18 @@ class Command(BaseCommand):
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.epilog = "Exit codes: " + "; ".join(f"{code}: {text}" for code, text in EXIT_CODES.items()) + "."
         parser.add_argument("--database", metavar="ALIAS", help="Alias of the database, instead of DATABASE.")
-        parser.add_argument("--json", action="store_true", help="Print one JSON object per audit.")
+        parser.add_argument("--json", action="store_true", help="Print one JSON object per verification.")
         parser.add_argument(
-            "--continuous", action="store_true", help="Audit again and again, until a fault is found or a signal comes."
+            "--continuous",
+            action="store_true",
+            help="Verify again and again, until a fault is found or a signal comes.",
         )
         parser.add_argument(
-            "--every", type=float, default=300.0, metavar="SECONDS", help="With --continuous: between two audits (300)."
+            "--every",
+            type=float,
+            default=300.0,
+            metavar="SECONDS",
+            help="With --continuous: between two verifications (300).",
         )
         parser.add_argument(
             "--topic", action="append", default=[], metavar="TOPIC",
@@ -65,17 +71,17 @@ class Command(BaseCommand):
             request, config = self._request(options), _config(options["spark_conf"])
             for text in sessions.exposed(config):
                 self.stderr.write(text)
-            is_clean = self._audits(request, config, options)
+            is_clean = self._verifications(request, config, options)
         except OutboxError as error:
             raise CommandError(str(error)) from error
         if not is_clean:
             sys.exit(_FAULTY)
 
-    def _request(self, options: dict[str, Any]) -> AuditRequest:
+    def _request(self, options: dict[str, Any]) -> VerificationRequest:
         conf = settings.current()
         alias = options["database"] or conf.database
         stats.require_alias(alias)
-        return AuditRequest(
+        return VerificationRequest(
             parameters=parameters(alias),
             table=conf.table,
             properties=conf.kafka.client_properties,
@@ -86,9 +92,9 @@ class Command(BaseCommand):
             id_header=_id_header(conf),
         )
 
-    def _audits(self, request: AuditRequest, config: dict[str, str], options: dict[str, Any]) -> bool:
+    def _verifications(self, request: VerificationRequest, config: dict[str, str], options: dict[str, Any]) -> bool:
         stop = threading.Event()
-        spark = sessions.session("outbox audit", options["master"], config, show_ui=not options["json"])
+        spark = sessions.session("outbox verification", options["master"], config, show_ui=not options["json"])
         spark.sparkContext.setLogLevel("ERROR")
         if options["continuous"]:
             for number in (signal.SIGTERM, signal.SIGINT):
@@ -96,18 +102,18 @@ class Command(BaseCommand):
         try:
             while True:
                 try:
-                    verdict = _audit(spark, request, self._say)
+                    result = _verify(spark, request, self._say)
                 except NotNow as error:
                     if not options["continuous"]:
                         raise
-                    self.stderr.write(f"No verdict: {error} The next audit follows in {options['every']:g} s.")
+                    self.stderr.write(f"No result: {error} The next verification follows in {options['every']:g} s.")
                     if stop.wait(options["every"]):
                         raise
                     continue
-                self._tell(verdict, options["json"])
-                self._store(request, verdict)
-                if not (options["continuous"] and verdict.is_clean) or stop.wait(options["every"]):
-                    return verdict.is_clean
+                self._tell(result, options["json"])
+                self._store(request, result)
+                if not (options["continuous"] and result.is_clean) or stop.wait(options["every"]):
+                    return result.is_clean
         finally:
             spark.stop()
 
@@ -115,22 +121,22 @@ class Command(BaseCommand):
         if self.stderr.isatty():
             self.stderr.write(text)
 
-    def _tell(self, verdict: Verdict, as_json: bool) -> None:
-        self.stdout.write(json.dumps(verdict.as_dict()) if as_json else "\n".join(verdict.lines()))
+    def _tell(self, result: Result, as_json: bool) -> None:
+        self.stdout.write(json.dumps(result.as_dict()) if as_json else "\n".join(result.lines()))
         self.stdout.flush()
 
-    def _store(self, request: AuditRequest, verdict: Verdict) -> None:
+    def _store(self, request: VerificationRequest, result: Result) -> None:
         try:
-            is_stored = store(request, verdict)
+            is_stored = store(request, result)
         except psycopg.Error as error:
-            self.stderr.write(f"The verdict was not stored: {' '.join(str(error).split())}. Run migrate outbox.")
+            self.stderr.write(f"The result was not stored: {' '.join(str(error).split())}. Run migrate outbox.")
         else:
             if not is_stored:
-                self.stderr.write("The verdict was not stored: no harvester has been at this table yet.")
+                self.stderr.write("The result was not stored: no harvester has been at this table yet.")
 
 
-def _audit(spark: Any, request: AuditRequest, say: Callable[[str], None]) -> Verdict:
-    """The verdict; what prevents one, in a line. Spark hands on what its Python workers raise as text."""
+def _verify(spark: Any, request: VerificationRequest, say: Callable[[str], None]) -> Result:
+    """The result; what prevents one, in a line. Spark hands on what its Python workers raise as text."""
     from confluent_kafka import KafkaException
     from py4j.protocol import Py4JError, Py4JNetworkError  # type: ignore[import-untyped]
     from pyspark.errors import PySparkException
@@ -140,7 +146,7 @@ def _audit(spark: Any, request: AuditRequest, say: Callable[[str], None]) -> Ver
     from outbox.spark.verify import run
 
     try:
-        return run.audit(spark, request, say)
+        return run.verify(spark, request, say)
     except KafkaException as error:
         raise NotNow(f"Kafka cannot be asked: {_line(error.args[0].str())}. Is a broker up?") from error
     except LedgerUnreachable as error:
@@ -148,7 +154,9 @@ def _audit(spark: Any, request: AuditRequest, say: Callable[[str], None]) -> Ver
     except psycopg.Error as error:
         raise NotNow(f"PostgreSQL cannot be asked: {_line(str(error))}. Is it up?") from error
     except (Py4JNetworkError, ConnectionError) as error:
-        raise AuditImpossible("Spark's JVM has ended, perhaps for want of memory. Start the audit again.") from error
+        raise VerificationImpossible(
+            "Spark's JVM has ended, perhaps for want of memory. Start the verification again."
+        ) from error
     except (Py4JError, PySparkException) as error:
         raise NotNow(f"Spark failed: {_line(judge(str(error)).text)}. Is a server away?") from error
 

@@ -1,4 +1,4 @@
-"""``manage.py outbox_purge``: see the help."""
+"""``manage.py outbox_retry``: see the help."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ from outbox.operations.arguments import SelectingCommand
 
 
 class Command(SelectingCommand):
-    help = "Delete dead letters for good, usually those of some age."
-    operation = staticmethod(actions.purge)
+    help = "Try held records again now."
+    operation = staticmethod(actions.retry)

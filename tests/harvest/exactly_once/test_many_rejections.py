@@ -1,4 +1,4 @@
-"""Many refused records: what they cost the others, and what each takeover leaves behind."""
+"""Many rejected records: what they cost the others, and what each takeover leaves behind."""
 
 import gc
 import os
@@ -19,13 +19,13 @@ from tests.harvest.exactly_once.bench import wait_until
 from tests.harvest.exactly_once.test_denied import set_config
 from tests.support.topics import create_topic
 
-HEAD = 80  # refused records, each with a key of its own
+HEAD = 80  # rejected records, each with a key of its own
 LIMIT = 2_000  # bytes that the broker takes
 RANDOM = "(SELECT string_agg(md5(random()::text || o.id || n), '') FROM generate_series(1, {}) n)"
 TOO_LARGE_HERE = "repeat('x', 1100000)"
 TOO_LARGE_THERE = RANDOM.format(150)  # 4,800 characters, 2,400 bytes at the least
 PACKS_WELL = "repeat('x', 50000)"
-HELD = "SELECT attempts, count(*) FROM outbox_hold WHERE reason = 'parked' GROUP BY attempts"
+HELD = "SELECT attempts, count(*) FROM outbox_hold WHERE reason = 'rejected' GROUP BY attempts"
 
 
 def change(bench, ids, value):
@@ -102,7 +102,7 @@ def test_what_the_client_refuses_is_dead_or_delivered_and_its_key_goes_on(bench)
     for id_ in ids:
         key = bench.db.execute("SELECT kafka_key FROM outbox WHERE id = %s", [id_]).fetchone()[0]
         bench.stashed.by_key[key].remove(bench.originals[id_])
-    with bench.working(REFUSAL_POLICY="skip", BATCH_MAX=1_000) as host:
+    with bench.working(REJECTION_POLICY="skip", BATCH_MAX=1_000) as host:
         bench.wait_empty()
         assert host.worker.statistics().takeovers == 1
     assert [row[0] for row in bench.db.execute("SELECT record_id FROM outbox_dead ORDER BY 1")] == ids
@@ -162,9 +162,9 @@ def test_records_that_the_broker_names_do_not_leave_one_for_each_producer(bench)
     compacted = create_topic(bench.servers, 1, **{"cleanup.policy": "compact"})
     bench.stash([""] * 2 * HEAD, topic=compacted)
     bench.stash([f"good-{n % 20}" for n in range(100)])
-    with bench.working(REFUSAL_POLICY="skip", BATCH_MAX=10):
+    with bench.working(REJECTION_POLICY="skip", BATCH_MAX=10):
         wait_until(lambda: sum(count for _, count in bench.db.execute(HELD)) >= HEAD // 4)
-    with bench.working(REFUSAL_POLICY="skip", BATCH_MAX=10) as host:
+    with bench.working(REJECTION_POLICY="skip", BATCH_MAX=10) as host:
         wait_until(lambda: others_gone(bench))
         assert host.worker.statistics().takeovers <= 2 * HEAD // 10 + 12
 

@@ -30,9 +30,9 @@ def holds(bench):
     return bench.db.execute(HOLDS).fetchall()
 
 
-def test_a_record_that_kills_its_process_natively_is_quarantined(bench):
+def test_a_record_that_kills_its_process_natively_is_poison(bench):
     ids = bench.stash([f"k{n % 7}" for n in range(40)])
-    [(culprit, key, value)] = bench.db.execute("SELECT id, kafka_key, kafka_value FROM outbox WHERE id = %s", [ids[20]])
+    [(cause, key, value)] = bench.db.execute("SELECT id, kafka_key, kafka_value FROM outbox WHERE id = %s", [ids[20]])
     waiting = len(ids[20::7])
     start = partial(bench.spawn, die_of=value, BATCH_MAX=8)
     deaths = 0
@@ -45,14 +45,14 @@ def test_a_record_that_kills_its_process_natively_is_quarantined(bench):
         deaths += 1
         assert deaths < STARTS_MAX
         wait_until(lambda: bench.db.execute(LOCKS).fetchone() == (0,))  # else the next one takes it for a pause
-    assert holds(bench) == [(culprit, "quarantined")]
+    assert holds(bench) == [(cause, "poison")]
     process.kill()  # at once: what it has found must outlive it
     process.wait()
     successor = start()
     wait_until(lambda: bench.count == waiting)
     bench.stash(["k1"] * 3)
     wait_until(lambda: bench.count == waiting)
-    assert (successor.poll(), holds(bench)) == (None, [(culprit, "quarantined")])
+    assert (successor.poll(), holds(bench)) == (None, [(cause, "poison")])
     successor.kill()
     successor.wait()
     bench.db.execute("UPDATE outbox_hold SET wanted = 'retry'")
@@ -64,16 +64,16 @@ def test_a_record_that_kills_its_process_natively_is_quarantined(bench):
     bench.check()
 
 
-def test_what_was_parked_is_quarantined_alone_and_parked_again_when_it_is_refused(bench):
+def test_what_was_rejected_is_poison_alone_and_rejected_again_when_it_is_refused(bench):
     """One hold per record: else lifting one would leave the other, and the key would wait for ever."""
     [id_] = bench.stash(["k"])
-    table, park = HoldTable("outbox"), rejected(id_, bench.topic, "k", 1, "MSG_SIZE_TOO_LARGE: too large", 1.0)
-    table.write(bench.db, [park], [])
+    table, hold = HoldTable("outbox"), rejected(id_, bench.topic, "k", 1, "MSG_SIZE_TOO_LARGE: too large", 1.0)
+    table.write(bench.db, [hold], [])
     table.own(bench.db, 0, "me", Care(True, 2, (), id_))
-    assert holds(bench) == [(id_, "quarantined")]
+    assert holds(bench) == [(id_, "poison")]
     bench.db.execute("UPDATE outbox_hold SET wanted = 'retry'")
-    table.write(bench.db, [park], [])
-    assert holds(bench) == [(id_, "parked")]
+    table.write(bench.db, [hold], [])
+    assert holds(bench) == [(id_, "rejected")]
 
 
 def test_a_careful_turn_is_not_waited_for_beyond_the_end_of_the_lane(bench):
@@ -127,13 +127,13 @@ def test_an_operator_s_lock_on_a_hold_stops_no_purge(bench, settings, django_db_
 
 
 def test_nothing_is_committed_when_the_claim_has_run_out_meanwhile(bench, monkeypatch):
-    """Between the read and the commit another way of delivery may have got the table."""
-    wait, claims = Transactions._await_guards, []
+    """Between the read and the commit another delivery mode may have got the table."""
+    wait, asked = Transactions._await_guards, []
 
     def run_out(self, batch, give_up_at):
-        claims.append(self._rounds.is_claimed())
+        asked.append(self._rounds.holds_lease())
         with monkeypatch.context() as patch:
-            patch.setattr(Rounds, "is_claimed", lambda rounds: len(claims) > 3)
+            patch.setattr(Rounds, "holds_lease", lambda rounds: len(asked) > 3)
             wait(self, batch, give_up_at)
 
     monkeypatch.setattr(Transactions, "_await_guards", run_out)
@@ -141,5 +141,5 @@ def test_nothing_is_committed_when_the_claim_has_run_out_meanwhile(bench, monkey
         bench.stash(["k"] * 5)
         bench.wait_empty()
     assert [entry.batch for entry in bench.entries()] == [1]
-    assert len(claims) == 4
+    assert len(asked) == 4
     bench.check()

@@ -1,4 +1,4 @@
-"""Rows about `outbox_audit`: its rate beside a plain `count()` of the same topic, and its memory.
+"""Rows about `outbox_verify`: its rate beside a plain `count()` of the same topic, and its memory.
 
 What it reads was delivered by a harvester: the ledger is a genuine one. The count is Spark's, by the same connector, of
 the same offsets, in a warm session of `local[2]`. The large form runs the command as a process of its own, whose memory
@@ -21,39 +21,39 @@ from benchmarks.drains import Drains
 from benchmarks.report import ratio, say
 from benchmarks.servers import MANAGE, Fill, new_topic
 from benchmarks.spark import session
-from outbox.spark.verify.findings import AuditRequest
+from outbox.spark.verify.findings import VerificationRequest
 
 AUDITED, AUDITED_LARGE = 1_000_000, 10_000_000
 _GIVE_UP_S = 300.0
 _SAMPLES_S = 0.25
 
 
-def audited(drains: Drains, records: int = AUDITED) -> None:
+def verified(drains: Drains, records: int = AUDITED) -> None:
     """A drained table, in one session with the count; each the median of three, once warm."""
-    from outbox.spark.verify.run import audit
+    from outbox.spark.verify.run import verify
 
     request, spark = _delivered(drains, records), session()
-    spark.conf.set("spark.sql.shuffle.partitions", "32")  # as `outbox_audit` has it; Spark's 200 cost 30 s here
-    counts, audits = [], []
+    spark.conf.set("spark.sql.shuffle.partitions", "32")  # as `outbox_verify` has it; Spark's 200 cost 30 s here
+    counts, verifications = [], []
     for _ in range(4):
         counts.append(_count(request))
-        verdict = audit(spark, request)
-        if not verdict.is_clean or verdict.records != records:
-            raise AssertionError("\n".join(verdict.lines()))
-        audits.append(records / verdict.seconds)
-    count, rate = statistics.median(counts[1:]), statistics.median(audits[1:])
+        result = verify(spark, request)
+        if not result.is_clean or result.records != records:
+            raise AssertionError("\n".join(result.lines()))
+        verifications.append(records / result.seconds)
+    count, rate = statistics.median(counts[1:]), statistics.median(verifications[1:])
     drains.table.row("Spark, count() of the topic", "records/s").add(count)
-    drains.table.row("Spark, audit", "records/s").add(rate, f"{records:,} records")
-    drains.table.row("  audit / count() of it", "", "", ratio).add(rate / count)
+    drains.table.row("Spark, verification", "records/s").add(rate, f"{records:,} records")
+    drains.table.row("  verification / count() of it", "", "", ratio).add(rate / count)
 
 
-def _delivered(drains: Drains, records: int) -> AuditRequest:
-    """What a harvester has delivered, and what the audit is asked about it."""
+def _delivered(drains: Drains, records: int) -> VerificationRequest:
+    """What a harvester has delivered, and what the verification is asked about it."""
     place, topic = drains.database, new_topic(drains.servers)
     fill = Fill(records)
     place.fill(topic, fill)
     drains.empty(topic, fill)
-    return AuditRequest(
+    return VerificationRequest(
         parameters={"conninfo": place.url},
         table="outbox",
         properties={"bootstrap.servers": drains.servers},
@@ -62,7 +62,7 @@ def _delivered(drains: Drains, records: int) -> AuditRequest:
     )
 
 
-def _count(request: AuditRequest) -> float:
+def _count(request: VerificationRequest) -> float:
     """Records per second of a plain count."""
     from outbox.spark.verify.reading import Offsets, kafka_frame
 
@@ -81,20 +81,20 @@ def large(drains: Drains, records: int = AUDITED_LARGE) -> None:
         "OUTBOX_NAME": request.ledgers[0].removesuffix(".ledger"),
         "DJANGO_SETTINGS_MODULE": "example_project.settings",
     }
-    command = [*MANAGE, "outbox_audit", "--json", "--master", "local[2]", "--topic", request.topics[0]]
+    command = [*MANAGE, "outbox_verify", "--json", "--master", "local[2]", "--topic", request.topics[0]]
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
         memory = Memory(process.pid)
         assert process.stdout is not None
         told = json.loads(process.stdout.read() or "{}")
     peak = memory.stop()
     if process.returncode or told.get("records") != records:
-        raise AssertionError(f"the audit ended with {process.returncode}: {told}")
+        raise AssertionError(f"the verification ended with {process.returncode}: {told}")
     rate = records / told["seconds"]
-    say(f"audit of {records:,} records: {told['seconds']:.1f} s, peak memory in MB: {peak}")
+    say(f"verification of {records:,} records: {told['seconds']:.1f} s, peak memory in MB: {peak}")
     name = f"{records / 1e6:g} million records"
     drains.table.row(f"Spark, count() of {name}", "records/s").add(counts[1])
-    drains.table.row(f"outbox_audit of {name}", "records/s").add(rate, f"{told['batches']:,} batches")
-    drains.table.row("  audit / count()", "", "", ratio).add(rate / counts[1])
+    drains.table.row(f"outbox_verify of {name}", "records/s").add(rate, f"{told['batches']:,} batches")
+    drains.table.row("  verification / count()", "", "", ratio).add(rate / counts[1])
     drains.table.row("  memory of all its processes", "MB", "<= 2,000").add(peak["all"], _shown(peak))
 
 

@@ -1,7 +1,8 @@
-"""A stand-in for the classic harvester: its table, its election and its three statements, as its documents state them.
+"""A stand-in for the goharvest-compatible harvester: its table, its election and its three statements, as its documents
+state them.
 
 One group with the client's default assignor, leader by partition 0, heartbeats ``{ns}%{name}``, marks by ``leader_id``,
-a delete per acknowledged record. Run as a program: ``classic.py BOOTSTRAP DSN GROUP NAME``; it says what it does on
+a delete per acknowledged record. Run as a program: ``goharvest.py BOOTSTRAP DSN GROUP NAME``; it says what it does on
 standard output and stops on SIGTERM like any process that handles no signal: at once.
 """
 

@@ -45,14 +45,14 @@ class StateRow:
     resize_to: int | None = None
     """Set while the lanes are closed for a change of their count."""
     wanted: int | None = None
-    """Another count that an operator wishes for; nothing has begun yet."""
+    """Another count that an operator asks for; nothing has begun yet."""
     resize_no: int = 0
     """Tells one change of the count from any later one, whatever the counts are."""
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a takeover has read, in this order (``rows`` only when the verdict asked for them)."""
+    """What a takeover has read, in this order (``rows`` only when the decision asked for them)."""
 
     lane: int
     database: UUID
@@ -136,7 +136,7 @@ class GoOn:
     """The lane's share of the page may be sent."""
 
 
-Verdict = AskElection | Closed | Idle | NothingToDo | LookUpRows | PurgeEntry | MoveOnly | Stop
+Decision = AskElection | Closed | Idle | NothingToDo | LookUpRows | PurgeEntry | MoveOnly | Stop
 
 
 def found_rows(entry: Entry, count: int, digest: int, newest: int | None) -> Rows:
@@ -156,8 +156,8 @@ def waits_for(lane: int, state: StateRow) -> Closed | Idle | None:
     return Idle(state.lane_count) if lane >= state.lane_count else None
 
 
-def takeover(facts: Facts) -> Verdict:
-    """The verdict of a takeover. Total: every combination of facts has exactly one answer."""
+def takeover(facts: Facts) -> Decision:
+    """The decision of a takeover. Total: every combination of facts has exactly one answer."""
     state, entry = facts.state, facts.entry
     if not facts.settling and (waiting := waits_for(facts.lane, state)) is not None:
         return waiting
@@ -237,7 +237,7 @@ def rows_kept(entry: Entry, reason: str) -> Stop:
     """Rows survived the purge of their batch, which was rolled back: the next attempt finds everything as before."""
     return Stop(
         Why.ROWS_KEPT,
-        f"lane {entry.lane} is stopped with batch {entry.batch}: {reason} The lane then goes on by itself.",
+        f"lane {entry.lane} is stopped with batch {entry.batch}: {reason} The lane then resumes by itself.",
     )
 
 
@@ -259,11 +259,11 @@ def round_check(lane: int, purged: int, acknowledged: int, in_flight: int | None
 
 
 _PURGE_SENT = (
-    "--purge-sent (delete the rows that the newer ledger entries list and that still match: they are in Kafka)"
+    "--delete-sent (delete the rows that the newer ledger entries list and that still match: they are in Kafka)"
 )
 _RESEND = "--resend (keep every row: what is in Kafka already is sent once more)"
 _BOTH = f"either {_PURGE_SENT} or {_RESEND}"
-_ONLY_RESEND = f"{_RESEND}; --purge-sent does not apply, no entry says what was sent"
+_ONLY_RESEND = f"{_RESEND}; --delete-sent does not apply, no entry says what was sent"
 _ADOPT = f"--adopt-ledger, which takes this ledger over for this database, together with {_BOTH}"
 
 

@@ -10,36 +10,36 @@ from outbox.core.holds.values import pause_s
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class Rejection:
     id: int
     attempts: int
     until: float
 
 
-class Refusals:
+class Rejections:
     __slots__ = ("_by_name", "_limits")
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
-        self._by_name: dict[KeyName, Refusal] = {}
+        self._by_name: dict[KeyName, Rejection] = {}
 
     def __len__(self) -> int:
         return len(self._by_name)
 
-    def of(self, name: KeyName) -> Refusal | None:
+    def of(self, name: KeyName) -> Rejection | None:
         return self._by_name.get(name)
 
-    def refused(self, id_: int, name: KeyName, now: float) -> Refusal:
+    def refused(self, id_: int, name: KeyName, now: float) -> Rejection:
         """Once more, if it was this record before."""
         before = self._by_name.get(name)
         attempts = before.attempts + 1 if before and before.id == id_ else 1
-        low, high = self._limits.refusal_backoff_min_s, self._limits.refusal_backoff_max_s
-        self._by_name[name] = Refusal(id_, attempts, now + pause_s(attempts, low, high))
+        low, high = self._limits.rejection_backoff_min_s, self._limits.rejection_backoff_max_s
+        self._by_name[name] = Rejection(id_, attempts, now + pause_s(attempts, low, high))
         return self._by_name[name]
 
     def expect(self, id_: int, name: KeyName, attempts: int, until: float) -> None:
         """Of an earlier leader."""
-        self._by_name.setdefault(name, Refusal(id_, attempts, until))
+        self._by_name.setdefault(name, Rejection(id_, attempts, until))
 
     def put_off(self, name: KeyName, until: float) -> None:
         if name in self._by_name:
@@ -53,13 +53,13 @@ class Refusals:
 
     def gone(self, ids: Container[int]) -> list[KeyName]:
         """These records were deleted; the keys that they held back."""
-        names = [name for name, refusal in self._by_name.items() if refusal.id in ids]
+        names = [name for name, rejection in self._by_name.items() if rejection.id in ids]
         for name in names:
             del self._by_name[name]
         return names
 
     def forget(self, now: float, names_here: Container[KeyName]) -> None:
         """The refused row was taken away, and its key is silent."""
-        before = now - self._limits.refusal_backoff_max_s
-        for name in [n for n, refusal in self._by_name.items() if refusal.until < before and n not in names_here]:
+        before = now - self._limits.rejection_backoff_max_s
+        for name in [n for n, rejection in self._by_name.items() if rejection.until < before and n not in names_here]:
             del self._by_name[name]

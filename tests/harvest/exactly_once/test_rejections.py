@@ -6,7 +6,7 @@ import uuid
 import pytest
 from confluent_kafka.admin import AdminClient
 
-from outbox.core.exactly_once.judgement import StateRow
+from outbox.core.exactly_once.decisions import StateRow
 from outbox.edges.kafka.exactly_once.ledger_topic import LedgerMissing, LedgerTopic
 from outbox.harvest.exactly_once.takeover import newest_change, newest_change_of_any
 from outbox.harvest.exactly_once.values import Command, Retake
@@ -80,7 +80,7 @@ def test_a_database_that_goes_back_under_a_living_owner_stops_it(bench):
 def test_a_lane_goes_on_when_both_sides_agree_again(bench, monkeypatch):
     from outbox.harvest.exactly_once import lane
 
-    monkeypatch.setattr(lane, "_PARKED_S", 0.2)
+    monkeypatch.setattr(lane, "_STOPPED_S", 0.2)
     deliver(bench)
     purged = bench.purged
     bench.db.execute("UPDATE outbox_purged SET batch = 0")

@@ -1,0 +1,68 @@
+"""The migration operation that makes the tables beside the outbox, and drops them when nothing is left to decide."""
+
+from typing import Any
+
+from django.db import migrations
+from django.db.backends.base.schema import BaseDatabaseSchemaEditor
+from django.db.migrations.state import ProjectState
+
+from outbox.exceptions import OutboxError
+from outbox.schema.adoption import in_short_attempts
+
+
+def quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+class CreateCompanions(migrations.RunSQL):
+    """SQL for PostgreSQL alone: other databases of a project have no outbox. Every statement may run again."""
+
+    def __init__(self, sql: str, reverse_sql: str, *, holds: str, dead_letters: str) -> None:
+        super().__init__(sql, reverse_sql, hints={"model_name": "outboxrecord"}, elidable=False)
+        self.holds, self.dead_letters = holds, dead_letters
+
+    def deconstruct(self) -> Any:
+        name, args, _ = super().deconstruct()
+        kwargs = {"holds": self.holds, "dead_letters": self.dead_letters}
+        return name, args, {"sql": self.sql, "reverse_sql": self.reverse_sql, **kwargs}
+
+    def database_forwards(
+        self,
+        app_label: str,
+        schema_editor: BaseDatabaseSchemaEditor,
+        from_state: ProjectState,
+        to_state: ProjectState,
+    ) -> None:
+        if schema_editor.connection.vendor == "postgresql":
+            super().database_forwards(app_label, schema_editor, from_state, to_state)
+
+    def database_backwards(
+        self,
+        app_label: str,
+        schema_editor: BaseDatabaseSchemaEditor,
+        from_state: ProjectState,
+        to_state: ProjectState,
+    ) -> None:
+        def drop() -> None:
+            super(CreateCompanions, self).database_backwards(app_label, schema_editor, from_state, to_state)
+
+        if schema_editor.connection.vendor != "postgresql":
+            return
+        if schema_editor.collect_sql:  # only shown
+            drop()
+        else:
+            self._refuse_to_lose_decisions(schema_editor)
+            in_short_attempts(schema_editor.connection.alias, "beside the outbox", lambda cursor: drop())
+
+    def _refuse_to_lose_decisions(self, schema_editor: BaseDatabaseSchemaEditor) -> None:
+        with schema_editor.connection.cursor() as cursor:
+            cursor.execute(f"SELECT (SELECT count(*) FROM {self.holds}), (SELECT count(*) FROM {self.dead_letters})")
+            holds, dead = cursor.fetchone()
+        if holds or dead:
+            raise OutboxError(
+                f"The table {self.holds} has {holds} holds and {self.dead_letters} has {dead} dead letters. Migrating "
+                "backwards would drop both tables: the harvester would send paused and rejected keys, and the dead "
+                "letters would be lost. First end the holds with a harvester running (manage.py outbox_resume --all; "
+                "outbox_retry or outbox_discard), and put the dead letters back or delete them (outbox_requeue --all, "
+                "outbox_discard --dead-letters --all). Then migrate backwards."
+            )
