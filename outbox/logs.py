@@ -1,8 +1,8 @@
-"""The log's vocabulary: every event by its name, lines taken apart into fields, JSON, and a filter that redacts.
+"""The catalogue of log events, a parser of log lines, a JSON formatter, and a filter that redacts.
 
-Lines are ``event key=value …``, below the logger ``outbox``. Names and fields are kept stable, because people search
-for them and alerts count them; docs/logs.md is compared with this table and with the source. A message's value and
-headers are never logged. Its key may be, and the words of servers are: `Redact` lets a project decide about those.
+Lines are ``event key=value …``, below the logger ``outbox``. Names and fields stay stable, because people search for
+them and alerts count them. A test compares docs/logs.md with this table and with the source. The package never logs the
+value or the headers of a message. It logs keys and the error texts of servers: `Redact` lets a project hide those.
 """
 
 from __future__ import annotations
@@ -16,114 +16,148 @@ from datetime import UTC, datetime
 from typing import Any
 
 EVENTS: Mapping[str, str] = {
-    "harvester_started": "the process begins",
-    "harvester_stopping": "it was asked to stop",
-    "harvester_stopped": "it is done",
-    "harvester_failed": "the error that stopped it",
-    "starting": "`outbox-harvest` with its file and its place",
-    "configuration_note": "`outbox-harvest` assumes something, or leaves it out; a secret is on a command line",
-    "waiting": "a server is away at the start, or another [delivery mode](delivery.md) has the table; it waits",
-    "waiting_over": "the server is back, or the table is free",
-    "create_time_nullable": "exactly-once: records may come without a time, see [the table](table.md#create_time)",
-    "clock_set_back": "the clock of this host was set back; a lane may stand still for some seconds",
-    "leader_topic_created": "the leader topic did not exist",
-    "ledger_topic_created": "the ledger topic did not exist",
-    "ledger_policy_unknown": "the user may not read the ledger topic's configuration, so it was not compared",
-    "size_limit_unknown": "a topic's max.message.bytes could not be read; it is learnt from what is refused",
-    "transaction_log_unknown": "the user may not ask about the brokers' transaction log, so it was not checked",
-    "partitions_added": "a topic of this application got more partitions",
-    "session_limits_unknown": "the user may not read the brokers' limits, so `SESSION_TIMEOUT` was not compared",
-    "partitions_assigned": "what the group gave",
-    "partitions_revoked": "what the group took back",
-    "partitions_lost": "what the group took without waiting",
-    "leader_acquired": "this process owns the lane, see [events](events.md)",
-    "leader_refreshed": "it goes on under another id, because an outcome was in doubt",
-    "leader_revoked": "the lane is given back, nothing of it is in flight",
-    "leader_fenced": "somebody else may own the lane already; everything in flight was dropped",
-    "batch_abandoned": "what was in flight did not finish in time; the next owner sends it again",
-    "foreign_heartbeat": "a harvester of another database has the same `NAME` on this Kafka; this one goes on",
-    "heartbeat_unknown": "the leader topic holds what is no heartbeat of this release; it is ignored",
-    "leader_topic_unread": "the leader topic could not be searched for harvesters of another database",
-    "election_renewed": "Kafka rejected the credentials; the election has new clients, which asked for them again",
-    "election_failed": "Kafka does not serve the election",
-    "election_works_again": "and does again",
-    "group_not_left": "a stop did not wait any longer for the brokers",
-    "workers_left_behind": "a stop did not wait any longer for threads",
-    "receivers_left_behind": "a stop did not wait any longer for receivers of signals",
-    "lane_taken": "exactly-once: the lane sends from the batch named on",
-    "lane_stopped": "neither sending nor deleting is right until an operator has decided, or rows survive their DELETE",
-    "lane_failed": "the error that ended a lane, and the harvester with it",
-    "lane_ended": "exactly-once: what a lane did while this process owned it",
-    "lane_event": "something else about a lane",
-    "unclean_release": "exactly-once: the end of a lane was not waited for; its successor settles it",
-    "producer_renewed": "exactly-once: a request may still be under way, so another producer goes on",
-    "client_errors_unknown": "this Kafka client is newer than this release, which takes its new errors for unforeseen",
-    "reading_ended": "exactly-once: what the reader of this process did",
-    "lanes_closed": "the lane count is being changed",
-    "change_not_marked": "the lane count is not changed yet: what tells the ledger of it could not be written",
-    "lanes_opened": "the lane count was changed",
-    "lanes_not_changed": "the lane count cannot be changed now, and why",
-    "lane_resolved": "an operator has settled a stopped lane",
-    "ledger_not_adopted": "an operator's settlement left an entry of the ledger out",
-    "kafka_failed": "at-least-once: records could not be delivered for now",
-    "kafka_works_again": "and are again",
-    "database_failed": "at-least-once: a statement failed, and is repeated",
-    "database_works_again": "and does not fail any more",
-    "send_failed": "exactly-once: a transaction failed; the lane is taken over again",
-    "send_works_again": "and one was committed",
-    "takeover_failed": "exactly-once: a server does not answer a takeover",
-    "takeover_works_again": "and does again",
-    "read_failed": "exactly-once: PostgreSQL could not be read",
-    "read_works_again": "and can be again",
-    "lease_failed": "exactly-once: the lease on the table could not be repeated; nothing is read when it is old",
-    "lease_works_again": "and could be again",
-    "lane_refused": "at-least-once: a session that says it is a newer owner holds the lane; who, and what to do",
-    "writers_wait": "writers of `ordered=True` have waited for long; who holds their lock, and what to do",
-    "purge_failed": "exactly-once: what was delivered could not be deleted; it is tried until it can be",
-    "purge_works_again": "and was",
-    "purged_fewer": "rows that were sent had vanished before they were deleted: something else deletes from the table",
-    "table_warning": "the table can be harvested, but something about it may break a promise; the text has the remedy",
-    "not_purged": "at-least-once: rows had vanished, or belong to another leader, before they were deleted",
-    "remark_requested": "at-least-once: an outcome was in doubt; what follows repairs it",
-    "deadline_exceeded": "at-least-once: something took too long; what follows repairs it",
-    "record_held": "Kafka rejected a record; its key waits",
-    "dead_letter": "a record became a [dead letter](holds.md), and its key goes on",
-    "hold_actions_failed": "what was asked about held records could not be carried out; it is tried again",
-    "unclean_takeover": "exactly-once: the owner before ended without a clean release; its cause is looked for",
-    "poison_held": "exactly-once: the record ended harvesters that sent it, and is [held](holds.md)",
-    "meter_read": "how fast a lane delivers",
-    "receiver_failed": "a receiver of a signal raised",
-    "event_failed": "a signal could not be sent",
-    "events_dropped": "receivers of signals cannot follow",
-    "celery_event_dropped": "an event did not become a task, see [Celery](celery.md)",
-    "celery_events_resumed": "the next one did",
-    "redactor_failed": "`REDACTOR` raised; the admin showed a note instead of the value",
-    "spark_started": "Spark: the engine's JVM runs, with the address of its web interface",
-    "spark_retry": "Spark: the query ended and is started again, or a server is away",
-    "spark_fenced": "Spark: another driver has the table; this one leaves it and stands by",
-    "spark_holds": "Spark: what is held back is left alone, and how that ends",
-    "spark_holds_over": "Spark: nothing is held back any more",
-    "spark_driver_ended": "Spark: the process that drives it has ended; another is started",
-    "spark_driver_failed": "Spark: an error that nothing else explains, with its traceback",
-    "epoch_delivered": "Spark: an epoch is in Kafka",
-    "database_unavailable": "Spark: PostgreSQL does not answer the source; it is asked again",
-    "slice_restarted": "Spark: a slice failed half-way and is sent anew, in another transaction",
-    "resent": "Spark: a batch that was not known to be delivered is read again",
-    "not_listening": "notifications of writers cannot be heard, so the table is polled as without them",
-    "metrics_served": "the address of `/metrics`, `/livez` and `/readyz`",
-    "metrics_failed": "the metrics could not be put together; the harvesting goes on",
-    "sampling_failed": "backlog and age could not be looked up for metrics or charts; the harvesting goes on",
-    "sampling_works_again": "and can be again",
-    "lag_sampling_failed": "the ledger's lag could not be looked up for metrics; all else can be",
-    "lag_sampling_works_again": "and can be again",
-    "dropped_client": "a client that is thrown away had something to say",
+    "harvester_started": "The harvester process has started.",
+    "harvester_stopping": "The harvester was asked to stop.",
+    "harvester_stopped": "The harvester has stopped.",
+    "harvester_failed": "An error has stopped the harvester; the field `reason` names it.",
+    "starting": "`outbox-harvest` starts; the fields name its version, its file and its working directory.",
+    "configuration_note": (
+        "The command assumes or ignores part of its configuration, or a secret is on its command line."
+    ),
+    "waiting": "The harvester waits: a server is unavailable, or another [delivery mode](delivery.md) holds the table.",
+    "waiting_over": "The harvester has stopped waiting: the server is back, or the table is free.",
+    "create_time_nullable": (
+        "Exactly-once: the table accepts records without a time, see [the table](table.md#create_time)."
+    ),
+    "clock_set_back": "The clock of this host was set back; a lane may pause for some seconds.",
+    "leader_topic_created": "The harvester has created the leader topic, because it did not exist.",
+    "ledger_topic_created": "The harvester has created the ledger topic, because it did not exist.",
+    "ledger_policy_unknown": (
+        "Kafka does not let the user read the ledger topic's configuration, so the harvester has not checked it."
+    ),
+    "size_limit_unknown": (
+        "The harvester could not read a topic's max.message.bytes; it learns the limit from rejections."
+    ),
+    "transaction_log_unknown": (
+        "Kafka does not let the user read the brokers' transaction log, so the harvester has not checked it."
+    ),
+    "partitions_added": "The harvester has added partitions to one of its topics.",
+    "session_limits_unknown": (
+        "Kafka does not let the user read the brokers' limits, so the harvester has not checked `SESSION_TIMEOUT`."
+    ),
+    "partitions_assigned": "Kafka has assigned partitions of the leader topic to this process.",
+    "partitions_revoked": "Kafka has asked this process to give partitions of the leader topic back.",
+    "partitions_lost": "Kafka has taken partitions of the leader topic from this process without waiting for it.",
+    "leader_acquired": "This process now owns the lane, see [events](events.md).",
+    "leader_refreshed": "The owner of the lane continues under another id, because an outcome was in doubt.",
+    "leader_revoked": "This process has given the lane back; nothing of the lane is in flight.",
+    "leader_fenced": "This process has dropped everything in flight, because another process may own the lane already.",
+    "batch_abandoned": (
+        "This process gave up records in flight that were not finished in time; the next owner settles or repeats them."
+    ),
+    "foreign_heartbeat": (
+        "A harvester of another database uses the same `NAME` on this Kafka; this harvester continues."
+    ),
+    "heartbeat_unknown": "The harvester ignores a message in the leader topic that is no heartbeat of this release.",
+    "leader_topic_unread": "The harvester could not search the leader topic for harvesters of another database.",
+    "election_renewed": (
+        "Kafka rejected the credentials; the harvester has made new election clients, which ask for them again."
+    ),
+    "election_failed": "Kafka does not serve the election.",
+    "election_works_again": "Kafka serves the election again.",
+    "group_not_left": "The harvester has stopped before the brokers confirmed that it left the group.",
+    "workers_left_behind": "The harvester has stopped before all of its threads ended.",
+    "receivers_left_behind": "The harvester has stopped before all receivers of signals returned.",
+    "lane_taken": "Exactly-once: the new owner has taken the lane over and sends from this batch on.",
+    "lane_stopped": "The lane sends and deletes nothing: an operator must decide, or rows survive their DELETE.",
+    "lane_failed": "An error has ended the lane, and with it the harvester.",
+    "lane_ended": "Exactly-once: the lane has ended in this process; the fields count its work.",
+    "lane_event": "Something else has happened to the lane; the field `event` describes it.",
+    "unclean_release": (
+        "Exactly-once: the lane has ended before all of its records were settled; the next owner settles them."
+    ),
+    "producer_renewed": (
+        "Exactly-once: the lane uses a new producer, because a request of the old one may still be in flight."
+    ),
+    "client_errors_unknown": (
+        "The Kafka client is newer than this release, which handles its new error codes as unforeseen errors."
+    ),
+    "reading_ended": "Exactly-once: the reader of this process has ended; the fields count its work.",
+    "lanes_closed": "The harvester has closed the lanes to change their count.",
+    "change_not_marked": "The harvester could not write the change of the lane count to the ledger; it tries again.",
+    "lanes_opened": "The harvester has changed the lane count and opened the lanes.",
+    "lanes_not_changed": "The harvester cannot change the lane count; the field `reason` says why.",
+    "lane_resolved": "An operator has settled a stopped lane.",
+    "ledger_not_adopted": "An operator has settled a lane, but `outbox_resolve` could not write its ledger entry.",
+    "kafka_failed": "At-least-once: Kafka does not accept records; the harvester tries again.",
+    "kafka_works_again": "At-least-once: Kafka accepts records again.",
+    "database_failed": "At-least-once: PostgreSQL has failed a statement; the harvester repeats it.",
+    "database_works_again": "At-least-once: PostgreSQL executes statements again.",
+    "send_failed": "Exactly-once: a Kafka transaction has failed; the harvester takes the lane over again.",
+    "send_works_again": "Exactly-once: Kafka has committed a transaction again.",
+    "takeover_failed": "Exactly-once: a server does not answer, so the harvester cannot take the lane over yet.",
+    "takeover_works_again": "Exactly-once: the servers answer a takeover again.",
+    "read_failed": "Exactly-once: the harvester cannot read records from PostgreSQL.",
+    "read_works_again": "Exactly-once: the harvester can read records from PostgreSQL again.",
+    "lease_failed": (
+        "Exactly-once: the harvester cannot renew its lease on the table; when the lease is old, it stops reading."
+    ),
+    "lease_works_again": "Exactly-once: the harvester has renewed its lease on the table again.",
+    "lane_refused": (
+        "At-least-once: a session that says it is a newer owner holds the lane; `by` names it and the remedy."
+    ),
+    "writers_wait": (
+        "Writers of `ordered=True` have waited for long; the fields name the holders of their lock and the remedy."
+    ),
+    "purge_failed": "Exactly-once: PostgreSQL could not delete delivered records; the harvester tries until it can.",
+    "purge_works_again": "Exactly-once: PostgreSQL deletes delivered records again.",
+    "purged_fewer": "Sent rows had vanished before the harvester deleted them: another program deletes from the table.",
+    "table_warning": "The harvester has found a risk to a promise in the table; the field `reason` has the remedy.",
+    "not_purged": "At-least-once, Spark: rows had vanished, or another leader had marked them, before their deletion.",
+    "remark_requested": "At-least-once: the harvester marks its records again, because an outcome was in doubt.",
+    "deadline_exceeded": (
+        "At-least-once: a key has waited too long, or a report of Kafka is overdue; the harvester recovers."
+    ),
+    "record_held": "Kafka rejected a record; the harvester holds its key.",
+    "dead_letter": "The harvester has moved a record to the [dead letters](holds.md) and continues with its key.",
+    "hold_actions_failed": "The harvester could not carry out a requested retry, skip or discard; it tries again.",
+    "unclean_takeover": (
+        "Exactly-once: the previous owner has crashed; the harvester searches for the record that caused it."
+    ),
+    "poison_held": "Exactly-once: the harvester [holds](holds.md) a record that has crashed harvesters.",
+    "meter_read": "The harvester reports how fast the lane delivers.",
+    "receiver_failed": "A receiver of a signal has raised an error.",
+    "event_failed": "The harvester could not send a signal.",
+    "events_dropped": "The harvester drops events, because a receiver of signals is too slow.",
+    "celery_event_dropped": "The harvester could not send an event as a task, see [Celery](celery.md).",
+    "celery_events_resumed": "The harvester sends events as tasks again, see [Celery](celery.md).",
+    "redactor_failed": "The function in `REDACTOR` has failed; the admin shows a note instead of the value.",
+    "spark_started": "Spark: the engine's JVM has started; the field `ui` has the address of its web interface.",
+    "spark_retry": "Spark: the query has ended or a server is unavailable; the harvester starts the query again.",
+    "spark_fenced": "Spark: another driver owns the table; this one has released it and waits as a standby.",
+    "spark_holds": "Spark: the engine skips held records; the field `remedy` says how to end the holds.",
+    "spark_holds_over": "Spark: no record is held any more.",
+    "spark_driver_ended": "Spark: the driver process has ended; the harvester starts another one.",
+    "spark_driver_failed": "Spark: an unforeseen error has ended the driver; its traceback follows.",
+    "epoch_delivered": "Spark: Kafka has received the records of an epoch.",
+    "database_unavailable": "Spark: PostgreSQL does not answer the source, which asks again.",
+    "slice_restarted": "Spark: a slice has failed; the sink sends it again in another transaction.",
+    "resent": "Spark: the source reads a batch again, because it does not know whether the batch was delivered.",
+    "not_listening": "The harvester cannot receive writers' notifications, so it polls the table.",
+    "metrics_served": "The harvester serves `/metrics`, `/livez` and `/readyz` at this address.",
+    "metrics_failed": "The harvester could not produce its metrics; it continues to deliver.",
+    "sampling_failed": "The harvester could not read backlog and age for metrics or charts; it continues to deliver.",
+    "sampling_works_again": "The harvester can read backlog and age for metrics or charts again.",
+    "lag_sampling_failed": "The harvester could not read the ledger's lag for metrics; other metrics are not affected.",
+    "lag_sampling_works_again": "The harvester can read the ledger's lag for metrics again.",
+    "dropped_client": "A discarded Kafka client has reported an error.",
 }
 
 _PAIR = re.compile(r"""(\w+)=('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|\[[^\]]*\]|\([^)]*\)|\S*)""")
 
 
 def take_apart(line: str) -> tuple[str, dict[str, Any]]:
-    """The event of a line and its fields: numbers as numbers, quoted text without its quotes."""
+    """Return the event of a line and its fields: numbers as numbers, quoted text without its quotes."""
     event, _, rest = line.partition(" ")
     return event.rstrip(":"), {name: _value(text) for name, text in _PAIR.findall(rest)}
 
@@ -153,11 +187,11 @@ class JsonFormatter(logging.Formatter):
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
         text = json.dumps(line, default=str, ensure_ascii=False)
-        return text.encode(errors="backslashreplace").decode()  # what is not UTF-8 in a key, as an escape of JSON
+        return text.encode(errors="backslashreplace").decode()  # bytes of a key that are not UTF-8 become JSON escapes
 
 
 SENSITIVE = frozenset({"key", "error", "reason", "event", "trouble", "scopes"})
-"""Fields that may hold a message's key or the words of a server."""
+"""Fields that may hold a message's key or the error text of a server."""
 _FIELD = re.compile(r"(?:(\w+)=)?(%(?:r|s|(?:\.\d+)?[dfg]))")
 HIDDEN = "(hidden)"
 
@@ -165,11 +199,11 @@ RedactField = Callable[[str, str, str], str]
 
 
 class Redact(logging.Filter):
-    """A filter for handlers of the logger ``outbox``: what a project does not want in its log.
+    """A filter for handlers of the logger ``outbox``: it hides what a project does not want in its log.
 
-    ``{"()": "outbox.logs.Redact", "function": "shop.logs.redact"}``, where the function gets the event, the name of
-    the field and its text, and returns the text to be shown. It is asked about the fields in `SENSITIVE`, and about
-    tracebacks as the field ``exception``. Without a function they are all hidden, as when it raises.
+    Configure it as ``{"()": "outbox.logs.Redact", "function": "shop.logs.redact"}``. The function gets the event, the
+    name of the field and its text, and returns the text to show. The filter calls it for the fields in `SENSITIVE`, and
+    for tracebacks as the field ``exception``. Without a function, and when it raises, the filter hides them all.
     """
 
     def __init__(self, function: str | RedactField | None = None) -> None:
@@ -184,7 +218,7 @@ class Redact(logging.Filter):
             message = record.getMessage()
             event = message.partition(" ")[0]
             record.msg = self._line(record, event, message)
-        except Exception as error:  # of an argument that cannot be shown
+        except Exception as error:  # an argument's repr or str failed
             record.msg = f"{event} (hidden: {type(error).__name__})"
         record.args = ()
         if record.exc_info:
@@ -193,7 +227,7 @@ class Redact(logging.Filter):
         return True
 
     def _line(self, record: logging.LogRecord, event: str, message: str) -> str:
-        """Before a line is one text, each field is known for certain, whatever brackets and quotes its own text has."""
+        """Redact a line whose fields are still arguments: quotes and brackets in a field cannot mislead here."""
         line, arguments = str(record.msg), record.args if isinstance(record.args, tuple) else ()
         fields = list(_FIELD.finditer(line))
         if not fields or not len(fields) == len(arguments) == line.count("%"):
@@ -207,7 +241,7 @@ class Redact(logging.Filter):
         return "".join([*parts, line[end:]])
 
     def _by_text(self, event: str, message: str) -> str:
-        """A line that is one text already: where its first such field ends is not certain, so all of the rest goes."""
+        """Redact a line that is already one text. The end of a field is uncertain there: the rest is one field."""
         for found in _PAIR.finditer(message):
             if found[1] in SENSITIVE:
                 begin = found.start(2)
