@@ -17,7 +17,7 @@ from django.utils import timezone
 import outbox
 from example_project.heroes.creation import create_heroes
 from example_project.heroes.models import TOPIC
-from outbox.models import AuditRow, DeadLetter, Hold, OutboxRecord, Sample
+from outbox.models import AuditLogEntry, DeadLetter, Hold, OutboxRecord, Sample
 
 CUSTOMERS = ("customer-2207", "customer-2238", "customer-2269", "customer-2300")
 INVOICES, NEWSLETTERS = 6, 1_240
@@ -120,7 +120,7 @@ def slow_down() -> None:
         (Hold.objects.all(), "since"),
         (DeadLetter.objects.all(), "stashed_at"),
         (DeadLetter.objects.all(), "died_at"),
-        (AuditRow.objects.all(), "at"),
+        (AuditLogEntry.objects.all(), "at"),
     ):
         for at in rows.values_list(column, flat=True).distinct():
             rows.filter(**{column: at}).update(**{column: earlier(at)})
