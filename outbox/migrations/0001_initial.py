@@ -378,7 +378,9 @@ class Migration(migrations.Migration):
             },
         ),
         migrations.SeparateDatabaseAndState(
-            database_operations=[CreateCompanions(COMPANIONS, DROPPED, holds=HOLD, dead_letters=DEAD)],
+            database_operations=[
+                CreateCompanions(COMPANIONS, DROPPED, outbox=table_name(), holds=HOLD, dead_letters=DEAD)
+            ],
             state_operations=COMPANION_MODELS,
         ),
     ]

@@ -124,13 +124,7 @@ class CreateOrAdoptTable(migrations.CreateModel):
             return
         table = model._meta.db_table
         if not schema_editor.collect_sql:
-            with connection.cursor() as cursor:
-                cursor.execute(f"SELECT EXISTS (SELECT FROM {connection.ops.quote_name(table)})")
-                if cursor.fetchone()[0]:
-                    raise OutboxError(
-                        f"The table {table!r} still holds records that Kafka has not received. "
-                        "Harvest or delete them first, then migrate backwards."
-                    )
+            refuse_to_drop_records(connection, table)
         super().database_backwards(app_label, schema_editor, from_state, to_state)
 
 
@@ -138,6 +132,16 @@ def _exists(connection: BaseDatabaseWrapper, table: str) -> bool:
     with connection.cursor() as cursor:
         cursor.execute("SELECT to_regclass(%s) IS NOT NULL", [connection.ops.quote_name(table)])
         return bool(cursor.fetchone()[0])
+
+
+def refuse_to_drop_records(connection: BaseDatabaseWrapper, table: str) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute(f"SELECT EXISTS (SELECT FROM {connection.ops.quote_name(table)})")
+        if cursor.fetchone()[0]:
+            raise OutboxError(
+                f"The table {table!r} still holds records that Kafka has not received. "
+                "Harvest or delete them first, then migrate backwards."
+            )
 
 
 def sequence_of(table: str) -> str:

@@ -7,7 +7,7 @@ from django.db.backends.base.schema import BaseDatabaseSchemaEditor
 from django.db.migrations.state import ProjectState
 
 from outbox.exceptions import OutboxError
-from outbox.schema.adoption import in_short_attempts
+from outbox.schema.adoption import in_short_attempts, refuse_to_drop_records
 
 
 def quoted(name: str) -> str:
@@ -17,13 +17,13 @@ def quoted(name: str) -> str:
 class CreateCompanions(migrations.RunSQL):
     """SQL for PostgreSQL alone: other databases of a project have no outbox. Every statement may run again."""
 
-    def __init__(self, sql: str, reverse_sql: str, *, holds: str, dead_letters: str) -> None:
+    def __init__(self, sql: str, reverse_sql: str, *, outbox: str, holds: str, dead_letters: str) -> None:
         super().__init__(sql, reverse_sql, hints={"model_name": "outboxrecord"}, elidable=False)
-        self.holds, self.dead_letters = holds, dead_letters
+        self.outbox, self.holds, self.dead_letters = outbox, holds, dead_letters
 
     def deconstruct(self) -> Any:
         name, args, _ = super().deconstruct()
-        kwargs = {"holds": self.holds, "dead_letters": self.dead_letters}
+        kwargs = {"outbox": self.outbox, "holds": self.holds, "dead_letters": self.dead_letters}
         return name, args, {"sql": self.sql, "reverse_sql": self.reverse_sql, **kwargs}
 
     def database_forwards(
@@ -51,6 +51,7 @@ class CreateCompanions(migrations.RunSQL):
         if schema_editor.collect_sql:  # only shown
             drop()
         else:
+            refuse_to_drop_records(schema_editor.connection, self.outbox)  # before its companions are gone
             self._refuse_to_lose_decisions(schema_editor)
             in_short_attempts(schema_editor.connection.alias, "beside the outbox", lambda cursor: drop())
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from psycopg import sql
 
-COMPANIONS = ("state", "purged", "lane", "spark", "hold", "dead", "audit", "sample", "watch")
+COMPANIONS = ("state", "purged", "lane", "spark", "hold", "dead", "audit_log", "sample", "watch")
 """Suffixes of the tables beside the outbox. The harvester keeps them; holds, dead letters and audit are also written by
 whoever runs the commands."""
-OPERATED = ("hold", "dead", "audit")
+OPERATED = ("hold", "dead", "audit_log")
 
 HELP: Mapping[str, str] = {
     "writer": "stashes: inserts records and learns their ids; sees no record, also not its own, and changes none",

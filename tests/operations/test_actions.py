@@ -112,7 +112,7 @@ def test_held_records_and_dead_letters_are_different_operations():
     dead(2)
     assert actions.retry(Selector(all=True), "ann").changed == 0
     assert actions.discard(Selector(all=True), "ann").changed == 0
-    assert DeadLetter.objects.count() == 1
+    assert (requests(), DeadLetter.objects.count()) == ({1: "discard"}, 1)
     Hold.objects.update(wanted="")
     assert actions.requeue(Selector(all=True), "ann").pending == 0
     dead(3)

@@ -98,7 +98,7 @@ STATEMENTS = {
     "load": lambda db, table, id_: table.load(db, 3),
     "dead_letter": lambda db, table, id_: table.run(db, 0, HoldActions(dead_records=(skipped(id_),))),
     "discard": lambda db, table, id_: table.run(db, 0, HoldActions(discarded=(id_,))),
-    "poison": lambda db, table, id_: table.own(db, 0, "somebody", Care(cause=id_, crashes=2)),
+    "poison": lambda db, table, id_: table.own(db, 0, "somebody", Care(poison=id_, crashes=2)),
 }
 
 
