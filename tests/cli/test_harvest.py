@@ -201,7 +201,7 @@ def test_a_table_that_is_delivered_exactly_once_is_left_alone_while_that_goes_on
     assert ours.stop() == 0
     assert site.execute("SELECT lease_time < now() - interval '1 day' FROM outbox_state") == [(True,)]
 
-    site.execute("UPDATE outbox_state SET way = 'exactly-once', lease_owner = 'web1', lease_time = 'infinity'")
+    site.execute("UPDATE outbox_state SET lease_mode = 'exactly-once', lease_owner = 'web1', lease_time = 'infinity'")
     site.stash(10, 19)
     hasty, patient = site.harvester("--fail-fast"), site.harvester()
     assert hasty.process.wait(WAIT_S) == 1

@@ -155,15 +155,15 @@ def test_what_is_not_acknowledged_in_time_is_given_up(bench):
 
 
 class Producer:
-    """The real producer, but the first produce of the key "bad" goes another way. Knows all that were made."""
+    """The real producer, but the first produce of the key "bad" is handled by `answers`. `made` lists all producers."""
 
-    def __init__(self, properties, way, made):
-        self.real, self.mode, self.made = idempotent_producer(properties), way, made
+    def __init__(self, properties, answers, made):
+        self.real, self.answers, self.made = idempotent_producer(properties), answers, made
         made.append(self)
 
     def produce(self, topic, value, key, *, headers, on_delivery):
-        if key == "bad" and self.mode:
-            self.mode.pop()(on_delivery)
+        if key == "bad" and self.answers:
+            self.answers.pop()(on_delivery)
         else:
             self.real.produce(topic, value, key, headers=headers, on_delivery=on_delivery)
 
@@ -174,12 +174,12 @@ class Producer:
         return len(self.real)
 
 
-def delivered_by(bench, way, *, may_repeat=False):
-    """Harvest with one producer whose first record of the key "bad" goes that way. May others repeat that were under
-    way?"""
+def delivered_by(bench, answer, *, may_repeat=False):
+    """Harvest with one producer that handles its first record of the key "bad" with `answer`. `may_repeat`: other
+    records in flight may be sent again."""
     made = []
     bench.insert(["bad", "good"] * 10)
-    make = partial(Producer, way=[way], made=made)
+    make = partial(Producer, answers=[answer], made=made)
     with bench.working(SEND_CONCURRENCY=1, seams={"make_producer": make}) as host:
         bench.wait_empty()
         finish(host)

@@ -275,14 +275,15 @@ class RealSide:
 
     def give_to_other_mode(self, *, gives: bool) -> None:
         self._admin.execute(
-            "UPDATE outbox_state SET way = %s, lease_time = clock_timestamp()", ["at-least-once" if gives else ""]
+            "UPDATE outbox_state SET lease_mode = %s, lease_time = clock_timestamp()",
+            ["at-least-once" if gives else ""],
         )
 
     def install_wakeups(self) -> None:
         self._admin.execute(wakeups.install("outbox"))
 
     def holds_lease(self) -> bool:
-        row = self._admin.execute("SELECT way <> '' AND lease_time > '-infinity' FROM outbox_state").fetchone()
+        row = self._admin.execute("SELECT lease_mode <> '' AND lease_time > '-infinity' FROM outbox_state").fetchone()
         return bool(row and row[0])
 
     def make_topic(self, partitions: int = 1) -> None:
