@@ -8,14 +8,14 @@
 
 The records pass through the executors only. The packages, from the outside in:
 
-    sessions.py  `session()`: Java, connector, Python and addresses of a session
-    source/      the DataSource `outbox`, in `datasource.py`; its statements and what they protect, what executors
-                 read, what runs beside a batch
+    sessions.py  `session()`: the Java, connector, Python and addresses of a session
+    source/      the DataSource `outbox`, in `datasource.py`; its statements and their guards, the reader of the
+                 executors, and the job that runs beside a batch
     sink/        `KafkaSink` on the driver; slices in an executor (`slice_writer.py`): fence, ledger, records, entry,
                  commit; the entry of a slice in the ledger
     engine/      `manage.py harvest --engine spark`: the worker of the elected lane, which starts `driver.py`, the
                  process with the query
-    verify/      the proof that all was delivered, behind `outbox_verify`
+    verify/      the proof that every record was delivered, for `outbox_verify`
 
 Names are resolved on first use: importing this package needs neither PySpark nor confluent-kafka.
 """

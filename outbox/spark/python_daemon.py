@@ -1,7 +1,7 @@
-"""The process that Spark forks its Python workers from, with everything imported that they will want.
+"""The process from which Spark forks its Python workers. It imports everything that they need.
 
-Otherwise each worker imports pandas, pyarrow and the Kafka client for itself: about a second of processor time, again
-and again when many start. `sessions.session()` names this module in `spark.python.daemon.module`.
+Otherwise each worker imports pandas, pyarrow and the Kafka client for itself: about a second of processor time for each
+worker that starts. `sessions.session()` names this module in `spark.python.daemon.module`.
 """
 
 import sys
@@ -18,8 +18,8 @@ for wanted in (
 ):
     import_module(wanted)
 
-# Spark puts the jar of its core on the path. It holds no Python, and a worker would read its 5,000 names anew for every
-# task: 50 ms.
+# Spark puts the jar of its core on the path. The jar holds no Python, and a worker would read its 5,000 names again for
+# every task: 50 ms.
 sys.path[:] = [place for place in sys.path if not place.endswith(".jar")]
 for place in [place for place in sys.path_importer_cache if ".jar" in place]:
     del sys.path_importer_cache[place]

@@ -27,11 +27,11 @@ def session(
     kafka: bool = True,
     show_ui: bool = True,
 ) -> SparkSession:
-    """A running session. `config` wins over everything that is set here.
+    """A running session. `config` wins over every setting of this function.
 
     `kafka`: with Spark's own Kafka connector, which `spark.read.format("kafka")` needs; source and sink of this
-    package do not. The driver listens on 127.0.0.1; where executors run on other machines, give `spark.driver.host`
-    and `spark.driver.bindAddress`.
+    package do not. The driver listens on 127.0.0.1. If executors run on other machines, set `spark.driver.host` and
+    `spark.driver.bindAddress`.
     """
     check_extra()
     from pyspark import SparkConf, SparkContext
@@ -44,7 +44,7 @@ def session(
         **_defaults(kafka and "spark.jars" not in (config or {})),
     }
     given |= config or {}
-    # A JVM is started with its settings on its command line. Secrets reach it afterwards, through a connection.
+    # A JVM shows its start settings in its command line. So secrets are set afterwards, through a connection.
     open_to_all = [pair for pair in given.items() if not secrets.is_secret(pair[0])]
     SparkContext._ensure_initialized(conf=SparkConf(loadDefaults=False).setAll(open_to_all))
     spark = SparkSession.builder.config(map=given).getOrCreate()
@@ -57,18 +57,18 @@ def check_extra() -> None:
     """Raise `MissingExtra`, one line, when a package that Spark needs is absent."""
     for module, extra in _NEEDED.items():
         if not _is_installed(module):
-            raise MissingExtra(f"{module} is not installed, Spark needs it: {install(extra)}")
+            raise MissingExtra(f"Spark needs the package {module}, which is not installed. Run: {install(extra)}")
 
 
 def _is_installed(module: str) -> bool:
     try:
         return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:  # of the package that it is in
+    except ModuleNotFoundError:  # the package that contains it
         return False
 
 
 def prepare_environment() -> None:
-    """Variables that Spark's scripts and Python workers read; also for processes that `spark-class` starts."""
+    """Variables for Spark's scripts and Python workers, and for processes that `spark-class` starts."""
     from outbox.spark import java_and_jars
 
     os.environ["JAVA_HOME"] = str(java_and_jars.java().home)
@@ -95,7 +95,7 @@ def _defaults(with_connector: bool) -> dict[str, str]:
 
 
 def exposed(config: Mapping[str, str]) -> list[str]:
-    """What to tell of secrets that were given by --spark-conf."""
+    """A warning about secrets that came with --spark-conf."""
     names = [name for name in config if secrets.is_secret(name)]
     instead = (
         "Put it into the file spark-defaults.conf, readable by this user alone, in a folder that SPARK_CONF_DIR names."

@@ -1,3 +1,3 @@
-"""The public place of `finish`, which ends a query of the source without a record left behind."""
+"""The public place of `finish`, which ends a query of the source with no record left behind."""
 
 from outbox.spark.source.statements import finish as finish

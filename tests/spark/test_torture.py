@@ -113,7 +113,7 @@ def test_a_checkpoint_that_is_gone_is_refused_and_the_restored_one_goes_on(
             refusal = run(**given, name=f"{outbox_table.table}-{number}").refusal()
             assert "Start with that checkpoint again" in refusal
         else:
-            assert "the checkpoint was deleted or moved: restore it" in run(**given).refusal()
+            assert "the checkpoint was deleted or moved, restore it" in run(**given).refusal()
         shutil.rmtree(place, ignore_errors=True)
         copy.rename(place)
         run(**given).drain().finish()

@@ -1,10 +1,10 @@
 """`python -m outbox.spark.engine.driver`: the process that drives Spark while its harvester leads.
 
-It is told what to do by lines on its standard input, first the job, and says what happens as JSON lines on what was its
-standard output. It ends at once when that input ends: its harvester is gone, and another one may lead. Whatever it
-leaves behind then, the next driver completes from the checkpoint.
+The harvester writes commands to its standard input, first the job. The driver reports events as JSON lines on what was
+its standard output. It ends at once when the input ends: the harvester is gone, and another one may lead. The next
+driver completes from the checkpoint any batch that this one left open.
 
-    <- the job                      -> {"event": "ready", "ui": ...}      the JVM runs, nothing was taken
+    <- the job                      -> {"event": "ready", "ui": ...}      the JVM runs, no record was taken
     <- go                           -> {"event": "epoch", ...}            once per micro-batch that is in Kafka
                                     -> {"event": "log", ...}, {"event": "retry", ...}, {"event": "holds", ...}
     <- finish                       -> {"event": "finished"}              and ends with 0
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 _TRIGGER = "100 milliseconds"  # an idle query asks the table ten times a second
 _POLL_S = 0.1
 _PAUSE_MIN_S, _PAUSE_MAX_S = 0.5, 10.0
-_FAILURES_MAX = 5  # one after the other, of a kind that is not known to pass
+_FAILURES_MAX = 5  # failures of an unknown kind, one after the other
 _TAKEN_WITHIN_S = 30.0
 _RENEWED_S = 120.0
 _STATEMENT_S = 10.0
@@ -56,7 +56,7 @@ class Channel:
 
     def __init__(self) -> None:
         self._out = os.fdopen(os.dup(1), "w", buffering=1)
-        os.dup2(2, 1)  # what a transformation prints goes to the log
+        os.dup2(2, 1)  # a transformation may print: that goes to the log
         self._mutex = threading.Lock()
         self.going, self.finishing = threading.Event(), threading.Event()
         self.job = Job.decode(sys.stdin.readline())
@@ -76,7 +76,7 @@ class Channel:
 
 
 def _die() -> None:
-    """Nobody is there any more: Spark first, which would go on for a moment without its Python."""
+    """The harvester is gone. Kill Spark first: it would run on for a moment without its Python."""
     module = sys.modules.get("pyspark")
     gateway: Any = getattr(getattr(module, "SparkContext", None), "_gateway", None)
     with contextlib.suppress(Exception):
@@ -85,7 +85,7 @@ def _die() -> None:
 
 
 class Forwarding(logging.Handler):
-    """Log records to the harvester, whose settings decide about them."""
+    """Sends log records to the harvester, whose settings decide which of them appear."""
 
     def __init__(self, channel: Channel) -> None:
         super().__init__()
@@ -97,16 +97,16 @@ class Forwarding(logging.Handler):
 
 class Driver:
     def __init__(self, job: Job, channel: Channel, session: Callable[[Job], SparkSession] | None = None) -> None:
-        """Without `session` one is started, and stopped at the end."""
+        """Without `session` the driver starts one, and stops it at the end."""
         self.job, self._channel = job, channel
         self._given = session
         self._delivered = 0
         self._failures = 0
         self._away: tuple[float, float] | None = None
-        """When the first and the last trouble was met since a batch was delivered."""
+        """When the first and the last outage was seen since a batch was delivered."""
         self._has_taken = False
         self._told: tuple[Sequence[str], bool] = ([], False)
-        """What is held back, and whether nothing but that is left."""
+        """The holds, and whether all other records are delivered."""
         self._look_at = 0.0
         self._backoff = Backoff(_PAUSE_MIN_S, _PAUSE_MAX_S, lambda: 0.5)
 
@@ -133,8 +133,8 @@ class Driver:
             query = self._start(spark, transform)
         except OutboxError:
             raise
-        except Exception as error:  # of the transformation, which Spark analyses here
-            raise QueryRefused(f"The query cannot be started: {type(error).__name__}: {_first_line(error)}") from error
+        except Exception as error:  # Spark analyses the transformation here
+            raise QueryRefused(f"Spark cannot start the query: {type(error).__name__}: {_first_line(error)}") from error
         while query.isActive and not self._channel.finishing.is_set():
             self._channel.finishing.wait(_POLL_S)
             self._tell_holds(query)
@@ -144,11 +144,13 @@ class Driver:
             return
         reason = query.exception()
         self._consider(
-            judge(str(reason)) if reason is not None else Trouble(FailureKind.UNKNOWN, "the query ended by itself")
+            judge(str(reason))
+            if reason is not None
+            else Trouble(FailureKind.UNKNOWN, "Spark ended the query without an error")
         )
 
     def _fits(self, spark: SparkSession) -> bool:
-        """Whether a new checkpoint may begin; False: a server is away, and it was waited a while."""
+        """Whether a new checkpoint may begin. False: a server is unavailable, and the driver has waited a while."""
         try:
             if _is_new(spark, self.job.checkpoint):
                 self._sink().refuse_new_query()
@@ -206,8 +208,8 @@ class Driver:
         return deliver
 
     def _tell_holds(self, query: StreamingQuery) -> None:
-        """What the source leaves alone, when that has changed, and whether the query idles beside it: before that,
-        records that nothing holds back may still be on their way."""
+        """Report the holds when they have changed, and whether the query idles beside them. Before it idles, records
+        without a hold may still be on their way."""
         from outbox.spark.source import holds, statements
 
         if time.monotonic() < self._look_at:
@@ -225,13 +227,13 @@ class Driver:
             self._channel.say("holds", count=len(scopes), held_keys=held_keys, shown=shown, is_idle=is_idle)
 
     def _finish(self, query: StreamingQuery) -> None:
-        """Let the batch under way end and be purged. What cannot be, the next driver completes."""
+        """Let the current batch end and be purged. The next driver completes a batch that cannot end."""
         from outbox.spark.source import statements
 
         table, give_up_at = statements.Stream(self.job.table), time.monotonic() + _TAKEN_WITHIN_S
         try:
             with contextlib.closing(statements.connect(self.job.url, _STATEMENT_S)) as connection:
-                # A query that was just started may be about to take the table, and to mark its first batch.
+                # A new query may be about to take the table and to mark its first batch.
                 while not table.pause(connection, self.job.owner):
                     if not query.isActive or time.monotonic() > give_up_at:
                         return
@@ -239,7 +241,9 @@ class Driver:
                 while query.isActive and not table.is_idle(connection):
                     time.sleep(_POLL_S)
         except statements.OUTAGES as error:
-            self._channel.say("retry", text=f"the batch stays unfinished: {' '.join(str(error).split())}", pause_s=0)
+            self._channel.say(
+                "retry", text=f"The driver leaves the batch unfinished: {' '.join(str(error).split())}", pause_s=0
+            )
 
     def _consider(self, trouble: Trouble) -> None:
         if self._is_superseded():
@@ -248,24 +252,24 @@ class Driver:
             raise QueryRefused(trouble.text, trouble.kind)
         self._failures += trouble.kind is FailureKind.UNKNOWN
         if self._failures >= _FAILURES_MAX:
-            raise QueryRefused(f"The query failed {self._failures} times without a batch delivered: {trouble.text}")
+            raise QueryRefused(f"The query failed {self._failures} times and delivered no batch: {trouble.text}")
         if self._is_outage_long():
-            raise QueryRefused(f"the driver is renewed, with the secrets of now: {trouble.text}", FailureKind.OUTAGE)
+            raise QueryRefused(f"The driver restarts to read its secrets again: {trouble.text}", FailureKind.OUTAGE)
         pause_s = self._backoff.failed()
         self._told = self._told[0], False
         self._channel.say("retry", text=trouble.text, pause_s=round(pause_s, 1))
         self._channel.finishing.wait(pause_s)
 
     def _is_outage_long(self) -> bool:
-        """A driver keeps the secrets that it was given; a server that is away for long may have others now."""
+        """A driver keeps the secrets that it got at its start. During a long outage somebody may have changed them."""
         begun, last = self._away or (0.0, float("-inf"))
         now = time.monotonic()
         self._away = (begun if now - last < _RENEWED_S else now, now)
         return now - self._away[0] >= _RENEWED_S
 
     def _is_superseded(self) -> bool:
-        """Whether another driver has taken the table since this one had it: whatever a driver that was paused meets
-        then, in the checkpoint, the ledger or the table, it must not take the table again."""
+        """Whether another driver has taken the table from this one. After a pause this driver may meet any error in
+        the checkpoint, the ledger or the table. In each case it must not take the table again."""
         from outbox.spark.source import statements
 
         try:
@@ -288,7 +292,7 @@ def _session(job: Job) -> SparkSession:
 
 
 def _is_new(spark: SparkSession, place: str) -> bool:
-    """Whether a checkpoint knows no query: asked of the file system that Spark will use."""
+    """Whether a checkpoint knows no query. Spark's own file system gives the answer."""
     jvm: Any = spark.sparkContext._jvm
     path = jvm.org.apache.hadoop.fs.Path(place)
     files = path.getFileSystem(spark.sparkContext._jsc.hadoopConfiguration())
@@ -296,13 +300,13 @@ def _is_new(spark: SparkSession, place: str) -> bool:
 
 
 def _is_waiting(query: StreamingQuery) -> bool:
-    """Whether the last trigger has found nothing. False before the first one."""
+    """Whether the last trigger found no record. False before the first one."""
     status = query.status
     return not status["isDataAvailable"] and status["message"].startswith("Waiting for")
 
 
 class QueryRefused(OutboxError):
-    """Trying again cannot help."""
+    """Another attempt cannot help."""
 
     def __init__(self, text: str, kind: FailureKind = FailureKind.REFUSED) -> None:
         super().__init__(text)
@@ -310,7 +314,7 @@ class QueryRefused(OutboxError):
 
 
 def resolve(path: str) -> Callable[[Any], Any]:
-    """The function that a dotted path names; one that changes nothing for an empty path."""
+    """The function that a dotted path names. For an empty path, a function that changes nothing."""
     if not path:
         return lambda frame: frame
     from importlib import import_module
@@ -320,11 +324,13 @@ def resolve(path: str) -> Callable[[Any], Any]:
         found = getattr(import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
         raise OutboxError(
-            f"The transformation {path!r} cannot be imported: {error}. Give the dotted path of a function that takes "
-            "a DataFrame and returns one, for instance shop.pipeline.large_orders."
+            f"Python cannot import the transformation {path!r}: {error}. Give the dotted path of a function that "
+            "takes a DataFrame and returns one, for instance shop.pipeline.large_orders."
         ) from error
     if not callable(found):
-        raise OutboxError(f"The transformation {path!r} is {type(found).__name__}, not a function of a DataFrame.")
+        raise OutboxError(
+            f"The transformation {path!r} is {type(found).__name__}. Give the dotted path of a function of a DataFrame."
+        )
     return found  # type: ignore[no-any-return]
 
 
@@ -342,7 +348,7 @@ def _set_up_django() -> None:
 
 def main() -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # the harvester gets them too, and says what follows
+        signal.signal(number, signal.SIG_IGN)  # the harvester gets these signals too, and sends the command
     channel = Channel()
     logger = logging.getLogger("outbox")
     logger.addHandler(Forwarding(channel))
@@ -365,4 +371,4 @@ def main() -> int:
 if __name__ == "__main__":
     code = main()
     sys.stderr.flush()
-    os._exit(code)  # Spark's own threads and sockets are not worth waiting for
+    os._exit(code)  # do not wait for Spark's own threads and sockets

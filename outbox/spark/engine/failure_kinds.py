@@ -1,7 +1,7 @@
-"""What became of a query that ended, read from the text that Spark makes of an error. Pure.
+"""Why a query ended, read from the text that Spark makes of an error. Pure.
 
-Errors arise in executors, in the process beside the driver that Spark asks about offsets, and in the driver; Spark
-hands on all of them as text with the traceback in it. What counts is the class that is named there.
+Errors arise in executors, in the driver, and in the process beside the driver that Spark asks about offsets. Spark
+passes on all of them as text with the traceback in it. The class that the text names decides.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from enum import StrEnum
 
 class FailureKind(StrEnum):
     REFUSED = "refused"
-    """Going on would lose or double records, or cannot work: an operator must look."""
+    """Continuing would lose or duplicate records, or cannot work: an operator must act."""
     FENCED = "fenced"
     """Another driver has taken over."""
     OUTAGE = "outage"
-    """A server or a machine is away: worth another attempt, however often."""
+    """A server or a machine is unavailable: try again without limit."""
     UNKNOWN = "unknown"
-    """Worth a few attempts."""
+    """Try again a few times."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ _PATTERNS = {
 
 
 def judge(text: str) -> Trouble:
-    """The worst that the text names; its own words without Spark's frame."""
+    """The gravest failure that the text names, in its own words without Spark's frame."""
     for kind in (FailureKind.REFUSED, FailureKind.FENCED, FailureKind.OUTAGE):
         if found := _PATTERNS[kind].findall(text):
             return Trouble(kind, max(found, key=len).strip())
@@ -63,6 +63,6 @@ def judge(text: str) -> Trouble:
 
 
 def _last_words(lines: list[str]) -> str:
-    """Of a Python traceback its last line, else the first line."""
+    """The last line of a Python traceback, else the first line."""
     raised = [line for line in lines if re.match(r"(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception)\b.*: ", line)]
-    return (raised or lines or ["no reason was given"])[0][:500]
+    return (raised or lines or ["Spark gave no reason"])[0][:500]

@@ -1,4 +1,4 @@
-"""What the process that drives Spark is told by the one that stands in the election. Plain values; no I/O."""
+"""The job that the harvester gives to the process that drives Spark. Plain values; no I/O."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import Any
 @dataclass(frozen=True)
 class Job:
     url: str
-    """Of the database, as libpq reads it."""
+    """The address of the database, as libpq reads it."""
     table: str
     name: str
-    """The sink's: it names the transactional ids and the ledger."""
+    """The name of the sink, and so of the transactional ids and the ledger."""
     checkpoint: str
     properties: Mapping[str, Any]
-    """Of Kafka clients."""
+    """Settings of Kafka clients."""
     master: str = "local[*,4]"
     transform: str = ""
     """Dotted path of a function from DataFrame to DataFrame."""
@@ -31,7 +31,7 @@ class Job:
     origin: str = ""
     """The database's UUID."""
     owner: str = ""
-    """Unique: how the names of this driver's leases begin."""
+    """Unique: the names of this driver's leases begin with it."""
     id_header: str = ""
     keep_empty_key: bool = False
     transaction_timeout_s: float = 60.0

@@ -1,4 +1,4 @@
-"""From the settings and the flags of `harvest --engine spark` to a job, and what is looked at before the election."""
+"""Makes a job from the settings and the flags of `harvest --engine spark`, and checks both before the election."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from outbox.spark.engine.driver import resolve
 from outbox.spark.engine.job import Job
 from outbox.spark.source.statements import MODE
 
-_TRANSACTION_TIMEOUT_S = 60.0  # a slice is one transaction, and larger than a batch of the other engine
+_TRANSACTION_TIMEOUT_S = 60.0  # a slice is one transaction, and larger than a batch of exactly-once delivery
 
 
 @dataclass(frozen=True)
 class Flags:
-    """What the command line says about Spark; empty: the default."""
+    """The flags of the command line about Spark; empty: the default."""
 
     master: str = "local[*,4]"
     transform: str = ""
@@ -43,7 +43,7 @@ class Flags:
 
 
 def settled(conf: Conf) -> Conf:
-    """The settings of a harvester with this engine: one lane, one promise."""
+    """The settings of a harvester with this engine: one lane, one delivery mode."""
     return replace(conf, delivery=EXACTLY_ONCE, election=replace(conf.election, lanes=1))
 
 
@@ -52,13 +52,12 @@ def notes(flags: Flags) -> list[str]:
 
 
 def check(flags: Flags) -> None:
-    """Raises what is missing on this machine, or wrong with the flags, before anything begins. Starts no JVM that
-    stays."""
+    """Raises if this machine lacks something or a flag is wrong, before the election begins. Leaves no JVM behind."""
     sessions.check_extra()
     resolve(flags.transform)
     _config(flags.config)
     if flags.slices < 1 or flags.max_records < 1:
-        raise OutboxError(f"--slices={flags.slices} --max-records={flags.max_records}: give numbers above 0.")
+        raise OutboxError(f"--slices={flags.slices} --max-records={flags.max_records}: set both to 1 or more.")
     from outbox.spark import java_and_jars
 
     java_and_jars.java()
@@ -69,16 +68,16 @@ def check(flags: Flags) -> None:
 
 
 def look(conf: Conf, owner: str) -> UUID | None:
-    """The table, and whether this mode may have it. A driver that is at work has it already; a standby lets it be. The
-    number of the database."""
+    """Check the table, and whether this mode may have it. A standby leaves a table alone whose driver is running.
+    Returns the number of the database."""
     with overview.connected(conf.database, connect_session) as connection:
         overview.check_columns(connection, conf.database, conf.table, [*COLUMNS, overview.BINARY])
         if not engine.exists(connection, f"{conf.table}_spark"):
             raise WrongTable(
-                f"The table {conf.table + '_spark'!r} does not exist on the alias {conf.database!r}. "
-                f"Run: python manage.py migrate outbox --database {conf.database}"
+                f"The database {conf.database!r} has no table {conf.table + '_spark'!r}. Run: python manage.py "
+                f"migrate outbox --database {conf.database}"
             )
-        keepers.check(connection, conf.table, marks=True)  # warnings are for whoever takes the lane
+        keepers.check(connection, conf.table, marks=True)  # only the process that takes the lane logs warnings
         numbering.check(connection, conf.table, exactly_once=False)
         settled_s = settled_after(conf.exactly_once.transaction_timeout_s)
         keep = conf.harvest.keep_empty_key  # for the holds; the query itself divides records into no lanes
@@ -114,16 +113,18 @@ def job_of(conf: Conf, flags: Flags) -> Job:
 
 
 def _database(conf: Conf) -> str:
-    """The UUID of the database, from the state row that `look` has seen to."""
+    """The UUID of the database, from the state row that `look` has made sure of."""
     with overview.connected(conf.database) as connection:
         found = engine.database(connection, conf.table)
     if found is None:
-        raise WrongTable(f"The row of {conf.table}_state was deleted while the harvester ran. Start it again.")
+        raise WrongTable(
+            f"Somebody deleted the row of {conf.table}_state while the harvester ran. Restart the harvester."
+        )
     return str(found)
 
 
 def default_checkpoint(name: str, database: str) -> Path:
-    """On this machine, and of this database: a harvester elsewhere needs a place that both see."""
+    """A place on this machine, for this database. Harvesters on several machines need a place that all can read."""
     root = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
     return root / "outbox" / "spark" / re.sub(r"[^\w.-]", "_", name) / database
 
@@ -131,5 +132,7 @@ def default_checkpoint(name: str, database: str) -> Path:
 def _config(given: Sequence[str]) -> dict[str, str]:
     pairs = [text.partition("=") for text in given]
     if wrong := [text for text, (name, sign, _) in zip(given, pairs, strict=True) if not (sign and name.strip())]:
-        raise OutboxError(f"--spark-conf {wrong[0]!r}: give name=value, for instance spark.driver.memory=1g.")
+        raise OutboxError(
+            f"--spark-conf {wrong[0]!r} has no value. Write name=value, for instance spark.driver.memory=1g."
+        )
     return {name.strip(): value for name, _, value in pairs}

@@ -1,8 +1,8 @@
-"""Harvesting with Spark, as a worker of the lane that its harvester's election is about: one process per leadership.
+"""Harvesting with Spark: the worker of the elected lane, with one process for each leadership.
 
-The process, `driver.py`, brings the JVM; a harvester that stands by has none. Losing the leadership kills the process:
-whatever it had begun, its successor completes from the checkpoint, and the table's owner and Kafka's fences keep
-anything that survives it from doing harm.
+The process, `driver.py`, starts the JVM; a standby has none. A harvester that loses the leadership kills its process.
+Its successor completes from the checkpoint what the process had begun. If the process survives, the owner of the table
+and Kafka's fences keep it from doing harm.
 """
 
 from __future__ import annotations
@@ -33,27 +33,27 @@ from outbox.spark.engine.job import Job
 logger = logging.getLogger("outbox.spark")
 
 LANE = 0
-_RESTARTS_MAX = 5  # one after the other, without a batch between
+_RESTARTS_MAX = 5  # one after the other, with no batch between them
 _RESTART_MIN_S, _RESTART_MAX_S = 1.0, 30.0
 _EXIT_S = 30.0
 _DRAIN_S = 120.0
 
 
 _FLAGS = {
-    'the option resend="true" sends': "--resend sends",
+    'set the option resend="true"': "pass --resend",
     "another sink name": "another sink name (--sink)",
     "a new checkpoint": "a new checkpoint (--checkpoint)",
-    "give the sink begin_at=": "begin anew under another name (--sink), or give a sink of your own begin_at=",
+    "set begin_at=": "start again under another name (--sink), or, with a sink of your own, set begin_at=",
 }
 
 
 class EngineFailed(OutboxError):
-    """Spark cannot go on; an operator must look."""
+    """Spark cannot continue: an operator must act."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineStatistics:
-    """What is known of the lane at one moment."""
+    """The state of the lane at one moment."""
 
     phase: str
     delivered: int = 0
@@ -61,7 +61,7 @@ class EngineStatistics:
     in_flight: int = 0
     in_flight_keys: tuple[Any, ...] = ()
     held: int = 0
-    """Scopes that are held back, while nothing else is left."""
+    """The number of holds, once all other records are delivered."""
     held_keys: int = 0
     progress: str = ""
     """For a terminal."""
@@ -73,7 +73,7 @@ class Engine:
     command: Sequence[str] = (sys.executable, "-m", "outbox.spark.engine.driver")
 
     def __init__(self, job: Callable[[], Job]) -> None:
-        """`job` is asked when a leadership begins."""
+        """The engine calls `job` when a leadership begins."""
         self._job = job
         self._worker: EngineWorker | None = None
 
@@ -83,13 +83,13 @@ class Engine:
         return self._worker
 
     def drain(self) -> None:
-        """Wait until the batch under way has ended, or the leadership has."""
+        """Wait until the current batch or the leadership has ended."""
         if self._worker is not None:
             self._worker.drain()
 
 
 class EngineWorker:
-    """One leadership. The thread follows the process; everything else only sets flags and sends signals."""
+    """One leadership. The thread follows the process; the other methods only set flags and send signals."""
 
     def __init__(
         self,
@@ -122,8 +122,8 @@ class EngineWorker:
         self._leader_id = leader_id
 
     def drain(self) -> None:
-        """Let the batch under way end and begin none; the lane is kept until `finish`. Returns when it has ended, or
-        does not: a server that it needs may be away."""
+        """Let the current batch end and begin no other; keep the lane until `finish`. Returns when the batch has ended,
+        or after a limit: a server that the batch needs may be unavailable."""
         with self._mutex:
             self._end_batch()
         self._drained.wait(_DRAIN_S)
@@ -160,14 +160,14 @@ class EngineWorker:
                 if self._is_draining or not self._may_restart(before):
                     break
                 if self._statistics.batches > before:
-                    backoff.worked()  # what it met is new, and need not last as long as the last one
+                    backoff.worked()  # a new failure need not last as long as the last one
                 self._wake.wait(backoff.failed())
         except Exception as error:
             self._host.fatal(error)
         finally:
             self._note(phase="ended", progress="")
             self._drained.set()
-            self._ended.wait()  # the lane is this process's until the election wants it back
+            self._ended.wait()  # this process keeps the lane until the election wants it back
             if self._is_finishing and not self._is_abandoned:
                 self._host.finished(self.lane)
 
@@ -175,7 +175,7 @@ class EngineWorker:
         job = replace(self._new_job(), owner=f"spark {os.getpid()} {uuid.uuid4().hex[:12]}")
         with self._mutex:
             self._is_ready, self._failed = False, None
-            # In a session of its own: Ctrl-C in a terminal is for the harvester, which lets the batch end.
+            # A session of its own: Ctrl-C in a terminal reaches the harvester only, which lets the batch end.
             self._process = subprocess.Popen(
                 self._command,
                 stdin=subprocess.PIPE,
@@ -194,7 +194,7 @@ class EngineWorker:
         assert process.stdout is not None
         try:
             for line in process.stdout:
-                with suppress(ValueError):  # a line that was cut by a kill
+                with suppress(ValueError):  # a kill may cut the last line
                     self._hear(json.loads(line))
         finally:
             self._end(process)
@@ -208,7 +208,7 @@ class EngineWorker:
         except subprocess.TimeoutExpired:
             pass
         with self._mutex:
-            self._kill()  # what is left of its group: the JVM
+            self._kill()  # the JVM, which is left of the process group
             self._process = None
         process.wait()
         assert process.stdout is not None
@@ -216,7 +216,10 @@ class EngineWorker:
 
     def _may_restart(self, batches_before: int) -> bool:
         """After the process has ended by itself."""
-        kind, text = self._failed or (FailureKind.UNKNOWN, "Spark's driver process was killed, or ran out of memory")
+        kind, text = self._failed or (
+            FailureKind.UNKNOWN,
+            "the process that drives Spark was killed, or ran out of memory",
+        )
         if kind == FailureKind.OUTAGE:
             logger.warning("spark_driver_ended reason=%r", text)
             return True
@@ -226,7 +229,7 @@ class EngineWorker:
             self._host.step_down(self.lane)
             return False
         if kind == FailureKind.REFUSED or self._failures >= _RESTARTS_MAX:
-            raise EngineFailed(f"Spark cannot go on: {with_flags(text)}")
+            raise EngineFailed(f"Spark cannot continue: {with_flags(text)}")
         logger.warning("spark_driver_ended reason=%r", text)
         return True
 
@@ -271,7 +274,8 @@ class EngineWorker:
                 self._host.emit(reading)
 
     def _tell_holds(self, count: int, held_keys: int, shown: str, *, is_idle: bool) -> None:
-        """Logged when it changes. Held back is what is left when the rest is delivered: `--once` gives up then."""
+        """Logged when it changes. `held` is what is left when all other records are delivered: `--once` gives up
+        then."""
         self._note(held=count if is_idle else 0, held_keys=held_keys)
         if shown == self._holds_shown:
             return
@@ -279,7 +283,7 @@ class EngineWorker:
         if count:
             logger.warning(
                 "spark_holds count=%d scopes=%r remedy=%r", count, shown,
-                "left alone until manage.py outbox_resume ends what is paused or edited, outbox_retry what is rejected",
+                "run manage.py outbox_resume for a paused or edited hold, outbox_retry for a rejected one",
             )  # fmt: skip
         else:
             logger.warning("spark_holds_over")
@@ -297,12 +301,12 @@ class EngineWorker:
         if self._process is not None and self._is_ready:
             self._tell("finish")
         else:
-            self._kill()  # nothing was taken yet
+            self._kill()  # no record was taken yet
 
     def _tell(self, line: str) -> None:
         assert self._process is not None
         assert self._process.stdin is not None
-        with suppress(OSError):  # it has ended
+        with suppress(OSError):  # the process has ended
             self._process.stdin.write(line + "\n")
             self._process.stdin.flush()
 
@@ -313,7 +317,7 @@ class EngineWorker:
 
 
 def with_flags(text: str) -> str:
-    """The remedy of the source or the sink, in the words of the command line."""
+    """The remedy of the source or the sink, with the flags of the command line."""
     for words, flag in _FLAGS.items():
         text = text.replace(words, flag)
     return text

@@ -1,4 +1,4 @@
-"""The columns that the sink needs, and what they may be: found out before anything is sent."""
+"""The columns that the sink needs and their types. The sink checks them before it sends a record."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TYPES = {
 
 
 class WrongColumns(OutboxError):
-    """The DataFrame is not one of records."""
+    """The DataFrame does not hold records."""
 
 
 def check(frame: DataFrame, sink: str, order: Sequence[str]) -> None:
@@ -29,9 +29,9 @@ def check(frame: DataFrame, sink: str, order: Sequence[str]) -> None:
     missing = [name for name in dict.fromkeys(needed) if name not in frame.columns]
     if missing:
         raise WrongColumns(
-            f"The Spark sink {sink!r} needs the columns {', '.join(missing)}, the DataFrame has "
-            f"{', '.join(frame.columns)}. "
-            "Add them, or say with order=(...) which columns order the records of one key."
+            f"The Spark sink {sink!r} needs the columns {', '.join(missing)}, but the DataFrame has "
+            f"{', '.join(frame.columns)}. Add the missing columns, or set order=(...) to the columns that order the "
+            "records of one key."
         )
     # A column of nulls alone, as a literal gives it, has the type void.
     wrong = [
@@ -43,5 +43,5 @@ def check(frame: DataFrame, sink: str, order: Sequence[str]) -> None:
         has = ", ".join(f"{name} {kind}" for name, kind in frame.dtypes)
         raise WrongColumns(
             f"The Spark sink {sink!r} cannot send these records: {'; '.join(wrong)}. The DataFrame has {has}. "
-            "Cast them."
+            "Cast these columns."
         )

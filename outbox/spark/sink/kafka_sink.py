@@ -8,9 +8,10 @@ by default that of the column id.
     frame.writeStream.foreachBatch(sink).option("checkpointLocation", ...).start()
     sink.write(frame, epoch=7)                       # batch: the same epoch again changes nothing
 
-Each epoch is cut into slices by key; each slice is one Kafka transaction with an entry in the ledger topic (by default
-`outbox-spark-<name>`) as its last record. When a driver starts it fences all slices, reads their entries and judges
-(`slice_ledger.judge`); an epoch that was delivered in part is first compared with what was delivered.
+The sink cuts each epoch into slices by key. Each slice is one Kafka transaction, and its last record is an entry in the
+ledger topic (by default `outbox-spark-<name>`). When a driver starts, it fences all slices, reads their entries and
+decides how to begin (`slice_ledger.judge`). If an epoch was delivered in part, the driver first compares the records
+with those that were delivered.
 """
 
 from __future__ import annotations
@@ -48,14 +49,14 @@ SLICES_MAX = 1000
 
 @dataclass(frozen=True)
 class Written:
-    """What an epoch came to."""
+    """The result of one epoch."""
 
     epoch: int
     count: int
     skipped: int
-    """Slices that were delivered before."""
+    """Slices that had been delivered before."""
     renewed: int
-    """Slices whose producer had to be made anew."""
+    """Slices that needed a new producer."""
     seconds: float
 
 
@@ -79,8 +80,8 @@ class KafkaSink:
         origin: str = "",
     ) -> None:
         """`name`: stable and unique, it names the transactional ids and the ledger. `properties`: of the Kafka
-        clients. `id_header`: the header that carries the column id. `begin_at`: the first epoch that this sink may
-        find its ledger empty at. `origin`: kept in every entry."""
+        clients. `id_header`: the header that carries the column id. `begin_at`: the first epoch for which this sink
+        accepts an empty ledger. `origin`: a text that every entry keeps."""
         self.name, self.slices, self.order = name, slices, tuple([order] if isinstance(order, str) else order)
         self.ledger = ledger or f"outbox-spark-{name}"
         self.properties = {**({"bootstrap.servers": servers} if servers else {}), **(properties or {})}
@@ -89,28 +90,28 @@ class KafkaSink:
         self.begin_at, self.origin = begin_at, origin
         self._check()
         self._at: tuple[str, int] | None = None
-        """Query and epoch delivered last by this very object."""
+        """The last query and epoch that this object delivered."""
         self._homes: tuple[int, ...] = ()
-        """The partition that each slice goes to; empty: that of its number."""
+        """The partition of each slice; empty: the partition with the slice's number."""
         self.last_written: Written | None = None
 
     def _check(self) -> None:
         wrong = []
         if not _NAME.fullmatch(self.name):
-            wrong.append(f"name={self.name!r}: give 1 to 180 letters, digits, dots, dashes or underscores")
+            wrong.append(f"name={self.name!r}: use 1 to 180 letters, digits, dots, dashes or underscores")
         if not isinstance(self.slices, int) or not 1 <= self.slices <= SLICES_MAX:
-            wrong.append(f"slices={self.slices!r}: give a number from 1 to {SLICES_MAX}")
+            wrong.append(f"slices={self.slices!r}: set a number from 1 to {SLICES_MAX}")
         if not self.properties.get("bootstrap.servers"):
-            wrong.append('servers="": give the brokers, for instance "localhost:9092"')
+            wrong.append('servers="": name the brokers, for instance "localhost:9092"')
         if not self.order:
             wrong.append('order=(): name the columns that order the records of a key, for instance ("id",)')
         if not 1 <= self.transaction_timeout_s <= 900:
-            wrong.append(f"transaction_timeout_s={self.transaction_timeout_s:g}: give 1 to 900 seconds")
+            wrong.append(f"transaction_timeout_s={self.transaction_timeout_s:g}: set 1 to 900 seconds")
         if wrong:
-            raise OutboxError("The Spark sink cannot be made: " + "; ".join(wrong) + ".")
+            raise OutboxError("The Spark sink refuses these arguments: " + "; ".join(wrong) + ".")
 
     def __getstate__(self) -> None:
-        raise TypeError("A KafkaSink belongs to the driver; executors get its plan.")
+        raise TypeError("You cannot send a KafkaSink to executors. Use it on the driver only.")
 
     # ---- epochs
 
@@ -118,12 +119,14 @@ class KafkaSink:
         """One micro-batch, for `foreachBatch`."""
         query = frame.sparkSession.sparkContext.getLocalProperty(_QUERY_PROPERTY)
         if not query:
-            raise OutboxError("KafkaSink is for foreachBatch() of a streaming query; in a batch call sink.write().")
+            raise OutboxError(
+                "KafkaSink works with foreachBatch() of a streaming query. Call sink.write() for a batch."
+            )
         self._deliver(frame, query, epoch)
 
     def write(self, frame: DataFrame, epoch: int = 0) -> Written:
-        """One batch. The same epoch with the same records again is recognised and skipped; the next batch under this
-        name has the next number."""
+        """One batch. The sink recognises and skips the same epoch with the same records. The next batch under this name
+        has the next number."""
         return self._deliver(frame, _BATCH_QUERY, epoch)
 
     def _deliver(self, frame: DataFrame, query: str, epoch: int) -> Written:
@@ -133,7 +136,7 @@ class KafkaSink:
         sliced = self._sliced(frame)
         if plan.done:
             self._compare(sliced, plan)
-        self._at = None  # after a failure some slices may have committed: the next attempt looks first
+        self._at = None  # after a failure some slices may have committed: the next attempt reads the ledger first
         results = self._run(sliced, plan)
         self._at = (query, epoch)
         self._homes = _homes_after(results)
@@ -174,7 +177,7 @@ class KafkaSink:
         )
 
     def _take_over(self, query: str, epoch: int) -> slice_ledger.Start:
-        """Fence whatever an older driver left at work, in every slice it may have had, then read what is delivered."""
+        """Fence every slice that an older driver may still write, then read which slices are delivered."""
         ledger = producers.ledger_of(self.properties, self.ledger)
         partitions = ledger.prepare_slices(self.slices, self.ledger_retention_s)
         give_up_at = time.monotonic() + _TAKEOVER_S
@@ -191,8 +194,9 @@ class KafkaSink:
         )
 
     def refuse_new_query(self) -> None:
-        """For a checkpoint that knows no query yet: raises if the ledger knows one. Found out at its first epoch only,
-        the source would have planned a batch that the right checkpoint does not know, and refuse that one too."""
+        """For a checkpoint that knows no query yet: raises if the ledger knows one. At its first epoch it would be too
+        late: the source would have planned a batch that the right checkpoint does not know, and would refuse that
+        checkpoint too."""
         ledger = producers.ledger_of(self.properties, self.ledger)
         give_up_at = time.monotonic() + _TAKEOVER_S
         found = [ledger.last_entry(slice_, give_up_at) for slice_ in range(ledger.partitions())]
@@ -216,7 +220,7 @@ class KafkaSink:
         spark = sliced.sparkSession
         sentinels = spark.range(0, self.slices, 1, 1).selectExpr(f"CAST(id * 2 + 1 AS INT) AS {PART}")
         whole = sliced.unionByName(sentinels, allowMissingColumns=True)
-        # One slice per task; that a task could get several, or none, costs time and nothing else.
+        # One slice per task. A task with several slices, or none, costs only time.
         home = sql_expressions.home_of(f"{PART} div 2", self.slices, self._homes)
         arranged = whole.repartition(self.slices, home).sortWithinPartitions(PART, *self.order)
         with _workers_of_their_own(spark.sparkContext.environment, self.slices):
@@ -224,12 +228,13 @@ class KafkaSink:
         results = written.collect()
         if sorted(row["slice"] for row in results) != list(range(self.slices)):
             raise SliceFailed(
-                f"Epoch {plan.epoch} of the Spark sink {self.name!r} ended with {len(results)} of {self.slices} slices."
+                f"Spark returned {len(results)} of {self.slices} slices for epoch {plan.epoch} of the sink "
+                f"{self.name!r}."
             )
         return results
 
     def _compare(self, sliced: DataFrame, plan: SlicePlan) -> None:
-        """Before anything else of the epoch is written: is it the one that was delivered in part?"""
+        """Before the driver writes more of the epoch: are these the records that were delivered in part?"""
         from pyspark.sql import functions as F
 
         counters = sliced.groupBy(PART).agg(F.count("*").alias("count"), F.sum(CHECKSUM).alias("digest"))
@@ -239,18 +244,17 @@ class KafkaSink:
 
 
 def _homes_after(results: Sequence[Any]) -> tuple[int, ...]:
-    """Spark lends Python workers out in the order in which they came back: the task of the next epoch's partition 0
-    gets the one that was free first, and in it lives the producer of the slice that ended first. A wrong guess costs a
-    producer made anew."""
+    """Spark lends out Python workers in the order in which they came back. The first one goes to the task of the next
+    epoch's partition 0, and it keeps the producer of the slice that ended first. A wrong guess costs a new producer."""
     places = {row["slice"]: place for place, row in enumerate(sorted(results, key=lambda row: row["ended"]))}
     return tuple(places[slice_] for slice_ in range(len(results)))
 
 
 @contextmanager
 def _workers_of_their_own(environment: dict[str, Any], slices: int) -> Iterator[None]:
-    """Spark keeps the Python workers of each environment apart: those that hold producers are not lent to tasks that
-    read or transform, which would bring them out of order. Nor to a sink with fewer slices: Spark takes the worker that
-    has rested longest, so that a surplus would go round."""
+    """Spark keeps the Python workers of each environment apart. So it does not lend a worker with producers to a task
+    that reads or transforms, which would change their order. Nor does it lend one to a sink with fewer slices: Spark
+    takes the worker that has rested longest, so a surplus worker would change the order too."""
     with _environment_mutex:  # several queries have one environment
         environment[_POOL] = str(slices)
         try:

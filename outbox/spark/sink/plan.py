@@ -1,4 +1,4 @@
-"""What executors must know to write slices of one epoch, the columns they get, and how a slice fails. Pickles."""
+"""What executors must know to write slices of one epoch, the columns they get, and the errors of a slice. Pickles."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ RESULT = "slice int, count bigint, digest bigint, skipped boolean, renewed boole
 
 
 class SliceFailed(OutboxError):
-    """The slice was not delivered; nothing of it is visible. Another attempt may succeed."""
+    """The slice was not delivered, and consumers see none of it. Another attempt may succeed."""
 
 
 class RejectedByKafka(SliceFailed):
-    """Not before something changes: the record, its topic, or rights."""
+    """No attempt succeeds until somebody changes the record, its topic or a privilege."""
 
 
 class RecordUnfit(SliceFailed):
-    """It cannot be sent as it is, and will be the same at every attempt: the query must change."""
+    """Kafka cannot take the record, and every attempt makes the same one: the query must change."""
 
 
 class Superseded(SliceFailed):
-    """Somebody else is at work on this slice."""
+    """Another driver writes this slice."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class SlicePlan:
     last: Mapping[int, int]
     """Slice → the epoch that its last entry must have; absent: it must have none."""
     done: Mapping[int, tuple[int, int]] = field(default_factory=dict)
-    """Slice → (count, digest): delivered before the driver started."""
+    """Slice → (count, digest) of the slices that were delivered before the driver started."""
     transaction_timeout_s: float = 60.0
     id_header: str = ""
     keep_empty_key: bool = False
@@ -59,6 +59,6 @@ def compare(plan: SlicePlan, slice_: int, delivered: tuple[int, int], now: tuple
         raise ReplayDiffers(
             f"Epoch {plan.epoch} of the Spark sink {plan.name!r} was computed again, and slice {slice_} has other "
             f"records than those delivered: {now[0]} (digest {now[1]}) instead of {delivered[0]} (digest "
-            f"{delivered[1]}). The query must give the same result for the same input: no rand(), now(), uuid() or "
-            "unordered limit, and the source must still hold its data. Nothing of it was sent again."
+            f"{delivered[1]}). The query must give the same result for the same input: remove rand(), now(), uuid() "
+            "and every unordered limit, and keep the data in the source. The sink sent no record of the epoch again."
         )

@@ -1,5 +1,5 @@
-"""Transactional producers and the ledger of slices, which live as long as the process: a Python worker of an executor,
-or the driver. Nothing here decides about records.
+"""Transactional producers and the ledger of slices. They live as long as the process: a Python worker of an executor,
+or the driver. This module decides nothing about records.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class SliceLedger(LedgerTopic):
     topic_config: Mapping[str, str] = {"max.message.bytes": str(_ENTRY_BYTES_MAX)}
 
     def prepare_slices(self, slices: int, ledger_retention_s: float) -> int:
-        """Create the topic if it is absent, give it more partitions if it has too few; how many it has."""
+        """Create the topic if it is absent, and add partitions if it has too few. Returns the number of partitions."""
         self.grow(self.name, slices)
         self.prepare(slices, ledger_retention_s)
         return self.partitions()
@@ -47,7 +47,7 @@ def initialise(plan: SlicePlan, slice_: int, give_up_at: float) -> Transactional
 
     name = plan.transactional_id(slice_)
     properties = {
-        "message.max.bytes": _ENTRY_BYTES_MAX,  # of the client; what a record may have is the topic's to say
+        "message.max.bytes": _ENTRY_BYTES_MAX,  # a limit of the client; the topic decides how large a record may be
         **properties_of(plan.properties, name, transaction_timeout_s=plan.transaction_timeout_s),
     }
     found = initialised(lambda: TransactionalProducer(properties), name, give_up_at, lambda: True)
@@ -57,15 +57,15 @@ def initialise(plan: SlicePlan, slice_: int, give_up_at: float) -> Transactional
 
 @dataclass
 class HeldProducer:
-    """A producer that has delivered a slice, kept for the next epoch."""
+    """A producer that has delivered a slice and is kept for the next epoch."""
 
     producer: TransactionalProducer
     plan: SlicePlan
     topics: set[str] = field(default_factory=set)
-    """Known to exist."""
+    """Topics that are known to exist."""
 
     def fits(self, plan: SlicePlan) -> bool:
-        """Whether it has committed the epoch before this one, of this query, and nothing casts doubt on it."""
+        """Whether it has committed the epoch before this one, of this query, with no doubt about the outcome."""
         before = self.plan
         self.producer.poll()
         return (
@@ -80,7 +80,7 @@ _ledgers: dict[tuple[str, str], SliceLedger] = {}
 
 
 def take(plan: SlicePlan, slice_: int) -> HeldProducer | None:
-    """The producer that was kept, if it may go on."""
+    """The kept producer, if it may be used again."""
     found = held.pop(plan.transactional_id(slice_), None)
     if found is None or found.fits(plan):
         return found
@@ -89,7 +89,7 @@ def take(plan: SlicePlan, slice_: int) -> HeldProducer | None:
 
 
 def keep(plan: SlicePlan, slice_: int, used: HeldProducer) -> None:
-    """For the next epoch, unless a request of it may still be under way."""
+    """Keep it for the next epoch, unless one of its requests may still be in flight."""
     used.producer.poll()
     if used.producer.trouble or used.producer.repeated:
         used.producer.drop_and_wait()

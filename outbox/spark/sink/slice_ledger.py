@@ -1,9 +1,9 @@
-"""The ledger entry of one slice of one epoch, its codec, and what the entries found at a start mean. No I/O here.
+"""The ledger entry of one slice of one epoch, its codec, and what the entries at a start mean. No I/O here.
 
 An epoch is one micro-batch of a streaming query, a slice is one share of it by key. The ledger topic of a sink has one
-partition per slice; an entry is the last record of the transaction that carries the slice's records, so that both
-commit or vanish together. What follows from the entries is decided by `judge`, once, when a driver starts, after every
-slice's older producers were fenced; later epochs need no result, for nobody else can have written in between.
+partition per slice. An entry is the last record of the transaction that carries the slice's records, so both commit or
+vanish together. `judge` decides from the entries how to begin. A driver calls it once, when it starts, after it has
+fenced every slice's older producers. Later epochs need no second decision: nobody else can have written since.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _SEAL_BYTES = 4
 
 
 class SinkRefused(OutboxError):
-    """Going on would lose records or send them twice; an operator must look."""
+    """Continuing would lose records or send them twice: an operator must act."""
 
 
 class OtherQuery(SinkRefused):
@@ -34,11 +34,11 @@ class OtherQuery(SinkRefused):
 
 
 class OtherDatabase(SinkRefused):
-    """The ledger tells of another database's records."""
+    """The ledger lists the records of another database."""
 
 
 class LedgerLost(SinkRefused):
-    """The ledger does not hold what it must."""
+    """Entries are missing from the ledger."""
 
 
 class CheckpointBehind(SinkRefused):
@@ -46,11 +46,11 @@ class CheckpointBehind(SinkRefused):
 
 
 class SlicesChanged(SinkRefused):
-    """The slice count was changed while an epoch is delivered in part."""
+    """The slice count was changed while an epoch was delivered in part."""
 
 
 class ReplayDiffers(SinkRefused):
-    """An epoch was computed again with another result."""
+    """Spark computed an epoch again, with another result."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,19 +60,19 @@ class SliceEntry:
     name: str
     """The sink's."""
     query: str
-    """Spark's id of the streaming query: it lives in the checkpoint."""
+    """Spark's id of the streaming query, which the checkpoint keeps."""
     epoch: int
     slice: int
     slices: int
     slices_before: int
-    """The count of slices of the epoch before: 0 for the first."""
+    """The slice count of the epoch before: 0 for the first."""
     count: int
     digest: int
     """The sum of the records' checksums, as in `core.exactly_once.ledger`."""
     ids: tuple[int, ...] = ()
-    """Ascending; of the column `id`, where there is one."""
+    """Ascending; from the column `id`, where there is one."""
     origin: str = ""
-    """What the sink was told about where its records come from, for instance the UUID of their database."""
+    """The origin that the sink was given, for instance the UUID of the database."""
     order: str = ""
     """The columns that order the records of a key; empty: the id."""
 
@@ -96,23 +96,23 @@ def encode(entry: SliceEntry) -> bytes:
 
 
 def decode(payload: bytes | None) -> SliceEntry:
-    """The entry, or an error that says which kind of wrong it is."""
+    """The entry, or an error that names what is wrong with it."""
     payload = payload or b""
     if payload[:3] != _MAGIC:
         raise ForeignEntry(
-            f"a record of the Spark sink's ledger starts with {payload[:4]!r} instead of {_MAGIC!r}: something else "
-            "writes there. Give this sink a ledger topic of its own."
+            f"A record of the Spark sink's ledger starts with {payload[:4]!r} instead of {_MAGIC!r}: another program "
+            "writes to this topic. Give this sink a ledger topic of its own."
         )
     if len(payload) > 3 and payload[3] != FORMAT_VERSION:
         raise UnknownEntryVersion(
-            f"an entry of the Spark sink's ledger has format version {payload[3]}, this release reads version "
+            f"An entry of the Spark sink's ledger has format version {payload[3]}, but this release reads version "
             f"{FORMAT_VERSION}. Run the release that wrote it, or a newer one."
         )
     body, seal = payload[:-_SEAL_BYTES], payload[-_SEAL_BYTES:]
     if len(body) < _HEAD.size or zlib.crc32(body).to_bytes(_SEAL_BYTES, "big") != seal:
         raise DamagedEntry(
-            f"an entry of the Spark sink's ledger has {len(payload)} bytes and its checksum does not fit them. Look at "
-            "the topic with a read_committed consumer."
+            f"An entry of the Spark sink's ledger has {len(payload)} bytes, and its checksum is wrong. Read the topic "
+            "with a read_committed consumer."
         )
     length = _HEAD.unpack_from(body)[2]
     steps = array("q")
@@ -131,7 +131,7 @@ class Start:
     last: Mapping[int, int]
     """Slice → the epoch of its last entry; absent: it has none."""
     done: Mapping[int, tuple[int, int]]
-    """Slice → (count, digest): delivered already."""
+    """Slice → (count, digest) of the slices that are delivered already."""
 
 
 def judge(
@@ -144,23 +144,23 @@ def judge(
     begin_at: int = 0,
     origin: str = "",
 ) -> Start:
-    """`found`: the last entry of each partition of the ledger, read after every one of them was fenced. `origin` is
-    compared where both sides know one."""
+    """`found`: the last entry of each partition of the ledger, read after all of them were fenced. `origin` is
+    compared if both sides know one."""
     entries = [entry for entry in found if entry is not None]
     if not entries:
         if epoch > begin_at:
             raise LedgerLost(
-                f"The ledger of the Spark sink {name!r} holds no entry, and the query is at epoch {epoch}: what was "
-                "delivered is unknown. Restore the ledger topic. If everything before this epoch is known to be "
-                f"delivered, or never went through this sink, give the sink begin_at={epoch}."
+                f"The ledger of the Spark sink {name!r} has no entry, but the query is at epoch {epoch}: nobody can "
+                "say which records were delivered. Restore the ledger topic. If all earlier epochs were delivered, "
+                f"or never went through this sink, set begin_at={epoch} on the sink."
             )
         return Start(0, {}, {})
     latest = max(entries, key=lambda entry: entry.epoch)
     if origin and latest.origin and latest.origin != origin:
         raise OtherDatabase(
-            f"The ledger of the Spark sink {name!r} was written for the database {latest.origin}, and this is the "
-            f"database {origin}: its ids and epochs say nothing here. Did the address of the database change? If this "
-            "one takes the other's place, begin anew with a new checkpoint and another sink name."
+            f"The ledger of the Spark sink {name!r} was written for the database {latest.origin}, but this is the "
+            f"database {origin}, whose ids and epochs are others. Check the address of the database. If this database "
+            "replaces the other one, use a new checkpoint and another sink name."
         )
     _refuse_strangers(latest, name, query, epoch)
     before = _count_before(latest, epoch, slices)
@@ -173,8 +173,8 @@ def judge(
     for slice_ in range(before):
         if slice_ not in done and last.get(slice_) != epoch - 1:
             raise LedgerLost(
-                f"The ledger of the Spark sink {name!r} has {_of(last, slice_)} for slice {slice_}, and epoch {epoch} "
-                f"begins, which must follow epoch {epoch - 1} in every slice. Restore the ledger topic."
+                f"The ledger of the Spark sink {name!r} has {_of(last, slice_)} for slice {slice_}, but epoch {epoch} "
+                f"must follow epoch {epoch - 1} in every slice. Restore the ledger topic."
             )
     return Start(before, last, done)
 
@@ -182,20 +182,20 @@ def judge(
 def _refuse_strangers(latest: SliceEntry, name: str, query: str, epoch: int) -> None:
     if (latest.name, latest.query) != (name, query):
         raise OtherQuery(
-            f"The ledger of the Spark sink {name!r} was written by the query {latest.query} (sink {latest.name!r}, up "
-            f"to epoch {latest.epoch}), and this is the query {query}. Either the checkpoint was deleted or moved: "
-            "restore it, or begin anew under another sink name, which sends again whatever the source still holds. Or "
-            "two queries use one sink name: give each its own."
+            f"The query {latest.query} wrote the ledger of the Spark sink {name!r} (as sink {latest.name!r}, up to "
+            f"epoch {latest.epoch}), but this is the query {query}. If the checkpoint was deleted or moved, restore "
+            "it, or use another sink name: that sends again all records that the source still holds. If two queries "
+            "use one sink name, give each its own."
         )
     if latest.epoch > epoch:
         raise CheckpointBehind(
-            f"The ledger of the Spark sink {name!r} is at epoch {latest.epoch}, the checkpoint at epoch {epoch}: a "
-            "newer driver went on, or an old copy of the checkpoint was restored. Stop this one, or restore the "
-            "newest checkpoint."
+            f"The ledger of the Spark sink {name!r} is at epoch {latest.epoch}, but the checkpoint is at epoch "
+            f"{epoch}: a newer driver has continued, or somebody restored an old copy of the checkpoint. Stop this "
+            "driver, or restore the newest checkpoint."
         )
     if latest.epoch < epoch - 1:
         raise LedgerLost(
-            f"The ledger of the Spark sink {name!r} ends with epoch {latest.epoch}, and the checkpoint is at epoch "
+            f"The ledger of the Spark sink {name!r} ends with epoch {latest.epoch}, but the checkpoint is at epoch "
             f"{epoch}: entries are missing. Restore the ledger topic."
         )
 
@@ -205,8 +205,8 @@ def _count_before(latest: SliceEntry, epoch: int, slices: int) -> int:
         return latest.slices
     if latest.slices != slices:
         raise SlicesChanged(
-            f"Epoch {epoch} of the Spark sink {latest.name!r} is delivered in part with {latest.slices} slices, and "
-            f"now there are {slices}: its other records would be lost or doubled. Start once with "
+            f"The Spark sink {latest.name!r} has delivered epoch {epoch} in part with {latest.slices} slices, but "
+            f"slices is now {slices}: the other records would be lost or duplicated. Start once with "
             f"slices={latest.slices}, let the epoch end, then change the count."
         )
     return latest.slices_before

@@ -1,13 +1,13 @@
 """Slices of one epoch, written by an executor: fence, ledger, records, entry, commit.
 
-Spark may run a task twice, end its input early when it kills it, and lose its result after it has done its work. So:
-each slice has one stable transactional id, whose initialisation fences stragglers and speculative copies; the ledger is
-read after that; the transaction commits only when the slice's sentinel was reached, which is sorted last; and the entry
-is its last record. A producer lives on in the Python worker: if it has committed the epoch before, nobody else has
-written since (it would have been fenced), and neither fence nor ledger is needed again.
+Spark may run a task twice, end its input early when it kills it, and lose its result after the work is done. Therefore:
+each slice has one stable transactional id, whose initialisation fences stragglers and speculative copies. The writer
+reads the ledger after that. The transaction commits only when the writer has reached the slice's sentinel, which is
+sorted last, and the entry is its last record. A producer stays in the Python worker: if it has committed the epoch
+before, nobody else has written since (it would have been fenced), and neither fence nor ledger is needed again.
 
-Whatever the client raises leaves the outcome unknown. The slice is then begun again, once: new producer, fence, ledger,
-and the rows again if they are few enough to be at hand. A second failure is Spark's to repeat.
+Any error of the client leaves the outcome unknown. The writer then starts the slice again, once: new producer, fence,
+ledger, and the rows again if they are few enough to be in memory. After a second failure Spark repeats the task.
 
 Everything here runs in executors. confluent-kafka is imported inside functions: its classes do not pickle.
 """
@@ -76,13 +76,13 @@ def write(plan: SlicePlan, batches: Iterable[Any]) -> Iterator[Any]:
 def _refuse_unfinished(current: _Slice | None) -> None:
     if current is not None:
         raise SliceFailed(
-            f"The input of slice {current.number} ended after {current.count} records without its sentinel: the task "
-            "was killed, or Spark gave it half of its rows. Nothing of it was committed."
+            f"The input of slice {current.number} ended after {current.count} records without its sentinel: Spark "
+            "killed the task, or gave it only a part of its rows. The sink committed none of them."
         )
 
 
 def _runs(batches: Iterable[Any]) -> Iterator[tuple[int, Any]]:
-    """Cut the batches where the part changes; without a Python step per row."""
+    """Cut the batches where the part changes, with no Python step per row."""
     import pyarrow.compute as pc
 
     for batch in batches:
@@ -102,19 +102,19 @@ def _result_schema() -> Any:
 
 
 class _Slice:
-    """One slice being written: opened by its first row, at the latest by its sentinel."""
+    """One slice that is being written. Its first row opens it, at the latest its sentinel."""
 
     def __init__(self, plan: SlicePlan, number: int) -> None:
         self.plan, self.number = plan, number
         self.count, self.digest = 0, 0
         self._ids = array("q")
         self._at_hand: list[Any] | None = []
-        """All rows so far; None: too many, or begun again already."""
+        """All rows so far; None: they are too many, or the slice was started again already."""
         self._give_up_at = time.monotonic() + plan.transaction_timeout_s
         self._entry: slice_ledger.SliceEntry | None = None
         self._has_begun = self._is_renewed = False
         self._failed: list[_Failure] | None = None
-        """Records that Kafka did not take, asked for when the slice is begun again: it costs time."""
+        """Records that Kafka did not take. Collected only for a slice that is started again: it costs time."""
         self._held = producers.take(plan, number) or self._open()
 
     def _open(self) -> producers.HeldProducer:
@@ -129,7 +129,7 @@ class _Slice:
         return producers.HeldProducer(producer, self.plan)
 
     def _look_up(self) -> slice_ledger.SliceEntry | None:
-        """The entry, if this slice is delivered; raises if the ledger is not where it must be."""
+        """The entry, if this slice is delivered. Raises if the ledger is at another epoch than the plan says."""
         plan, number = self.plan, self.number
         topic = producers.ledger_of(plan.properties, plan.ledger)
         last: slice_ledger.SliceEntry | None = topic.last_entry(number, self._give_up_at)
@@ -138,16 +138,16 @@ class _Slice:
             return last
         if (last and last.epoch) != plan.last.get(number) or (last and last.query != plan.query):
             raise Superseded(
-                f"Slice {number} of epoch {plan.epoch} of the Spark sink {plan.name!r}: its last ledger entry is "
-                f"{_shown(last)}, expected was epoch {plan.last.get(number)} of query {plan.query}. Another driver "
-                "has gone on; this one must stop."
+                f"The last ledger entry of slice {number} of epoch {plan.epoch} of the Spark sink {plan.name!r} is "
+                f"{_shown(last)}, but epoch {plan.last.get(number)} of query {plan.query} was expected. Another "
+                "driver has continued, and this one must stop."
             )
         return None
 
     # ---- rows
 
     def take(self, rows: Any) -> None:
-        """Send rows, in order. A slice that is delivered is only counted, to compare it with its entry."""
+        """Send rows, in order. The rows of a delivered slice are only counted, to compare them with its entry."""
         import pyarrow.compute as pc
 
         self.count += rows.num_rows
@@ -166,7 +166,7 @@ class _Slice:
             return
         if self.plan.has_ids:
             if rows.column("id").null_count:
-                raise RecordUnfit("A record has no id (the column id is null). Correct or filter it in the query.")
+                raise RecordUnfit("A record has no id: the column id is null. Correct or filter it in the query.")
             self._ids.extend(rows.column("id").to_pylist())
         self._check_topics(pc.unique(rows.column("topic")).to_pylist())
         self._begin()
@@ -176,10 +176,10 @@ class _Slice:
         """An unknown topic inside a transaction would stall it."""
         new = {topic for topic in topics if topic not in self._held.topics}
         if None in new:
-            raise RecordUnfit("A record has no topic (the column topic is null). Correct or filter it in the query.")
+            raise RecordUnfit("A record has no topic: the column topic is null. Correct or filter it in the query.")
         if new and (missing := self._held.producer.unknown_topics(filter(None, new), _TOPICS_S)):
             shown = ", ".join(f"{topic!r} ({why})" for topic, why in sorted(missing.items()))
-            raise SliceFailed(f"Records go to topics that the brokers do not have: {shown}. Create them.")
+            raise SliceFailed(f"The records need topics that Kafka does not have: {shown}. Create these topics.")
         self._held.topics.update(topic for topic in new if topic)
 
     def _begin(self) -> None:
@@ -188,11 +188,11 @@ class _Slice:
             self._has_begun = True
 
     def _begin_again(self, error: Exception) -> None:
-        """After anything that the client raised: only the ledger tells what became of the transaction."""
+        """After any error of the client only the ledger can say whether the transaction was committed."""
         rows = self._at_hand
         if rows is None or not _is_of_kafka(error):
             raise error
-        let_go(error)  # it is being handled while the client is used
+        let_go(error)  # the error keeps references to the client, which is used below
         logger.warning("slice_restarted slice=%d epoch=%d error=%r", self.number, self.plan.epoch, str(error))
         self._at_hand, self._has_begun, self._ids, self._failed = None, False, array("q"), []
         self._held.producer.drop_and_wait()
@@ -251,30 +251,30 @@ class _Slice:
         )
 
     def refusal(self, error: Exception) -> RejectedByKafka | None:
-        """What Kafka will not take as it is, if that is the reason of `error`."""
+        """A text for `error` if Kafka rejects a record as it is; else None."""
         from outbox.edges.kafka.exactly_once.transactional import kafka_error
 
         if not _is_of_kafka(error):
             return None
-        let_go(error)  # it is being handled while the client is asked
+        let_go(error)  # the error keeps references to the client, which is asked below
         names = [failure.code for failure in self._failed or ()]
         names += [found.name() for found in (self._held.producer.cause(), kafka_error(error)) if found is not None]
         code = next((name for name in names if faults.KINDS.get(name) in faults.REJECTIONS), None)
         if code is None:
             return None
-        # Kafka rejects whole requests, and innocent records with them: the largest is the likeliest cause.
+        # Kafka rejects whole requests, with innocent records in them: the largest is the likeliest cause.
         failed = [failure for failure in self._failed or () if failure.code == code]
         cause = max(failed, key=lambda failure: failure.size, default=None)
-        others = f", the largest of {len(failed)} refused together," if len(failed) > 1 else ""
+        others = f", the largest of {len(failed)} that were rejected together," if len(failed) > 1 else ""
         what = f"the record {cause.shown}{others}" if cause else f"a record of slice {self.number}"
         happened, remedy = faults.in_plain_words(code)
         return RejectedByKafka(
-            f"Kafka rejects {what} in epoch {self.plan.epoch}: {code}, {happened}. To go on, {remedy}; or let the "
-            "transformation leave it out. Until then the query stays at this epoch and tries again; nothing is lost."
+            f"Kafka rejects {what} in epoch {self.plan.epoch}: {code}, {happened}. To continue, {remedy}; or filter "
+            "the record out in the transformation. Until then the query repeats this epoch. No record is lost."
         )
 
     def abandon(self) -> None:
-        """Whatever is open ends when the next attempt fences it."""
+        """The next attempt fences this producer, which ends its open transaction."""
         self._held.producer.drop_and_wait()
 
 
@@ -308,7 +308,7 @@ def _reporting(failed: list[_Failure], id_: int | None, topic: str, size: int) -
 def _produce(
     producer: TransactionalProducer, rows: Any, plan: SlicePlan, give_up_at: float, failed: list[_Failure] | None = None
 ) -> None:
-    """Positional arguments: by name each call costs half as much again."""
+    """Arguments are positional: by name each call costs half as much again."""
     from outbox.edges.kafka.exactly_once.transactional import kafka_error
 
     produce = producer.client.produce
@@ -339,7 +339,7 @@ def _python_rows(rows: Any, plan: SlicePlan) -> Iterator[tuple[Any, ...]]:
 
 
 def _headers(column: Any) -> list[list[tuple[str, bytes | None]] | None]:
-    """As `sql_expressions.HEADERS` has put them down."""
+    """The headers, from the text that `sql_expressions.HEADERS` has made."""
     if column.null_count == len(column):
         return [None] * len(column)
     return [None if text is None else list(map(_header, text.split())) for text in column.to_pylist()]
@@ -348,14 +348,14 @@ def _headers(column: Any) -> list[list[tuple[str, bytes | None]] | None]:
 def _header(text: str) -> tuple[str, bytes | None]:
     name, _, value = text.partition("=")
     if name == sql_expressions.NULL:
-        raise SliceFailed("A record has a header without a name (its key is null).")
+        raise SliceFailed("A record has a header without a name: its key is null. Correct or filter it in the query.")
     return bytes.fromhex(name).decode(), None if value == sql_expressions.NULL else bytes.fromhex(value)
 
 
 def _produce_when_there_is_room(producer: TransactionalProducer, record: tuple[Any, ...], give_up_at: float) -> None:
     while True:
         if time.monotonic() > give_up_at:
-            raise SliceFailed("The client's queue stayed full: the brokers take no records.")
+            raise SliceFailed("The Kafka client's queue stayed full: the brokers take no records.")
         producer.client.poll(0.05)
         try:
             producer.client.produce(*record)

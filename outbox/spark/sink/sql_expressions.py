@@ -26,7 +26,9 @@ def checksum(columns: Collection[str]) -> Column:
 
 def checksum_sql(columns: Collection[str]) -> str:
     lengths, headers = "''", "''"
-    if "headers" in columns:  # Spark interprets functions of arrays: only where there is something to do
+    if (
+        "headers" in columns
+    ):  # Spark interprets functions of arrays, which is slow: use them only where there are headers
         pairs = f"concat({_length('pair.key')}, {_length('pair.value')})"
         texts = "concat(pair.key, coalesce(CAST(pair.value AS STRING), ''))"
         lengths, headers = (
@@ -44,8 +46,8 @@ HEADERS = (
     "CASE WHEN size(headers) > 0 THEN array_join(transform(headers, pair -> "
     f"concat(coalesce(hex(pair.key), '{NULL}'), '=', coalesce(hex(pair.value), '{NULL}'))), ' ') END"
 )
-"""The headers for an Arrow batch: one text, and null where there are none. Spark 4.0 takes 10 µs to hand over an array
-that is null and 2 µs for an empty one; it is sorted and shuffled besides."""
+"""The headers for an Arrow batch: one text, and null where there are none. Spark 4.0 takes 10 µs to pass on an array
+that is null and 2 µs for an empty one, and it sorts and shuffles the array too."""
 
 
 def slice_sql(columns: Collection[str], order: Sequence[str], slices: int, *, keep_empty_key: bool) -> str:
@@ -64,7 +66,7 @@ def quoted(name: str) -> str:
 
 def home_of(slice_: str, slices: int, homes: Sequence[int] = ()) -> Column:
     """A number that Spark's hash partitioning puts into the partition of this slice's number; or, with `homes`, into
-    the partition that stands there in the slice's place."""
+    the partition that `homes` gives for the slice."""
     numbers = _homes(slices)
     numbers = tuple(numbers[home] for home in homes) if homes else numbers
     return _column(f"element_at(array({', '.join(map(str, numbers))}), CAST({slice_} AS INT) + 1)")
@@ -105,8 +107,7 @@ def _length(name: str) -> str:
 
 
 def _column(text: str) -> Column:
-    """One call into the JVM. A column that is put together by calls takes one for every part of it, a millisecond
-    each."""
+    """One call into the JVM. A column that is built from calls takes one call for every part, a millisecond each."""
     from pyspark.sql import functions as F
 
     return F.expr(text)

@@ -1,8 +1,8 @@
-"""Rows of the table as Arrow batches, in executors. What is marked and when is decided in `datasource.py`.
+"""Rows of the table as Arrow batches, in executors. `datasource.py` decides which rows are marked, and when.
 
-Small records without headers come a page at a time, each column as one string of bytes beside its lengths: PostgreSQL
-puts them together faster than Python takes rows apart, and no record becomes a Python object here. A page that holds
-another kind of record, and all after it, come row by row.
+Small records without headers come a page at a time, each column as one string of bytes beside its lengths. PostgreSQL
+joins them faster than Python takes rows apart, and no record becomes a Python object here. If a page holds another kind
+of record, that page and all later ones come row by row.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class RecordNotText(OutboxError):
 
 @dataclass
 class Range(InputPartition):
-    """Ids that one task reads. `count`: how many records must be there; negative: any number."""
+    """The ids that one task reads. `count`: the number of records that must be there; negative: any number."""
 
     lowest: int
     highest: int
@@ -46,7 +46,7 @@ class Range(InputPartition):
 
 
 def read(options: Options, wanted: Range) -> Iterator[Any]:
-    """The records as Arrow batches; raises unless all that were marked are there."""
+    """The records as Arrow batches. Raises unless all marked records are there."""
     count = 0
     with statements.connect(options.url, options.statement_timeout) as connection:
         has_binary = statements.has_binary(connection, options.table)
@@ -59,9 +59,9 @@ def read(options: Options, wanted: Range) -> Iterator[Any]:
                 yield batch
     if wanted.count not in (-1, count):
         raise RecordsMissing(
-            f"{wanted.count} records from id {wanted.lowest} to {wanted.highest} were marked with leader_id "
-            f"{wanted.leader}, and {count} are there: somebody deleted, changed or marked the others. Did another "
-            "harvester run on the table?"
+            f"The driver marked {wanted.count} records from id {wanted.lowest} to {wanted.highest} with leader_id "
+            f"{wanted.leader}, but the table has {count} of them: somebody deleted, changed or marked the others. "
+            "Check whether another harvester runs on the table."
         )
 
 
@@ -95,13 +95,13 @@ def _batches(connection: statements.Connection, table: str, wanted: Range, *, ha
         while few := cursor.execute(select, given).fetchall():
             yield _arrow(few)
             given["lowest"] = few[-1][0] + 1
-            # Not many more than have room: compressed headers are unpacked to be measured.
+            # Only a few more than fit into memory: PostgreSQL unpacks compressed headers to measure them.
             given["limit"] = min(_ROWS_AT_ONCE, 4 * len(few))
 
 
 def _select_page(table: str, leader: str, rows: int, small_bytes: int, *, binary: bool = True) -> str:
-    """The first rows of a range of ids as one row: their number, whether one of them is large or has headers, then each
-    column: ids, times, and lengths and bytes of topic, key and value."""
+    """The first rows of a range of ids as one row: their number; whether one of them is large or has headers; then the
+    columns. Ids and times come as arrays; topic, key and value as lengths and bytes."""
     texts = ["kafka_key", statements.TEXT, *(["kafka_value_binary"] * binary)]
     small = f"({' + '.join(f'coalesce(octet_length({text}), 0)' for text in texts)}) <= {small_bytes}"
     value = f"coalesce(kafka_value_binary, textsend({statements.TEXT}))" if binary else f"textsend({statements.TEXT})"
@@ -132,7 +132,7 @@ def _arrow_page(ids: bytes, times: bytes, *columns: bytes) -> Any:
 
     numbers = _integers(ids)
     if len(numbers) > 1 and not bool((np.diff(numbers) > 0).all()):
-        raise RecordsMissing("PostgreSQL put the records of a page together in another order than that of their ids.")
+        raise RecordsMissing("PostgreSQL returned the records of a page in another order than that of their ids.")
     texts = [
         _strings(kind, _integers(lengths, 4), data)
         for kind, lengths, data in zip(
@@ -144,7 +144,7 @@ def _arrow_page(ids: bytes, times: bytes, *columns: bytes) -> Any:
 
 
 def _integers(array: bytes, size: int = 8) -> Any:
-    """Of an array in PostgreSQL's binary form: a head of 20 bytes, then each element after its own length."""
+    """The values of an array in PostgreSQL's binary form: a head of 20 bytes, then each element after its length."""
     import numpy as np
 
     kind = np.dtype([("length", ">i4"), ("value", f">i{size}")])
@@ -197,7 +197,7 @@ def _timestamps(wire: Sequence[bytes]) -> Any:
 
 
 def _instants(microseconds: Any) -> Any:
-    """Of microseconds since 2000; null where Spark has no date for the time."""
+    """From microseconds since 2000; null where Spark has no date for the time."""
     import pyarrow as pa
 
     found = pa.array(microseconds + _MICROSECONDS_1970_TO_2000, mask=microseconds == NONE)

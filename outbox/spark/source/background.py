@@ -1,4 +1,4 @@
-"""One job beside what Spark does: the streaming source purges and marks while a batch runs. Nothing is decided here."""
+"""One job beside Spark's own work: the streaming source purges and marks while a batch runs. It decides nothing."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 
 class Beside:
-    """At most one job, in a thread. Whoever touches what it touches waits for it first. Pickles as an idle one."""
+    """At most one job, in a thread. Wait for it before you use what it uses. Pickles as an idle one."""
 
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None
@@ -28,7 +28,7 @@ class Beside:
             self._error = error
 
     def wait(self) -> None:
-        """Until the job has ended; raises what it has raised, once."""
+        """Wait until the job has ended, and raise its error, once."""
         thread, self._thread = self._thread, None
         if thread is not None:
             thread.join()

@@ -1,18 +1,18 @@
-"""The DataSource `outbox`: the records of the table as a DataFrame, streaming or batch. Made known by `register()`.
+"""The DataSource `outbox`: the records of the table as a DataFrame, streaming or batch. `register()` adds it to Spark.
 
     spark.readStream.format("outbox").option("url", "postgresql://...").load()
 
 Columns: id (bigint), create_time (timestamp), topic, key (string), value (binary; null is a tombstone), headers
 (array<struct<key: string, value: binary>>). Options, all of them strings: those of `Options`, in camel case.
 
-**Streaming** harvests: a micro-batch marks its records, the offset names the mark, the same offset gives the same rows
-again. They are deleted when Spark has finished the batch, also by a query that then idles. While a full batch runs,
-the one before is deleted and the next one marked. One query per table; the last one started wins. Spark gives this
-object life in two places: in a process beside the driver, one per query, where it marks, plans and purges; and in
-executors, where it reads. How the driver's side knows what Spark has finished is told at `OutboxStreamReader`. To stop
-without a record left behind, call `stream.finish` before `query.stop()`.
+**Streaming** harvests: a micro-batch marks its records, and the offset names the mark. So the same offset gives the
+same rows again. The source deletes them when Spark has finished the batch, also in a query that then idles. While a
+full batch runs, the source deletes the one before and marks the next one. A table has one query; the last one started
+wins. Spark uses this object in two places. In a process beside the driver, one per query, it marks, plans and purges;
+in executors it reads. `OutboxStreamReader` says how the driver's side knows which batches Spark has finished. To stop
+with no record left behind, call `stream.finish` before `query.stop()`.
 
-**MarkedBatch** only looks: the records that are in the table, as they are, marked or not; nothing is changed.
+**MarkedBatch** only reads the records that are in the table, marked or not, and changes nothing.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ _BEAT_S = 1.0
 _OUTAGE_MAX_S = 120.0
 _OUTAGE_PAUSE_S = 0.5
 _GRACE_S = 5.0
-_HELD_PAUSE_S, _HELD_SHARE = 1.0, 20.0  # before another look at a table in which everything is held back
+_HELD_PAUSE_S, _HELD_SHARE = 1.0, 20.0  # before the next query of a table in which every record is held
 
 
 def register(spark: SparkSession) -> None:
-    """Make the format `outbox` known to the session."""
+    """Add the format `outbox` to the session."""
     from outbox.spark.sessions import check_extra
 
     check_extra()
@@ -63,7 +63,7 @@ def register(spark: SparkSession) -> None:
 
 
 class OutboxSource(DataSource):
-    """What Spark makes of `format("outbox")`."""
+    """The object that Spark makes for `format("outbox")`."""
 
     @classmethod
     def name(cls) -> str:
@@ -81,7 +81,7 @@ class OutboxSource(DataSource):
 
 
 class OutboxReader(DataSourceReader):
-    """Batch: looks and changes nothing."""
+    """Batch: reads and changes nothing."""
 
     def __init__(self, options: Options) -> None:
         self.options = options
@@ -95,15 +95,15 @@ class OutboxReader(DataSourceReader):
 
 
 class OutboxStreamReader(DataSourceStreamReader):
-    """Streaming. Marked batches are numbered; at most two are not purged. That Spark has finished a batch is known
+    """Streaming. Marked batches are numbered, and at most two are not purged. Spark has finished a batch
 
-    - when it says so by `commit()`, which it does only when it plans the next batch;
+    - when it reports so by `commit()`, which it does only when it plans the next batch;
     - when it has asked this process for a batch's partitions and now asks for the latest offset: batches come one
-      after the other, so that one has ended well;
+      after the other, so that one has succeeded;
     - when its checkpoint holds a later one;
-    - when this process began with it in the checkpoint, was not asked for its partitions, and is asked for the latest
-      offset a second time. Once proves nothing: with the trigger `availableNow` Spark asks once before it repeats an
-      unfinished batch, and never again.
+    - when the checkpoint held it at the start of this process, Spark never asked for its partitions, and Spark asks
+      for the latest offset a second time. One question proves nothing: with the trigger `availableNow` Spark asks once
+      before it repeats an unfinished batch, and never again.
     """
 
     def __init__(self, options: Options) -> None:
@@ -118,22 +118,22 @@ class OutboxStreamReader(DataSourceStreamReader):
         self._must_look = False
         """The outcome of a statement is unknown."""
         self._last = MarkedBatch(0)
-        """The newest batch marked, which is what Spark is told."""
+        """The newest batch marked. Spark gets this one as the latest offset."""
         self._is_offered = False
-        """Spark was told of it and has not asked for its partitions."""
+        """Spark knows this batch and has not asked for its partitions."""
         self._unpurged: list[MarkedBatch] = []
         self._finished = -1
         """The number up to which Spark has finished."""
         self._running: MarkedBatch | None = None
         self._seen: MarkedBatch | None = None
-        """The newest batch of the checkpoint that this process began with."""
+        """The newest batch in the checkpoint when this process began."""
         self._asked = 0
         self._first: MarkedBatch | None = None
         self._beaten_at = self._up_at = float("-inf")
         self._cut: tuple[MarkedBatch, list[tuple[int, int, int]]] = (MarkedBatch(0), [])
-        """A batch that was marked beside another one, and where its slices begin."""
+        """A batch that was marked while another one ran, and where its slices begin."""
         self._beside = Beside()
-        """What is done while a batch runs. Every question of Spark waits for it: there is one connection."""
+        """The job that runs beside a batch. Every question of Spark waits for it: there is one connection."""
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_connection": None}
@@ -141,7 +141,8 @@ class OutboxStreamReader(DataSourceStreamReader):
     # ---- Spark's questions
 
     def initialOffset(self) -> dict[str, Any]:
-        """The place before the first batch of a new checkpoint; also asked for when the first batch is repeated."""
+        """The place before the first batch of a new checkpoint. Spark also asks for it when it repeats the first
+        batch."""
         self._beside.wait()
         if self._first is None:
             self._persistently(self._begin_anew if self._seen is None else self._look)
@@ -177,7 +178,7 @@ class OutboxStreamReader(DataSourceStreamReader):
         return found
 
     def _is_full(self, batch: MarkedBatch) -> bool:
-        """Whether there is likely to be another one, which may be marked while this one runs."""
+        """Whether there is probably another batch, which the source may mark while this one runs."""
         return batch == self._last and batch.count >= self.options.max_records
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
@@ -185,11 +186,11 @@ class OutboxStreamReader(DataSourceStreamReader):
         return read(self.options, partition)
 
     def commit(self, end: dict[str, Any]) -> None:
-        # It is purged by `_advance`, at the latest while the batch that is being planned runs.
+        # `_advance` purges it, at the latest while the batch that is being planned runs.
         self._finished = max(self._finished, MarkedBatch.of(end).number)
 
     def stop(self) -> None:
-        with suppress(OutboxError, psycopg.Error):  # the end is near
+        with suppress(OutboxError, psycopg.Error):  # the table is almost empty
             self._beside.wait()
         if self._is_taken:
             self._once(lambda connection: self._stream.release(connection, self.owner))
@@ -198,7 +199,7 @@ class OutboxStreamReader(DataSourceStreamReader):
     # ---- what follows
 
     def _look(self, connection: Connection) -> QueryState:
-        """Take the lease on the table once; learn what is marked."""
+        """Take the lease on the table once, and learn which records are marked."""
         table = self._stream
         state = table.state(connection) if self._is_taken else table.take(connection, self.owner)
         failpoint("after-take")
@@ -207,7 +208,7 @@ class OutboxStreamReader(DataSourceStreamReader):
         self._is_any_held = self._holding.look(connection)
         last = state.last
         self._last, self._is_taken, self._must_look = last, True, False
-        # A mark that Spark never asked the partitions of is offered (again): nobody has read its records.
+        # If Spark never asked for the partitions of a mark, nobody has read its records: offer it again.
         self._is_offered = not state.is_purged and not state.is_planned
         self._unpurged = [batch for batch in (state.prior, None if state.is_purged else last) if batch is not None]
         return state
@@ -220,9 +221,9 @@ class OutboxStreamReader(DataSourceStreamReader):
             return
         if not self.options.resend:
             raise CheckpointLost(
-                f"The checkpoint is new, and {unknown.count} records of batch {unknown.number} (leader_id "
-                f"{unknown.leader}) may be in Kafka already: another checkpoint had planned them. Start with that "
-                'checkpoint again. If it is lost, the option resend="true" sends those records again.'
+                f"The checkpoint is new, but {unknown.count} records of batch {unknown.number} (leader_id "
+                f"{unknown.leader}) may be in Kafka already: a query with another checkpoint had planned them. Start "
+                'with that checkpoint again. If it is lost, set the option resend="true" to send those records again.'
             )
         logger.warning("resent batch=%d leader_id=%s count=%d", unknown.number, unknown.leader, unknown.count)
         self._unpurged = [self._last] if self._is_offered else []
@@ -234,11 +235,11 @@ class OutboxStreamReader(DataSourceStreamReader):
             logger.warning("resent batch=%d count=%d", state.last.number, state.last.count)
             self._is_offered = True
         if seen not in (state.last, state.prior) and not (is_next and self._is_offered):
-            hint = ' If a query that has delivered nothing marked that batch, the option resend="true" sends it again.'
+            hint = ' If its query has delivered no record, set the option resend="true" to send it again.'
             raise CheckpointLost(
-                f"The checkpoint is at batch {seen.number} (leader_id {seen.leader}), the table at batch "
-                f"{state.last.number} (leader_id {state.last.leader}): one of them is not the newest copy, or belongs "
-                "to something else. Restore the newest checkpoint and the database that belongs to it."
+                f"The checkpoint is at batch {seen.number} (leader_id {seen.leader}), but the table is at batch "
+                f"{state.last.number} (leader_id {state.last.leader}): one of them is an old copy, or belongs to "
+                "another query. Restore the newest checkpoint and the database that belongs to it."
                 + (hint if is_next else "")
             )
         if seen == state.last:
@@ -276,7 +277,7 @@ class OutboxStreamReader(DataSourceStreamReader):
             failpoint("after-mark")
             self._last, self._is_offered = found[0], True
             self._unpurged.append(found[0])
-            if self._running is not None:  # another process cannot have come in between
+            if self._running is not None:  # no other process can have marked in between
                 self._cut = found
         elif self._is_any_held:
             now = time.monotonic()
@@ -317,7 +318,7 @@ class OutboxStreamReader(DataSourceStreamReader):
         close_quietly(connection)
 
     def _once(self, job: Callable[[Connection], Any]) -> None:
-        """What fails now is tried again at Spark's next question; for so long and no longer."""
+        """At the end the source gives up. Spark repeats the question."""
         try:
             job(self._connected())
         except statements.OUTAGES as error:
@@ -326,7 +327,7 @@ class OutboxStreamReader(DataSourceStreamReader):
             self._up_at = time.monotonic()
 
     def _persistently(self, job: Callable[[Connection], Any]) -> Any:
-        """Spark has to have an answer."""
+        """Spark needs an answer."""
         self._up_at = max(self._up_at, time.monotonic())
         while True:
             try:

@@ -1,9 +1,9 @@
-"""What is held back, as the Spark source heeds it: the statements on `<TABLE>_hold`. Operators and other modes of
-harvesting place holds; this one places none.
+"""Holds, as the Spark source respects them: the statements on `<TABLE>_hold`. Operators and other delivery modes place
+holds; the Spark source places none.
 
-What an operator has paused or edits, and what was rejected or poison by another mode, is left alone when a batch is
-marked. A rejected record is tried again when an operator wants that, and not by itself: refused once more it would stop
-its whole micro-batch.
+When it marks a batch, the source leaves out records that an operator has paused or edits, and records that another
+mode holds as rejected or poison. It sends a rejected record again only after an operator has asked for that: a second
+rejection would stop its whole micro-batch.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Connection = psycopg.Connection[Any]
 
 _SHOWN_MAX = 5
 _OPERATORS, _REASONS = (", ".join(map(repr, reasons)) for reasons in (BY_OPERATORS, OF_RECORDS))
-# A record at the head that is gone holds nothing back any more; another one may have been given its id.
+# A hold ends with the record at its head. Another record may have got the same id since.
 _IS_THERE = (
     "EXISTS (SELECT FROM {table} AS head WHERE head.id = h.record_id "
     "AND coalesce(head.create_time = h.stashed_at, true))"
@@ -32,13 +32,14 @@ _LANE = (
     "((CASE WHEN o.kafka_key = '' AND NOT " + _KEEPS_EMPTY_KEY + " THEN o.id "
     "ELSE hashtextextended(o.kafka_key, 0) END & 9223372036854775807) %% (SELECT lanes FROM {state}))"
 )
-# As migration 0005 composes `unit`, which has an index: many holds cost a record no more than one.
+# `unit` is composed as the migration composes it. It has an index: many holds cost a record no more than one.
 _CONCERNS = (
     "h.unit = ANY(ARRAY[md5('lane ' || " + _LANE + "), md5('topic ' || o.kafka_topic), "
     "md5(CASE WHEN o.kafka_key = '' THEN 'record ' || o.id "
     "ELSE 'key ' || length(o.kafka_topic) || ' ' || o.kafka_topic || ' ' || o.kafka_key END)])"
 )
-# An empty key that is kept is held like any other, though its holds are those of records. Found out once a statement.
+# With keep_empty_key, an empty key is held like any other, though its holds are those of records. One check a
+# statement.
 _EMPTY_KEY_IS_HELD = (
     "(o.kafka_key = '' AND o.kafka_topic IN (SELECT h.topic FROM {hold} AS h WHERE h.key = '' AND "
     + _KEEPS_EMPTY_KEY + " AND " + _IN_FORCE + "))"
@@ -51,7 +52,7 @@ FREE = (
 _LIFT = (
     f"/* hold */ DELETE FROM {{hold}} AS h WHERE reason IN ({_REASONS}) AND record_id IS NOT NULL AND NOT " + _IS_THERE
 )
-# Confirmed is what no marked record belongs to: neither of the last batch nor of the one before it.
+# A hold is confirmed if it covers no marked record, neither of the last batch nor of the one before it.
 _CONFIRM = (
     "/* confirm */ UPDATE {hold} AS h SET confirmed_by = array(SELECT generate_series(0, s.lanes - 1)) "
     f"FROM {{state}} AS s, {{spark}} AS k WHERE k.owner = %(owner)s AND h.reason IN ({_OPERATORS}) "
@@ -69,7 +70,7 @@ _SCOPES = (
 
 
 class Holding:
-    """For one table, which may be of an older release and have none."""
+    """Holds of one table. The table may be of an older release and have none."""
 
     def __init__(self, table: str) -> None:
         parts = {name: identifier(table + suffix) for name, suffix in _SUFFIXES.items()}
@@ -86,13 +87,13 @@ class Holding:
         return bool(row and row[0])
 
     def settle(self, connection: Connection, owner: str) -> None:
-        """Lift those whose record is gone; tell operators which of their own are respected. To be called when the
-        next mark will leave them alone."""
+        """Lift holds whose record is gone. Confirm the holds of operators that the source respects: call this when the
+        next mark will leave their records out."""
         connection.execute(self._lift)
         connection.execute(self._confirm, {"owner": owner})
 
     def scopes(self, connection: Connection) -> Sequence[str]:
-        """What is held back, for people."""
+        """The holds as texts for people."""
         return [row[0] for row in connection.execute(self._scopes)] if self._is_there(connection) else []
 
     def _is_there(self, connection: Connection) -> bool:
@@ -106,7 +107,7 @@ _SUFFIXES = {"table": "", "hold": "_hold", "state": "_state", "spark": "_spark"}
 
 
 def rejected(scopes: Sequence[str]) -> int:
-    """How many of them no operator has paused or edits."""
+    """The number of holds that no operator has placed."""
     return sum(scope.startswith(tuple(f"{reason}: " for reason in OF_RECORDS)) for scope in scopes)
 
 

@@ -1,4 +1,4 @@
-"""The options of the source `outbox`: strings to a typed object, every mistake at once."""
+"""The options of the source `outbox`: from strings to a typed object. It reports all mistakes at once."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from outbox.exceptions import OutboxError
 
 
 class WrongOptions(OutboxError):
-    """Options of the source, all mistakes at once."""
+    """Options of the source. It reports all mistakes at once."""
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Options:
     statement_timeout: float = 30.0
     resend: bool = False
     owner: str = ""
-    """How the driver is called where others see it; a unique part is added."""
+    """The name of the driver in the tables. A unique part is added."""
 
     @classmethod
     def parse(cls, given: Mapping[str, str]) -> Options:
@@ -37,17 +37,19 @@ class Options:
                 except ValueError as error:
                     wrong.append(f"{name}={lowered[name]!r}: {error}")
         if not found.get("url"):
-            wrong.append('url: missing, give for instance "postgresql://user@host/database"')
+            wrong.append('url is missing: set it, for instance to "postgresql://user@host/database"')
         if wrong:
             known = "url, table, slices, maxRecords, statementTimeout, resend, owner"
-            raise WrongOptions(f"Options of the source outbox: {'; '.join(wrong)}. The options are: {known}.")
+            raise WrongOptions(
+                f"The source outbox refuses these options: {'; '.join(wrong)}. The options are: {known}."
+            )
         return cls(**found)
 
 
 def _positive(text: str) -> int:
     number = int(text) if text.isdigit() else 0
     if not number:
-        raise ValueError("give a whole number above 0")
+        raise ValueError("set a whole number above 0")
     return number
 
 
@@ -57,13 +59,13 @@ def _seconds(text: str) -> float:
     except ValueError:
         number = 0.0
     if not 0 < number < float("inf"):
-        raise ValueError("give seconds above 0")
+        raise ValueError("set seconds above 0")
     return number
 
 
 def _truth(text: str) -> bool:
     if text.lower() not in ("true", "false"):
-        raise ValueError('give "true" or "false"')
+        raise ValueError('set "true" or "false"')
     return text.lower() == "true"
 
 

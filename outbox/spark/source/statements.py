@@ -2,13 +2,13 @@
 
 A batch is the records of one micro-batch, marked with a `leader_id` of its own. The row names the last batch marked
 and, while its records are there, the one before; `owner` is the driver that may mark. Every statement of a driver
-compares the owner: one that was paused and resumed marks nothing, plans nothing and purges nothing once another has
-taken.
+compares the owner. So a driver that was paused and resumed marks, plans and purges nothing once another one has taken
+the table.
 
-`planned` becomes true when Spark has logged the batch and asks for its partitions: only then may records of it be on
-their way. A mark without it belongs to nobody and is made again.
+`planned` becomes true when Spark has logged the batch and asks for its partitions: only then may its records be on
+their way to Kafka. A mark that was not planned belongs to nobody, and the driver marks again.
 
-While records are marked that may be in Kafka already, the table's lease is held without end (`lease_time` in the year
+While marked records may be in Kafka already, the source holds the table's lease without end (`lease_time` in the year
 9999): another delivery mode would send them again.
 """
 
@@ -55,12 +55,12 @@ class CheckpointLost(OutboxError):
 
 
 class RecordsMissing(OutboxError):
-    """Records of a batch are no longer there, or are marked by somebody else."""
+    """Records of a batch are no longer there, or another process has marked them."""
 
 
 @dataclass(frozen=True, slots=True)
 class MarkedBatch:
-    """Marked records: what an offset in the checkpoint names."""
+    """The marked records that an offset in the checkpoint names."""
 
     number: int
     leader: str = ""
@@ -96,7 +96,7 @@ class QueryState:
 
 
 def connect(url: str, statement_timeout_s: float, *, own_session: bool = False) -> BoundedConnection:
-    """`own_session`: of whoever marks; refused where a pooler hands a connection on."""
+    """`own_session`: for the process that marks. Refused if a pooler shares the connection."""
     return (connect_session if own_session else connect_bounded)(
         conninfo_to_dict(url),
         statement_timeout_s=statement_timeout_s,
@@ -107,13 +107,13 @@ def connect(url: str, statement_timeout_s: float, *, own_session: bool = False) 
 
 _UNMARKED = "(o.leader_id IS NULL OR o.leader_id <> ALL(%(kept)s::uuid[]))"
 # One walk along the index instead of a descent for each id. The same predicate in the same snapshot finds the same
-# rows; both ends are given, so that the planner expects a part of the table and keeps to the index.
+# rows. Both ends are given, so that the planner expects a part of the table and uses the index.
 _FEW = (
     "few AS MATERIALIZED (SELECT min(id) AS lowest, max(id) AS highest FROM (SELECT o.id FROM {table} AS o "
     "WHERE EXISTS (SELECT FROM held) AND " + _UNMARKED + " ORDER BY o.id LIMIT %(limit)s) AS first), "
 )
 _BY_RANGE = "(o.id BETWEEN (SELECT lowest FROM few) AND (SELECT highest FROM few) AND " + _UNMARKED + ")"
-# What is held is asked for once per row, for that is dear.
+# Holds are checked once per row, because the check is expensive.
 _ONE_BY_ONE = (
     "o.id = ANY(ARRAY(SELECT o.id FROM {table} AS o WHERE " + _UNMARKED + "{free} ORDER BY o.id LIMIT %(limit)s))"
 )
@@ -163,7 +163,7 @@ class Stream:
     # ---- who may mark
 
     def take(self, connection: Connection, owner: str) -> QueryState:
-        """From here on `owner` alone marks; refused while another delivery mode is at work."""
+        """From here on only `owner` marks. Refused while another delivery mode is active."""
         self._inspect(connection)
         notes = keepers.check(connection, self.table, marks=True)
         for note in (*notes, *numbering.check(connection, self.table, exactly_once=False)):
@@ -188,8 +188,8 @@ class Stream:
         ).fetchone()
         if row and row[0]:
             raise WrongTable(
-                f"The Spark source needs the tables {', '.join(row[0])}, which do not exist. Run: python manage.py "
-                "migrate outbox, or correct the options table and url."
+                f"The Spark source needs the tables {', '.join(row[0])}, which the database does not have. Run: "
+                "python manage.py migrate outbox. Or correct the options table and url."
             )
 
     def state(self, connection: Connection) -> QueryState:
@@ -200,12 +200,15 @@ class Stream:
             )
         ).fetchone()
         if row is None:
-            raise WrongTable(f"The row of {self._parts['spark'].as_string()} was deleted while the query ran.")
+            raise WrongTable(
+                f"Somebody deleted the row of {self._parts['spark'].as_string()} while the query ran. "
+                "Start the query again."
+            )
         prior = MarkedBatch(row[1] - 1, str(row[8]), *row[9:]) if row[8] else None
         return QueryState(row[0], MarkedBatch(row[1], str(row[2] or ""), *row[3:6]), row[6], row[7], prior)
 
     def beat(self, connection: Connection, owner: str) -> None:
-        """Tell other modes that this one is at work; raises when another driver is."""
+        """Renew the lease for other modes to see. Raises when another driver has the table."""
         done = connection.execute(
             self._build(
                 "/* beat */ UPDATE {state} SET lease_time = greatest(lease_time, clock_timestamp()) "
@@ -217,7 +220,7 @@ class Stream:
             raise self.fenced(owner)
 
     def release(self, connection: Connection, owner: str) -> None:
-        """Another way may begin at once, unless marked records may be in Kafka."""
+        """Another mode may begin at once, unless marked records may be in Kafka."""
         connection.execute(
             self._build(
                 "/* release */ UPDATE {state} SET lease_time = '-infinity' "
@@ -228,8 +231,8 @@ class Stream:
 
     def fenced(self, owner: str) -> Fenced:
         return Fenced(
-            f"Another driver has taken over the outbox table {self._parts['table'].as_string()} from {owner!r}: one "
-            "Spark query harvests a table. This query must stop; nothing is lost."
+            f"Another driver has taken over the outbox table {self._parts['table'].as_string()} from {owner!r}: a "
+            "table has one Spark query. This query stops, and no record is lost."
         )
 
     # ---- mark, plan, purge
@@ -246,9 +249,9 @@ class Stream:
         *,
         is_any_held: bool = False,
     ) -> tuple[MarkedBatch, list[tuple[int, int, int]]] | None:
-        """Mark the next batch, in id order, and cut it as `starts` does; None: there is nothing, or this driver may not
-        (see `beat`). Marks of anybody but `prior` are taken over: their owners are gone. `is_any_held`: whether to
-        leave out what is held back, which costs a look at the holds per row."""
+        """Mark the next batch, in id order, and cut it as `starts` does. None: the table has no record, or this driver
+        must not mark (see `beat`). Marks of others than `prior` are taken over: their owners are gone. `is_any_held`:
+        whether to leave out held records, which costs a query of the holds per row."""
         row = connection.execute(
             self._mark_free if is_any_held else self._mark,
             {
@@ -286,8 +289,8 @@ class Stream:
         if self.state(connection).owner != owner:
             raise self.fenced(owner)
         raise RecordsMissing(
-            f"The checkpoint asks for batch {batch.number} (leader_id {batch.leader}), which is purged or was never "
-            "marked in this database. Is this the database, and the newest copy of the checkpoint?"
+            f"The checkpoint asks for batch {batch.number} (leader_id {batch.leader}), but this database has purged "
+            "it or never marked it. Check that this is the right database and the newest copy of the checkpoint."
         )
 
     def starts(self, connection: Connection, batch: MarkedBatch, slices: int) -> list[tuple[int, int, int]]:
@@ -304,16 +307,16 @@ class Stream:
         found = sum(row[2] for row in rows)
         if found != batch.count:
             raise RecordsMissing(
-                f"Batch {batch.number} was marked with {batch.count} records, and {found} are still there with its "
-                f"leader_id {batch.leader}: somebody deleted, changed or marked the others. Put them back as they "
-                'were; or begin anew with a new checkpoint and another sink name: the option resend="true" sends '
-                "those that are left, also what of them is in Kafka already."
+                f"The driver marked batch {batch.number} with {batch.count} records, but the table has {found} of "
+                f"them with its leader_id {batch.leader}: somebody deleted, changed or marked the others. Put them "
+                "back as they were. Or start again with a new checkpoint and another sink name, and set the option "
+                'resend="true": the query sends those that are left, even if they are in Kafka already.'
             )
         return [(row[0], row[1], row[2]) for row in rows]
 
     def purge(self, connection: Connection, owner: str, batch: MarkedBatch) -> int | None:
-        """Delete a batch that Spark has finished; None: it was purged before, or another driver has taken over. Raises
-        `RowsKept` when some of it survives: then it counts as not purged."""
+        """Delete a batch that Spark has finished. None: it was purged before, or another driver has taken over. Raises
+        `RowsKept` when some of its rows survive: then it counts as not purged."""
         with connection.transaction():
             gone = self._delete(connection, owner, batch)
             if gone is not None and gone < batch.count and (kept := self._left(connection, batch)):
@@ -348,10 +351,10 @@ class Stream:
         assert row is not None
         return int(row[1]) if row[0] else None
 
-    # ---- an orderly end
+    # ---- a clean end
 
     def pause(self, connection: Connection, owner: str = "") -> bool:
-        """The source marks nothing more; what is under way is finished and purged. `owner`: how the owner's name must
+        """The source marks no further batch; it finishes and purges the current one. `owner`: how the owner's name must
         begin; False when another driver has the table."""
         text = "/* pause */ UPDATE {spark} SET paused = true WHERE starts_with(owner, %s)"
         return bool(connection.execute(self._build(text), [owner]).rowcount)
@@ -362,10 +365,10 @@ class Stream:
 
 
 def finish(url: str, table: str = "outbox", timeout_s: float = 60.0, owner: str = "") -> bool:
-    """Let the running query end its batch and purge it, and mark nothing more; whether that happened in time. To be
-    called before `query.stop()`: then no record stays behind that is in Kafka already. The next start marks again.
+    """Let the running query end its batch and purge it, and mark no other. Returns whether that happened in time. Call
+    it before `query.stop()`: then no record is left behind that is in Kafka already. The next start marks again.
 
-    `owner`: the source's option of this name, where another driver may have the table by now: that one is let alone.
+    `owner`: the source's option of this name. Give it if another driver may have the table, which is then left alone.
     """
     stream, give_up_at = Stream(table), time.monotonic() + timeout_s
     connection = connect(url, timeout_s)
@@ -385,8 +388,8 @@ TEXT = "kafka_value::text"
 
 
 def select(table: str, leader: str, *, binary: bool = True) -> str:
-    """The first rows of a range of ids, in order, of which only the last may exceed so many bytes; of one batch, or of
-    all when `leader` is empty."""
+    """The first rows of a range of ids, in order. Only the last row may go beyond the given bytes. Rows of one batch,
+    or of all batches when `leader` is empty."""
     value = f"coalesce(kafka_value_binary, textsend({TEXT}))" if binary else f"textsend({TEXT})"
     return (
         sql.SQL(
@@ -405,7 +408,7 @@ def select(table: str, leader: str, *, binary: bool = True) -> str:
 
 
 def has_binary(connection: Connection, table: str) -> bool:
-    """Whether the table has the column for binary values; the goharvest-compatible layout has not."""
+    """Whether the table has the column for binary values. The goharvest-compatible layout has none."""
     row = connection.execute(
         "/* columns */ SELECT EXISTS (SELECT FROM pg_attribute WHERE attrelid = to_regclass(%s) "
         "AND attname = 'kafka_value_binary' AND NOT attisdropped)",

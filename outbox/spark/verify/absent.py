@@ -1,4 +1,5 @@
-"""Which ids are nowhere: counted by bitmaps, so that ten million ids are a few hundred rows of 4 kB each."""
+"""Counts ids that are in no topic and no table. It uses bitmaps: ten million ids are a few hundred rows of 4 kB
+each."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ _BITS = 32_768  # of Spark's bitmaps
 
 
 def absent(ids: DataFrame, low: int, high: int) -> tuple[int, list[int]]:
-    """How many of the positive ids from `low` to `high` are not in the column `id`, and the first of them."""
+    """The number of positive ids from `low` to `high` that are not in the column `id`, and the first of them."""
     from pyspark.sql import functions as F
 
     inside = ids.where(F.col("id").between(low, high))
@@ -27,7 +28,7 @@ def absent(ids: DataFrame, low: int, high: int) -> tuple[int, list[int]]:
 
 
 def _first(maps: DataFrame, low: int, high: int) -> Iterator[int]:
-    """Bucket after bucket, a row of each."""
+    """All buckets, one row each."""
     counted = {row["bucket"]: row["ones"] for row in maps.selectExpr("bucket", "bitmap_count(bits) AS ones").collect()}
     for bucket in range((low - 1) // _BITS + 1, (high - 1) // _BITS + 2):
         begin, end = max(low, (bucket - 1) * _BITS + 1), min(high, bucket * _BITS)

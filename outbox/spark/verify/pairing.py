@@ -1,9 +1,9 @@
 """Records and listed ids side by side, where a transformation gives several records one id.
 
 A sink lists such an id as often as it has sent it, perhaps in several slices of an epoch. So places and listings of an
-id are paired, the first with the first: what is left over of the places is in Kafka too often, what is left over of
-the listings is lost. Which of two slices a place belongs to, its id does not tell; their digests are compared together.
-Where no id is listed twice in an epoch, a plain join says the same with less work.
+id are paired, the first with the first. Places that are left over are records that Kafka has too often; listings that
+are left over are lost records. The id does not say to which of two slices a place belongs, so their digests are
+compared together. If no id is listed twice in an epoch, a plain join gives the same result with less work.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def paired(own: DataFrame, listed: DataFrame) -> DataFrame:
 
     whole = Window.partitionBy("id", "own")
     places = own.withColumn("nth", F.row_number().over(whole.orderBy("at", "topic_no", "partition", "place")))
-    # What is not judged yet comes last: its records may not have been read.
+    # Entries that are not checked yet come last: their records may not have been read.
     line = whole.orderBy(F.desc("is_judged"), "listed_at", "lane")
     group = F.struct("ledger_no", F.when(F.col("is_sink"), -1).otherwise(F.col("lane")), "batch")
     listings = listed.withColumns({
@@ -53,8 +53,8 @@ def paired(own: DataFrame, listed: DataFrame) -> DataFrame:
 
 
 def batches(wanted: DataFrame, found: DataFrame) -> DataFrame:
-    """`wanted` entries with what was `found` of them. Slices that share an id are one for the digest: its first one
-    gets the sums of all of them, once all of them can be judged."""
+    """`wanted` entries with what was `found` of them. Slices that share an id have one digest: the first of them gets
+    the sums of all, once all of them can be checked."""
     from pyspark.sql import Window
     from pyspark.sql import functions as F
 

@@ -1,7 +1,6 @@
-"""What a verification reads: topics and ledgers through Spark's Kafka connector, ids of the table. Nothing is judged
-here.
+"""Reads topics and ledgers through Spark's Kafka connector, and the ids of the table. It checks nothing.
 
-Records stay in the JVMs of the executors. Ledger entries are decoded by Python workers, ids are read by one.
+Records stay in the JVMs of the executors. Python workers decode the ledger entries; one of them reads the ids.
 """
 
 from __future__ import annotations
@@ -64,20 +63,21 @@ class Offsets:
         return sorted(name for name in found if not name.startswith("__"))
 
     def now(self, topics: Iterable[str]) -> Span:
-        """What is settled and visible to a read_committed consumer."""
+        """Up to the last offset that is settled and visible to a read_committed consumer."""
         partitions = self._partitions(topics)
         return _spans(self._ask(partitions, "earliest"), self._ask(partitions, "stable"))
 
     def settled(self, topics: Iterable[str], give_up_at: float) -> Span:
-        """Up to the present ends, when no transaction is open below them any more."""
+        """Up to the present ends, once no transaction is open below them."""
         partitions = self._partitions(topics)
         ends = self._ask(partitions, "latest")
         while behind := self._behind(ends):
             if time.monotonic() > give_up_at:
                 topic, number = behind[0]
                 raise NotNow(
-                    f"A transaction stays open in partition {number} of the topic {topic!r}: what it hides cannot be "
-                    "judged. Wait until it has ended (transaction.timeout.ms of its producer), or leave the topic out."
+                    f"A transaction stays open in partition {number} of the topic {topic!r} and hides records, which "
+                    "cannot be verified. Wait until it has ended (transaction.timeout.ms of its producer), or leave "
+                    "the topic out."
                 )
             time.sleep(_POLL_S)
         return _spans(self._ask(partitions, "earliest"), ends)
@@ -106,7 +106,7 @@ class Offsets:
                 (at.topic, at.partition): int(future.result(2 * _REQUEST_S).offset) for at, future in futures.items()
             }
         except (KafkaException, TimeoutError) as error:
-            raise NotNow(f"Offsets cannot be read from Kafka: {error}. Are all brokers up?") from error
+            raise NotNow(f"Kafka did not return offsets: {error}. Check that all brokers are up.") from error
 
 
 def _spans(starts: Mapping[tuple[str, int], int], ends: Mapping[tuple[str, int], int]) -> Span:
@@ -160,8 +160,8 @@ def lookup(found: Mapping[str, int]) -> Column:
 
 
 def records(spark: SparkSession, request: VerificationRequest, span: Span) -> DataFrame:
-    """Numbers of each record: topic's index, partition, place, at, id (null: somebody else's), sum, key (a hash; null:
-    no order was promised)."""
+    """Numbers of each record: topic's index, partition, place, at, id (null: of another program), sum, key (a hash;
+    null: no order was promised)."""
     from pyspark.sql import functions as F
 
     numbers = lookup({topic: number for number, topic in enumerate(sorted(span))})
@@ -182,7 +182,7 @@ def records(spark: SparkSession, request: VerificationRequest, span: Span) -> Da
 
 
 def ledger_entries(spark: SparkSession, request: VerificationRequest, span: Span) -> DataFrame:
-    """`ENTRY` of every entry; what repeats the one before (the mark of a change of lanes) is left out."""
+    """`ENTRY` of every entry, without those that repeat the one before (the mark of a change of lanes)."""
     raw = kafka_frame(spark, request, span).selectExpr(
         "topic", "partition", "offset", "unix_millis(timestamp) AS at", "value"
     )
@@ -191,8 +191,8 @@ def ledger_entries(spark: SparkSession, request: VerificationRequest, span: Span
 
 
 def decoded(batches: Iterable[Any]) -> Iterator[Any]:
-    """For `mapInArrow`. One task has a partition from its start to its end; its ids are handed on some entries at a
-    time, for a batch of Spark's may hold those of all records."""
+    """For `mapInArrow`. One task has a partition from its start to its end. It passes on the ids of a few entries at a
+    time, because one batch of Spark may hold the entries of all records."""
     import pyarrow as pa
 
     before: dict[tuple[str, int], tuple[Any, ...]] = {}
@@ -251,7 +251,7 @@ def _entry_schema() -> Any:
 
 
 def rows_of_table(spark: SparkSession, request: VerificationRequest) -> DataFrame:
-    """id and is_dead: of what waits in the table, and of the dead letters."""
+    """id and is_dead: of the records in the table, and of the dead letters."""
     return spark.range(0, 1, 1, 1).mapInArrow(partial(_ids, request), "id bigint, is_dead boolean")
 
 

@@ -1,17 +1,18 @@
-"""The verification: one Spark job that proves from topics, ledger and table what was delivered.
+"""The verification: one Spark job that proves from topics, ledger and table which records were delivered.
 
-For every batch of the ledger's window: as many records in Kafka as its entry lists, each as often as it is listed, the
-sum of their checksums the entry's digest; and per key the order of the batches, and of the ids in each. What Kafka
-holds beyond that, and what is missing between the ids, is told too.
+It checks every batch of the ledger's window. Kafka must have as many records as the entry lists, each as often as it is
+listed; the sum of their checksums must be the entry's digest. In each key the batches must be in order, and the ids in
+each batch. The result also names records that only Kafka has, and ids that are missing.
 
-**When it looks.** Harvesters may go on meanwhile. First the ledger's stable ends are read: only entries below them are
-judged. Then the topics' ends, and it waits until no transaction is open below those: what those entries list is there
-if it ever was. Then the ledger's ends once more: newer entries are not judged, but name the owners of newer records.
-The table comes last: an entry but the last of its lane is known to be deleted by then.
+**When it reads.** Harvesters may continue meanwhile. First it reads the ledger's stable ends: it checks only entries
+below them. Then it reads the topics' ends, and waits until no transaction is open below those: by then the records of
+these entries are there if they ever were. Then it reads the ledger's ends again: newer entries are not checked, but
+name the owners of newer records. It reads the table last: by then the records of every entry but the last of its lane
+must be deleted.
 
-**How.** Topics (numbers only: id, place, checksum, hash of the key) and ledger (its ids, exploded) are joined by id,
-once, and kept on disks of the executors; every question is an aggregate of that. The driver sees counters, a row per
-lane, and the first counterexamples.
+**How.** It joins topics (numbers only: id, place, checksum, hash of the key) and ledger (its ids, exploded) by id,
+once, and keeps the join on disks of the executors; every question is an aggregate of it. The driver sees counters, a
+row per lane, and the first counterexamples.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 
 BATCH = ["ledger_no", "lane", "batch"]
 _TRANSACTION_MS = 60_000
-"""Records may be so much older than their entry."""
+"""A record may be older than its entry by this much."""
 
 
 def verify(spark: SparkSession, request: VerificationRequest, say: Callable[[str], None] = lambda text: None) -> Result:
@@ -49,12 +50,12 @@ class _Verification:
         self.begun, self.began_at = time.monotonic(), datetime.now(UTC)
         self.ledgers: list[str] = []
         self.unordered: list[int] = []
-        """Of these ledgers, those of sinks that order the records of a key by something else than the id."""
+        """Those of these ledgers whose sinks order the records of a key by something else than the id."""
         self.fans_out = False
         self.topics: Span = {}
         self.lanes: list[Any] = []
         self.window_begin = -1
-        """Milliseconds; records without an entry are from before the window up to here."""
+        """Milliseconds; records up to here without an entry are from before the window."""
         self.reach_begin = -1
 
     def run(self) -> Result:
@@ -78,11 +79,11 @@ class _Verification:
         foreign = self._find_sinks(there, give_up_at)
         if not self.ledgers:
             raise VerificationImpossible(
-                f"None of the ledger topics {', '.join(self.request.ledgers)} exists: nothing was harvested with "
+                f"Kafka has none of the ledger topics {', '.join(self.request.ledgers)}: no harvester has used "
                 "exactly-once delivery, or NAME is another. Name the ledger with --ledger."
             )
         if unknown := sorted(set(self.request.topics) - set(there)):
-            raise VerificationImpossible(f"The topics {', '.join(unknown)} do not exist. Correct --topic.")
+            raise VerificationImpossible(f"Kafka has no topics {', '.join(unknown)}. Correct --topic.")
         self.judged = offsets.now(self.ledgers)
         wanted = self.request.topics or [
             name for name in there if name not in (*self.ledgers, *foreign, *self.request.without)
@@ -91,7 +92,7 @@ class _Verification:
         self.ledger_span = offsets.settled(self.ledgers, give_up_at)
 
     def _find_sinks(self, there: list[str], give_up_at: float) -> list[str]:
-        """Add the ledgers of all sinks of this database, under whatever name; gives those of others."""
+        """Add the ledgers of all sinks of this database, under any name. Returns those of other databases."""
         candidates = [name for name in there if name not in self.ledgers] if self.request.finds_sinks else []
         found = sinks.origins(self.request.properties, candidates, give_up_at)
         own = database(self.request.parameters, self.request.table) if any(map(any, found.values())) else ""
@@ -115,8 +116,8 @@ class _Verification:
         }).drop("ledger")  # fmt: skip
 
     def _known(self, entries: DataFrame) -> DataFrame:
-        """Records and listed ids side by side: what is only in Kafka has no lane, what is only listed has no place.
-        A record of somebody else has `own` false."""
+        """Records and listed ids side by side. A record that only Kafka has comes without a lane, an id that is only
+        listed without a place. A record of another program has `own` false."""
         from pyspark.sql import functions as F
 
         listed = entries.where("error IS NULL").select(
@@ -136,7 +137,7 @@ class _Verification:
         self.lanes = _lanes(entries)
         if not self.lanes:
             raise VerificationImpossible(
-                f"The ledger {', '.join(self.ledgers)} holds no entry yet: nothing to judge by."
+                f"The ledger {', '.join(self.ledgers)} has no entry yet, so there is nothing to verify. Harvest first."
             )
         self.unordered = [
             row["ledger_no"] for row in entries.where("NOT by_id").select("ledger_no").distinct().collect()
@@ -153,7 +154,7 @@ class _Verification:
             batches.unpersist()
         self.say("comparing the order of keys")
         faults += self._order(known)
-        self.say("looking for what no ledger lists")
+        self.say("searching for records that no ledger lists")
         beside = _one(known.agg(*self._beside_sums()))
         faults += self._unlisted(beside)
         faults += self._not_deleted(known, rows)
@@ -178,7 +179,7 @@ class _Verification:
         )
 
     def _reach_begin(self, known: DataFrame) -> int:
-        """Until when topics have deleted records; -1: none has."""
+        """Up to when topics have deleted records; -1: none has."""
         from pyspark.sql import functions as F
 
         numbers = {topic: number for number, topic in enumerate(sorted(self.topics))}
@@ -188,7 +189,7 @@ class _Verification:
         is_cut = reduce(lambda a, b: a | b, [(F.col("topic_no") == t) & (F.col("partition") == n) for t, n in cut])
         firsts = known.where(is_cut).groupBy("topic_no", "partition").agg(F.min("at").alias("at"))
         found = firsts.collect()
-        if len(found) < len(cut):  # everything of a partition is gone
+        if len(found) < len(cut):  # every record of a partition is gone
             return int(self.began_at.timestamp() * 1000)
         return int(max(row["at"] for row in found)) + _TRANSACTION_MS
 
@@ -246,7 +247,7 @@ class _Verification:
         if kind == "missing batch":
             return f"the first is {name}"
         if kind == "altered":
-            return f"the first is {name}: each id as listed, of digest {batch['sums']}; that sent was {batch['digest']}"
+            return f"the first is {name}: each id as listed, digest {batch['sums']} instead of {batch['digest']}"
         if kind == "lost":
             lost = _one(mine.where("place IS NULL").agg(F.min("id").alias("id")))
             return f"the first is id {lost['id']} of {name}, which lacks {batch['missing']}"
@@ -277,7 +278,8 @@ class _Verification:
     # ---- order
 
     def _order(self, known: DataFrame) -> Iterator[Fault]:
-        """Of one key in one partition: the batches ascend, and the ids in each. Who repeats an id is told elsewhere."""
+        """In each key of a partition, the batches ascend, and the ids in each batch. Repeated ids are another
+        question."""
         from pyspark.sql import Window
         from pyspark.sql import functions as F
 
@@ -325,7 +327,7 @@ class _Verification:
     # ---- the table
 
     def _not_deleted(self, known: DataFrame, rows: DataFrame) -> Iterator[Fault]:
-        """The last batch of a lane, of a sink the last two, may still be to delete."""
+        """The records of a lane's last batch may still be in the table; of a sink, those of the last two."""
         from pyspark.sql import functions as F
 
         waiting = rows.where("NOT is_dead").select("id").join(known.where("lane IS NOT NULL AND own"), "id")
@@ -343,7 +345,7 @@ class _Verification:
                 yield Fault("not deleted", told["count"], f"the first is id {told['id']}")
 
     def _absent(self, known: DataFrame, rows: DataFrame) -> tuple[int, list[int]]:
-        """Ids between the lowest and the highest listed one that are nowhere."""
+        """Ids between the lowest and the highest listed one that are in no place."""
         from pyspark.sql import functions as F
 
         ends = _one(known.where("lane IS NOT NULL").agg(F.min("id").alias("low"), F.max("id").alias("high")))
@@ -354,7 +356,7 @@ class _Verification:
 
 
 def _lanes(entries: DataFrame) -> list[Any]:
-    """Of each lane: where its unbroken run of batches begins, and the last batch that is judged."""
+    """Of each lane: where its unbroken run of batches begins, and the last batch that is checked."""
     from pyspark.sql import Window
     from pyspark.sql import functions as F
 

@@ -1,4 +1,4 @@
-"""Which topics of the cluster are ledgers of Spark sinks, and of which outbox."""
+"""Finds the topics that are ledgers of Spark sinks, and the database of each."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ PREFIX = "outbox-spark-"
 
 
 def origins(properties: Mapping[str, Any], topics: Iterable[str], give_up_at: float) -> dict[str, set[str]]:
-    """Ledger → what its last entries say of where their records came from. Topics that hold something else are not
-    in it."""
+    """Ledger → the origins in its last entries. Topics that hold other records are not in it."""
     found: dict[str, set[str]] = {}
     for name in topics:
         if name.startswith(PREFIX) and (said := _said(SliceLedger(properties, name), give_up_at)) is not None:
@@ -29,7 +28,7 @@ def _said(topic: SliceLedger, give_up_at: float) -> set[str] | None:
                 entry = topic.last_entry(slice_, give_up_at)
             except ForeignEntry:
                 return None
-            except LedgerEntryError:  # a ledger that no release, or another one, can read
+            except LedgerEntryError:  # no release can read this ledger, or only another one can
                 continue
             if entry is not None:
                 found.add(entry.origin)

@@ -14,11 +14,11 @@ TASK = """[STREAM_FAILED] Query [id = 1] terminated with exception: An exception
 Traceback (most recent call last):
 py4j.protocol.Py4JJavaError: An error occurred while calling o1.collectToPython.
 : org.apache.spark.SparkException: Job aborted due to stage failure: Task 1 in stage 3.0 failed 4 times
-outbox.spark.sink.plan.SliceFailed: Records go to topics that the brokers do not have: 'x' (unknown). Create them.
+outbox.spark.sink.plan.SliceFailed: The records need topics that Kafka does not have: 'x' (unknown).
 """
 CASES = [
     (SOURCE, FailureKind.FENCED, "Another driver has taken over"),
-    (TASK, FailureKind.OUTAGE, "Records go to topics"),
+    (TASK, FailureKind.OUTAGE, "The records need topics"),
     (
         SOURCE + "\noutbox.spark.entries.OtherQuery: The ledger belongs to another.",
         FailureKind.REFUSED,
@@ -33,7 +33,7 @@ CASES = [
     ("ExecutorLostFailure (executor 1 exited)", FailureKind.OUTAGE, "ExecutorLostFailure"),
     ("Traceback\n  File\nValueError: no such colour", FailureKind.UNKNOWN, "ValueError: no such colour"),
     ("[DIVIDE_BY_ZERO] Division by zero", FailureKind.UNKNOWN, "[DIVIDE_BY_ZERO]"),
-    ("", FailureKind.UNKNOWN, "no reason was given"),
+    ("", FailureKind.UNKNOWN, "Spark gave no reason"),
 ]
 
 

@@ -52,13 +52,16 @@ def refusal(*arguments):
 def test_without_a_package_the_command_names_the_extra(module, monkeypatch):
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == module else find(name))
-    assert refusal() == f'{module} is not installed, Spark needs it: pip install "django-transactional-outbox[spark]"'
+    assert refusal() == (
+        f"Spark needs the package {module}, which is not installed. "
+        'Run: pip install "django-transactional-outbox[spark]"'
+    )
 
 
 def test_without_java_the_command_says_how_to_get_it(monkeypatch):
     monkeypatch.setattr(java_and_jars, "java", java_and_jars.java.__wrapped__)
     monkeypatch.setattr(java_and_jars, "_candidates", list)
-    assert refusal().startswith("Spark needs a Java of 17 to 21 (none was found). Set JAVA_HOME to one")
+    assert refusal().startswith("Spark needs Java 17 to 21 (this machine has none). Set JAVA_HOME to one")
 
 
 def test_a_connector_that_cannot_be_had_is_said_before_the_election(monkeypatch):
@@ -70,9 +73,11 @@ def test_a_connector_that_cannot_be_had_is_said_before_the_election(monkeypatch)
 
 
 def test_wrong_flags_are_refused():
-    assert "--spark-conf 'spark.driver.memory': give name=value" in refusal("--spark-conf", "spark.driver.memory")
+    assert "--spark-conf 'spark.driver.memory' has no value. Write name=value" in refusal(
+        "--spark-conf", "spark.driver.memory"
+    )
     assert "--slices=0" in refusal("--slices", "0")
-    assert "The transformation 'shop.nothing' cannot be imported" in refusal("--transform", "shop.nothing")
+    assert "Python cannot import the transformation 'shop.nothing'" in refusal("--transform", "shop.nothing")
 
 
 def test_a_job_is_what_settings_and_flags_say(alias, outbox_table, settings_of, monkeypatch, tmp_path):
@@ -101,7 +106,7 @@ def test_the_options_of_the_url_are_kept(outbox_table):
         assert connection.execute("SHOW synchronous_commit").fetchone() == ("on",)
 
 
-def test_a_standby_lets_the_driver_have_its_claim(alias, outbox_table, settings_of):
+def test_a_standby_leaves_the_driver_its_lease(alias, outbox_table, settings_of):
     conf_ = settings_of()
     settings.look(conf_, "first")
     outbox_table.run("UPDATE {state} SET lease_time = '2000-01-01'")
@@ -109,9 +114,10 @@ def test_a_standby_lets_the_driver_have_its_claim(alias, outbox_table, settings_
     assert outbox_table.run("SELECT lease_mode, lease_owner FROM {state}") == [("spark", "first")]
 
 
-def test_the_engine_waits_for_another_way(alias, outbox_table, settings_of):
+def test_the_engine_waits_for_another_mode(alias, outbox_table, settings_of):
     outbox_table.run(
-        "INSERT INTO {state} (lanes, way, lease_owner, lease_time) VALUES (1, 'exactly-once', 'a', clock_timestamp())"
+        "INSERT INTO {state} (lanes, lease_mode, lease_owner, lease_time) "
+        "VALUES (1, 'exactly-once', 'a', clock_timestamp())"
     )
     with pytest.raises(OtherMode, match="this process is for 'spark'"):
         settings.look(settings_of(), "somebody")
@@ -119,7 +125,7 @@ def test_the_engine_waits_for_another_way(alias, outbox_table, settings_of):
 
 def test_a_table_without_its_companion_is_named(alias, outbox_table, settings_of):
     outbox_table.run("DROP TABLE {spark}")
-    with pytest.raises(Exception, match=r"_spark' does not exist.*migrate outbox"):
+    with pytest.raises(Exception, match=r"has no table '.*_spark'\. Run: .*migrate outbox"):
         settings.look(settings_of(), "somebody")
 
 

@@ -35,19 +35,19 @@ PROGRAM = textwrap.dedent("""
     say("ready", ui="http://127.0.0.1:4040")
     wait("go")
     if kind == "refuse":
-        say("failed", kind="refused", text='the option resend="true" sends those records again')
+        say("failed", kind="refused", text='set the option resend="true" to send those records again')
         sys.exit(1)
     if kind == "fenced":
         say("failed", kind="fenced", text="another")
         sys.exit(1)
     if kind == "crash" or kind == "crash once" and number == 1:
         os._exit(137)
-    say("holds", count=2, held_keys=1, shown="paused: topic t; held_keys: t[k]", is_idle=False)
+    say("holds", count=2, held_keys=1, shown="paused: topic t; rejected: t[k]", is_idle=False)
     say("epoch", epoch=0, count=5, skipped=0, seconds=0.1)
     if kind == "crash late":
         os._exit(137)
     if kind != "busy":
-        say("holds", count=2, held_keys=1, shown="paused: topic t; held_keys: t[k]", is_idle=True)
+        say("holds", count=2, held_keys=1, shown="paused: topic t; rejected: t[k]", is_idle=True)
     say("log", name="outbox.spark", level=30, text="database_unavailable seconds=1")
     wait("finish")
     say("finished")
@@ -153,21 +153,21 @@ def test_a_lost_leadership_ends_the_process_and_says_nothing(run):
     assert not any(call[0] in ("finished", "fatal") for call in found.host.calls)
 
 
-def test_a_process_that_dies_is_started_again_under_another_name(run):
+def test_a_process_that_dies_is_restarted_under_another_name(run):
     found = run("crash once")
     found.host.wait_for("emit")
     first, second = found.place.read_text().splitlines()
     assert first != second
 
 
-def test_a_process_that_dies_again_and_again_ends_the_harvester(run):
+def test_a_process_that_dies_repeatedly_ends_the_harvester(run):
     found = run("crash")
     error = found.host.wait_for("fatal")[1]
-    assert str(error) == "Spark cannot go on: Spark's driver process was killed, or ran out of memory"
+    assert str(error) == "Spark cannot continue: the process that drives Spark was killed, or ran out of memory"
     assert len(found.place.read_text().splitlines()) == 5
 
 
-def test_a_process_that_dies_after_a_batch_is_started_again_as_soon_as_ever(run, monkeypatch):
+def test_a_process_that_dies_after_a_batch_is_restarted_without_a_longer_pause(run, monkeypatch):
     pauses = []
 
     class Noted(Backoff):
@@ -185,7 +185,7 @@ def test_a_process_that_dies_after_a_batch_is_started_again_as_soon_as_ever(run,
 def test_a_refusal_ends_the_harvester_with_the_remedy(run):
     found = run("refuse")
     error = found.host.wait_for("fatal")[1]
-    assert str(error) == "Spark cannot go on: --resend sends those records again"
+    assert str(error) == "Spark cannot continue: pass --resend to send those records again"
 
 
 def test_a_fenced_driver_asks_the_election(run):
@@ -193,10 +193,10 @@ def test_a_fenced_driver_asks_the_election(run):
     assert found.host.wait_for("step_down") == ("step_down", 0)
 
 
-def test_remedies_are_told_in_flags():
-    text = "begin anew under another sink name, which sends again. If known, give the sink begin_at=7."
+def test_remedies_name_the_flags():
+    text = "Use another sink name, which sends again. If known, set begin_at=7 on the sink."
     assert with_flags(text).count("--sink") == 2
-    assert "(--checkpoint)" in with_flags("begin anew with a new checkpoint")
+    assert "(--checkpoint)" in with_flags("start again with a new checkpoint")
 
 
 def test_a_terminal_shows_what_spark_says():

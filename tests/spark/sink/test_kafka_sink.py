@@ -64,7 +64,7 @@ def test_an_epoch_delivered_in_part_is_completed(spark, bootstrap_servers, topic
     def sink(slices=4):
         return KafkaSink(name, bootstrap_servers, slices=slices, id_header="id")
 
-    with pytest.raises(Exception, match=f"'{later}'.*Create them"):
+    with pytest.raises(Exception, match=f"'{later}'.*Create these topics"):
         sink().write(frame, 0)
     create_topic(bootstrap_servers, 1, name=later)
     delivered = len(read_topic(bootstrap_servers, topic))

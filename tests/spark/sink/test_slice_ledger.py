@@ -28,7 +28,7 @@ def test_half_a_million_ids_stay_below_what_a_topic_takes():
 
 def test_every_kind_of_wrong_has_its_error():
     good = slice_ledger.encode(ENTRY)
-    with pytest.raises(ForeignEntry, match="something else writes there"):
+    with pytest.raises(ForeignEntry, match="another program writes to this topic"):
         slice_ledger.decode(b"OBL" + good[3:])
     with pytest.raises(ForeignEntry):
         slice_ledger.decode(None)
@@ -92,7 +92,7 @@ def test_another_query_is_refused():
 def test_another_database_is_refused():
     found = [entry(6), entry(6, 1)]
     with pytest.raises(
-        slice_ledger.OtherDatabase, match="written for the database origin, and this is the database other"
+        slice_ledger.OtherDatabase, match="written for the database origin, but this is the database other"
     ):
         judge(found, "orders", "q", 7, 2, origin="other")
     for known, given in (("origin", "origin"), ("", "other"), ("origin", "")):
@@ -107,5 +107,5 @@ def test_an_entry_tells_the_order_of_its_records():
 
 
 def test_an_old_checkpoint_is_refused():
-    with pytest.raises(slice_ledger.CheckpointBehind, match="at epoch 7, the checkpoint at epoch 5"):
+    with pytest.raises(slice_ledger.CheckpointBehind, match="at epoch 7, but the checkpoint is at epoch 5"):
         judge([entry(7), entry(7, 1)], "orders", "q", 5, 2)

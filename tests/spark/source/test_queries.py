@@ -81,7 +81,10 @@ def test_a_query_that_fails_and_is_started_again_delivers_everything_once(
 
     outbox_table.insert(topic, 600)
     outbox_table.run("UPDATE {table} SET kafka_topic = %s WHERE kafka_key = 'k1' AND id > 300", later)
-    with running(spark, outbox_table, sink(), place, some) as query, pytest.raises(Exception, match="Create them"):
+    with (
+        running(spark, outbox_table, sink(), place, some) as query,
+        pytest.raises(Exception, match="Create these topics"),
+    ):
         query.await_termination(90)
     create_topic(bootstrap_servers, 1, name=later)
     with running(spark, outbox_table, sink(), place, some) as query:
@@ -94,7 +97,7 @@ def test_a_query_that_fails_and_is_started_again_delivers_everything_once(
 
     # Everything is purged, but the ledger knows another query: a new checkpoint cannot go on under this name.
     outbox_table.insert(topic, 5)
-    match = "checkpoint was deleted or moved: restore it"
+    match = "checkpoint was deleted or moved, restore it"
     with running(spark, outbox_table, sink(), tmp_path / "another") as query, pytest.raises(Exception, match=match):
         query.await_termination(90)
 
@@ -123,5 +126,5 @@ def test_a_batch_read_changes_nothing(spark, outbox_table):
 
 
 def test_wrong_options_are_said_by_spark(spark):
-    with pytest.raises(Exception, match="url: missing, give for instance"):
+    with pytest.raises(Exception, match="url is missing: set it, for instance"):
         spark.read.format("outbox").option("table", "outbox").load()

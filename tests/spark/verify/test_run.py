@@ -158,7 +158,7 @@ def test_every_planted_fault_is_found(spark, outbox_table, bootstrap_servers, na
         r"the first is batch 2 of lane 4",
         r"the first is id 15 of batch 2 of lane 0 .* lacks 1",
         r"the first is id 1015 of batch 2 of lane 1 .*-doubled\[0\] offset 15 and .*-doubled\[0\] offset 16",
-        r"the first is batch 2 of lane 3 .* each id as listed, of digest \d+",
+        r"the first is batch 2 of lane 3 .* each id as listed, digest \d+ instead of \d+",
         r"the first is id 2015 of batch 2 of lane 2 .*-swapped\[0\] offset 16: it follows id 2016 of batch 2",
         r"the first is id 77777, .*-unlisted\[0\]",
         r"the first is id 5011",
@@ -330,7 +330,7 @@ def test_a_server_that_is_away_is_one_line_and_waited_for(verified, spark, boots
     assert "not stored: no harvester" in err
 
 
-def test_what_ends_an_audit_is_told_in_a_line(spark, outbox_table, bootstrap_servers, name, monkeypatch):
+def test_a_verification_that_ends_gives_its_reason_in_a_line(spark, outbox_table, bootstrap_servers, name, monkeypatch):
     def attempt(request):
         with pytest.raises(VerificationImpossible) as error:
             outbox_verify._verify(spark, request, lambda text: None)
