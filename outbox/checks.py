@@ -1,7 +1,7 @@
-"""System checks: every mistake in settings, database or table, with its remedy, before it costs a record.
+"""System checks: they find mistakes in settings, database and table before a mistake costs a record.
 
-Checks that need a connection run only where Django hands them an alias (``migrate``, ``check --database``). A fresh
-or unreachable database is not an error here: ``migrate`` is how it stops being fresh.
+Checks that need a connection run only where Django gives them an alias (``migrate``, ``check --database``). A fresh or
+unreachable database is no error here, because ``migrate`` runs these checks before it creates the table.
 """
 
 import inspect
@@ -21,21 +21,21 @@ MINIMUM_POSTGRES = 140000
 NEWEST_TESTED_POSTGRES = 18
 
 CHECKS = {
-    "outbox.E001": "A setting in OUTBOX is wrong.",
-    "outbox.E002": "The database of the outbox is not PostgreSQL, or its alias does not exist.",
+    "outbox.E001": "A setting in OUTBOX has an invalid value or name.",
+    "outbox.E002": "The database of the outbox is not PostgreSQL, or DATABASES lacks its alias.",
     "outbox.E003": "The PostgreSQL server is too old.",
     "outbox.E004": "A router sends records to another database than OUTBOX['DATABASE'].",
     "outbox.E005": "A dotted path in OUTBOX cannot be imported.",
-    "outbox.E006": "The table is missing.",
-    "outbox.E007": "The table lacks columns, or they have other types.",
+    "outbox.E006": "The outbox table does not exist.",
+    "outbox.E007": "The table lacks a column, or a column has the wrong type.",
     "outbox.E008": "The sequence or default of the id does not keep ids in order.",
-    "outbox.W001": "No bootstrap servers are set.",
-    "outbox.W002": "harvest runs with DEBUG on.",
-    "outbox.W003": "The PostgreSQL server is newer than any this version was tested with.",
-    "outbox.W004": "A named CHECK constraint of the table is missing or not validated.",
+    "outbox.W001": "OUTBOX names no bootstrap servers.",
+    "outbox.W002": "The harvester runs with DEBUG on.",
+    "outbox.W003": "The PostgreSQL server is newer than every version that this release was tested with.",
+    "outbox.W004": "The table lacks a CHECK constraint, or PostgreSQL has not validated it.",
     "outbox.W005": "Routers send every model of the project to another database than the records.",
-    "outbox.W006": "The database could not be reached, so its table was not checked.",
-    "outbox.W007": "The column create_time may be NULL, or has no default.",
+    "outbox.W006": "The check could not read the table from the database.",
+    "outbox.W007": "The column create_time accepts NULL or has no default.",
 }
 
 _COLUMN_TYPES = {
@@ -68,7 +68,7 @@ def check_settings(app_configs: Sequence[AppConfig] | None = None, **kwargs: Any
 def _check_bootstrap(settings: conf.Conf) -> Iterator[CheckMessage]:
     if not settings.kafka.bootstrap_servers:
         yield Warning(
-            'OUTBOX["BOOTSTRAP_SERVERS"] is empty: records can be stashed, not harvested.',
+            'OUTBOX["BOOTSTRAP_SERVERS"] is empty: you can stash records, but no harvester can send them.',
             hint='Set it to your brokers, e.g. "localhost:9092".',
             id="outbox.W001",
         )
@@ -78,7 +78,7 @@ def _check_vendor(settings: conf.Conf) -> Iterator[CheckMessage]:
     alias = settings.database
     if alias not in connections:
         yield Error(
-            f'OUTBOX["DATABASE"] is {conf.seen(alias)}, which DATABASES does not have.',
+            f'OUTBOX["DATABASE"] is {conf.seen(alias)}, but DATABASES has no such alias.',
             hint=f"Set one of: {', '.join(connections)}.",
             id="outbox.E002",
         )
@@ -99,14 +99,14 @@ def _check_vendor(settings: conf.Conf) -> Iterator[CheckMessage]:
         yield Error(
             f'Routers send records to {written!r}, but the harvester reads OUTBOX["DATABASE"], which is {alias!r}.',
             hint="Let the router return the database of the business rows for the app 'outbox' and name the same "
-            'one in OUTBOX["DATABASE"]: a record is only safe in the transaction of the change it tells of.',
+            'one in OUTBOX["DATABASE"]: a record is only safe in the transaction of the change that it describes.',
             id="outbox.E004",
         )
         return
     elsewhere = _business_elsewhere(alias)
     if elsewhere:
         yield Warning(
-            f"Records go to {alias!r}, but no model of the project does: {elsewhere}.",
+            f"Routers send records to {alias!r}, but every model of the project elsewhere: {elsewhere}.",
             hint="Let the router return the database of the business rows for the app 'outbox' too, and name it in "
             'OUTBOX["DATABASE"]: two databases cannot share a transaction.',
             id="outbox.W005",
@@ -114,7 +114,7 @@ def _check_vendor(settings: conf.Conf) -> Iterator[CheckMessage]:
 
 
 def _business_elsewhere(alias: str) -> str:
-    """Where routers send the project's own models, when none of them shares the records' database."""
+    """Return where routers send the project's own models, if none of them shares the records' database."""
     if len(list(connections)) < 2:
         return ""
     mine = [
@@ -136,14 +136,14 @@ def _check_paths(settings: conf.Conf) -> Iterator[CheckMessage]:
         except (ImportError, AttributeError, ValueError) as error:
             yield Error(
                 f'OUTBOX["{key}"] is {path!r}, which cannot be imported: {error}.',
-                hint="Name a function by its module's path.",
+                hint='Set the dotted path of a function, e.g. "shop.kafka.to_text".',
                 id="outbox.E005",
             )
             continue
         if not callable(found):
             yield Error(
                 f'OUTBOX["{key}"] is {path!r}, which is not callable.',
-                hint="Name a function by its module's path.",
+                hint='Set the dotted path of a function, e.g. "shop.kafka.to_text".',
                 id="outbox.E005",
             )
 
@@ -154,7 +154,7 @@ def check_debug(app_configs: Sequence[AppConfig] | None = None, **kwargs: Any) -
     if settings.DEBUG and "harvest" in sys.argv[1:2]:
         return [
             Warning(
-                "harvest runs with DEBUG on: Django then keeps every query in memory.",
+                "The harvester runs with DEBUG on: Django then keeps every query in memory.",
                 hint="Set DEBUG = False for the harvester's process.",
                 id="outbox.W002",
             )
@@ -168,7 +168,7 @@ def check_table(
     try:
         settings = conf.current()
     except conf.ConfErrors:
-        return []  # check_settings tells
+        return []  # check_settings reports this
     alias = settings.database
     if alias not in (databases or ()) or alias not in connections or connections[alias].vendor != "postgresql":
         return []
@@ -177,7 +177,7 @@ def check_table(
     except DatabaseError as error:
         return [
             Warning(
-                f"The database {alias!r} could not be asked about the table: {str(error).strip()}",
+                f"The check could not read the table from the database {alias!r}: {str(error).strip()}",
                 hint="Check the server and the connection's parameters.",
                 id="outbox.W006",
             )
@@ -185,8 +185,8 @@ def check_table(
 
 
 def _is_migrating() -> bool:
-    """Whether `migrate` runs these checks, before it has created or repaired what they look at. However it was called,
-    Django does not say so."""
+    """Return whether `migrate` runs these checks: it has not created or repaired the table yet. Django does not pass
+    this on, so the function reads the call stack."""
     from django.core.management.commands.migrate import Command
 
     frame = inspect.currentframe()
@@ -202,7 +202,9 @@ def _inspect(alias: str, table: str, *, migrating: bool) -> Iterator[CheckMessag
     version = connection.pg_version  # type: ignore[attr-defined]
     if version < MINIMUM_POSTGRES:
         yield Error(
-            f"PostgreSQL {version // 10000} on {alias!r} is too old.", hint="Use 14 or newer.", id="outbox.E003"
+            f"PostgreSQL {version // 10000} on {alias!r} is too old.",
+            hint="Use PostgreSQL 14 or newer.",
+            id="outbox.E003",
         )
         return
     if version // 10000 > NEWEST_TESTED_POSTGRES:
@@ -240,9 +242,9 @@ def _inspect_columns(cursor: Any, table: str, quoted: str) -> Iterator[CheckMess
     ]
     if wrong:
         yield Error(
-            f"The table {table!r} has drifted: {', '.join(wrong)}.",
-            hint=f"Compare it with {page('table')}. If an older program created it after the migration had run: "
-            "migrate outbox zero --fake, then migrate outbox adopts it.",
+            f"The table {table!r} does not have the columns of an outbox: {', '.join(wrong)}.",
+            hint=f"Compare it with {page('table')}. If another program created the table after the migration, run: "
+            "manage.py migrate outbox zero --fake, then manage.py migrate outbox, which adopts it.",
             id="outbox.E007",
         )
 
@@ -250,17 +252,20 @@ def _inspect_columns(cursor: Any, table: str, quoted: str) -> Iterator[CheckMess
 def _inspect_time(cursor: Any, table: str, quoted: str) -> Iterator[CheckMessage]:
     from outbox.edges.postgres.preflight import catalog
 
-    not_null, has_default = catalog.time_column(cursor, quoted) or (True, True)  # _inspect_columns tells
+    not_null, has_default = catalog.time_column(cursor, quoted) or (
+        True,
+        True,
+    )  # _inspect_columns reports a missing one
     if not not_null:
         yield Warning(
-            f"The column create_time of {table!r} may be NULL.",
-            hint="A record without a time has no age, and one guard less when ids are drawn again. Give those that are "
-            f"there one, then run: ALTER TABLE {quoted} ALTER create_time SET NOT NULL",
+            f"The column create_time of {table!r} accepts NULL.",
+            hint="The harvester knows no age of a record without a time, and has one guard less if ids are used again. "
+            f"Set the time of such records, then run: ALTER TABLE {quoted} ALTER create_time SET NOT NULL",
             id="outbox.W007",
         )
     if not has_default:
         yield Warning(
-            f"The column create_time of {table!r} has no default, and stash() leaves the column out.",
+            f"The column create_time of {table!r} has no default, but stash() sets no time.",
             hint=f"Run: ALTER TABLE {quoted} ALTER create_time SET DEFAULT CURRENT_TIMESTAMP",
             id="outbox.W007",
         )
@@ -269,8 +274,8 @@ def _inspect_time(cursor: Any, table: str, quoted: str) -> Iterator[CheckMessage
 def _inspect_sequence(cursor: Any, table: str, quoted: str) -> Iterator[CheckMessage]:
     from outbox.edges.postgres.preflight import numbering
 
-    hint = "Without it records of one key can be delivered out of order. Run: migrate outbox zero --fake, then "
-    hint += "migrate outbox, which sets the default and the sequence right."
+    hint = "The harvester can otherwise deliver records of one key out of order. Run: manage.py migrate outbox zero "
+    hint += "--fake, then manage.py migrate outbox, which corrects the default and the sequence."
     for problem in numbering.look(cursor, quoted).problems:
         yield Error(problem, hint=hint, id="outbox.E008")
 
@@ -284,7 +289,7 @@ def _inspect_constraints(cursor: Any, table: str, quoted: str) -> Iterator[Check
     if missing:
         yield Warning(
             f"The table {table!r} lacks, or has not validated, {', '.join(missing)}.",
-            hint="Without them a program can insert a record that no harvester can send. Run: migrate outbox zero "
-            "--fake, then migrate outbox.",
+            hint="Without them, a program can insert a record that no harvester can send. Run: manage.py migrate "
+            "outbox zero --fake, then manage.py migrate outbox.",
             id="outbox.W004",
         )

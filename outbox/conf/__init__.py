@@ -36,7 +36,7 @@ __all__ = [
 
 
 def parse(raw: Mapping[str, Any]) -> Conf:
-    """Read a dict of settings; raise `ConfErrors` with everything that is wrong with it."""
+    """Parse a dict of settings, or raise `ConfErrors` with every error in it."""
     errors = list(unknown_keys(raw))
     values: dict[str, Any] = {}
     for key, spec in SPECS.items():
@@ -55,7 +55,7 @@ def parse(raw: Mapping[str, Any]) -> Conf:
 
 @lru_cache(maxsize=1)
 def current() -> Conf:
-    """The settings of this process, parsed at first use and again after ``override_settings``."""
+    """Return the settings of this process, parsed at first use and again after ``override_settings``."""
     from django.conf import settings
 
     raw = getattr(settings, "OUTBOX", None)
@@ -71,7 +71,7 @@ def forget(*, setting: str = "OUTBOX", **kwargs: Any) -> None:
 
 
 def table_name() -> str:
-    """The table's name for models and migrations, which must load even when the settings are wrong."""
+    """Return the table's name for models and migrations, which must load even when the settings are wrong."""
     from django.conf import settings
 
     raw = getattr(settings, "OUTBOX", None) or {}

@@ -1,4 +1,4 @@
-"""What no setting shows alone: whether they agree with each other, and the defaults that follow from others.
+"""Checks that compare settings with each other, and defaults that follow from other settings.
 
 ``values`` has the settings that were given, parsed, each under its key in ``OUTBOX``.
 """
@@ -13,7 +13,7 @@ from outbox.conf import parsers
 from outbox.conf.errors import SettingError, WrongValue, seen
 from outbox.conf.settings import EXACTLY_ONCE, SIZE_PROPERTY, SPECS
 
-# Properties that the protocol owns; a value listed here is the only one accepted, None means: not yours to set.
+# Properties that the protocol owns. Only a value listed here is accepted; None means that no value is.
 _OWNED: dict[str, tuple[str, ...] | None] = {
     "enable.idempotence": ("true",),
     "acks": ("all", "-1"),
@@ -24,7 +24,7 @@ _OWNED: dict[str, tuple[str, ...] | None] = {
     "enable.auto.commit": ("false",),
     "group.protocol": ("classic",),
     "metadata.broker.list": None,
-    # What an idempotent producer refuses when it is made.
+    # An idempotent producer rejects other values when it is made.
     "max.in.flight": ("5", "4", "3", "2", "1"),
     "max.in.flight.requests.per.connection": ("5", "4", "3", "2", "1"),
     "queuing.strategy": ("fifo",),
@@ -33,7 +33,7 @@ _OWNED: dict[str, tuple[str, ...] | None] = {
     "max.poll.interval.ms": None,
     "partition.assignment.strategy": None,
 }
-# Where such a property is not named after NAME.
+# The setting from which a property derives, where it is not NAME.
 _SETTING_OF = {
     "session.timeout.ms": "SESSION_TIMEOUT",
     "heartbeat.interval.ms": "HEARTBEAT_TIMEOUT",
@@ -52,14 +52,14 @@ def unknown_keys(raw: Mapping[str, Any]) -> Iterator[SettingError]:
 
 
 def settle(values: dict[str, Any]) -> Iterator[SettingError]:
-    """Complete the values, and yield what is wrong with them together."""
+    """Complete the values, and yield the errors between them."""
     yield from _settle_kafka(values)
     yield from _settle_times(values)
     yield from _settle_headers(values)
 
 
 def derive(values: dict[str, Any]) -> None:
-    """Defaults that follow from other settings, once nothing is wrong."""
+    """Set the defaults that follow from other settings, once there is no error."""
     for key in ("CELERY_EVENTS", "REJECTION_POLICIES"):
         values.setdefault(key, {})
     values.setdefault("BINARY_VALUES", _given(values, "DELIVERY") == EXACTLY_ONCE)
@@ -73,7 +73,7 @@ def _given(values: Mapping[str, Any], key: str) -> Any:
 
 
 def _settle_kafka(values: dict[str, Any]) -> Iterator[SettingError]:
-    """Merge BOOTSTRAP_SERVERS into KAFKA and refuse what contradicts the protocol."""
+    """Merge BOOTSTRAP_SERVERS into KAFKA and reject properties that contradict the protocol."""
     kafka, producer = values.get("KAFKA") or {}, values.get("PRODUCER") or {}
     short, long = values.get("BOOTSTRAP_SERVERS", ""), ""
     try:
@@ -84,10 +84,12 @@ def _settle_kafka(values: dict[str, Any]) -> Iterator[SettingError]:
         yield SettingError(
             "BOOTSTRAP_SERVERS",
             f'is {seen(short)} and KAFKA["bootstrap.servers"] is {seen(long)}.',
-            "Set one of the two: the first is short for the second.",
+            "Set one of the two only: the first is short for the second.",
         )
     if "bootstrap.servers" in producer:
-        yield SettingError("PRODUCER", "has bootstrap.servers.", "Set it in KAFKA: every client talks to one cluster.")
+        yield SettingError(
+            "PRODUCER", "has bootstrap.servers.", "Set it in KAFKA: every client connects to the same cluster."
+        )
     for key, properties in (("KAFKA", kafka), ("PRODUCER", producer)):
         for name, allowed in _OWNED.items():
             if name in properties and str(properties[name]).lower() not in (allowed or ()):
@@ -101,7 +103,7 @@ def _settle_kafka(values: dict[str, Any]) -> Iterator[SettingError]:
 
 
 def _settle_size(values: dict[str, Any]) -> Iterator[SettingError]:
-    """What stash() accepts the producers must be able to send."""
+    """The producers must be able to send every message that stash() accepts."""
     limit = _given(values, "MAX_MESSAGE_BYTES")
     for key, properties in (("KAFKA", values["KAFKA"]), ("PRODUCER", values["PRODUCER"])):
         size = properties.get(SIZE_PROPERTY)
@@ -122,7 +124,8 @@ def _derives(name: str) -> str:
 
 
 def _settle_times(values: dict[str, Any]) -> Iterator[SettingError]:
-    """A leader must have fenced itself, and what it sent be decided, before the brokers give its lanes to another."""
+    """Before the brokers give a leader's lanes to another process, it must have fenced itself, and the outcome of its
+    records must be certain."""
     heartbeat_s = _given(values, "HEARTBEAT_TIMEOUT")
     session_s = _given(values, "SESSION_TIMEOUT")
     if heartbeat_s > session_s / 2:
@@ -148,12 +151,12 @@ def _settle_headers(values: dict[str, Any]) -> Iterator[SettingError]:
     correlation = _given(values, "CORRELATION_ID_HEADER")
     if message and message == correlation:
         yield SettingError(
-            "CORRELATION_ID_HEADER", f"is {seen(correlation)}, and so is MESSAGE_ID_HEADER.", "Name them differently."
+            "CORRELATION_ID_HEADER", f"is {seen(correlation)}, and so is MESSAGE_ID_HEADER.", "Set two different names."
         )
 
 
 def _default_name(alias: str, table: str) -> str:
-    """Named after the table alone: all processes that share it must agree, whatever settings module each has."""
+    """The name derives only from the database and the table, so that all processes that share the table agree."""
     from django.conf import settings
 
     database = str(settings.DATABASES.get(alias, {}).get("NAME") or alias)

@@ -10,9 +10,9 @@ _NOT_SETTINGS = ("FAILPOINTS", "DEVSTACK_", "TEST_", "DEMO_", "DATA_SOURCE", "LO
 
 
 def from_env(env: Any = None, prefix: str = "OUTBOX_") -> dict[str, Any]:
-    """Build the OUTBOX dict from ``OUTBOX_*`` variables; what is absent keeps its default.
+    """Build the OUTBOX dict from ``OUTBOX_*`` variables. A setting without a variable keeps its default.
 
-    Values are only given their shape here: `parse` judges them, so that a bad one is reported with all others.
+    This function only converts types. `parse` checks the values, so that it reports all errors together.
     """
     import environ
 

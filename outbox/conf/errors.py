@@ -1,4 +1,4 @@
-"""What is said of a wrong setting, without a secret in it."""
+"""The errors of wrong settings. Their texts contain no secret."""
 
 import re
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from django.core.exceptions import ImproperlyConfigured
 
 @dataclass(frozen=True)
 class SettingError:
-    """One wrong setting: which, what was seen, and what to do about it."""
+    """One wrong setting: its key, the value seen and the remedy."""
 
     key: str
     problem: str
@@ -40,9 +40,9 @@ class WrongValue(Exception):
 
 
 def seen(value: Any) -> str:
-    """A wrong value for an error's text, without what may be a secret in it.
+    """Return a wrong value for an error's text, without parts that may be secret.
 
-    Whoever sets the wrong key often sets it to an address with a password, or to the properties of a client.
+    A user who sets the wrong key often sets it to an address with a password, or to the properties of a client.
     """
     if isinstance(value, str):
         if "\n" in value or value.lstrip().startswith(("{", "[")):

@@ -1,4 +1,4 @@
-"""From the value that a user wrote to the typed one, or `WrongValue`. Each looks at its own value alone."""
+"""Parsers: each turns the value that a user wrote into a typed one, or raises `WrongValue`. It sees no other value."""
 
 import difflib
 import re
@@ -25,7 +25,7 @@ EVENTS = (
     "record_held",
     "lane_stopped",
 )
-# What CELERY_EVENTS may say about a task beside its name.
+# The options of a task in CELERY_EVENTS.
 TASK_OPTIONS = ("task", "queue", "exchange", "routing_key", "priority", "expires", "countdown", "serializer", "headers")
 
 
@@ -77,7 +77,9 @@ def one_of(*choices: str) -> Callable[[Any], str]:
 def alias(value: Any) -> str:
     text = non_empty(value)
     if "://" in text:
-        raise WrongValue(f"is {seen(text)}.", 'Name an alias of DATABASES, e.g. "default"; addresses belong there.')
+        raise WrongValue(
+            f"is {seen(text)}.", 'Set an alias of DATABASES, e.g. "default". Addresses belong into DATABASES.'
+        )
     return text
 
 
@@ -85,11 +87,11 @@ def table(value: Any) -> str:
     text = non_empty(value)
     if re.search(r'[".%$\x00-\x1f\x7f\ud800-\udfff]', text):
         raise WrongValue(
-            f"is {seen(text)}: a quote, dot, per cent, dollar, surrogate or control character cannot be part.",
-            "Name the table alone; choose its schema by the connection's search_path.",
+            f"is {seen(text)}, with a quote, dot, per cent sign, dollar sign, surrogate or control character.",
+            "Set a plain table name. Choose its schema with the connection's search_path.",
         )
     if len(text.encode()) > TABLE_MAX_BYTES:
-        raise WrongValue(f"is {seen(text)}: over {TABLE_MAX_BYTES} bytes.", "Choose a shorter name.")
+        raise WrongValue(f"is {seen(text)}, longer than {TABLE_MAX_BYTES} bytes.", "Set a shorter name.")
     return text
 
 
@@ -107,7 +109,7 @@ def header_name(value: Any) -> str:
     text = optional_text(value)
     if re.search(r"[\x00\ud800-\udfff]", text) or len(text.encode()) > 249:
         raise WrongValue(
-            f"is {seen(text)}.", "Use at most 249 bytes without NUL and surrogates, or None for no such header."
+            f"is {seen(text)}.", "Use at most 249 bytes without NUL and surrogates, or None to send no such header."
         )
     return text
 
@@ -115,7 +117,9 @@ def header_name(value: Any) -> str:
 def dotted_path(value: Any) -> str:
     text = non_empty(value)
     if not re.fullmatch(r"\w+([.:]\w+)+", text):
-        raise WrongValue(f"is {seen(text)}, not a dotted path.", 'Name a function, e.g. "myproject.kafka.to_json".')
+        raise WrongValue(
+            f"is {seen(text)}, not a dotted path.", 'Set the path of a function, e.g. "myproject.kafka.to_json".'
+        )
     return text
 
 
@@ -129,7 +133,7 @@ def policies(value: Any) -> dict[str, str]:
     if not isinstance(value, Mapping) or not all(isinstance(topic, str) and topic for topic in value):
         raise WrongValue("is not a dict of topics.", 'Write e.g. {"shop.orders": "skip"}, or leave it out.')
     if not all(policy in (BLOCK, SKIP) for policy in value.values()):
-        raise WrongValue("has something else than a policy for a topic.", f"Set each to one of: {BLOCK}, {SKIP}.")
+        raise WrongValue("has a topic with an unknown policy.", f"Set each to one of: {BLOCK}, {SKIP}.")
     return dict(value)
 
 
@@ -166,8 +170,8 @@ def servers(value: Any) -> str:
     text = optional_text(value)
     if "@" in text:
         raise WrongValue(
-            f"has {seen(text)}: a user or password before the host.",
-            'Set host:port alone; the others belong into KAFKA, as "sasl.username" and "sasl.password".',
+            f"has {seen(text)}, with a user or password before the host.",
+            'Set only host:port. Set "sasl.username" and "sasl.password" in KAFKA.',
         )
     for server in filter(None, text.split(",")):
         if not re.fullmatch(r"\s*([a-zA-Z_]+://)?(\[[0-9A-Fa-f:.%]+\]|[^\s:/\[\]]+)(:\d{1,5})?\s*", server):

@@ -1,4 +1,4 @@
-"""What must not be shown of a configuration: by the name of a property, and wherever its value turns up in a text."""
+"""Secrets of a configuration: they are known by the names of properties, and removed from every text."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _SECRET_NAME = re.compile(
     re.IGNORECASE,
 )
 _NO_SECRET = frozenset({"ssl.key.location", "ssl.keystore.location", "sasl.kerberos.keytab"})
-_SHORT = 4  # a shorter value would be found in half of all words
+_SHORT = 4  # a shorter value would occur in many ordinary words
 
 
 def is_secret(name: str) -> bool:
@@ -21,12 +21,14 @@ def is_secret(name: str) -> bool:
 
 
 def warning_of(flag: str, names: Iterable[str], instead: str) -> str:
-    """A warning of secrets that stand on the command line."""
-    return f"{flag} holds {', '.join(names)}: everybody on this machine sees it in the list of processes. {instead}"
+    """Return a warning about secrets on the command line."""
+    return (
+        f"{flag} holds {', '.join(names)}: every user of this machine can read it in the list of processes. {instead}"
+    )
 
 
 def shown(properties: Mapping[str, Any]) -> dict[str, Any]:
-    """The properties as they may be printed."""
+    """Return the properties without their secrets, for printing."""
     return {name: _shown(name, value) for name, value in sorted(properties.items())}
 
 
@@ -39,7 +41,7 @@ def _shown(name: str, value: Any) -> Any:
 
 
 class Redactor:
-    """Takes the secrets of these mappings out of any text: of a server's error, for instance."""
+    """Removes the secrets of these mappings from any text, for instance from a server's error."""
 
     def __init__(self, *mappings: Mapping[str, Any]) -> None:
         values = sorted({value for mapping in mappings for value in _secrets(mapping)}, key=len, reverse=True)
@@ -49,7 +51,7 @@ class Redactor:
         return self._pattern.sub(HIDDEN, text) if self._pattern is not None else text
 
     def all(self, found: Any) -> Any:
-        """The same for every text inside of dicts and lists."""
+        """Do the same for every text inside dicts and lists."""
         if isinstance(found, str):
             return self(found)
         if isinstance(found, Mapping):

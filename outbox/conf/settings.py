@@ -1,7 +1,7 @@
 """The ``OUTBOX`` settings: one typed, frozen object with a section for each feature.
 
-Each field carries its own documentation, so the reference in ``docs/settings.md`` is checked against it, in this order.
-What a setting means for the protocol belongs to the module that uses it, not here.
+Each field carries its own documentation. A test compares ``docs/settings.md`` with it, in this order. The module that
+uses a setting explains what it means for the protocol.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -24,65 +24,75 @@ _CALLED_BY_CLIENT = ("logger", "on_commit", "on_delivery")
 def setting(
     parse: Callable[[Any], Any], default: Any, help: str, *, unit: str = "", shown: str = "", key: str = ""
 ) -> Any:
-    """One setting; `shown` is how the documentation writes a default that is worked out, `key` a differing name."""
+    """Declare one setting. `shown` is how the documents write a computed default; `key` is the name when it differs."""
     metadata = {"parse": parse, "help": help, "unit": unit, "shown": shown, "key": key}
     return field(default=default, repr=parse not in (parsers.properties, parsers.celery_events), metadata=metadata)
 
 
 @dataclass(frozen=True, kw_only=True)
 class KafkaSettings:
-    """Clients: where the brokers are, and what every client and every producer gets beside."""
+    """Clients: the brokers, and the properties of every client and every producer."""
 
-    bootstrap_servers: str = setting(parsers.servers, "", 'Short for KAFKA["bootstrap.servers"].')
+    bootstrap_servers: str = setting(
+        parsers.servers,
+        "",
+        'Kafka clients connect to these brokers. The setting is short for KAFKA["bootstrap.servers"].',
+    )
     properties: Mapping[str, Any] = setting(
-        parsers.properties, None, "librdkafka properties of every client.", shown="{}", key="KAFKA"
+        parsers.properties, None, "Every Kafka client gets these librdkafka properties.", shown="{}", key="KAFKA"
     )
     producer: Mapping[str, Any] = setting(
-        parsers.properties, None, "librdkafka properties of the producers, over those of KAFKA.", shown="{}"
+        parsers.properties,
+        None,
+        "Producers also get these librdkafka properties. They override those of KAFKA.",
+        shown="{}",
     )
 
     @property
     def client_properties(self) -> dict[str, Any]:
-        """What every Kafka client is built from. A value that is a function is asked anew for each client: secrets that
-        change are taken up with the next connection."""
+        """The properties of every Kafka client. A value that is a function is called for each new client, so that the
+        next client uses a changed secret."""
         return _asked(self.properties)
 
 
 @dataclass(frozen=True, kw_only=True)
 class StashSettings:
-    """What stash() accepts and adds."""
+    """The limits of stash(), and what it adds to a message."""
 
-    key_max_bytes: int = setting(parsers.count(1, 1_000_000), 1024, "Longest key that stash() accepts.", unit="bytes")
+    key_max_bytes: int = setting(parsers.count(1, 1_000_000), 1024, "stash() rejects a longer key.", unit="bytes")
     max_message_bytes: int = setting(
         parsers.count(1_000, 1_000_000_000),
         1_000_000,
-        "Largest message (key, value and headers) that stash() accepts; not above the topics' max.message.bytes.",
+        "stash() rejects a larger message (key, value and headers). Do not set it above the topics' max.message.bytes.",
         unit="bytes",
     )
-    autocommit_stash: bool = setting(parsers.flag, False, "Let stash() work outside transaction.atomic().")
+    autocommit_stash: bool = setting(parsers.flag, False, "If true, stash() also works outside transaction.atomic().")
     binary_values: bool = setting(
         parsers.flag,
         None,
-        "Accept bytes values. A goharvest-compatible harvester would send such a record as a tombstone.",
+        "If true, stash() accepts bytes as values. A goharvest-compatible harvester would send such a record as a "
+        "tombstone.",
         shown='True exactly when DELIVERY is "exactly-once"',
     )
     serializer: str = setting(
         parsers.dotted_path,
         "outbox.serializers.json",
-        "Function that turns a value into str or bytes.",
+        "This function turns a value into str or bytes.",
         unit="dotted path",
     )
     message_id_header: str = setting(
-        parsers.header_name, "message-id", "Header that carries each message's own id; None for none."
+        parsers.header_name, "message-id", "This header carries each message's own id. None turns it off."
     )
     correlation_id_header: str = setting(
-        parsers.header_name, "correlation-id", "Header that carries outbox.correlation(); None for none."
+        parsers.header_name,
+        "correlation-id",
+        "This header carries the id that outbox.correlation() sets. None turns it off.",
     )
     tracing: bool = setting(
         parsers.flag,
         True,
-        "Store the W3C trace context of the caller with each message and tell traces of its delivery, in processes "
-        "that use OpenTelemetry.",
+        "In a process that uses OpenTelemetry, stash() stores the caller's W3C trace context and the harvester "
+        "emits spans for the delivery.",
     )
 
 
@@ -93,64 +103,66 @@ class AdminSettings:
     redactor: str = setting(
         parsers.dotted_path,
         "outbox.redaction.keep",
-        "Function (record, text) -> text that decides what the admin shows of a value and of each value of a header.",
+        "This function (record, text) -> text decides what the admin shows of a value and of each header's value.",
         unit="dotted path",
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class ElectionSettings:
-    """Who owns which lane, how long, and how a lane is given back."""
+    """The election of the lanes' owners, and how an owner gives a lane back."""
 
     flush_timeout_s: float = setting(
         parsers.seconds(0.1, 3600),
         30.0,
-        "How long a harvester that stops, or gives back a lane, waits for acknowledgements and for receivers of "
-        "leader_revoked; never more than three quarters of SESSION_TIMEOUT.",
+        "A harvester that stops or gives back a lane waits this long for acknowledgements and for receivers of "
+        "leader_revoked. It never waits longer than three quarters of SESSION_TIMEOUT.",
         unit="seconds",
     )
     leader_topic: str = setting(
-        parsers.name, "", "Topic on which the members of the group elect the owners of the lanes.", shown="NAME + .neli"
+        parsers.name, "", "The members of the group elect the owners of the lanes on this topic.", shown="NAME + .neli"
     )
     lanes: int = setting(
         parsers.count(1, LANES_MAX),
         1,
-        "Lanes, each with one owner; the leader topic is created with as many partitions.",
+        "The harvester creates the leader topic with this many partitions. Each partition stands for a lane, which "
+        "has one owner.",
     )
     heartbeat_timeout_s: float = setting(
         parsers.seconds(0.5, 600),
         2.0,
-        "A leader that has not read back its own heartbeat for so long is fenced; at most half of SESSION_TIMEOUT.",
+        "A leader fences itself when it has not read back its own heartbeat for this long. Set at most half of "
+        "SESSION_TIMEOUT.",
         unit="seconds",
     )
     session_timeout_s: float = setting(
         parsers.seconds(1, 3600),
         6.0,
-        "A harvester that died is replaced after so long and up to 3 s more; "
-        "within the limits of the brokers (6 s or more by default).",
+        "Another harvester replaces a crashed one after this time plus up to 3 s. The brokers limit the value (by "
+        "default to 6 s or more).",
         unit="seconds",
     )
     assignor: str = setting(
         parsers.one_of("cooperative-sticky", "range"),
         "cooperative-sticky",
-        "How lanes are dealt out: with cooperative-sticky only lanes that move pause; range is what "
-        "goharvest-compatible harvesters of one group use.",
+        "Kafka assigns the lanes by this rule. With cooperative-sticky, only lanes that move pause. "
+        "goharvest-compatible harvesters of one group use range.",
     )
 
     @property
     def revoke_timeout_s(self) -> float:
-        """Below the session time-out, so that a process that was paused while it finished is caught."""
+        """Below the session timeout, so that Kafka notices a process that was paused while it finished."""
         return min(self.flush_timeout_s, 0.75 * self.session_timeout_s)
 
 
 @dataclass(frozen=True, kw_only=True)
 class MetricsSettings:
-    """Readings of lanes."""
+    """Readings of the lanes' meters."""
 
     metrics_interval_s: float = setting(
         parsers.seconds(0.1, 3600),
         5.0,
-        "Shortest time between two readings of a lane's meter.",
+        "The harvester reads the meter of a lane at most once in this time.",
         unit="seconds",
     )
 
@@ -160,55 +172,61 @@ class AtLeastOnceSettings:
     """Lanes in at-least-once delivery."""
 
     send_concurrency: int = setting(
-        parsers.count(1, 256), 4, "Producers of an at-least-once lane that send side by side.", unit="producers"
+        parsers.count(1, 256), 4, "An at-least-once lane sends with this many producers in parallel.", unit="producers"
     )
     in_flight_max: int = setting(
-        parsers.count(1, 1_000_000), 5_000, "Records sent and not yet purged, at most, per lane.", unit="records"
+        parsers.count(1, 1_000_000),
+        5_000,
+        "A lane has at most this many records that are sent and not yet purged.",
+        unit="records",
     )
     mark_max: int = setting(
-        parsers.count(1, 100_000), 2_000, "Records that one mark query marks at most.", unit="records"
+        parsers.count(1, 100_000), 2_000, "One mark query marks at most this many records.", unit="records"
     )
     mark_bytes_max: int = setting(
         parsers.count(1, 1_000_000_000),
         32_000_000,
-        "Bytes of keys, values and headers after which a mark query ends early, and which may be on their way, so that "
-        "large records do not fill the memory.",
+        "A mark query ends early after this many bytes of keys, values and headers. The same limit holds for the "
+        "bytes in flight, so that large records do not fill the memory.",
         unit="bytes",
     )
     send_buffer: int = setting(
         parsers.count(1, 1_000_000),
         1_000,
-        "Records per producer that wait in memory for their key's turn.",
+        "Each producer keeps at most this many records in memory that wait for their key's turn.",
         unit="records",
     )
     key_buffer: int = setting(
         parsers.count(1, 100_000),
         100,
-        "Records of one key among them, never more than SEND_BUFFER; of the rest only the ids are kept.",
+        "Each producer keeps at most this many records of one key in memory, never more than SEND_BUFFER. It keeps "
+        "only the ids of the others.",
         unit="records",
     )
     deferred_max: int = setting(
         parsers.count(1, 10_000_000),
         100_000,
-        "Ids kept of marked records that found no room; beyond it their keys are not marked.",
+        "A lane keeps at most this many ids of marked records that do not fit into the buffers. Beyond this number "
+        "it does not mark their keys.",
         unit="records",
     )
     queue_timeout_s: float = setting(
         parsers.seconds(0.001, 86_400),
         30.0,
-        "How long a key may wait for its turn before a warning is logged.",
+        "The harvester logs a warning when a key has waited this long for its turn.",
         unit="seconds",
     )
     delivery_timeout_s: float = setting(
         parsers.seconds(0.1, 3600),
         3.5,
-        "How long the client tries to deliver a record before its key pauses; below session less heartbeat time-out.",
+        "The client tries to deliver a record for this long. Then its key pauses. Set at most SESSION_TIMEOUT minus "
+        "HEARTBEAT_TIMEOUT.",
         unit="seconds",
     )
     drain_timeout_s: float = setting(
         parsers.seconds(0.001, 3600),
         2.0,
-        "How long records in flight may take to be decided before everything is marked anew.",
+        "The harvester waits this long for the outcome of records in flight. Then it marks everything again.",
         unit="seconds",
     )
 
@@ -220,33 +238,35 @@ class HarvestSettings:
     io_backoff_s: float = setting(
         parsers.seconds(0.001, 3600),
         0.5,
-        "Pause after a failed statement before it is tried again.",
+        "The harvester waits this long before it repeats a failed statement.",
         unit="seconds",
     )
     mark_backoff_s: float = setting(
         parsers.seconds(0.001, 3600),
         0.05,
-        "Longest pause between two queries when there is nothing to do; at least once times the lanes that one process "
-        "owns, exactly once times 1.12, however many they are.",
+        "When there is nothing to do, the harvester pauses at most this long between two queries. In at-least-once "
+        "delivery, the pause is multiplied by the number of lanes that the process owns. In exactly-once delivery, it "
+        "is multiplied by 1.12, for any number of lanes.",
         unit="seconds",
     )
     sweep_interval_s: float = setting(
         parsers.seconds(0.1, 86_400),
         30.0,
-        "Time between two searches for forgotten records: at least once for those that are marked, "
-        "exactly once for those whose ids break the rules.",
+        "The harvester searches for forgotten records after each such interval. In at-least-once delivery, these "
+        "are records that are still marked. In exactly-once delivery, these are records whose ids break the rules.",
         unit="seconds",
     )
     statement_timeout_s: float = setting(
         parsers.seconds(0.1, 3600),
         10.0,
-        "Longest time a statement of the harvester may take; half of it may be spent waiting for a lock.",
+        "PostgreSQL ends a statement of the harvester after this time. A statement may wait for a lock for half of it.",
         unit="seconds",
     )
     keep_empty_key: bool = setting(
         parsers.flag,
         False,
-        "Send the empty key as a key with its own order, as older harvesters did, instead of no key.",
+        "If true, the harvester sends the empty key as a key with its own order, as older harvesters did. If false, "
+        "it sends no key.",
     )
 
 
@@ -254,38 +274,43 @@ class HarvestSettings:
 class ExactlyOnceSettings:
     """Lanes in exactly-once delivery."""
 
-    batch_max: int = setting(parsers.count(1, 100_000), 20_000, "Records of one transaction, at most.", unit="records")
+    batch_max: int = setting(
+        parsers.count(1, 100_000), 20_000, "One transaction contains at most this many records.", unit="records"
+    )
     batch_bytes_max: int = setting(
         parsers.count(1, 1_000_000_000),
         8_000_000,
-        "Bytes of keys, values and headers of a page: only its last record exceeds them.",
+        "The harvester ends a page after this many bytes of keys, values and headers. Only the last record of the "
+        "page may exceed the limit.",
         unit="bytes",
     )
     transaction_timeout_s: float = setting(
         parsers.seconds(1, 900),
         15.0,
-        "The brokers end a transaction that takes longer; readers wait so long, and up to 10 s more, for a harvester "
-        "that died without successor.",
+        "The brokers abort a transaction that takes longer. If a harvester dies without a successor, read_committed "
+        "consumers wait for this time and up to 10 s more.",
         unit="seconds",
     )
     commit_timeout_s: float = setting(
         parsers.seconds(0.1, 900),
         5.0,
-        "How long the answer to a commit is awaited before the lane is taken over anew.",
+        "The harvester waits this long for the answer to a commit. Then it takes the lane over again.",
         unit="seconds",
     )
     id_header: str = setting(
-        parsers.header_name, "outbox-id", "Header that carries a record's id in exactly-once delivery; None for none."
+        parsers.header_name,
+        "outbox-id",
+        "In exactly-once delivery, this header carries the record's id. None turns it off.",
     )
     notify: bool = setting(
         parsers.flag,
         False,
-        "Listen for the trigger of outbox.wakeups, so that no record waits for a poll.",
+        "If true, the harvester listens for the trigger of outbox.wakeups, so that no record waits for a poll.",
     )
     ledger_retention_s: float = setting(
         parsers.seconds(0, 10_000_000_000),
         604_800.0,
-        "So long the ledger keeps every entry; the last one of each lane stays for ever.",
+        "The ledger keeps every entry for this time. It always keeps the last entry of each lane.",
         unit="seconds",
     )
 
@@ -297,18 +322,21 @@ class RejectionsSettings:
     rejection_policy: str = setting(
         parsers.one_of(BLOCK, SKIP),
         BLOCK,
-        "What becomes of a record that Kafka rejects: block holds its key and tries it again, skip makes it a dead "
-        "letter and lets the key go on.",
+        "The harvester applies this policy to a record that Kafka rejects. With block, it holds the key and retries "
+        "the record. With skip, it makes the record a dead letter and continues with the key.",
     )
     rejection_policies: Mapping[str, str] = setting(
-        parsers.policies, None, "Topics with another policy than REJECTION_POLICY.", shown="{}"
+        parsers.policies, None, "These topics have another policy than REJECTION_POLICY.", shown="{}"
     )
     rejection_attempts: int = setting(
-        parsers.count(1, 1000), 1, "Rejections after which skip makes a record a dead letter.", unit="attempts"
+        parsers.count(1, 1000),
+        1,
+        "With the policy skip, a record becomes a dead letter after this many rejections.",
+        unit="attempts",
     )
 
     def skips(self, topic: str) -> bool:
-        """Whether a rejected record of the topic becomes a dead letter."""
+        """Return whether a rejected record of the topic becomes a dead letter."""
         return self.rejection_policies.get(topic, self.rejection_policy) == SKIP
 
 
@@ -319,13 +347,14 @@ class CelerySettings:
     celery_events: Mapping[str, Any] = setting(
         parsers.celery_events,
         None,
-        "Celery task to send per event, by name or as a dict with task, queue, expires and the like.",
+        "The harvester sends a Celery task for each event named here. Name the task, or write a dict with task, "
+        "queue, expires and the like.",
         shown="{}",
     )
     celery_app: str = setting(
         lambda value: parsers.dotted_path(value) if value else "",
         "",
-        "The Celery application that sends them.",
+        "The harvester sends the tasks of CELERY_EVENTS with this Celery application.",
         shown="celery_app of the settings package, or app of its celery module",
         unit="dotted path",
     )
@@ -333,24 +362,27 @@ class CelerySettings:
 
 @dataclass(frozen=True, kw_only=True)
 class Conf:
-    """What belongs to the whole, and the sections.
+    """The settings of the application as a whole, and the sections.
 
-    Keys in ``OUTBOX`` are flat: the name of a field in capitals, without the unit. A new feature brings a section of
-    its own: a class above with its fields, and its name here. Nothing else has to know of it.
+    Keys in ``OUTBOX`` are flat: the name of a field in capitals, without the unit. A new feature adds a section: a
+    class above with its fields, and its name here. No other module changes for it.
     """
 
     name: str = setting(
         parsers.name,
         "",
-        "Identifies the application in Kafka: leader topic, group, ledger and transactional ids derive from it.",
+        "The name identifies the application in Kafka. The leader topic, group, ledger and transactional ids derive "
+        "from it.",
         shown="database and table, joined by a dot",
     )
-    database: str = setting(parsers.alias, "default", "Alias of the database that holds the table.")
-    table: str = setting(parsers.table, DEFAULT_TABLE, "Name of the table; companion tables are named after it.")
+    database: str = setting(parsers.alias, "default", "The database with this alias holds the table.")
+    table: str = setting(
+        parsers.table, DEFAULT_TABLE, "The outbox table has this name. Its companion tables are named after it."
+    )
     delivery: str = setting(
         parsers.one_of(EXACTLY_ONCE, AT_LEAST_ONCE),
         EXACTLY_ONCE,
-        "What the harvester promises; change it only as the page 'delivery' of the documents says.",
+        "The harvester delivers in this mode. Change it only as the page 'delivery' of the documents says.",
     )
 
     kafka: KafkaSettings
@@ -366,13 +398,13 @@ class Conf:
 
     @property
     def producer_properties(self) -> dict[str, Any]:
-        """What every producer is built from: it can send whatever stash() accepts."""
+        """The properties of every producer. It can send every message that stash() accepts."""
         size = max(self.stash.max_message_bytes, SIZE_DEFAULT)
         return {SIZE_PROPERTY: size, **self.kafka.client_properties, **_asked(self.kafka.producer)}
 
 
 def _asked(properties: Mapping[str, Any]) -> dict[str, Any]:
-    """The client calls functions of its own: those whose names end in cb, and a few more."""
+    """Call the functions among the values, except callbacks of the client: names that end in cb, and a few more."""
     return {
         name: value() if callable(value) and not (name.endswith("_cb") or name in _CALLED_BY_CLIENT) else value
         for name, value in properties.items()
@@ -395,7 +427,7 @@ SPECS = dict(_specs(Conf))
 
 
 def made(section: Any, values: Mapping[str, Any]) -> Any:
-    """`Conf` or a section of it, from values by their keys; what is absent keeps its default."""
+    """Make `Conf` or a section of it from values by their keys. A value that is absent keeps its default."""
     found = {}
     for spec in fields(section):
         if is_dataclass(spec.type):
@@ -406,7 +438,7 @@ def made(section: Any, values: Mapping[str, Any]) -> Any:
 
 
 def by_key(section: Any) -> dict[str, Any]:
-    """The reverse: every value under its key in ``OUTBOX``."""
+    """Return every value of a section by its key in ``OUTBOX``: the reverse of `made`."""
     found: dict[str, Any] = {}
     for spec in fields(section):
         value = getattr(section, spec.name)

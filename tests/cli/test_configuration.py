@@ -245,7 +245,7 @@ def test_a_secret_on_the_command_line_is_warned_of():
         "", "--data-source", "host=db user=u password=one dbname=d sslmode=disable",
         "--kafka", "sasl.username=u,sasl.password=two", "--producer", "linger.ms=1",
     )  # fmt: skip
-    seen = "everybody on this machine sees it in the list of processes"
+    seen = "every user of this machine can read it in the list of processes"
     assert found.notes == [
         f"--data-source holds the password: {seen}. Set OUTBOX_DATA_SOURCE, or dataSource in the file.",
         f"--kafka holds sasl.password: {seen}. Set OUTBOX_KAFKA, or baseKafkaConfig in the file.",

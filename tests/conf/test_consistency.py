@@ -16,7 +16,7 @@ def test_bootstrap_servers_is_short_for_the_property():
     assert conf.parse(several).kafka.client_properties == {"bootstrap.servers": "a:1,b:2"}
     assert conf.parse({"KAFKA": {"bootstrap.servers": ["a:1", "b:2"]}}).kafka.bootstrap_servers == "a:1,b:2"
     both["KAFKA"] = {"bootstrap.servers": "b:1"}
-    assert "Set one of the two" in errors_of(both)["BOOTSTRAP_SERVERS"]
+    assert "Set one of the two only" in errors_of(both)["BOOTSTRAP_SERVERS"]
 
 
 @pytest.mark.parametrize(

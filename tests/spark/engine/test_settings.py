@@ -131,6 +131,6 @@ def test_a_table_without_its_companion_is_named(alias, outbox_table, settings_of
 
 def test_a_secret_among_the_flags_is_warned_of():
     [note] = settings.notes(settings.Flags(config=["spark.driver.memory=1g", "spark.hadoop.fs.s3a.secret.key=x"]))
-    assert note.startswith("--spark-conf holds spark.hadoop.fs.s3a.secret.key: everybody on this machine sees it")
+    assert note.startswith("--spark-conf holds spark.hadoop.fs.s3a.secret.key: every user of this machine can read it")
     assert "SPARK_CONF_DIR" in note
     assert settings.notes(settings.Flags(config=["spark.driver.memory=1g"])) == []
