@@ -1,7 +1,8 @@
 """One module per optional dependency; each imports the app, and nothing of the app imports them.
 
-The exceptions are `connect_task_events` and `connect_tracing`, called when Django is ready: they cost nothing until an
-event happens for which the settings name a Celery task, or a batch is committed in a process that uses OpenTelemetry.
+The exceptions are `connect_task_events` and `connect_tracing`, which the app calls when Django is ready. They cost
+nothing until an event occurs for which the settings name a Celery task, or until a process that uses OpenTelemetry
+commits a batch.
 """
 
 import logging
@@ -14,7 +15,7 @@ logger = logging.getLogger("outbox.celery")
 
 
 def connect_task_events() -> None:
-    """Let the events named in CELERY_EVENTS become Celery tasks, whoever runs the harvester in this process."""
+    """Turn the events named in CELERY_EVENTS into Celery tasks, however this process runs the harvester."""
     from outbox import signals
 
     for event in EVENTS:
@@ -23,7 +24,7 @@ def connect_task_events() -> None:
 
 
 def connect_tracing() -> None:
-    """Let committed batches become spans, in a process that uses OpenTelemetry; in others the signal is not sent."""
+    """Turn committed batches into spans. In a process without OpenTelemetry, the harvester does not send the signal."""
     from outbox import signals
 
     signals.batch_delivered.connect(_to_spans, weak=False, dispatch_uid="outbox.contrib.opentelemetry")
@@ -44,7 +45,7 @@ def _to_task(event: str, **named: Any) -> None:
     try:
         task = current().celery.celery_events.get(event)
     except ConfErrors:
-        return  # told by the checks and by the harvester's own start
+        return  # the checks and the start of the harvester report this
     if task is None:
         return
     try:

@@ -1,11 +1,11 @@
-"""The events of the harvester for Celery: as signals in its own process, and as tasks for workers anywhere.
+"""The events of the harvester for Celery: signals in its own process, and tasks for workers in any process.
 
-Signals: `leader_acquired` and the others are `celery.utils.dispatch.Signal` objects that fire in the harvest process
-whenever the Django signal of the same name does, with the same arguments. Importing this module is all it takes.
+Signals: `leader_acquired` and the others are `celery.utils.dispatch.Signal` objects. Each fires in the harvest process
+with the Django signal of the same name, and with the same arguments. Import this module to connect them.
 
-Tasks: the setting CELERY_EVENTS names a task per event. They are sent by a thread of their own from a bounded queue, so
-that a Celery broker that is down, slow or silent neither delays nor breaks harvesting: what does not fit is dropped and
-counted, and the log says so once per outage.
+Tasks: the setting CELERY_EVENTS names a task per event. A thread of its own sends them from a bounded queue. A Celery
+broker that is down, slow or silent therefore neither delays nor breaks harvesting. Events that do not fit into the
+queue are dropped and counted, and the harvester logs this once per outage.
 """
 
 import atexit
@@ -30,10 +30,10 @@ except ImportError as error:
 
 logger = logging.getLogger("outbox.celery")
 
-# Arguments of Django's signals that mean nothing elsewhere.
+# Arguments of Django's signals that have no meaning in another process.
 _IN_PROCESS = ("signal", "sender", "harvester")
 QUEUE_MAX = 1_000
-# How long the end of the process waits for the last events; not at all while the broker does not answer.
+# At its end, the process waits this long for the last events. It does not wait while the broker does not answer.
 CLOSE_TIMEOUT_S = 2.0
 
 _COMMON = {"harvester", "lane", "leader_id"}
@@ -53,7 +53,7 @@ lane_stopped = Signal(name="lane_stopped", providing_args={"harvester", "lane", 
 
 def _repeat(celery_signal: Any) -> Callable[..., None]:
     def receiver(sender: Any, signal: Any, **named: Any) -> None:
-        celery_signal.send(sender=sender, **named)  # logs what a receiver raises, and goes on
+        celery_signal.send(sender=sender, **named)  # it logs the error of a receiver and continues
 
     return receiver
 
@@ -69,7 +69,7 @@ for _event in EVENTS:
 
 @dataclass(frozen=True)
 class TaskStatistics:
-    """What became of the events since the process began."""
+    """Counts of sent, dropped and waiting events since the process started."""
 
     sent: int
     dropped: int
@@ -87,7 +87,7 @@ class TaskSender:
         self._failing = False
 
     def submit(self, event: str, task: Mapping[str, Any], named: Mapping[str, Any]) -> None:
-        """Never blocks and never raises for the sake of a task."""
+        """Queue a task. It never blocks and never raises because of a task."""
         body = {"event": event, "at": datetime.now(UTC).isoformat()}
         body |= {name: plain(value) for name, value in named.items() if name not in _IN_PROCESS}
         with self._lock:
@@ -97,14 +97,14 @@ class TaskSender:
         try:
             self._queue.put_nowait((event, task, body))
         except queue.Full:
-            self._drop(event, f"{self._queue.maxsize} events wait already: the Celery broker does not follow")
+            self._drop(event, f"{self._queue.maxsize} events wait already: the Celery broker is too slow")
 
     def statistics(self) -> TaskStatistics:
         with self._lock:
             return TaskStatistics(self._sent, self._dropped, self._queue.qsize())
 
     def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
-        """Send what waits, within the time-out."""
+        """Send the waiting events, within the timeout."""
         thread = self._thread
         if thread is None or not thread.is_alive() or self._failing:
             return
@@ -122,7 +122,7 @@ class TaskSender:
                 celery_app().send_task(task["task"], kwargs=body, **{"retry": False, "ignore_result": True, **options})
             except Exception as error:
                 self._drop(event, f"{type(error).__name__}: {error}")
-                time.sleep(0.05)  # an error that comes at once must not become a busy loop
+                time.sleep(0.05)  # an immediate error must not cause a busy loop
             else:
                 self._succeeded()
 
@@ -130,7 +130,7 @@ class TaskSender:
         with self._lock:
             self._dropped += 1
             first, self._failing = not self._failing, True
-        if first:  # the others of this outage are only counted
+        if first:  # later events of this outage are only counted
             logger.warning("celery_event_dropped event=%s reason=%s", event, reason)
 
     def _succeeded(self) -> None:
@@ -143,10 +143,10 @@ class TaskSender:
 
 
 def celery_app() -> Any:
-    """The Celery application of the project.
+    """Return the Celery application of the project.
 
-    Not `celery.current_app`: that is per thread, and in a thread which has made no application it is one without
-    settings that would talk to a broker on localhost.
+    `celery.current_app` would not do: it belongs to a thread. In a thread that has made no application, it is one
+    without settings, which would connect to a broker on localhost.
     """
     from django.conf import settings
 
@@ -162,13 +162,13 @@ def celery_app() -> Any:
             continue
     project = package or "the project"
     raise OutboxError(
-        f"No Celery application: neither {project}.celery_app nor {project}.celery.app exists. "
+        f"The project has no Celery application: neither {project}.celery_app nor {project}.celery.app exists. "
         'Set OUTBOX["CELERY_APP"], e.g. "shop.celery.app".'
     )
 
 
 def plain(value: Any) -> Any:
-    """A value that every serializer of Celery carries."""
+    """Convert a value into one that every serializer of Celery accepts."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if is_dataclass(value) and not isinstance(value, type):

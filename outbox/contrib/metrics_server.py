@@ -1,6 +1,6 @@
 """``/metrics``, ``/livez`` and ``/readyz`` of a harvest process, on a port of their own.
 
-Ready: both servers have answered and the process takes part in the election, as owner or standby.
+A process is ready when both servers have answered and it takes part in the election, as owner or standby.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ _REQUEST_S = 10
 
 
 def address_of(spec: str) -> tuple[str, int]:
-    """``9090`` or ``127.0.0.1:9090``; without an address it listens on all of them, as monitoring expects."""
+    """Parse ``9090`` or ``127.0.0.1:9090``. Without an address the server listens on all of them."""
     host, _, port = spec.rpartition(":")
     if not port.isdecimal() or int(port) > 65_535:
-        raise OutboxError(f"--metrics-port {spec!r} is no port. Pass a number up to 65535, or ADDRESS:PORT.")
+        raise OutboxError(f"--metrics-port {spec!r} is not a port. Pass a number up to 65535, or ADDRESS:PORT.")
     return host.strip("[]"), int(port)
 
 
 @contextmanager
 def serving(harvester: Any, spec: str) -> Iterator[tuple[str, int]]:
-    """Serve while the block runs; the address with the real port, which matters where 0 was asked for."""
+    """Serve while the block runs. Yield the address with the real port, also where the caller asked for port 0."""
     sampler = Sampler(harvester)
     registry = registry_of(harvester, sampler)
     host, port = address_of(spec)
@@ -41,7 +41,8 @@ def serving(harvester: Any, spec: str) -> Iterator[tuple[str, int]]:
         server = _Server((host, port), _handler(harvester, registry))
     except OSError as error:
         raise OutboxError(
-            f"--metrics-port {spec}: cannot listen there: {error.strerror or error}. Choose another port or address."
+            f"--metrics-port {spec}: the harvester cannot listen there: {error.strerror or error}. Choose another "
+            "port or address."
         ) from error
     address = server.server_address[0], server.server_address[1]
     thread = threading.Thread(target=server.serve_forever, args=(0.2,), name="outbox-metrics", daemon=True)
@@ -58,7 +59,7 @@ def serving(harvester: Any, spec: str) -> Iterator[tuple[str, int]]:
 
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
-    block_on_close = False  # a slow reader must not hold up the end
+    block_on_close = False  # a slow reader must not delay the stop
 
 
 def _handler(harvester: Any, registry: Any) -> type[BaseHTTPRequestHandler]:
@@ -94,6 +95,6 @@ def _handler(harvester: Any, registry: Any) -> type[BaseHTTPRequestHandler]:
                 self.wfile.write(body)
 
         def log_message(self, format: str, *arguments: Any) -> None:
-            """Requests of a monitoring system are no news."""
+            """Log no requests of a monitoring system."""
 
     return Handler

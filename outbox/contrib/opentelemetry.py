@@ -1,9 +1,9 @@
-"""Spans of what the harvester delivers, linked with those in which the messages were stashed.
+"""Spans of the harvester's deliveries, linked with the spans in which the messages were stashed.
 
-Per committed batch a span ``outbox send``, and per record with a sampled trace context a span ``outbox wait`` in the
-record's own trace: it begins when the record was stashed and ends when Kafka had it, so the time in the table is its
-length. Both are linked. Spans are made in the thread of receivers of signals, after the commit: an exporter that is
-slow or fails changes nothing for the harvesting.
+Each committed batch gets a span ``outbox send``. Each record with a sampled trace context gets a span ``outbox wait``
+in the record's own trace. It begins when the record was stashed and ends when Kafka has it, so its length is the time
+in the table. The two spans are linked. The thread of signal receivers makes the spans after the commit: an exporter
+that is slow or fails does not affect the harvester.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _MILLISECOND_NS = 1_000_000
 
 
 def context_of(traceparent: str, tracestate: str = "") -> SpanContext | None:
-    """The remote span of a W3C trace context; None when it is malformed."""
+    """Return the remote span of a W3C trace context, or None when it is malformed."""
     found = _PARENT.fullmatch(traceparent)
     if found is None:
         return None
@@ -46,7 +46,7 @@ def tell(
     tracer_provider: Any = None,
     **named: Any,
 ) -> None:
-    """The spans of one batch: a receiver of `outbox.signals.batch_delivered`."""
+    """Make the spans of one batch. A receiver of `outbox.signals.batch_delivered`."""
     found = [(record, context) for record in traced if (context := context_of(record.traceparent, record.tracestate))]
     sampled = [(record, context) for record, context in found if context.trace_flags & TraceFlags.SAMPLED]
     if not sampled:
@@ -74,7 +74,7 @@ def tell(
 def _wait(
     tracer: Any, record: Any, context: SpanContext, sending: Any, lane: int, began_ns: int, committed_ns: int
 ) -> None:
-    """From stash to commit. Writers' clocks may be ahead: a span does not end before it begins."""
+    """Make the span from stash to commit. Writers' clocks may be ahead, but no span ends before it begins."""
     stashed_ns = int(record.stashed_at) * _MILLISECOND_NS if record.stashed_at.isdecimal() else began_ns
     start_ns = min(stashed_ns, committed_ns)
     span = tracer.start_span(

@@ -1,9 +1,9 @@
-"""Metrics of a harvester for Prometheus, and the sampling of what only the database and the brokers know.
+"""Metrics of a harvester for Prometheus, and samples of numbers that only the database and the brokers know.
 
 Names and labels are in `CATALOGUE`; the one label is the lane's number. Totals come from the harvester's own counts.
-What concerns the whole application (backlog, age, dead letters, the ledger's lag) is sampled by the owner of lane 0
-alone, in a thread of its own, and by the last owner while the brokers are away; a sample that fails changes nothing but
-its age, and one of the ledger leaves those of the table alone. Needs the extra ``metrics``.
+Only the owner of lane 0 samples numbers of the whole application: backlog, age, dead letters, the ledger's lag. It does
+so in a thread of its own. While the brokers are unavailable, the last owner samples. When a sample of the table fails,
+only its age changes. A failed sample of the ledger does not affect those of the table. Needs the extra ``metrics``.
 """
 
 from __future__ import annotations
@@ -38,41 +38,66 @@ SAMPLE_INTERVAL_S = 5.0
 STATEMENT_TIMEOUT_S = 2.0
 
 CATALOGUE: Mapping[str, tuple[str, str]] = {
-    "outbox_info": ("gauge", "1; labels: version, name, delivery."),
-    "outbox_ready": ("gauge", "1 when both servers have answered and the process leads, or could lead."),
-    "outbox_lane_owned": ("gauge", "1 per lane that this process owns; label: lane."),
-    "outbox_in_flight_records": ("gauge", "Read and not yet known to be delivered and deleted."),
+    "outbox_info": ("gauge", "The value is always 1. The labels are version, name and delivery."),
+    "outbox_ready": ("gauge", "The value is 1 when both servers have answered and the process leads or could lead."),
+    "outbox_lane_owned": ("gauge", "The value is 1 for each lane that this process owns. The label is lane."),
+    "outbox_in_flight_records": (
+        "gauge", "The process has read this many records that are not yet known to be delivered and deleted."
+    ),
     "outbox_held_keys": (
         "gauge",
-        "Keys, topics and records without key behind a record that Kafka rejected or that is poison; no pauses.",
+        "Behind rejected or poison records, this many keys, topics and records without key wait. Pauses do not count.",
     ),
     "outbox_circuits_open": (
-        "gauge", "Lanes of this process that cannot use Kafka or PostgreSQL, and 1 while its election hears nothing."
+        "gauge",
+        "This many lanes of the process cannot use Kafka or PostgreSQL. Its election adds 1 while it hears nothing.",
     ),
-    "outbox_delivered_records_total": ("counter", "Delivered by this process."),
-    "outbox_rejected_records_total": ("counter", "Attempts that Kafka rejected for a record's or its topic's sake."),
-    "outbox_batches_total": ("counter", "Transactions committed (exactly-once)."),
-    "outbox_takeovers_total": ("counter", "Takeovers of lanes: at an election, and after failures (exactly-once)."),
-    "outbox_producer_renewals_total": ("counter", "Producers given up for safety's sake (exactly-once)."),
-    "outbox_elections_total": ("counter", "Lanes acquired."),
-    "outbox_fences_total": ("counter", "Lanes lost without having been given back."),
-    "outbox_events_dropped_total": ("counter", "Events that receivers of signals were too slow for."),
-    "outbox_ledger_lag_batches": ("gauge", "In Kafka, and their rows not deleted yet (exactly-once)."),
-    "outbox_batch_size_records": ("histogram", "Records of a transaction (exactly-once)."),
-    "outbox_commit_duration_seconds": ("histogram", "Of a transaction in Kafka (exactly-once)."),
+    "outbox_delivered_records_total": ("counter", "The process has delivered this many records."),
+    "outbox_rejected_records_total": (
+        "counter", "Kafka has rejected this many attempts of the process, because of the record or its topic."
+    ),
+    "outbox_batches_total": ("counter", "The process has committed this many transactions (exactly-once)."),
+    "outbox_takeovers_total": (
+        "counter", "The process has taken over this many lanes, at elections and after failures (exactly-once)."
+    ),
+    "outbox_producer_renewals_total": (
+        "counter", "The process has replaced this many producers for safety (exactly-once)."
+    ),
+    "outbox_elections_total": ("counter", "The process has acquired this many lanes."),
+    "outbox_fences_total": ("counter", "The process has lost this many lanes without giving them back."),
+    "outbox_events_dropped_total": (
+        "counter", "The process has dropped this many events, because receivers of signals were too slow."
+    ),
+    "outbox_ledger_lag_batches": (
+        "gauge", "Kafka has this many batches whose rows are not deleted yet (exactly-once)."
+    ),
+    "outbox_batch_size_records": ("histogram", "A transaction contains this many records (exactly-once)."),
+    "outbox_commit_duration_seconds": ("histogram", "Kafka takes this long to commit a transaction (exactly-once)."),
     "outbox_delivery_delay_seconds": (
-        "histogram", "From the begin of the stashing transaction to Kafka's commit, of sampled records (exactly-once)."
+        "histogram",
+        "Sampled records take this long from the begin of the stashing transaction to Kafka's commit (exactly-once).",
     ),
-    "outbox_backlog_records": ("gauge", "Waiting in the table; an estimate above 100,000. Owner of lane 0 only."),
-    "outbox_oldest_record_age_seconds": ("gauge", "Of the record that waits longest. Owner of lane 0 only."),
+    "outbox_backlog_records": (
+        "gauge",
+        "This many records wait in the table; above 100,000 it is an estimate. Only the owner of lane 0 reports it.",
+    ),
+    "outbox_oldest_record_age_seconds": (
+        "gauge", "The oldest record has waited this long. Only the owner of lane 0 reports it."
+    ),
     "outbox_stashed_records_total": (
-        "counter", "Inserted into the table as PostgreSQL counts, also what was rolled back. Owner of lane 0 only."
+        "counter",
+        "PostgreSQL has counted this many inserts, also rolled-back ones. Only the owner of lane 0 reports it.",
     ),
-    "outbox_dead_letters": ("gauge", "Kept for an operator. Owner of lane 0 only."),
+    "outbox_dead_letters": (
+        "gauge", "This many dead letters wait for an operator. Only the owner of lane 0 reports it."
+    ),
     "outbox_lso_lag_offsets": (
-        "gauge", "Between the last stable offset and the end of a ledger partition, the largest. Owner of lane 0 only."
+        "gauge",
+        "The ledger's last stable offsets are at most this far from the ends. Only the owner of lane 0 reports it.",
     ),
-    "outbox_sample_age_seconds": ("gauge", "Since the last look at the table. Owner of lane 0 only."),
+    "outbox_sample_age_seconds": (
+        "gauge", "The process read the table this long ago. Only the owner of lane 0 reports it."
+    ),
 }  # fmt: skip
 
 
@@ -85,7 +110,7 @@ class TableSample:
 
 
 class Sampler:
-    """Looks every few seconds, while the harvester is the last that is known to have owned lane 0."""
+    """Takes a sample every few seconds, while this harvester is the last known owner of lane 0."""
 
     def __init__(self, harvester: Any, interval_s: float = SAMPLE_INTERVAL_S) -> None:
         self._harvester, self._interval_s = harvester, interval_s
@@ -109,7 +134,7 @@ class Sampler:
             self._stopping.wait(self._interval_s)
 
     def _take(self) -> None:
-        """The table first: the brokers may be away, and take ten seconds to say nothing."""
+        """Sample the table first: brokers that are unavailable take ten seconds to time out."""
         conf, before = self._harvester.conf, self.sample
         try:
             self.sample = replace(take_sample(conf), lso_lag=before.lso_lag if before is not None else None)
@@ -152,13 +177,13 @@ def take_lag(conf: Any) -> int | None:
 
 
 class HarvesterCollector(Collector):
-    """What `CATALOGUE` promises, of one harvester."""
+    """Collects the metrics in `CATALOGUE` from one harvester."""
 
     def __init__(self, harvester: Any, sampler: Sampler | None = None) -> None:
         self._harvester, self._sampler = harvester, sampler
 
     def describe(self) -> list[Any]:
-        return []  # a registration must not ask a harvester that has not begun
+        return []  # a registration must not read from a harvester that has not started
 
     def collect(self) -> Iterator[Any]:
         harvester, measured = self._harvester, self._harvester.measured
@@ -229,7 +254,7 @@ def _histogram(name: str, found: Histogram) -> Any:
 
 
 def registry_of(harvester: Any, sampler: Sampler | None = None) -> CollectorRegistry:
-    """A registry of its own: that of the project may hold its own metrics, and is not to be mixed with this one."""
+    """Make a registry for the harvester alone, so that metrics of the project do not mix with its own."""
     registry = CollectorRegistry()
     registry.register(HarvesterCollector(harvester, sampler))
     ProcessCollector(registry=registry)

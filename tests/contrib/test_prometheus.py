@@ -112,10 +112,10 @@ def test_an_address_that_cannot_be_had_is_named():
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        with pytest.raises(OutboxError, match=f"--metrics-port 127.0.0.1:{port}: cannot listen there: "):
+        with pytest.raises(OutboxError, match=f"--metrics-port 127.0.0.1:{port}: the harvester cannot listen there: "):
             serving(fake(), f"127.0.0.1:{port}").__enter__()
     for spec in ("", "http", "1:2:x", "70000", "-1"):
-        with pytest.raises(OutboxError, match="is no port"):
+        with pytest.raises(OutboxError, match="is not a port"):
             address_of(spec)
     assert address_of("[::1]:80") == ("::1", 80)
 
