@@ -70,7 +70,7 @@ def test_no_call_hands_a_payload_to_the_log():
         ("waiting_over", {}),
         ("lane_taken lane=3 batch=17 after_s=0.125", {"lane": 3, "batch": 17, "after_s": 0.125}),
         ("waiting reason='a \\'b\\' c=d'", {"reason": "a 'b' c=d"}),
-        ("group_not_left name=shop: the brokers notice", {"name": "shop"}),
+        ("group_not_left name=shop: the brokers remove the member", {"name": "shop"}),
         (
             "record_held lane=0 id=7 key=('orders', '4 2') attempts=1",
             {"lane": 0, "id": 7, "key": ("orders", "4 2"), "attempts": 1},

@@ -121,7 +121,7 @@ KINDS: Mapping[str, Kind] = {name: kind for kind, names in TABLE.items() for nam
 REJECTIONS = frozenset({Kind.RECORD, Kind.BATCH, Kind.TOPIC})
 """An operator, or the writer, has to do something about the record or its topic: an attempt is spent."""
 TOO_LARGE = frozenset({"MSG_SIZE_TOO_LARGE", "RECORD_LIST_TOO_LARGE"})
-"""Rejections for which sizes tell who is to blame."""
+"""Rejections whose cause is found by the sizes of the records."""
 
 
 def kind_of(name: str) -> Kind:
@@ -145,39 +145,39 @@ def may_hide_a_rejection(name: str) -> bool:
 # ---- in plain words, for people
 
 _BY_KIND: Mapping[Kind, tuple[str, str]] = {
-    Kind.NONE: ("nothing is wrong", "nothing needs to be done"),
+    Kind.NONE: ("Kafka reports no error", "do nothing"),
     Kind.OUTAGE: (
-        "Kafka could not take it at that moment",
-        "nothing needs to be done: it is tried again until it succeeds, and no attempt is counted",
+        "Kafka could not take the record at that moment",
+        "do nothing: the harvester tries again until Kafka takes it, and counts no attempt",
     ),
     Kind.UNFORESEEN: (
         "a broker reports an error without a name",
-        "it is tried again, and no attempt is counted; when it lasts, look into the broker's log",
+        "wait: the harvester tries again and counts no attempt; if the error stays, read the broker's log",
     ),
     Kind.RECORD: ("Kafka's client cannot send the record as it is", "edit the record, or discard it"),
     Kind.BATCH: ("the broker does not accept the record as it is", "edit the record, or discard it"),
     Kind.BYSTANDER: (
-        "another record of the same batch was refused",
-        "nothing needs to be done: this record is sent again",
+        "the broker rejected another record of the same batch",
+        "do nothing: the harvester sends this record again",
     ),
     Kind.TOPIC: (
-        "the topic does not take records from this user",
-        "create the topic or allow the user to write to it; its records are then sent in order",
+        "the topic does not accept records from this user",
+        "create the topic, or allow the user to write to it; delivery then continues in order",
     ),
     Kind.DENIED: (
         "Kafka does not accept this client",
-        "compare credentials, rights and settings of KAFKA with the brokers'; no record is to blame",
+        "compare credentials and settings in KAFKA, and the user's ACLs, with the brokers; no record is the cause",
     ),
     Kind.FENCE: (
         "another process has taken over, or a transaction took longer than TRANSACTION_TIMEOUT",
-        "nothing needs to be done, unless it repeats: then look for a second harvester of the same NAME",
+        "do nothing, unless it repeats: then search for a second harvester with the same NAME",
     ),
     Kind.PRODUCER: (
-        "the connection to Kafka lost its thread",
-        "nothing needs to be done: the lane is taken over again with a new producer",
+        "the Kafka producer failed, and the harvester replaced it",
+        "do nothing: the harvester takes the lane over again with a new producer",
     ),
-    Kind.GROUP: ("the membership of this process was in question", "nothing needs to be done, unless it repeats"),
-    Kind.FOREIGN: ("Kafka gave an answer that does not belong here", "report it, with the log around that time"),
+    Kind.GROUP: ("Kafka did not confirm this process as a member of the group", "do nothing, unless it repeats"),
+    Kind.FOREIGN: ("Kafka gave an answer that does not fit the request", "report it, with the log around that time"),
 }
 _BY_NAME: Mapping[str, tuple[str, str]] = {
     "MSG_SIZE_TOO_LARGE": (
@@ -189,24 +189,24 @@ _BY_NAME: Mapping[str, tuple[str, str]] = {
         "raise segment.bytes of the topic, or make the record smaller",
     ),
     "INVALID_TIMESTAMP": (
-        "the topic does not take the time of this host's clock",
-        "set that clock, or raise message.timestamp.after.max.ms of the topic; its records are then sent in order",
+        "the topic does not accept the time of this host's clock",
+        "set that clock, or raise message.timestamp.after.max.ms of the topic; delivery then continues in order",
     ),
     "INVALID_RECORD": (
-        "the broker does not accept the record; a compacted topic takes no record without a key",
-        "give the record a key, or take compact out of the topic's cleanup.policy",
+        "the broker does not accept the record; a compacted topic accepts no record without a key",
+        "give the record a key, or remove compact from the topic's cleanup.policy",
     ),
     "UNSUPPORTED_FOR_MESSAGE_FORMAT": (
         "the topic's old message format cannot hold the record's headers",
         "raise message.format.version of the topic",
     ),
-    "UNKNOWN_TOPIC_OR_PART": ("the topic does not exist", "create the topic; its records are then sent in order"),
-    "_UNKNOWN_TOPIC": ("the topic does not exist", "create the topic; its records are then sent in order"),
+    "UNKNOWN_TOPIC_OR_PART": ("the topic does not exist", "create the topic; delivery then continues in order"),
+    "_UNKNOWN_TOPIC": ("the topic does not exist", "create the topic; delivery then continues in order"),
     "_UNKNOWN_PARTITION": ("the topic does not have that partition", "create the topic with enough partitions"),
-    "TOPIC_EXCEPTION": ("the name of the topic is none that Kafka allows", "edit the record's topic, or discard it"),
+    "TOPIC_EXCEPTION": ("Kafka does not allow the topic's name", "edit the record's topic, or discard the record"),
     "TOPIC_AUTHORIZATION_FAILED": (
         "the user may not write to the topic",
-        "allow the user WRITE and DESCRIBE on the topic; its records are then sent in order",
+        "allow the user WRITE and DESCRIBE on the topic; delivery then continues in order",
     ),
     "CLUSTER_AUTHORIZATION_FAILED": (
         "the user may not use an idempotent producer",
@@ -217,12 +217,13 @@ _BY_NAME: Mapping[str, tuple[str, str]] = {
         "allow the user WRITE and DESCRIBE on transactional ids that begin with NAME",
     ),
     "NOT_ENOUGH_REPLICAS": (
-        "fewer replicas of the topic are in sync than min.insync.replicas asks for",
-        "bring the missing brokers back; nothing is lost meanwhile, and no attempt is counted",
+        "the topic has fewer replicas in sync than min.insync.replicas requires",
+        "bring the missing brokers back; nothing is lost meanwhile, and the harvester counts no attempt",
     ),
 }
 
 
 def in_plain_words(name: str) -> tuple[str, str]:
-    """What has happened, and the next step: for pages and commands, beside the client's own words."""
+    """What has happened, as a clause, and the next step, as an instruction: for pages and commands, which show them
+    beside the client's own words."""
     return _BY_NAME.get(name) or _BY_KIND[kind_of(name)]

@@ -67,8 +67,8 @@ def parse_snapshot(text: str, age: int) -> Snapshot:
         running = tuple(map(int, running_text.split(","))) if running_text else ()
     except ValueError:
         raise SnapshotError(
-            f"pg_current_snapshot() returned {text!r}, expected 'xmin:xmax:xip,...' with whole numbers. "
-            "Check that the connection reaches PostgreSQL 13 or later itself."
+            f"PostgreSQL returned {text!r} from pg_current_snapshot(), instead of 'xmin:xmax:xip,...' with whole "
+            "numbers. Check that the connection reaches PostgreSQL 13 or later directly."
         ) from None
     return Snapshot(running, xmax, next_xid(xmax, age))
 

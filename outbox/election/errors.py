@@ -33,29 +33,32 @@ def group_refusal(error: Any, conf: Conf) -> ElectionRefused | None:
         KafkaError.GROUP_AUTHORIZATION_FAILED: f"Allow the user READ on the group {conf.name!r}.",
         KafkaError.TOPIC_AUTHORIZATION_FAILED: f"Allow the user READ and WRITE on the topic "
         f"{conf.election.leader_topic!r}.",
-        KafkaError.INCONSISTENT_GROUP_PROTOCOL: f"The group {conf.name!r} has members with another assignor than "
-        f"ASSIGNOR = {conf.election.assignor!r}: give all members one, or this application a NAME of its own.",
+        KafkaError.INCONSISTENT_GROUP_PROTOCOL: f"Members of the group {conf.name!r} use another assignor than "
+        f"ASSIGNOR = {conf.election.assignor!r}. Give all members the same one, or this application a NAME of its own.",
         KafkaError.INVALID_SESSION_TIMEOUT: "Set SESSION_TIMEOUT within group.min.session.timeout.ms and "
         "group.max.session.timeout.ms of the brokers.",
     }
     if error.code() not in remedies:
         return None
-    return ElectionRefused(f"The group {conf.name!r} cannot be joined: {error.str()}. {remedies[error.code()]}")
+    return ElectionRefused(
+        f"The harvester cannot join the group {conf.name!r}: {error.str()}. {remedies[error.code()]}"
+    )
 
 
 def foreign_database(conf: Conf, ours: UUID | None, name: str, theirs: UUID) -> ElectionRefused:
     return ElectionRefused(
-        f"The group {conf.name!r} belongs to harvesters of another database: {name!r} harvests database {theirs}, this "
-        f"process database {ours}. Each would wait for lanes that the other one has. Environments that share a Kafka "
-        "need a NAME each: change it in OUTBOX. If the tables were made anew, stop the harvesters of the old ones."
+        f"The group {conf.name!r} belongs to harvesters of another database: {name!r} harvests database {theirs}, and "
+        f"this process harvests database {ours}. Each would wait for lanes that the other one owns. Give every "
+        "environment that shares this Kafka a NAME of its own in OUTBOX. If you have created the tables again, stop "
+        "the harvesters of the old ones."
     )
 
 
 def denied(conf: Conf, seconds: float) -> ElectionRefused:
     return ElectionRefused(
-        f"The brokers at {conf.kafka.bootstrap_servers} have refused the credentials of this harvester for "
-        f"{seconds:.0f} s, also those that new clients were given. Correct sasl.*, ssl.* and security.protocol "
-        "in KAFKA, and start it again. A secret that changes while it runs must be given as a function."
+        f"The brokers at {conf.kafka.bootstrap_servers} have rejected the credentials of this harvester for "
+        f"{seconds:.0f} s, including those of new clients. Correct sasl.*, ssl.* and security.protocol in KAFKA, and "
+        "start the harvester again. If a secret changes while it runs, give the secret as a function."
     )
 
 

@@ -404,7 +404,9 @@ class Member:
     def _on_error(self, client: str, error: Any) -> None:
         self._denials.note(client, error)
         if error.fatal():
-            self._on_fatal(ElectionRefused(f"A Kafka client of the election gave up: {error.str()}. Restart."))
+            self._on_fatal(
+                ElectionRefused(f"A Kafka client of the election failed: {error.str()}. Restart the harvester.")
+            )
         else:
             self._troubles.note(error.name(), error.str())
 

@@ -84,7 +84,10 @@ class LeaderTopicReader:
                 is_silent = self._clock() - silent_since > SILENCE_SHARE * self._conf.election.heartbeat_timeout_s
                 if reading != self._readable or is_silent:
                     if is_silent:
-                        self._troubles.note("silence", f"no heartbeat was read from {topic!r}: reading begins anew")
+                        self._troubles.note(
+                            "silence",
+                            f"The harvester received no heartbeat from {topic!r} and starts reading it again.",
+                        )
                     silent_since = self._clock()
                     self._learn_leaders()
                     reading = set(self._readable)

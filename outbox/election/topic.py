@@ -97,7 +97,7 @@ class LeaderTopic:
             self._read_last(reader, ends, database)
         except KafkaException as error:
             if is_outage(error.args[0]):
-                raise KafkaUnreachable(f"The leader topic cannot be read: {error.args[0].str()}.") from error
+                raise KafkaUnreachable(f"The harvester cannot read the leader topic: {error.args[0].str()}.") from error
             logger.info("leader_topic_unread reason=%r", error.args[0].str())  # the group will say so too
         finally:
             dispose([reader], lambda client: client.close())
@@ -117,9 +117,12 @@ class LeaderTopic:
         ends = {}
         for partition in all_of_them:
             try:
-                low, high = (int(self._result(found[partition], "read its ends").offset) for found in (lows, highs))
+                low, high = (
+                    int(self._result(found[partition], "read the ends of the leader topic").offset)
+                    for found in (lows, highs)
+                )
             except (KafkaException, KafkaUnreachable) as error:
-                logger.info("leader_topic_unread reason=%r", f"partition {partition.partition}: {error}")
+                logger.info("leader_topic_unread reason=%r", f"Partition {partition.partition}: {error}")
                 continue
             if low < high:
                 ends[partition.partition] = high
@@ -151,9 +154,9 @@ class LeaderTopic:
         session_s = self._conf.election.session_timeout_s
         if limits and not limits[0] <= session_s * 1000 <= limits[1]:
             raise ElectionRefused(
-                f'OUTBOX["SESSION_TIMEOUT"] is {session_s:g} s; the brokers accept {limits[0] / 1000:g} to '
-                f"{limits[1] / 1000:g} s. Change it, or group.min.session.timeout.ms and group.max.session.timeout.ms "
-                "of the brokers."
+                f'OUTBOX["SESSION_TIMEOUT"] is {session_s:g} s, but the brokers accept {limits[0] / 1000:g} to '
+                f"{limits[1] / 1000:g} s. Change the setting, or group.min.session.timeout.ms and "
+                "group.max.session.timeout.ms of the brokers."
             )
 
     def _session_limits(self) -> tuple[int, int] | None:
@@ -183,8 +186,8 @@ class LeaderTopic:
             if error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
                 return 0
             raise ElectionRefused(
-                f"The leader topic {name!r} cannot be described: {error.args[0].str()}. Allow the user DESCRIBE, READ "
-                f"and WRITE on it, and READ on the group {self._conf.name!r}."
+                f"The harvester cannot describe the leader topic {name!r}: {error.args[0].str()}. Allow the user "
+                f"DESCRIBE, READ and WRITE on it, and READ on the group {self._conf.name!r}."
             ) from error
 
     def _create(self) -> None:
@@ -200,9 +203,9 @@ class LeaderTopic:
             if error.args[0].code() == KafkaError.TOPIC_ALREADY_EXISTS:
                 return  # another member was faster
             raise ElectionRefused(
-                f"The leader topic {name!r} does not exist and cannot be created: {error.args[0].str()}. Allow the "
-                f"user CREATE on it, or create it: kafka-topics.sh --create --topic {name} --partitions {lanes} "
-                f"--config retention.ms={TOPIC_CONFIG['retention.ms']}"
+                f"The leader topic {name!r} does not exist, and the harvester cannot create it: "
+                f"{error.args[0].str()}. Allow the user CREATE on it, or run: kafka-topics.sh --create --topic {name} "
+                f"--partitions {lanes} --config retention.ms={TOPIC_CONFIG['retention.ms']}"
             ) from error
         logger.info("leader_topic_created topic=%s partitions=%d", name, lanes)
 
@@ -212,7 +215,7 @@ class LeaderTopic:
             if partitions := self._count_partitions():
                 return partitions
         raise KafkaUnreachable(
-            f"The leader topic {self._conf.election.leader_topic!r} was created, but is not visible yet."
+            f"Kafka has created the leader topic {self._conf.election.leader_topic!r}, but does not show it yet."
         )
 
     def _result(self, future: Any, what: str) -> Any:
@@ -230,13 +233,15 @@ class LeaderTopic:
                 if is_outage(error.args[0]):
                     self._admin.poll(0)  # tells the trouble
                     reason = self._trouble.text or error.args[0].str()
-                    raise KafkaUnreachable(f"Cannot {what}: {reason}. {_remedy(reason, servers)}") from error
+                    raise KafkaUnreachable(
+                        f"The harvester cannot {what}: {reason}. {_remedy(reason, servers)}"
+                    ) from error
                 raise
-        raise KafkaUnreachable(f"Cannot {what}: no answer from {servers}.")
+        raise KafkaUnreachable(f"The harvester cannot {what}: {servers} did not answer.")
 
 
 def _remedy(reason: str, servers: str) -> str:
     """The client reports a refused handshake as it does a dead broker; only its words tell them apart."""
     if any(word in reason.lower() for word in ("sasl", "ssl", "certificate", "authentication")):
         return "Check security.protocol, sasl.* and ssl.* of the Kafka properties."
-    return f"Are the brokers at {servers} up?"
+    return f"Check that the brokers at {servers} run."

@@ -213,15 +213,17 @@ class Harvester(Daemon):
         else:
             member.stop()
         if not member.join(self.conf.election.revoke_timeout_s + LEAVE_TIMEOUT_S):
-            self._logger.warning("group_not_left name=%s: the brokers notice after SESSION_TIMEOUT", self.conf.name)
+            self._logger.warning(
+                "group_not_left name=%s: the brokers remove the member after SESSION_TIMEOUT", self.conf.name
+            )
 
     def _unclean_release(self, reason: str) -> None:
         """A lane that only moves is settled by its next owner; what a stop leaves behind is told."""
         self._fail_unless_forced(
             StopOutOfTime(
-                f"The stop has not settled everything ({reason}). Nothing is lost, and the next harvester with "
-                f"DELIVERY={self.conf.delivery!r} goes on; another delivery mode would send records again that "
-                "are in Kafka already. Before you switch, run: python manage.py harvest --once"
+                f"The harvester stopped before it had settled everything. {reason.rstrip('.')}. Nothing is lost, and "
+                f"the next harvester with DELIVERY={self.conf.delivery!r} continues. Another delivery mode would send "
+                "again what Kafka already has. Before you switch, run: python manage.py harvest --once"
             )
         )
 

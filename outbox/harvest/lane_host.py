@@ -110,7 +110,7 @@ class Host:
                 self._events.put(self.lane, event)
             return
         if isinstance(event, UncleanRelease):
-            self._unclean_release(f"lane {event.lane}: {event.reason}")
+            self._unclean_release(f"Lane {event.lane}: {event.reason}")
             return
         if self.is_done:
             return

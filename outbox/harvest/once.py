@@ -54,9 +54,10 @@ def _wait_elected(harvester: Harvester, wait_s: float) -> None:
     while not harvester.leader_ids and not harvester.wait(_POLL_S):
         if time.monotonic() >= deadline:
             reason = harvester.waiting_for or (
-                f"Does another harvester named {harvester.conf.name!r} run, or is a server away?"
+                f"Check whether another harvester named {harvester.conf.name!r} runs, and whether PostgreSQL and "
+                "Kafka answer."
             )
-            raise NotElected(f"No lane was acquired within {wait_s:g} s. {reason} It may take longer: raise --wait.")
+            raise NotElected(f"This harvester got no lane within {wait_s:g} s. {reason} To wait longer, raise --wait.")
 
 
 def _wait_drained(harvester: Harvester, overview: Overview, show: Callable[[int], None]) -> int | None:
@@ -75,7 +76,7 @@ def _wait_drained(harvester: Harvester, overview: Overview, show: Callable[[int]
         if harvester.wait(_POLL_S):
             break
         if time.monotonic() - moved_at > _STUCK_S and (reason := _stuck(harvester)):
-            raise HeldBack(f"{told(left)} records stay in the table, {reason}; see the log.")
+            raise HeldBack(f"{told(left)} records stay in the table, {reason}. Read the log.")
     return left
 
 
@@ -85,9 +86,9 @@ def _stuck(harvester: Harvester) -> str:
     stopped = [str(lane) for lane, found in sorted(statistics.items()) if found.phase == STOPPED]
     held = sum(found.held for found in statistics.values())
     if stopped:
-        return f"because lane {', '.join(stopped)} is stopped and waits for an operator's decision"
+        return f"because lane {', '.join(stopped)} is stopped and waits for your decision"
     if held:
-        return f"because {held} keys, records or topics are held back: rejected by Kafka, paused, edited or poison"
+        return f"because {held} keys, records or topics are held: rejected by Kafka, poison, paused or being edited"
     return ""
 
 

@@ -45,9 +45,8 @@ def look(conf: Conf, owner: str) -> UUID | None:
         lease = lease_of(conf, owner)
         lease.take(connection, lanes=conf.election.lanes, quietly=True)
         if is_exact and overview.may_lack_a_time(connection, conf.table):
-            remedy = (
-                f"see {page('table', 'create_time')}, and then: ALTER TABLE {conf.table} ALTER create_time SET NOT NULL"
-            )
+            statement = f"ALTER TABLE {conf.table} ALTER create_time SET NOT NULL"
+            remedy = f"Read {page('table', 'create_time')}. Then run: {statement}"
             logger.warning("create_time_nullable table=%s remedy=%r", conf.table, remedy)
         for note in notes:
             logger.warning("table_warning table=%s reason=%r", conf.table, note)

@@ -48,7 +48,9 @@ class Daemon(ABC):
         """Begin, and return at once. After `stop` this does nothing."""
         with self._mutex:
             if self._state in (State.RUNNING, State.STOPPING):
-                raise OutboxError(f"This {self._kind} is {self._state}: it can be started once. Make another one.")
+                raise OutboxError(
+                    f"This {self._kind} is {self._state}. It can be started only once: create another one."
+                )
             if self._state is State.STOPPED:
                 return self
             self._state = State.RUNNING

@@ -109,7 +109,7 @@ def test_a_forbidden_creation_names_the_command(kafka_factory, name):
     ]
     for future in admin.create_acls(everybody).values():
         future.result(10)
-    with pytest.raises(ElectionRefused, match=r"cannot be created.*kafka-topics.sh --create"):
+    with pytest.raises(ElectionRefused, match=r"cannot create it.*kafka-topics.sh --create"):
         topic_of(kafka.bootstrap_servers, name).prepare()
 
 

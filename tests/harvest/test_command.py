@@ -168,7 +168,7 @@ def test_once_moves_what_is_visible_and_says_how_much(shop):
 def test_once_beside_a_daemon_gives_up_after_wait(shop):
     shop.harvest().leads()
     process = shop.harvest("--once", "--wait", "2").ends(3, send=None)
-    assert "No lane was acquired within 2 s" in process.log
+    assert "This harvester got no lane within 2 s" in process.log
 
 
 def test_once_ends_where_kafka_refuses_records_and_where_an_operator_holds_them_back(new_shop):
@@ -184,7 +184,7 @@ def test_once_ends_where_kafka_refuses_records_and_where_an_operator_holds_them_
         shop.processes[0].ends(4, send=None)
         assert shop.count == 1
     assert "held back" in refused.processes[0].log
-    told = "1 records stay in the table, because 1 keys, records or topics are held back"
+    told = "1 records stay in the table, because 1 keys, records or topics are held"
     assert told in paused.processes[0].log
 
 
@@ -245,7 +245,7 @@ def test_all_wrong_settings_are_told_at_once(shop):
 @pytest.mark.part
 def test_the_flag_chooses_the_delivery(shop):
     process = shop.harvest("--delivery", conf.EXACTLY_ONCE).ends(1, send=None)
-    assert "The companion tables of" in process.log
+    assert "companion tables of" in process.log
     assert "migrate outbox" in process.log
 
 

@@ -150,7 +150,7 @@ def test_stop_is_safe_before_start_and_twice(harvester):
 
 def test_a_second_start_is_refused(harvester):
     one = harvester().start()
-    with pytest.raises(OutboxError, match="can be started once"):
+    with pytest.raises(OutboxError, match="can be started only once"):
         one.start()
 
 

@@ -97,8 +97,8 @@ def test_a_way_that_was_taken_meanwhile_ends_with_the_name_of_the_other(bench, o
     bench.stash(["a"])
     with working(bench, one) as host:
         delivers(host)
-        bench.db.execute("UPDATE outbox_state SET way = %s, lease_owner = 'else', lease_time = now()", [other])
-        assert f"harvested by 'else' with DELIVERY='{other}'" in str(wait_until(lambda: host.errors)[0])
+        bench.db.execute("UPDATE outbox_state SET lease_mode = %s, lease_owner = 'else', lease_time = now()", [other])
+        assert f"'else' harvests the table 'outbox' with DELIVERY='{other}'" in str(wait_until(lambda: host.errors)[0])
 
 
 @pytest.mark.parametrize("way", MODES)
@@ -127,7 +127,9 @@ def test_a_new_connection_looks_at_the_claim_before_it_reads(bench, monkeypatch,
         bench.wait_empty()
         if not is_heeded:
             monkeypatch.setattr(LeaseKeeper, "take", lambda *given: None)
-        bench.db.execute("UPDATE outbox_state SET way = 'at-least-once', lease_owner = 'else', lease_time = now()")
+        bench.db.execute(
+            "UPDATE outbox_state SET lease_mode = 'at-least-once', lease_owner = 'else', lease_time = now()"
+        )
         bench.db.execute(
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
             "WHERE datname = current_database() AND application_name = 'outbox read'"
@@ -229,11 +231,12 @@ def test_a_harvester_waits_for_another_way_to_end(bench, caplog, one, other):
 
 def test_a_drain_that_may_not_begin_names_the_other_way(bench):
     bench.db.execute(
-        "INSERT INTO outbox_state (lanes, way, lease_owner, lease_time) VALUES (1, 'at-least-once', 'web1', 'infinity')"
+        "INSERT INTO outbox_state (lanes, lease_mode, lease_owner, lease_time) "
+        "VALUES (1, 'at-least-once', 'web1', 'infinity')"
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("outbox.edges.postgres.common.table.parameters", lambda alias: {"conninfo": bench.url})
-        with pytest.raises(NotElected, match=r"within 4 s\. The table 'outbox' is harvested by 'web1'"):
+        with pytest.raises(NotElected, match=r"within 4 s\. 'web1' harvests the table 'outbox'"):
             drain(Harvester(bench.conf(**LIMITS)), 4)  # it must have asked PostgreSQL to know the reason
 
 
@@ -325,9 +328,9 @@ def test_of_two_names_started_together_one_is_refused_by_name_and_nothing_is_sen
     both = [Harvest(tmp_path, bench.url, **given, OUTBOX_NAME=name) for name in names]
     try:
         bench.wait_empty()
-        [refused] = wait_until(lambda: [one for one in both if "this process has NAME=" in one.log])
+        [refused] = wait_until(lambda: [one for one in both if "This process has NAME=" in one.log])
         [at_work] = [one for one in both if one is not refused]
-        assert f"this process has NAME='{names[both.index(refused)]}'" in refused.log
+        assert f"This process has NAME='{names[both.index(refused)]}'" in refused.log
         assert f"with NAME='{names[both.index(at_work)]}'" in refused.log
         assert "Give every process of this table the same NAME" in refused.log
         assert at_work.process.poll() is None, "the one at work is not disturbed"
@@ -353,7 +356,9 @@ def test_a_second_environment_of_one_name_ends_with_both_databases(bench, tmp_pa
         second = Harvest(tmp_path, elsewhere, OUTBOX_NAME=bench.name, OUTBOX_DELIVERY=AT_LEAST_ONCE)
         stack.callback(second.discard)
         second.ends(1, send=None)
-        assert re.search(f"harvester_failed .*harvests database {theirs}, this process database {ours}", second.log)
+        assert re.search(
+            f"harvester_failed .*harvests database {theirs}, and this process harvests database {ours}", second.log
+        )
         assert "partitions_assigned" not in second.log
         first.ends(0)
         assert "leader_fenced" not in first.log

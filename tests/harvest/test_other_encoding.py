@@ -39,7 +39,7 @@ def test_a_text_without_utf8_is_told_as_what_it_is_and_can_be_found(bench, tmp_p
     bad = insert_bad(bench)
     harvest = Harvest(tmp_path, bench.url, OUTBOX_NAME=bench.name, OUTBOX_DELIVERY=delivery)
     try:
-        told = harvest.says('(read|database)_failed .*error=.*0x81 in encoding "WIN1252".*22P05.*no outage.*table')
+        told = harvest.says('(read|database)_failed .*error=.*0x81 in encoding "WIN1252".*22P05.*not an outage.*table')
         assert told[1] == {EXACTLY_ONCE: "read", AT_LEAST_ONCE: "database"}[delivery]
         [find] = re.findall(r"^SELECT id .*?;$", (ROOT / "docs/table.md").read_text(), re.MULTILINE | re.DOTALL)
         assert bench.db.execute(find).fetchall() == [bad]

@@ -29,7 +29,7 @@ from tests.support.pooler import Pooler
 
 IGNORING = {"ignore_startup_parameters": "options"}
 TRANSACTIONS = {"pool_mode": "transaction"}
-REMEDY = "Connect to the server itself, or through a pool of sessions that passes options on"
+REMEDY = "Connect to the server directly, or through a pooler in session mode that passes options on"
 WITHIN_S = 30  # an outage would be waited for without end
 SETTINGS = {**table.FORMATS, **table.PLANNER, **companions._OPTIONS}
 
@@ -184,7 +184,7 @@ def test_a_read_from_another_server_is_dropped_and_begun_anew(bench, unseen, cap
         with bench.working(url=pooler.url) as host, psycopg.connect(copy, autocommit=True) as promoted:
             wait_until(lambda: host.worker._rounds and host.worker._rounds.reads)
             pooler.lead_to(copy)
-            wait_until(lambda: re.search("read_failed .*a pooler hands the connection on", caplog.text), 10)
+            wait_until(lambda: re.search("read_failed .*a pooler gives it another one", caplog.text), 10)
             bench.stash(["a"] * 5, connection=promoted)
             wait_until(lambda: promoted.execute("SELECT count(*) FROM outbox").fetchone() == (0,))
     bench.check()

@@ -47,7 +47,7 @@ def test_it_works_until_it_is_stopped_and_then_tears_down():
 
 
 def test_it_is_started_once():
-    with Idle() as one, pytest.raises(OutboxError, match=r"This idler is running: it can be started once\."):
+    with Idle() as one, pytest.raises(OutboxError, match=r"This idler is running\. It can be started only once"):
         one.start()
     assert one.start().state is State.STOPPED
 

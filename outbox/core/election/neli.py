@@ -97,8 +97,8 @@ def parse_heartbeat(payload: bytes | None, database: UUID | None = None) -> Hear
     except ValueError:
         pass
     raise UnknownHeartbeat(
-        f"The leader topic holds a message that is no heartbeat: {text[:80]!r}. It is ignored. "
-        "Another program writes to this topic; give this group a leader topic of its own (LEADER_TOPIC)."
+        f"The leader topic holds a message that is not a heartbeat: {text[:80]!r}. The harvester ignores it. "
+        "Another program writes to this topic: give this group a leader topic of its own (LEADER_TOPIC)."
     )
 
 

@@ -202,7 +202,7 @@ def _of_reports(attempt: Attempt, cause: Raised | None) -> list[Action]:
         if cause is not None and faults.is_rejection(cause.name):
             return _of_refusal(attempt, cause)
         _, name, text = attempt.reports[0]
-        reason = f"{len(attempt.reports)} records were not delivered, e.g. {name}: {text}"
+        reason = f"Kafka did not accept {len(attempt.reports)} records, e.g. {name}: {text}"
         return [Outage(reason, is_too_slow=any(name in _OVERDUE for _, name, _ in attempt.reports))]
     if denied := {attempt.rows[at][1]: (at, name, text) for at, name, text in reversed(refused) if _is_of_topic(name)}:
         held = [_hold_topic(attempt, at, f"{name}: {text}") for at, name, text in denied.values()]
@@ -273,5 +273,5 @@ def _hold_topic(attempt: Attempt, at: int, reason: str) -> HoldTopic:
 
 
 def _ledger_denied(attempt: Attempt, error: Raised) -> LedgerDenied:
-    remedy = _LEDGER_REMEDIES.get(error.name, "Allow the user WRITE and DESCRIBE there")
-    return LedgerDenied(f"ledger topic {attempt.ledger!r}: {error.reason}. {remedy}")
+    remedy = _LEDGER_REMEDIES.get(error.name, "Allow the user WRITE and DESCRIBE on it")
+    return LedgerDenied(f"Kafka rejected the entry for the ledger topic {attempt.ledger!r}: {error.reason}. {remedy}.")

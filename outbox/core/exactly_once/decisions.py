@@ -212,9 +212,10 @@ def idle_lane(lane: int, lane_count: int, database: UUID, purged: int, entry: En
     return _stop(
         Why.DATABASE_WENT_BACK,
         lane,
-        f"the lane count is {lane_count}, so this lane is not in use and its last batch was purged when the count was "
-        f"lowered; but the table says batch {purged} was the last one purged, and the ledger has batch {entry.batch}: "
-        "the database went back in time, to before a change of the count (restore, failover to a lagging copy)",
+        f"The lane count is {lane_count}, so this lane is not in use and its last batch was purged when the count was "
+        f"lowered. But the table says batch {purged} was the last one purged, and the ledger has batch "
+        f"{entry.batch}: the database went back in time, to before a change of the count (restore, failover to a "
+        "lagging copy)",
         _BOTH,
     )
 
@@ -237,7 +238,7 @@ def rows_kept(entry: Entry, reason: str) -> Stop:
     """Rows survived the purge of their batch, which was rolled back: the next attempt finds everything as before."""
     return Stop(
         Why.ROWS_KEPT,
-        f"lane {entry.lane} is stopped with batch {entry.batch}: {reason} The lane then resumes by itself.",
+        f"Lane {entry.lane} is stopped at batch {entry.batch}. {reason} The lane then resumes by itself.",
     )
 
 
@@ -248,7 +249,7 @@ def round_check(lane: int, purged: int, acknowledged: int, in_flight: int | None
         return _stop(
             Why.DATABASE_WENT_BACK,
             lane,
-            f"the table says batch {purged} was the last one purged, but the database had acknowledged the "
+            f"The table says batch {purged} was the last one purged, but the database had acknowledged the "
             f"purge of batch {acknowledged} to this process: the database went back in time (failover to a "
             f"lagging copy, restore)",
             _BOTH,
@@ -261,17 +262,17 @@ def round_check(lane: int, purged: int, acknowledged: int, in_flight: int | None
 _PURGE_SENT = (
     "--delete-sent (delete the rows that the newer ledger entries list and that still match: they are in Kafka)"
 )
-_RESEND = "--resend (keep every row: what is in Kafka already is sent once more)"
+_RESEND = "--resend (keep every row: the harvester sends again what Kafka already has)"
 _BOTH = f"either {_PURGE_SENT} or {_RESEND}"
-_ONLY_RESEND = f"{_RESEND}; --delete-sent does not apply, no entry says what was sent"
+_ONLY_RESEND = f"{_RESEND}; --delete-sent does not apply, because no entry lists what was sent"
 _ADOPT = f"--adopt-ledger, which takes this ledger over for this database, together with {_BOTH}"
 
 
 def _stop(why: Why, lane: int, what: str, options: str) -> Stop:
     return Stop(
         why,
-        f"lane {lane} is stopped, nothing was sent or deleted: {what}. Find out which side is right, then run "
-        f"manage.py outbox_resolve --lane {lane} with {options}.",
+        f"Lane {lane} is stopped, and the harvester sends and deletes nothing there. {what}. Find out which side is "
+        f"right. Then run manage.py outbox_resolve --lane {lane} with {options}.",
     )
 
 
@@ -279,7 +280,7 @@ def _foreign(lane: int, database: UUID, entry: Entry) -> Stop:
     return _stop(
         Why.FOREIGN_DATABASE,
         lane,
-        f"this database is {database}, but batch {entry.batch} in the ledger was written for database {entry.database}",
+        f"This database is {database}, but batch {entry.batch} in the ledger was written for database {entry.database}",
         _ADOPT,
     )
 
@@ -288,7 +289,7 @@ def _other_lane(lane: int, entry: Entry) -> Stop:
     return _stop(
         Why.OTHER_LANE,
         lane,
-        f"the ledger partition of lane {lane} ends with batch {entry.batch} of lane {entry.lane}",
+        f"The ledger partition of lane {lane} ends with batch {entry.batch} of lane {entry.lane}",
         _ONLY_RESEND,
     )
 
@@ -298,7 +299,7 @@ def _ledger_went_back(lane: int, purged: int, committed: int) -> Stop:
     return _stop(
         Why.LEDGER_WENT_BACK,
         lane,
-        f"the table says batch {purged} was purged, but the ledger {last}: the ledger went back in time "
+        f"The table says batch {purged} was purged, but the ledger {last}: the ledger went back in time "
         "(topic deleted or restored, another cluster)",
         _ONLY_RESEND,
     )
@@ -308,7 +309,7 @@ def _database_went_back(lane: int, purged: int, committed: int) -> Stop:
     return _stop(
         Why.DATABASE_WENT_BACK,
         lane,
-        f"the table says batch {purged} was the last one purged, but the ledger has batch {committed}: the "
+        f"The table says batch {purged} was the last one purged, but the ledger has batch {committed}: the "
         "database went back in time (restore, failover to a lagging copy) or its companion tables were emptied",
         _BOTH,
     )
@@ -318,8 +319,8 @@ def _incomplete(entry: Entry) -> Stop:
     return _stop(
         Why.ROWS_INCOMPLETE,
         entry.lane,
-        f"batch {entry.batch} in the ledger lists {entry.count} rows of which the table holds only some; a "
-        "purge removes all or none, so something else deleted rows",
+        f"The ledger lists {entry.count} rows of batch {entry.batch}, but the table holds only some of them. A purge "
+        "deletes all or none, so something else deleted rows",
         _BOTH,
     )
 
@@ -328,8 +329,8 @@ def _different(entry: Entry) -> Stop:
     return _stop(
         Why.ROWS_DIFFERENT,
         entry.lane,
-        f"the table has rows under all {entry.count} ids of batch {entry.batch} in the ledger (read at "
-        f"{entry.read_at}), but their digest is not {entry.digest}, or their newest create_time is another: ids were "
+        f"The table has rows under all {entry.count} ids of batch {entry.batch} in the ledger (read at "
+        f"{entry.read_at}), but their digest is not {entry.digest}, or their newest create_time differs: ids were "
         "drawn a second time (RESTART IDENTITY), or rows were changed",
         _BOTH,
     )

@@ -214,25 +214,24 @@ def _unseal(payload: bytes) -> bytes:
     start = bytes(payload[:4])
     if not payload or not payload.startswith(_MAGIC[: len(payload)]):
         raise ForeignEntry(
-            f"a record of the ledger topic starts with {start!r} instead of {_MAGIC!r}: something else writes there. "
+            f"Another program writes to the ledger topic: a record there starts with {start!r} instead of {_MAGIC!r}. "
             "Give this outbox a ledger topic of its own."
         )
     if len(payload) > len(_MAGIC) and payload[len(_MAGIC)] not in (_WITHOUT_CHANGE, FORMAT_VERSION):
         raise UnknownEntryVersion(
-            f"a ledger entry has format version {payload[len(_MAGIC)]}, this release reads versions up to "
-            f"{FORMAT_VERSION}. "
-            "Run the release that wrote it, or a newer one."
+            f"A ledger entry has format version {payload[len(_MAGIC)]}, but this release reads versions up to "
+            f"{FORMAT_VERSION}. Run the release that wrote it, or a newer one."
         )
     body, seal = payload[:-_SEAL_BYTES], payload[-_SEAL_BYTES:]
     if len(body) <= len(_MAGIC) or crc32(body).to_bytes(_SEAL_BYTES, "big") != seal:
-        raise DamagedEntry(_damage(f"has {len(payload)} bytes and its checksum does not fit them"))
+        raise DamagedEntry(_damage(f"has {len(payload)} bytes and its checksum does not match them"))
     return bytes(body)
 
 
 def _damage(what: str) -> str:
     return (
-        f"a ledger entry is damaged: it {what}. Look at the ledger topic with a read_committed consumer; when "
-        "the entry cannot be recovered, manage.py outbox_resolve sets the lane by hand."
+        f"A ledger entry is damaged: it {what}. Read the ledger topic with a read_committed consumer. If you cannot "
+        "recover the entry, settle the lane with manage.py outbox_resolve."
     )
 
 

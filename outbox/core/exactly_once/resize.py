@@ -61,7 +61,7 @@ def as_wanted(state: StateRow) -> Opening:
 
 def given_up(state: StateRow, text: str) -> Opening:
     """Safe before the lanes may have been open: nobody has worked with another count than the old one."""
-    return Opening(state.lane_count, f"The count was not changed: {text}")
+    return Opening(state.lane_count, f"The lane count was not changed. {text}")
 
 
 def marked(last: Entry, change: int) -> Entry | None:

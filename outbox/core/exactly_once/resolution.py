@@ -115,21 +115,21 @@ def objection(case: Case, decision: Resolution) -> str:
     lane = case.lane
     if case.is_foreign and not decision.adopt:
         return (
-            f"the ledger was written for database {case.last.database if case.last else '?'}, this one is "
-            f"{case.database}. If it is this application's own ledger all the same, add --adopt-ledger; if another "
-            "application writes there, give one of them a NAME of its own"
+            f"the ledger was written for database {case.last.database if case.last else '?'}, but this database is "
+            f"{case.database}. If the ledger is nevertheless that of this application, add --adopt-ledger. If another "
+            "application writes there, give one of the two a NAME of its own"
         )
     if decision.adopt and not case.is_foreign:
-        return "--adopt-ledger is for the ledger of another database, and this one was written for this database"
+        return "--adopt-ledger is for the ledger of another database, but this ledger was written for this database"
     if decision.delete_sent and case.committed <= case.purged and not case.is_foreign:
         return (
-            f"--delete-sent has nothing to go by: the ledger ends with batch {case.committed} and the table stands at "
-            f"{case.purged}, so no entry says what was sent. Only --resend applies"
+            f"--delete-sent does not apply: the ledger ends with batch {case.committed} and the table is at batch "
+            f"{case.purged}, so no entry lists what was sent. Use --resend"
         )
     if case.needs_copy and case.last is None:
         return (
-            f"partition {lane} of the ledger has no entry of this lane that could be put behind what is there. Delete "
-            "the ledger topic while no harvester runs, then decide about every lane with --resend"
+            f"partition {lane} of the ledger has no entry of this lane that could be copied to its end. Delete the "
+            "ledger topic while no harvester runs. Then run outbox_resolve with --resend for every lane"
         )
     return ""
 

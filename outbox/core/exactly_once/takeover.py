@@ -24,8 +24,8 @@ class Unreadable:
 
 def unreadable(lane: int, error: LedgerEntryError) -> Unreadable:
     return Unreadable(
-        f"lane {lane} is stopped, nothing was sent or deleted: {error} What can be done about it tells "
-        f"manage.py outbox_resolve --lane {lane}"
+        f"Lane {lane} is stopped, and the harvester sends and deletes nothing there. {error} Run manage.py "
+        f"outbox_resolve --lane {lane} to read what you can do."
     )
 
 

@@ -110,9 +110,9 @@ def objection(*, is_stopped: bool, is_flushed: bool, holds_lease: Callable[[], b
     """Why a batch must not be committed whose records are all acknowledged; empty when it may. Whether the lease holds
     is asked last, when nothing else is in the way."""
     if is_stopped:
-        return "the batch before this one could not be purged"
+        return "The harvester could not purge the batch before this one."
     if not is_flushed:
-        return "the purge of the batch before this one did not flush what was read"
+        return "The purge of the batch before this one did not flush the rows that were read."
     if not holds_lease():
-        return "the lease on the table could not be repeated in time, another mode may have it"
+        return "The harvester could not renew its lease on the table in time, so another delivery mode may hold it."
     return ""

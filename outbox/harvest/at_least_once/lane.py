@@ -245,7 +245,7 @@ class AtLeastOnce:
     def _rows_kept(self, reason: str) -> None:
         """Nothing more is marked or sent until they are deleted, which is tried again and again."""
         if reason and reason != self._stopped_for:
-            text = f"lane {self._lane} is stopped: {reason} The lane then resumes by itself."
+            text = f"Lane {self._lane} is stopped. {reason} The lane then resumes by itself."
             logger.error("lane_stopped lane=%d reason=%r", self._lane, text)
             self._host.emit(LaneStopped(self._lane, text))
         self._stopped_for = reason

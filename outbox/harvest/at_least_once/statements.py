@@ -139,7 +139,7 @@ class StatementRunner:
 
     def _require_ownership(self, connection: Any) -> None:
         if connection is not self._owning_connection:
-            raise ConnectionError("The connection that held the takeover of the lane is gone.")
+            raise ConnectionError("The connection that took the lane over is gone.")
 
     def beat(self) -> None:
         """Repeat the lease on the table when it is time."""

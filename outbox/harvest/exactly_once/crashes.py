@@ -63,12 +63,12 @@ class CrashWatch:
         table, lane, owner = self._table, self._lane.number, rounds.owner
         while not rounds.careful_turn.acquire(timeout=0.05):
             if not self._may_go_on():
-                raise BatchDropped("the lane ends before its careful turn")
+                raise BatchDropped("The lane ended before its careful turn.")
         try:
             holds.be_careful(True)
             rounds.purges.ask(lambda connection: table.start(connection, lane, owner, batch.ids), self._may_go_on)
             if not (self._may_go_on() and self._may_start(lane)):
-                raise BatchDropped("the lane ends or is not trusted any more before its careful turn")
+                raise BatchDropped("The lane ended, or lost the trust of the election, before its careful turn.")
             failpoint("careful")
             result = transact()
             rounds.purges.tell(lambda connection: table.start(connection, lane, owner, ()))
@@ -86,6 +86,6 @@ class CrashWatch:
     def leave(self, may_wait: Callable[[], bool]) -> None:
         """The owner ends well: its successor need not be careful. Raises `MayNotGoOn`."""
         if not may_wait():  # a successor in this process has the same name, and may own the lane by now
-            raise MayNotGoOn("the lane has no time left for a clean release")
+            raise MayNotGoOn("The lane has no time left for a clean release.")
         table, lane, owner = self._table, self._lane.number, self._rounds.owner
         self._rounds.purges.ask(lambda connection: table.leave(connection, lane, owner), may_wait)

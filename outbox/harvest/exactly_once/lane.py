@@ -86,11 +86,12 @@ logger = logging.getLogger("outbox.harvest")
 _PATIENCE_S = 0.005  # between two looks at whether the lane may start
 _BACKOFF_MIN_S, _BACKOFF_MAX_S = 0.05, 2.0
 _REPEATED = (
-    "lane {lane} is stopped for a moment and then taken over: the Kafka client has sent {found}, and its log named no "
-    "lost connection. If the brokers have just moved the transaction coordinator, no harm was done. Else this version "
-    "of confluent-kafka does not log what outbox relies on, and records may have been sent twice: run "
-    "manage.py outbox_verify and go back to the version before."
+    "Lane {lane} stops for a moment and is then taken over again. The Kafka client has sent {found}, but its log named "
+    "no lost connection. If the brokers have just moved the transaction coordinator, no harm was done. Otherwise this "
+    "version of confluent-kafka does not log what outbox relies on, and Kafka may have records twice: run "
+    "manage.py outbox_verify, and go back to the previous version."
 )
+_ANOTHER_OWNER = "Another owner may be working on this lane."
 _STOPPED_S = 2.0  # a stopped lane is examined again: an operator may have settled it
 _CLOSED_S, _IDLE_S = 0.05, 0.5
 _IDLE_SEEN_S = 2.5  # a little more than between two heartbeats, which look at the state row too
@@ -250,7 +251,7 @@ class ExactlyOnce:
             return 0.0
         if isinstance(outcome, AskElection):
             self._host.doubt(self._lane)
-            return self._backoff("another owner may be at work")
+            return self._backoff(_ANOTHER_OWNER)
         if isinstance(outcome, Stop | Unreadable):
             return self._stay_stopped(outcome.text)
         if isinstance(outcome, Closed | Idle):
@@ -331,7 +332,7 @@ class ExactlyOnce:
             return self._stay_stopped(what.text)
         if isinstance(what, Doubt):
             self._host.doubt(self._lane)
-            return self._backoff("another owner may be at work")
+            return self._backoff(_ANOTHER_OWNER)
         return 0.0
 
     def _next_order(self) -> Any:
@@ -509,12 +510,14 @@ class ExactlyOnce:
         rounds.failed(self._state)
         try:
             if self._transactions.is_in_doubt and not self._was_settled(rounds):
-                return self._unclean_release("whether the last batch was committed is not known", is_unpurged=True)
+                return self._unclean_release(
+                    "The lane does not know whether Kafka committed its last batch.", is_unpurged=True
+                )
             if not rounds.wait_purged(self._state, self._may_wait):
-                return self._unclean_release("PostgreSQL did not confirm the last purge in time", is_unpurged=True)
+                return self._unclean_release("PostgreSQL did not confirm the last purge in time.", is_unpurged=True)
             if self._may_have_left_rows:
                 return self._unclean_release(
-                    "the lane is stopped, and what was sent may be in the table", is_unpurged=True
+                    "The lane is stopped, and the table may hold records that Kafka already has.", is_unpurged=True
                 )
             self._crashes.leave(self._may_wait)
             rounds.release_lease(self._state, self._may_wait)

@@ -83,7 +83,7 @@ class Resolver:
         entries, problem = self._proper_entries(lane, before.identity)
         entry = entries[0] if entries else None
         if problem is not None:
-            text = f"lane {lane} is stopped: {problem}"
+            text = f"Lane {lane} is stopped. {problem}"
             case = Case(lane, before.identity, before.purged, entry, UNREADABLE, text)
         else:
             case = self._judged(lane, before, entry)
@@ -181,12 +181,12 @@ class Resolver:
             if case.reason is None:
                 return ResolutionOutcome(case, decision)
             if reason := objection(case, decision):
-                raise NotResolved(f"lane {lane} was left as it is: {reason}.")
+                raise NotResolved(f"Lane {lane} was not changed: {reason}.")
             outcome = self._try(case, decision)
             if outcome is not None:
                 return outcome
             time.sleep(_AGAIN_S)
-        raise NotResolved(f"lane {lane} was left as it is: its owner has changed it at every attempt. Stop it first.")
+        raise NotResolved(f"Lane {lane} was not changed: its owner changed it at every attempt. Stop the owner first.")
 
     def _try(self, case: Case, decision: Resolution) -> ResolutionOutcome | None:
         """None: the lane is not as it was examined."""
@@ -279,5 +279,5 @@ class _Dropped:
         self._producer.drop_and_wait()
 
 
-_AGREE = "table and ledger agree, or differ by the one batch that the next owner settles by itself: nothing to decide"
-_AT_WORK = "the lane is being worked on at this moment: nothing to decide"
+_AGREE = "Table and ledger agree, or differ by the one batch that the next owner settles by itself: nothing to decide."
+_AT_WORK = "An owner is working on the lane at this moment: nothing to decide."

@@ -95,7 +95,7 @@ def close_forgotten(
     """The row, as it was read, knows nothing of change `newest`: the lanes are closed until the owner of lane 0 has
     settled all of them."""
     logger.warning(
-        "lanes_closed lanes=%d change=%d newest_change=%d: the database went back to before a change of the count",
+        "lanes_closed lanes=%d change=%d newest_change=%d: the database went back to before a change of the lane count",
         state.lane_count, state.resize_no, newest,
     )  # fmt: skip
     purges.ask(lambda c: servers.database.statements.close_all_lanes(c, state.resize_no, newest), may_go_on)

@@ -46,8 +46,8 @@ _TOPICS_S = 5.0
 _TURN_S = 0.25
 _PIECE = 500  # records: few enough to be in the processor's cache still when their digest is taken
 _PROBABLY_TOO_LARGE = (
-    "MSG_SIZE_TOO_LARGE: not sent yet, for it is probably larger than the topic takes (max.message.bytes). It is tried "
-    "alone."
+    "MSG_SIZE_TOO_LARGE: the harvester has not sent this record yet, because it is probably larger than the topic "
+    "allows (max.message.bytes). The harvester tries it alone."
 )
 
 
@@ -146,7 +146,7 @@ class Transactions:
         producer = self.producer
         assert producer is not None
         if text := must_renew():
-            raise BatchDropped(f"the producer must be renewed: {text}")
+            raise BatchDropped(f"The lane must replace its producer: {text}")
         failures = self._failures = []
         self._probing.on(Probe.BEGUN)
         stages, began, self.stopwatch = self._stages, self._runtime.monotonic(), Stopwatch(self._runtime)
@@ -276,7 +276,7 @@ class Transactions:
         for awaited in (batch.flush, batch.previous):
             while awaited is not None and not awaited.wait(0.05):
                 if self._is_over(give_up_at):
-                    raise BatchDropped("PostgreSQL did not confirm the flush or the purge before the commit in time")
+                    raise BatchDropped("PostgreSQL did not confirm the flush or the purge in time for the commit.")
             if awaited is not None and awaited.error is not None:
                 raise BatchDropped(f"PostgreSQL failed before the commit: {awaited.error}")
         previous = batch.previous

@@ -15,7 +15,8 @@ from outbox.core.faults import Kind
 WHOLE, TOLD, ACKNOWLEDGED = Probing.WHOLE, Probing.PROBING, Probing.ALL_ACKNOWLEDGED
 PROBE, RENEW = b.ProbeNext(), b.Renew()
 DENIED = b.LedgerDenied(
-    "ledger topic 'ledger': TOPIC_AUTHORIZATION_FAILED: no. Allow the user WRITE and DESCRIBE there"
+    "Kafka rejected the entry for the ledger topic 'ledger': TOPIC_AUTHORIZATION_FAILED: no. "
+    "Allow the user WRITE and DESCRIBE on it."
 )
 SUSPECTS = (0, 1, 2)
 
@@ -94,14 +95,14 @@ def test_what_the_client_raises_is_blamed_as_the_table_says(case):
 
 # What a probing attempt was told of its records: (place, name) of each that failed, and the client's cause.
 REPORTED = [
-    ([(1, "NETWORK_EXCEPTION")], None, [b.Outage("1 records were not delivered, e.g. NETWORK_EXCEPTION: no")]),
+    ([(1, "NETWORK_EXCEPTION")], None, [b.Outage("Kafka did not accept 1 records, e.g. NETWORK_EXCEPTION: no")]),
     (
         [(1, "NETWORK_EXCEPTION"), (0, OVERDUE)],
         None,
-        [b.Outage("2 records were not delivered, e.g. NETWORK_EXCEPTION: no", is_too_slow=True)],
+        [b.Outage("Kafka did not accept 2 records, e.g. NETWORK_EXCEPTION: no", is_too_slow=True)],
     ),
     ([(1, "_PURGE_QUEUE")], "POLICY_VIOLATION", searched("POLICY_VIOLATION")),
-    ([(1, "_PURGE_QUEUE")], "_FENCED", [b.Outage("1 records were not delivered, e.g. _PURGE_QUEUE: no")]),
+    ([(1, "_PURGE_QUEUE")], "_FENCED", [b.Outage("Kafka did not accept 1 records, e.g. _PURGE_QUEUE: no")]),
     ([(1, "_PURGE_QUEUE")], "TOPIC_AUTHORIZATION_FAILED", [PROBE, topic_held("TOPIC_AUTHORIZATION_FAILED"), RENEW]),
     ([(1, "POLICY_VIOLATION")], None, held("POLICY_VIOLATION", 1)),
     ([(1, "POLICY_VIOLATION"), (0, "_PURGE_QUEUE")], "_INVALID_ARG", held("POLICY_VIOLATION", 1)),
@@ -188,7 +189,9 @@ def test_what_is_late_makes_pages_smaller_unless_the_lane_ends():
 
 def test_the_ledger_is_denied_with_the_remedy_of_its_error():
     (found,) = blame(attempt(3, ACKNOWLEDGED), Raised(CLOCK, "no"))
-    assert found.reason.startswith("ledger topic 'ledger': INVALID_TIMESTAMP: no. Set this host's clock")
+    assert found.reason.startswith(
+        "Kafka rejected the entry for the ledger topic 'ledger': INVALID_TIMESTAMP: no. Set this host's clock"
+    )
 
 
 def test_every_error_of_every_attempt_has_an_answer():

@@ -67,7 +67,7 @@ def test_there_is_no_way_back_once_lanes_may_have_been_open(state, mark, expecte
 
 def test_the_lanes_are_opened_as_wanted_or_as_they_were():
     assert as_wanted(CHANGING) == Opening(5)
-    assert given_up(CHANGING, "lane 1 is stopped") == Opening(3, "The count was not changed: lane 1 is stopped")
+    assert given_up(CHANGING, "Lane 1 is stopped.") == Opening(3, "The lane count was not changed. Lane 1 is stopped.")
 
 
 def test_lane_0_is_marked_once_with_the_number_of_the_change():

@@ -82,7 +82,7 @@ def test_what_is_missing_is_counted() -> None:
             Resolution(resend=True, adopt=True),
             "was written for this database",
         ),
-        (case(Why.LEDGER_WENT_BACK), PURGE, "Only --resend applies"),
+        (case(Why.LEDGER_WENT_BACK), PURGE, "Use --resend"),
         (case(Why.LEDGER_WENT_BACK), RESEND, ""),
         (case(Why.FOREIGN_DATABASE, 3, entry(9, database=THERE)), PURGE, "add --adopt-ledger"),
         (case(Why.FOREIGN_DATABASE, 30, entry(9, database=THERE)), Resolution(delete_sent=True, adopt=True), ""),

@@ -77,7 +77,7 @@ def test_headers_that_do_not_pair_are_refused_and_others_go_on(bootstrap_servers
         settle(producers, 5)
         assert producers.acknowledged == [5]
         assert [number for number, _ in producers.refused] == [1, 2, 3, 4]
-        assert producers.refused[0][1] == "unequal number of header keys (2) and values (1)"
+        assert producers.refused[0][1] == "The record has 2 header keys, but 1 header values."
 
 
 def test_a_record_too_large_for_client_or_topic_is_refused_alone(bootstrap_servers):

@@ -68,7 +68,7 @@ MODES = [table.connect_session, companions.connect]
 
 @pytest.mark.parametrize("connect", MODES)
 def test_a_pooler_that_nobody_else_uses_is_recognised(pooler, connect):
-    with pytest.raises(SessionShared, match="Connect to the server itself, or through a pool of sessions"):
+    with pytest.raises(SessionShared, match="Connect to the server directly, or through a pooler in session mode"):
         connected(pooler.url, connect)
 
 
@@ -117,7 +117,7 @@ def test_a_read_by_another_backend_is_recognised(pooler, unseen):
         backends.require(connection, reader.read(connection, 0, (0,), (), 10).backend)
         with busy(pooler.url):
             page = Reader("outbox", "outbox_id_seq").read(connection, 0, (0,), (), 9)
-            with pytest.raises(OtherBackend, match="a pooler hands the connection on"):
+            with pytest.raises(OtherBackend, match="a pooler gives it another one"):
                 backends.require(connection, page.backend)
 
 

@@ -280,7 +280,7 @@ def test_a_page_in_another_order_than_asked_for_is_refused(db, monkeypatch, lane
         return [header, *reversed(rows)]
 
     monkeypatch.setattr(reader, "_fetch", unordered)
-    with pytest.raises(UnorderedPage, match="Nothing of it was sent"):
+    with pytest.raises(UnorderedPage, match="The harvester sent nothing of it"):
         reader.read(db, 0, range(lanes), (), 100)
 
 

@@ -45,7 +45,7 @@ def test_another_way_is_refused_while_a_lease_is_fresh_and_may_begin_when_it_is_
     assert row(db) == (one, "host_1", 3)
     for quietly in (False, True):
         with pytest.raises(
-            OtherMode, match=f"harvested by 'host_1' with DELIVERY='{one}'.*this process is for '{other}'"
+            OtherMode, match=f"'host_1' harvests the table .* with DELIVERY='{one}'.*This process is for '{other}'"
         ):
             lease(other, "host_2").take(db, quietly=quietly, owned={0: uuid.uuid4()})
     assert row(db) == (one, "host_1", 3)
@@ -78,13 +78,14 @@ def test_two_formulas_of_lanes_are_refused_while_the_other_is_in_use(db):
     same.take(db)
     for quietly in (False, True):
         with pytest.raises(
-            OtherMode, match=r"'host_2' with KEEP_EMPTY_KEY=False.*this process has KEEP_EMPTY_KEY=True.*the same"
+            OtherMode,
+            match=r"'host_2' harvests .* with KEEP_EMPTY_KEY=False.*This process has KEEP_EMPTY_KEY=True.*the same",
         ):
             other.take(db, quietly=quietly, owned={1: uuid.uuid4()})
     assert row(db)[1] == "host_2"
     first.release(db)
     other.take(db)
-    with pytest.raises(OtherMode, match="'host_3' with KEEP_EMPTY_KEY=True"):
+    with pytest.raises(OtherMode, match=r"'host_3' harvests .* with KEEP_EMPTY_KEY=True"):
         first.take(db)
 
 
@@ -174,7 +175,7 @@ def test_another_name_is_refused_by_name_while_a_lease_is_fresh(db, way):
     assert of("shop.outbox", "host_1").take(db)
     assert of("shop.outbox", "host_2").take(db), "of the same name: they share it"
     with pytest.raises(
-        OtherMode, match=r"by 'host_2' with NAME='shop.outbox'.*this process has NAME='other'.*the same"
+        OtherMode, match=r"'host_2' harvests .* with NAME='shop.outbox'.*This process has NAME='other'.*the same"
     ):
         of("other", "host_3").take(db, quietly=True)
     db.execute("UPDATE outbox_state SET lease_time = clock_timestamp() - interval '7 s'")

@@ -313,7 +313,7 @@ def test_a_refused_claim_tells_who_has_the_higher_epoch(db, stranger):
     marks = Marks("outbox")
     assert not marks.take(db, 1, 5)
     assert f"role '{stranger.role}'" in marks.refused_by
-    assert marks.refused_by.endswith("Whoever may connect can take such a lock.")
+    assert marks.refused_by.endswith("Every role that may connect can take such a lock.")
 
 
 def test_a_session_that_may_not_be_ended_is_told(url, db, connect, stranger):

@@ -240,7 +240,7 @@ def test_the_statistics_tell_of_a_repeated_end_that_the_log_hides(three, monkeyp
     producer, _end = lose_behind_a_hiding_line(three)
     assert producer.trouble == ""
     wait_until(lambda: producer.poll() or producer.repeated)
-    assert producer.repeated == "2 EndTxn requests sent for 1 transactions"
+    assert producer.repeated == "2 EndTxn requests for 1 transactions"
 
 
 def test_the_client_closes_no_connection_where_an_answer_is_awaited(three):

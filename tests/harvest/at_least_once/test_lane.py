@@ -143,7 +143,7 @@ def test_unequal_headers_hold_back_only_their_key(bench):
     )
     with bench.working() as host:
         wait_until(lambda: bench.count == 500)
-        assert host.of(RecordHeld)[0].error == "unequal number of header keys (2) and values (1)"
+        assert host.of(RecordHeld)[0].error == "The record has 2 header keys, but 1 header values."
         assert len(bench.by_key()["good"]) == 500
 
 
@@ -157,7 +157,7 @@ def test_a_header_that_is_no_text_holds_back_only_its_key(bench, name, value):
     )
     with bench.working() as host:
         wait_until(lambda: bench.count == 10)
-        assert host.of(RecordHeld)[0].error == "a header key or value is NULL or not a text"
+        assert host.of(RecordHeld)[0].error == "A header key or value of the record is NULL or not a text."
         assert len(bench.by_key()["good"]) == 10
 
 

@@ -103,7 +103,7 @@ def test_a_commit_repeated_without_a_line_in_the_log_stops_the_lane_and_is_repor
         end.cut(CLIENT)
         end.drop()
         text = stopped(host)
-        assert "EndTxn requests sent for" in text
+        assert "EndTxn requests for" in text
         assert "run manage.py outbox_verify" in text
         proxied.wait_empty()
     proxied.check()

@@ -182,7 +182,7 @@ def test_a_ledger_deleted_under_a_living_harvester(bench):
         wait_until(lambda: living.statistics[0].phase == "stopped", 60)
         refused = command(bench, "--lane", 0, "--delete-sent")
         assert refused.returncode == 1
-        assert "no entry says what was sent. Only --resend applies" in refused.stderr
+        assert "no entry lists what was sent. Use --resend" in refused.stderr
         done = command(bench, "--lane", 0, "--resend", "--json")
         assert done.returncode == 0, done.stderr
         assert json.loads(done.stdout)["settled"] is True

@@ -219,7 +219,8 @@ def test_a_missing_companion_is_fatal_and_named(bench):
 
 def test_another_way_is_refused_while_it_is_alive(bench):
     bench.db.execute(
-        "INSERT INTO outbox_state (lanes, way, lease_owner, lease_time) VALUES (1, 'at-least-once', 'other', now())"
+        "INSERT INTO outbox_state (lanes, lease_mode, lease_owner, lease_time) "
+        "VALUES (1, 'at-least-once', 'other', now())"
     )
     with bench.working(SESSION_TIMEOUT=6) as host:
         assert "'at-least-once'" in str(wait_until(lambda: host.errors)[0])
@@ -269,7 +270,7 @@ def test_lanes_that_wait_ask_together(bench, monkeypatch):
 def test_a_property_that_the_client_does_not_take_is_named(bench):
     with bench.working(PRODUCER={"batch.size": "large"}) as host:
         error = wait_until(lambda: host.errors)[0]
-    assert "A Kafka client cannot be made" in str(error)
+    assert "The Kafka client rejects its configuration" in str(error)
     assert "batch.size" in str(error)
     assert "Correct KAFKA or PRODUCER" in str(error)
 

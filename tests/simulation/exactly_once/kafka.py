@@ -336,7 +336,7 @@ class Kafka:
         broker = self._world.kafka
         broker.partitions = broker.partitions or lanes
         if broker.partitions < lanes:
-            raise LedgerRefused(f"{broker.partitions} partitions for {lanes} lanes")
+            raise LedgerRefused(f"{broker.partitions} partitions, but needs {lanes}")
 
     def partitions(self) -> int:
         return int(self._world.kafka.partitions)

@@ -601,7 +601,7 @@ def test_tables_that_are_not_there_are_named(outbox_table):
 @pytest.mark.parametrize("rotates", [False, True])
 def test_a_pooler_of_transactions_is_refused(query, outbox_table, rotates):
     outbox_table.insert("t", 5)
-    refused = pytest.raises(SessionShared, match="Connect to the server itself")
+    refused = pytest.raises(SessionShared, match="Connect to the server directly")
     with Pooler(outbox_table.url, rotates=rotates) as pooler, refused as caught:
         query(url=pooler.url).step()
     assert judge(f"{type(caught.value).__name__}: {caught.value}").kind is FailureKind.REFUSED

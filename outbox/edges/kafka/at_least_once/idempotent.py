@@ -122,7 +122,7 @@ class Producers:
         shard = self._shard(number)
         for index, row in enumerate(rows):
             if self._silent or shard.broken:
-                self.undelivered += [(left.id, "the client takes no more records") for left in rows[index:]]
+                self.undelivered += [(left.id, "The Kafka client accepts no more records.") for left in rows[index:]]
                 return
             self._produce(number, shard, row)
 
@@ -245,9 +245,9 @@ class Producers:
 def pair_headers(row: MarkedRow) -> list[tuple[str, str | bytes | None]]:
     names, values = row.names or [], row.values or []
     if len(names) != len(values):
-        raise UnequalHeaders(f"unequal number of header keys ({len(names)}) and values ({len(values)})")
+        raise UnequalHeaders(f"The record has {len(names)} header keys, but {len(values)} header values.")
     if not all(isinstance(text, str) for text in (*names, *values)):
-        raise UnequalHeaders("a header key or value is NULL or not a text")
+        raise UnequalHeaders("A header key or value of the record is NULL or not a text.")
     check_names(names)
     return list(zip(names, values, strict=True))
 

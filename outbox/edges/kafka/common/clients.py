@@ -59,7 +59,7 @@ def make(kind: Callable[..., Made], properties: Mapping[str, Any], **options: An
         return _catchable(kind)(dict(properties), **options)  # type: ignore[no-any-return]
     except KafkaException as error:
         raise OutboxError(
-            f"A Kafka client cannot be made: {error.args[0].str()}. Correct KAFKA or PRODUCER in OUTBOX."
+            f"The Kafka client rejects its configuration: {error.args[0].str()}. Correct KAFKA or PRODUCER in OUTBOX."
         ) from error
 
 

@@ -90,15 +90,16 @@ class LedgerTopic:
                 partitions = self._wait_visible(self.name, 1)
             if partitions < lanes:
                 raise LedgerRefused(
-                    f"The ledger topic {self.name!r} has {partitions} partitions for {lanes} lanes. Add partitions "
+                    f"The ledger topic {self.name!r} has {partitions} partitions, but needs {lanes}. Add partitions "
                     f"while no harvester runs: kafka-topics.sh --alter --topic {self.name} --partitions {lanes}"
                 )
             policy = self._policy()
             if policy is not None and policy != "compact":
                 raise LedgerRefused(
                     f"The ledger topic {self.name!r} has cleanup.policy={policy}: the brokers would delete the entries "
-                    "that say what was delivered, and records would be sent twice. Set it to compact: kafka-configs.sh "
-                    f"--alter --entity-type topics --entity-name {self.name} --add-config cleanup.policy=compact"
+                    "that list what was delivered, and records would be sent twice. Set it to compact: "
+                    f"kafka-configs.sh --alter --entity-type topics --entity-name {self.name} "
+                    "--add-config cleanup.policy=compact"
                 )
 
     def partitions(self) -> int:
@@ -121,8 +122,8 @@ class LedgerTopic:
             except KafkaException as error:
                 if error.args[0].code() != KafkaError.INVALID_PARTITIONS:  # somebody else was faster
                     raise LedgerRefused(
-                        f"The topic {topic!r} has {before} partitions and cannot be given {partitions}: "
-                        f"{error.args[0].str()}. Allow the user ALTER on it, or add them: kafka-topics.sh --alter "
+                        f"The topic {topic!r} has {before} partitions, and the harvester cannot give it {partitions}: "
+                        f"{error.args[0].str()}. Allow the user ALTER on it, or run: kafka-topics.sh --alter "
                         f"--topic {topic} --partitions {partitions}"
                     ) from error
             self._wait_visible(topic, partitions)
@@ -138,7 +139,7 @@ class LedgerTopic:
         except KafkaException as error:
             if error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
                 return 0
-            raise self._refused(topic, error, "described", "DESCRIBE, READ and WRITE") from error
+            raise self._refused(topic, error, "describe", "DESCRIBE, READ and WRITE") from error
 
     def _create(self, lanes: int, ledger_retention_s: float) -> None:
         from confluent_kafka import KafkaError, KafkaException
@@ -157,11 +158,11 @@ class LedgerTopic:
         except KafkaException as error:
             if error.args[0].code() == KafkaError.INVALID_REPLICATION_FACTOR:  # perhaps for as long as one is away
                 raise self._unreachable(
-                    f"it cannot be created: {error.args[0].str()}. Start the brokers that are away, or lower "
-                    "default.replication.factor"
+                    f"Kafka did not create it: {error.args[0].str()}. Start the missing brokers, or lower "
+                    "default.replication.factor."
                 ) from error
             if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
-                raise self._refused(self.name, error, "created", "CREATE") from error
+                raise self._refused(self.name, error, "create", "CREATE") from error
         else:
             logger.info("ledger_topic_created topic=%s partitions=%d", self.name, lanes)
 
@@ -171,7 +172,7 @@ class LedgerTopic:
             if (found := self._count_partitions(topic)) >= partitions:
                 return found
             self._runtime.sleep(_VISIBLE_POLL_S)
-        raise LedgerUnreachable(f"Partitions of the topic {topic!r} were made, but are not visible yet.")
+        raise LedgerUnreachable(f"Kafka has created partitions of the topic {topic!r}, but does not show them yet.")
 
     def _policy(self) -> str | None:
         """None where the user may not ask."""
@@ -210,7 +211,7 @@ class LedgerTopic:
     def _refused(self, topic: str, error: Any, what: str, rights: str) -> LedgerRefused:
         kind = "ledger topic" if topic == self.name else "topic"
         return LedgerRefused(
-            f"The {kind} {topic!r} cannot be {what}: {error.args[0].str()}. Allow the user {rights} on it."
+            f"This process cannot {what} the {kind} {topic!r}: {error.args[0].str()}. Allow the user {rights} on it."
         )
 
     # ---- the last entry
@@ -285,7 +286,7 @@ class LedgerTopic:
         if stable < high:
             raise LedgerOpen(
                 f"Partition {lane} of the ledger topic {self.name!r} still holds an open transaction below offset "
-                f"{high} (stable up to {stable}). Does something else write there?",
+                f"{high} (stable up to {stable}). Check whether another program writes there.",
                 high,
             )
         return low
@@ -332,7 +333,7 @@ class LedgerTopic:
                     raise KafkaException(error)
         finally:
             consumer.unassign()
-        raise self._unreachable(f"partition {lane} was not read in time")
+        raise self._unreachable(f"The brokers did not deliver partition {lane} in time.")
 
     # ---- clients
 
@@ -396,7 +397,7 @@ class LedgerTopic:
             return future.result(timeout=2 * _REQUEST_S)
         except TimeoutError as error:
             self._forget_clients()
-            raise self._unreachable("no answer") from error
+            raise self._unreachable("The brokers do not answer.") from error
         except KafkaException as error:
             if error.args[0].retriable() or kind_of(error.args[0].name()) is Kind.OUTAGE:
                 self._forget_clients()
@@ -405,4 +406,4 @@ class LedgerTopic:
 
     def _unreachable(self, reason: str) -> LedgerUnreachable:
         servers = self._properties()["bootstrap.servers"]
-        return LedgerUnreachable(f"The ledger topic {self.name!r} cannot be read from {servers}: {reason}")
+        return LedgerUnreachable(f"This process cannot use the ledger topic {self.name!r} at {servers}: {reason}")

@@ -70,10 +70,10 @@ class TransactionLog:
             raise self._missing(brokers, wanted)
         if replicas is not None and needed > replicas:
             raise TransactionsRefused(
-                f"No transaction can be committed: the brokers' transaction log has {replicas} replicas and needs "
-                f"{needed} in sync (min.insync.replicas of the topic {TOPIC}; {_MIN_ISR} when it is made). Lower it: "
-                f"kafka-configs.sh --alter --entity-type topics --entity-name {TOPIC} --add-config "
-                f"min.insync.replicas={replicas}; or give the topic more replicas."
+                f"Kafka can commit no transaction: the brokers' transaction log has {replicas} replicas and needs "
+                f"{needed} in sync (min.insync.replicas of the topic {TOPIC}; {_MIN_ISR} when Kafka creates it). Lower "
+                f"that number: kafka-configs.sh --alter --entity-type topics --entity-name {TOPIC} --add-config "
+                f"min.insync.replicas={replicas}. Or give the topic more replicas."
             )
 
     def _missing(self, brokers: int, wanted: int) -> BrokersMissing:
@@ -86,13 +86,13 @@ class TransactionLog:
             raise self._silent(error) from error
         known = {number for topic in topics for part in topic.partitions.values() for number in part.replicas}
         begun = (
-            f"No transaction can begin: the brokers want {wanted} replicas of their transaction log ({_FACTOR}), "
-            f"there are {brokers}"
+            f"Kafka can begin no transaction: the brokers want {wanted} replicas of their transaction log ({_FACTOR}), "
+            f"but there are {brokers} brokers"
         )
         if len(known) >= wanted:
             listed = ", ".join(map(str, sorted(known)))
             return BrokersMissing(
-                f"{begun} now. Start those that are away: topics are kept by {listed}.", is_hopeless=False
+                f"{begun} now. Start the missing brokers: topics are kept by {listed}.", is_hopeless=False
             )
         return BrokersMissing(
             f"{begun}. Set {_FACTOR} to {brokers} and {_MIN_ISR} to no more than that on every broker, "
@@ -138,6 +138,4 @@ class TransactionLog:
             raise self._silent(error) from error
 
     def _silent(self, error: BaseException) -> LedgerUnreachable:
-        return LedgerUnreachable(
-            f"The brokers at {self._servers} do not answer what they are asked about transactions: {error}"
-        )
+        return LedgerUnreachable(f"The brokers at {self._servers} do not answer questions about transactions: {error}")

@@ -55,8 +55,8 @@ _ENDED = re.compile(r'"EndTxn": ?(\d+)')
 _REFUSED_FOR_GOOD = {
     "TRANSACTIONAL_ID_AUTHORIZATION_FAILED": "Allow the user WRITE and DESCRIBE on the transactional id {id!r}.",
     "CLUSTER_AUTHORIZATION_FAILED": "Allow the user IDEMPOTENT_WRITE on the cluster.",
-    "_UNSUPPORTED_FEATURE": "The brokers have no transactions: use Kafka 3.0 or newer.",
-    "UNSUPPORTED_VERSION": "The brokers have no transactions: use Kafka 3.0 or newer.",
+    "_UNSUPPORTED_FEATURE": "The brokers do not support transactions: use Kafka 3.0 or newer.",
+    "UNSUPPORTED_VERSION": "The brokers do not support transactions: use Kafka 3.0 or newer.",
     "INVALID_TRANSACTION_TIMEOUT": "Lower TRANSACTION_TIMEOUT, or raise transaction.max.timeout.ms of the brokers.",
     "SASL_AUTHENTICATION_FAILED": "Correct the credentials in KAFKA.",
     "_AUTHENTICATION": "Correct the credentials in KAFKA.",
@@ -214,7 +214,7 @@ class TransactionalProducer:
         """How the statistics contradict a log without trouble; empty: they do not."""
         if self.trouble or self._ends_sent <= self._ends:
             return ""
-        return f"{self._ends_sent} EndTxn requests sent for {self._ends} transactions"
+        return f"{self._ends_sent} EndTxn requests for {self._ends} transactions"
 
     def _statistics(self, text: str) -> None:
         self._ends_sent = sum(map(int, _ENDED.findall(text)))
@@ -253,7 +253,7 @@ class TransactionalProducer:
         sent = 0
         while (sent := self._send_from(sent, rows, report_of)) < len(rows):
             if self._runtime.monotonic() > give_up_at:
-                raise ReportsMissing("The client's queue stayed full: the brokers take no records.")
+                raise ReportsMissing("The Kafka client's queue stayed full: the brokers accept no records.")
             self.client.poll(_ROOM_S)
 
     def _send_from(
@@ -287,7 +287,7 @@ class TransactionalProducer:
         """Until every record handed over is acknowledged or has failed."""
         while left := self.client.flush(_SLICE_S):
             if is_over():
-                raise ReportsMissing(f"{left} records were not acknowledged in time.")
+                raise ReportsMissing(f"The brokers did not acknowledge {left} records in time.")
 
     def announce(self, topic: str, partition: int, key: bytes, value: bytes) -> None:
         """Let the brokers take the entry's partition into the transaction together with those of the records, which
@@ -447,10 +447,10 @@ def initialised(
     """
     from confluent_kafka import KafkaException
 
-    patience_s, last = _PATIENCE_FIRST_S, "no attempt was made in time"
+    patience_s, last = _PATIENCE_FIRST_S, "there was no time for an attempt"
     while may_go_on():
         if runtime.monotonic() > give_up_at:
-            raise NoProducer(f"The transactional id {transactional_id!r} could not be initialised: {last}")
+            raise NoProducer(f"Kafka did not initialise the transactional id {transactional_id!r} in time: {last}")
         producer = make()
         try:
             if _initialise(producer, min(give_up_at, runtime.monotonic() + patience_s), may_go_on, runtime):

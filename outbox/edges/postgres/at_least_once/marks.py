@@ -371,7 +371,7 @@ class StillThere(OutboxError):
 
     def __init__(self, found: Sequence[locks.Holder]) -> None:
         super().__init__(
-            f"The lane is still taken by {locks.told(found)} of an earlier owner, which did not end when terminated. "
+            f"An earlier owner still holds the lane, and this process could not end its session: {locks.told(found)}. "
             "Harvesters of one table must log in as one database role, or as members of pg_signal_backend. "
             f"{locks.remedy(found)}"
         )
@@ -381,7 +381,9 @@ class LaneBlocked(OutboxError):
     """Somebody holds the lock under which owners of the lane take over from each other."""
 
     def __init__(self, found: Sequence[locks.Holder]) -> None:
-        super().__init__(f"The lock of the lane is held by {locks.told(found)}. {locks.remedy(found)}".strip())
+        super().__init__(
+            f"Another session holds the lock of the lane: {locks.told(found)}. {locks.remedy(found)}".strip()
+        )
 
 
 def _space(table: int, lane: int) -> int:

@@ -24,7 +24,7 @@ BACKEND = (
 _LOCK = (0x6F757462, 0x6F78)  # shared, and nobody asks for it otherwise
 _BESIDE_S = 3.0
 _REFUSALS = ("unsupported startup parameter", "unsupported options startup parameter", "statement pooling mode")
-_REMEDY = "Connect to the server itself, or through a pool of sessions that passes options on."
+_REMEDY = "Connect to the server directly, or through a pooler in session mode that passes options on."
 # All in one transaction, after which they are as before.
 _DROPPED = (
     f"/* options */ SELECT {BACKEND}, ARRAY(SELECT name FROM unnest(%s::text[], %s::text[]) AS t(name, value) "
@@ -67,7 +67,7 @@ def note(connection: Connection, options: Mapping[str, object]) -> None:
     backend, dropped = _asked(connection, _DROPPED, given)
     if dropped:
         raise OptionsIgnored(
-            f"PostgreSQL did not take over the options of this connection ({', '.join(sorted(dropped))}): a pooler "
+            f"PostgreSQL did not apply the options of this connection ({', '.join(sorted(dropped))}): a pooler "
             f"drops them. {_REMEDY}"
         )
     connection.backend = backend  # type: ignore[attr-defined]
@@ -92,8 +92,8 @@ def require(connection: Connection, found: str | None = None) -> None:
     found = found or _asked(connection, _ASK)[0]
     if found != expected:
         raise OtherBackend(
-            f"The backend of this connection (pid, start of the server and database) was {expected} and is {found}: a "
-            f"pooler hands the connection on. {_REMEDY}"
+            f"This connection began with the backend {expected} and now reaches {found} (pid, start of the server, "
+            f"database): a pooler gives it another one. {_REMEDY}"
         )
 
 
@@ -112,7 +112,7 @@ def require_own(connection: Connection, connect: Callable[[], Connection]) -> No
     with _in_transaction(connect) as beside:
         second, is_held = _asked(connection, _GIVE_BACK, _LOCK) if beside != first else (beside, False)
     if beside == first or is_held is not is_taken or {first, second} != {of(connection)}:
-        raise _shared("a lock of its session was gone, or another's, in the next transaction")
+        raise _shared("in the next transaction, the lock of its session was gone or belonged to another session")
 
 
 @contextmanager
@@ -141,8 +141,9 @@ def _begun(other: Connection) -> str:
 
 def _shared(what: str) -> SessionShared:
     return SessionShared(
-        f"A pooler between this process and PostgreSQL does not keep a session for a connection: {what}. Locks of "
-        f"harvesters would stay behind, and rows could be deleted on another server than they were read from. {_REMEDY}"
+        f"A pooler between this process and PostgreSQL does not keep a session for a connection: {what}. Harvesters "
+        "would leave locks behind, and could delete rows on another server than the one from which they read them. "
+        f"{_REMEDY}"
     )
 
 

@@ -112,8 +112,8 @@ class TableLease:
         except psycopg.errors.InsufficientPrivilege as error:
             names = ", ".join(part.as_string() for part in self._parts.values())
             raise NoPrivileges(
-                f"PostgreSQL refuses the role of this connection a companion table of {self._table!r}: "
-                f"{str(error).strip()}. Which delivery mode holds the table is written there. "
+                f"PostgreSQL denies the role of this connection a companion table of {self._table!r}: "
+                f"{str(error).strip()}. The companion tables record which delivery mode has the table. "
                 f"Run, as the owner of the tables: GRANT {PRIVILEGES} ON {names} TO the role of the harvester."
             ) from error
         return True
@@ -145,32 +145,31 @@ class TableLease:
         patience_s = self._patience_s + (self._settled_s if row is not None and row[0] == _EXACTLY_ONCE else 0)
         if row is not None and row[0] == _SPARK != self.mode and row[2] < 0:
             raise OtherMode(
-                f"The table {self._table!r} is held for {row[0]!r} by {row[1]!r}, which has records marked that are "
-                f"not purged; this process is for {self.mode!r}. It stays so when that one has crashed: start its "
-                "query again and end it with outbox.spark.stream.finish()."
+                f"{row[1]!r} holds the table {self._table!r} for {row[0]!r} and has marked records that are not purged "
+                f"yet. This process is for {self.mode!r}. The lease stays even if that process has crashed: start its "
+                "query again, and end it with outbox.spark.stream.finish()."
             )
         if row is not None and row[0] != self.mode:
             raise OtherMode(
-                f"The table {self._table!r} is harvested by {row[1]!r} with DELIVERY={row[0]!r}, whose last heartbeat "
-                f"is {row[2]} s old; this process is for {self.mode!r}. Two modes at once would send records twice. "
-                f"Stop the other one: this one may begin at once when that has ended cleanly, and "
-                f"{patience_s:g} s after its last heartbeat when it has not."
+                f"{row[1]!r} harvests the table {self._table!r} with DELIVERY={row[0]!r}; its last heartbeat is "
+                f"{row[2]} s old. This process is for {self.mode!r}. Two modes at once would send records twice. "
+                f"Stop the other process. If it ends cleanly, this one begins at once, otherwise {patience_s:g} s "
+                "after its last heartbeat."
             )
         if row is not None and self._keep is not None and row[3] is (not self._keep):
             raise OtherMode(
-                f"The table {self._table!r} is harvested by {row[1]!r} with KEEP_EMPTY_KEY={row[3]}, whose last "
-                f"heartbeat is {row[2]} s old; this process has KEEP_EMPTY_KEY={self._keep}. Records without key would "
-                f"have two lanes, and be sent twice or not at all. Give every process the same, or stop the other "
-                f"ones: this one may begin at once when they have ended cleanly, else {patience_s:g} s "
-                "after their last heartbeat."
+                f"{row[1]!r} harvests the table {self._table!r} with KEEP_EMPTY_KEY={row[3]}; its last heartbeat is "
+                f"{row[2]} s old. This process has KEEP_EMPTY_KEY={self._keep}. Records without a key would belong to "
+                "two lanes, and be sent twice or not at all. Give every process the same KEEP_EMPTY_KEY, or stop the "
+                f"others. If they end cleanly, this process begins at once, otherwise {patience_s:g} s after their "
+                "last heartbeat."
             )
         if row is not None and row[4] != self._name:
             raise OtherMode(
-                f"The table {self._table!r} is harvested by {row[1]!r} with NAME={row[4]!r}, whose last heartbeat is "
-                f"{row[2]} s old; this process has NAME={self._name!r}. Each would elect owners of its own, and "
-                "records would be sent twice. Give every process of this table the same NAME in OUTBOX, or stop the "
-                f"other ones: this one may begin at once when they have ended cleanly, else {patience_s:g} s "
-                "after their last heartbeat."
+                f"{row[1]!r} harvests the table {self._table!r} with NAME={row[4]!r}; its last heartbeat is {row[2]} s "
+                f"old. This process has NAME={self._name!r}. Each would elect owners of its own, and records would be "
+                "sent twice. Give every process of this table the same NAME in OUTBOX, or stop the others. If they end "
+                f"cleanly, this process begins at once, otherwise {patience_s:g} s after their last heartbeat."
             )
         return row is not None
 

@@ -79,6 +79,6 @@ def remedy(found: Sequence[Holder]) -> str:
     ends = ", ".join(f"pg_terminate_backend({holder.pid})" for holder in found)
     them = "it" if len(found) == 1 else "them"
     return (
-        f"If that is no process of yours that is about to end, end {them}: SELECT {ends}. Whoever may connect can take "
-        "such a lock."
+        f"Unless this is a process of yours that is about to end, terminate {them}: SELECT {ends}. Every role that may "
+        "connect can take such a lock."
     )

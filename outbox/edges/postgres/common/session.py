@@ -78,12 +78,12 @@ class BoundedConnection(psycopg.Connection[Any]):
         while True:
             left_s = self.give_up_at - time.monotonic()
             if left_s <= 0:
-                raise StatementOverdue("PostgreSQL did not answer in time; the connection was given up.")
+                raise StatementOverdue("PostgreSQL did not answer in time, so this process closed the connection.")
             found = dict(poll.poll(min(left_s, self.meanwhile_s) * 1000 + 1))
             if not found and self.meanwhile is not None:
                 self.meanwhile()
             if self.interrupt is not None and self.interrupt.fileno() in found:
-                raise StatementOverdue("The statement was given up: its lane has ended.")
+                raise StatementOverdue("This process gave the statement up, because its lane has ended.")
             if events := found.get(socket):
                 trouble = events & ~(select.POLLIN | select.POLLOUT)
                 ready = (events & select.POLLIN and waiting.READY_R) | (events & select.POLLOUT and waiting.READY_W)

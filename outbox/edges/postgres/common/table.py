@@ -38,8 +38,8 @@ class RoleIgnored(backends.OptionsIgnored):
     def __init__(self, role: str) -> None:
         super().__init__(
             f"PostgreSQL did not assume the role {role!r} of OPTIONS['assume_role']: a pooler drops the options of "
-            "connections. Connect to the server itself, or through a pool of sessions that passes options on; or log "
-            "in as a role that needs no other."
+            "connections. Connect to the server directly, or through a pooler in session mode that passes options on. "
+            "Or log in as a role that has the privileges itself."
         )
 
 

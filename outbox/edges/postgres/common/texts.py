@@ -65,9 +65,9 @@ def explained(error: BaseException) -> str:
     if not isinstance(error, psycopg.errors.UntranslatableCharacter):
         return str(error)
     return (
-        f"{error} (SQLSTATE {error.sqlstate}). This is no outage: a record has bytes that the database's encoding "
-        f"takes and UTF-8 has no character for. Change or delete it, {page('table')} says how to find it; until then "
-        "nothing is read"
+        f"{error} (SQLSTATE {error.sqlstate}). This is not an outage: a record has bytes that the database's encoding "
+        f"accepts, but that are no character in UTF-8. Change or delete it; {page('table')} explains how to find it. "
+        "Until then the harvester reads nothing."
     )
 
 
@@ -102,7 +102,7 @@ def not_utf8(
         except UnicodeEncodeError as error:
             place, byte = len(text[: error.start].encode(errors=ERRORS)), ord(text[error.start]) & 0xFF
             return (
-                f"the {part} is not UTF-8: its byte {place} is 0x{byte:02x}, and the database, which has no encoding, "
-                "took it. Edit the record or discard it."
+                f"The {part} of the record is not UTF-8: its byte {place} is 0x{byte:02x}. The database has no "
+                "encoding and accepted it. Edit the record or discard it."
             )
     return ""

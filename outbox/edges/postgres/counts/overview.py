@@ -31,7 +31,7 @@ def connected(alias: str, connect: Callable[..., Any] = table.connect_bounded) -
             yield connection
     except psycopg.OperationalError as error:
         reason = " ".join(str(error).split())
-        raise DatabaseUnreachable(f"PostgreSQL of the alias {alias!r} cannot be reached: {reason}") from error
+        raise DatabaseUnreachable(f"This process cannot reach PostgreSQL of the alias {alias!r}: {reason}") from error
 
 
 def _connect(alias: str, connect: Callable[..., Any] = table.connect_bounded) -> psycopg.Connection[Any]:
@@ -55,8 +55,8 @@ def check_columns(connection: psycopg.Connection[Any], alias: str, name: str, co
         )
     if missing := [column for column in columns if column not in found]:
         raise WrongTable(
-            f"The table {name!r} on the alias {alias!r} lacks the columns {', '.join(missing)}. Is TABLE the right "
-            f"name? Compare it with {page('table')}."
+            f"The table {name!r} on the alias {alias!r} lacks the columns {', '.join(missing)}. Check TABLE, and "
+            f"compare the table with {page('table')}."
         )
 
 

@@ -152,7 +152,7 @@ class Companions:
             )
             row = connection.execute(statement).fetchone()
         if row is None:
-            raise WrongTable(f"The row of {self._parts['state'].as_string()} vanishes as soon as it is made.")
+            raise WrongTable(f"Something deletes the row of {self._parts['state'].as_string()} as soon as it is there.")
         return row[0], StateRow(*row[1:])
 
     # ---- the lane count
@@ -394,7 +394,7 @@ def sequence_of(connection: Connection, table: str) -> str:
         raise WrongTable(f"The table {name} does not exist. Run migrate, or correct TABLE and the database.")
     if not row[1]:
         raise WrongTable(
-            f"The companion tables of {name} ({table}_state, {table}_purged, {table}_lane) are not all there. "
+            f"One or more companion tables of {name} are missing ({table}_state, {table}_purged, {table}_lane). "
             "Run: python manage.py migrate outbox"
         )
     if row[2] is None:

@@ -32,7 +32,7 @@ _PAGES = 20  # that are read in a dearer way before the cheaper one is tried aga
 _SIZED_STEP = 2
 _SIZED_ROWS = 1000  # of the first page at that step; from its records the caller sees how many the next should have
 _LANE_APART = 1 << 48  # ids of a page are not so far apart; were they, the lanes would only be less together
-SEQUENCE_ANEW = "the sequence of the table's ids was made anew while it was read"
+SEQUENCE_ANEW = "Something restarted the sequence of the table's ids while this process read it."
 """As ALTER SEQUENCE … RESTART does, which does not wait for readers: they may find the old file already empty."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -55,9 +55,9 @@ def check_ages(connection: psycopg.Connection[Any]) -> None:
     )
     if not before < parse_snapshot(snapshot, age).next_xid <= after:
         raise UnknownAges(
-            f"PostgreSQL tells its next transaction id as age {age} beside the snapshot {snapshot!r}, and draws "
-            f"{before} before and {after} after it: records that become visible late would not be found. Use a "
-            "version of PostgreSQL that this release supports, 14 to 18."
+            f"PostgreSQL reports its next transaction id as age {age} beside the snapshot {snapshot!r}, but draws "
+            f"{before} before and {after} after it. The harvester would not find records that become visible late. "
+            "Use a version of PostgreSQL that this release supports, 14 to 18."
         )
 
 
@@ -267,9 +267,9 @@ class Reader:
         ends = [place(row) for row in (*rows[:1], *rows[-1:])]
         if snapshot is None or ":" not in snapshot or (rows and not (look < rows[0][0] and ends[0] <= ends[1])):
             raise UnorderedPage(
-                "PostgreSQL returned the page of records without its header in front, or in another order than asked "
-                "for. Nothing of it was sent. Report the server's version and the output of EXPLAIN for the statement "
-                "/* read */."
+                "PostgreSQL returned the page of records without its header in front, or in another order than "
+                "requested. The harvester sent nothing of it. Report the server's version and the output of EXPLAIN "
+                "for the statement /* read */."
             )
         microseconds, filenode, backend = seen.split(" ", 2)
         return Page(

@@ -66,7 +66,7 @@ def check(connection: Connection, table: str, *, marks: bool) -> list[str]:
     found = look(connection, table, marks=marks)
     if found.certain:
         raise RowsKept(
-            f"Records of {table!r} could not be deleted when they are delivered, and would be sent again and again: "
+            f"The harvester could not delete delivered records of {table!r}, and would send them again and again: "
             f"{'; '.join(found.certain)}."
         )
     return found.possible
@@ -76,7 +76,7 @@ def told(connection: Connection, table: str, *, marks: bool) -> str:
     """What has kept rows, as far as can be seen."""
     found = look(connection, table, marks=marks)
     return "; ".join([*found.certain, *found.possible]) or (
-        "neither a policy nor a trigger or rule is there that could have: look what else acts on the table"
+        "no policy, trigger or rule explains it; find out what else acts on the table"
     )
 
 
@@ -84,7 +84,7 @@ def kept(connection: Connection, table: str, count: int, *, marks: bool) -> Rows
     """After a DELETE that has left so many rows."""
     return RowsKept(
         f"{count} rows of {table!r} that are in Kafka survived their DELETE: {told(connection, table, marks=marks)}. "
-        "Sent again they would be doubled, so nothing is sent until they are deleted. Remove what keeps them."
+        "The harvester would send them twice, so it sends nothing until they are deleted. Remove what keeps them."
     )
 
 
@@ -131,10 +131,10 @@ def _judge_policies(connection: Connection, name: str, found: KeepersFound, *, m
     for command, shown in wanted.items():
         if not is_free(command) or (command == "w" and not is_free(command, new=True)):
             found.certain.append(
-                f"row-level security lets {role} see rows that it does not let it {shown}, or none: {remedy}"
+                f"row-level security lets {role} see rows that the role may not {shown}, or no rows: {remedy}"
             )
     if not found.certain and ("true" not in seen or not narrowed <= {"true"}):
-        found.possible.append(f"row-level security hides rows from {role}, which are never delivered: {remedy}")
+        found.possible.append(f"row-level security hides rows from {role}, and these are never delivered: {remedy}")
 
 
 def _covers(allowed: Collection[str], seen: Collection[str]) -> bool:

@@ -24,9 +24,7 @@ _SEQUENCE = (
     "WHERE adrelid = to_regclass(%(table)s) AND attname = 'id' AND refobjid IN (SELECT seqrelid FROM pg_sequence))) "
     "AS found(own, used) JOIN pg_sequence ON seqrelid = coalesce(own, used)"
 )
-_REMEDY = (
-    "Run: python manage.py migrate outbox zero --fake, then python manage.py migrate outbox, which set both right."
-)
+_REMEDY = "To repair both, run: python manage.py migrate outbox zero --fake, and then: python manage.py migrate outbox"
 
 
 class UnorderedIds(OutboxError):
@@ -78,10 +76,11 @@ def check(connection: psycopg.Connection[Any], table: str, *, exactly_once: bool
     errors = found.problems if exactly_once else [found.sequence] if is_own and found.sequence else []
     if errors:
         raise UnorderedIds(
-            f"Records of one key could be delivered out of order, and some found late: {' '.join(errors)} {_REMEDY}"
+            f"The harvester could deliver records of one key out of order, and find some late: {' '.join(errors)} "
+            f"{_REMEDY}"
         )
     notes = found.problems if is_own else [found.sequence] if found.sequence else []
     return [
-        f"records of one key may be delivered out of order: {text} {_REMEDY if is_own else ''}".strip()
+        f"The harvester may deliver records of one key out of order: {text} {_REMEDY if is_own else ''}".strip()
         for text in notes
     ]

@@ -34,8 +34,8 @@ def check(connection: psycopg.Connection[Any], table: str, examples: Iterable[Ex
             if node.get("Relation Name") == table and node["Node Type"] == "Seq Scan":
                 raise WholeTableRead(
                     f"PostgreSQL would read the whole table {table!r} for the statement /* {example.name} */, in every "
-                    "round: it finds no usable index on id. Give it one: "
-                    f'ALTER TABLE "{table}" ADD PRIMARY KEY (id); or, where there is one that is not valid, REINDEX it.'
+                    "round: it finds no usable index on id. Create one: "
+                    f'ALTER TABLE "{table}" ADD PRIMARY KEY (id). If there is one that is not valid, REINDEX it.'
                 )
 
 

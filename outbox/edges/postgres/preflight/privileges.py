@@ -41,6 +41,6 @@ def check(connection: psycopg.Connection[Any], table: str, *, exactly_once: bool
         assert role is not None
         grants = "; ".join(f"GRANT {', '.join(rights)} ON {name} TO {role[0]}" for name, rights in found.items())
         raise NoPrivileges(
-            f"The role {role[0]} may not use all that a harvester of {table!r} needs. Run, as the owner of the tables: "
-            f"{grants}. Or give it the role that manage.py outbox_roles --harvester makes."
+            f"The role {role[0]} lacks privileges that a harvester of {table!r} needs. Run, as the owner of the "
+            f"tables: {grants}. Or grant it the role that manage.py outbox_roles --harvester creates."
         )

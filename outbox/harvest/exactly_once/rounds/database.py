@@ -85,9 +85,9 @@ class Database:
         with self._mutex:
             if self.identity is not None and identity != self.identity:
                 raise AnotherDatabase(
-                    f"This process began with database {self.identity} and was now connected to database {identity}. "
-                    f"Nothing is sent or deleted there. Check where the alias {self._conf.database!r} leads; restart "
-                    "the harvester when the change is meant."
+                    f"This process began with database {self.identity} and is now connected to database {identity}. "
+                    f"It sends and deletes nothing there. Check where the alias {self._conf.database!r} leads. If the "
+                    "change is intended, restart the harvester."
                 )
             self.identity, self.state, self.sequence, self.companions = identity, state, sequence, found
 
@@ -140,9 +140,9 @@ class PurgeSession:
         self._session.submit(run, awaited, self._timeout_s)
         while not awaited.wait(0.05):
             if not may_go_on():
-                raise MayNotGoOn("the lane ends or is not trusted any more before PostgreSQL has answered")
+                raise MayNotGoOn("The lane ended, or lost the trust of the election, before PostgreSQL answered.")
             if self._closing.is_set() and self._session.join(0):
-                raise psycopg.OperationalError("the connection was closed because the lanes have ended")
+                raise psycopg.OperationalError("The harvester closed the connection because its lanes have ended.")
         if awaited.error is not None:
             raise awaited.error
         return answer["result"]
@@ -296,7 +296,7 @@ def settle_purge(statements: StatementsPort, connection: Any, purge: BatchPurge)
                 _refuse_kept(statements, connection, entry, ids, found.filenode, deleted)
         except _RowsKept as error:
             return error.stop
-    raise psycopg.OperationalError(f"the file of the table changes faster than batch {entry.batch} can be purged")
+    raise psycopg.OperationalError(f"The table's file changes faster than the harvester can purge batch {entry.batch}.")
 
 
 class _RowsKept(Exception):

@@ -117,7 +117,7 @@ class ReadConnection:
         try:
             connection = self._connection
             if connection is None:
-                raise psycopg.OperationalError("the connection that has read is closed")
+                raise psycopg.OperationalError("The connection that read the page is closed.")
             connection.give_up_at = self._runtime.monotonic() + self._timeout_s
             self._database.statements.flush(connection)
         except psycopg.Error as error:

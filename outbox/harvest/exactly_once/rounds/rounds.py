@@ -226,7 +226,7 @@ class Rounds:
         with self._lanes.changed:
             while lane.is_being_purged and may_go_on():
                 if self._lanes.round.is_ending:
-                    raise psycopg.OperationalError("the lanes of this process have ended before their purges")
+                    raise psycopg.OperationalError("The lanes of this process ended before their purges.")
                 self._lanes.changed.wait(0.05)
             return not lane.is_being_purged
 
