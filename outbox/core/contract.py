@@ -64,7 +64,7 @@ class LaneStopped:
 
 @dataclass(frozen=True, slots=True)
 class UncleanRelease:
-    """The lane has ended, and records may be in the table that are in Kafka: only its own way can tell which."""
+    """The lane has ended, and the table may hold records that are in Kafka: only its own delivery mode knows which."""
 
     lane: int
     reason: str

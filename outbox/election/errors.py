@@ -1,4 +1,4 @@
-"""What can go wrong between a member and the brokers, told apart by whether waiting helps."""
+"""The errors between a member and the brokers: those for which waiting helps, and those that need an operator."""
 
 import logging
 from collections.abc import Callable
@@ -26,7 +26,7 @@ def is_outage(error: Any) -> bool:
 
 
 def group_refusal(error: Any, conf: Conf) -> ElectionRefused | None:
-    """What only an operator can solve, with the remedy."""
+    """The error if only an operator can remove its cause, with the remedy; else None."""
     from confluent_kafka import KafkaError
 
     remedies = {
@@ -63,7 +63,7 @@ def denied(conf: Conf, seconds: float) -> ElectionRefused:
 
 
 class Seldom:
-    """Says yes, and then no for so long."""
+    """True once, and then False for `pause_s`."""
 
     def __init__(self, clock: Callable[[], float], pause_s: float = 60.0) -> None:
         self._clock, self._pause_s, self._next_at = clock, pause_s, 0.0
@@ -77,8 +77,8 @@ class Seldom:
 
 
 class Denials:
-    """Which clients the brokers have refused for their credentials, and since when. The client goes on trying, with the
-    same ones, and does not tell when it has succeeded: who has a denied client asks with it now and then."""
+    """Which clients the brokers have rejected for their credentials, and since when. A client continues to try with the
+    same credentials, and does not report when it succeeds: so its owner asks the brokers with it now and then."""
 
     _NAMES = ("_AUTHENTICATION", "SASL_AUTHENTICATION_FAILED", "_SSL")
     _EVERY_S = 2.0
@@ -110,7 +110,7 @@ class Denials:
 
 
 class ElectionTroubles:
-    """Logs each kind of trouble once, until it is over."""
+    """Logs each kind of error once, until it is over."""
 
     def __init__(self) -> None:
         self._kinds: dict[str, None] = {}

@@ -39,7 +39,7 @@ from outbox.runtime.threads import THREADS
 
 logger = logging.getLogger("outbox.election")
 
-MARGIN_SHARE = 0.1  # of the heartbeat time-out: what a check and the send after it may take
+MARGIN_SHARE = 0.1  # of the heartbeat timeout: what a check and the send after it may take
 GROUP_POLL_S = 0.05  # part of the time that a rebalance takes
 # In exactly-once delivery the database says which lanes are in use, and may say something else at any moment: their
 # workers ask it. The owner of a partition above the count owns an idle lane.

@@ -17,7 +17,7 @@ from outbox.runtime import Event, Runtime
 
 logger = logging.getLogger("outbox.election")
 
-SILENCE_SHARE = 4  # of the heartbeat time-out: without any heartbeat, the reader begins anew
+SILENCE_SHARE = 4  # of the heartbeat timeout: without any heartbeat, the reader begins anew
 READ_POLL_S, AWAITED_POLL_S = 0.1, 0.002  # the latter while a heartbeat is awaited that makes a leader
 AWAITED_S = 0.1  # a heartbeat comes back within milliseconds, or the brokers are slow
 NUDGE_S = 1.0
@@ -59,7 +59,7 @@ class LeaderTopicReader:
 
     @property
     def is_silent(self) -> bool:
-        """Whether nobody's heartbeat was read within the heartbeat time-out."""
+        """Whether nobody's heartbeat was read within the heartbeat timeout."""
         return self._clock() - self._heard_at > self._conf.election.heartbeat_timeout_s
 
     def read_also(self, partitions: Iterable[int]) -> None:

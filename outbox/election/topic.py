@@ -1,4 +1,4 @@
-"""What must hold at the brokers before a member joins: session limits, and a leader topic with enough partitions."""
+"""The checks at the brokers before a member joins: session limits, and a leader topic with enough partitions."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ _LAST_TIMEOUT_S, _LAST_POLL_S, _LAST_MAX = 2.0, 0.005, 100
 
 
 class _Trouble:
-    """The reason of an outage, which the time-out of a request hides. Apart, so that no cycle holds the client."""
+    """The reason of an outage, which the timeout of a request hides. A class of its own, so that no reference cycle
+    holds the client."""
 
     text = ""
 
@@ -149,7 +150,7 @@ class LeaderTopic:
                 suspected, give_up_at = True, time.monotonic() + self._conf.election.heartbeat_timeout_s
 
     def _check_session_limits(self) -> None:
-        """The brokers refuse a member whose session time-out is outside their limits, again and again."""
+        """The brokers refuse a member whose session timeout is outside their limits, again and again."""
         limits = self._session_limits()
         session_s = self._conf.election.session_timeout_s
         if limits and not limits[0] <= session_s * 1000 <= limits[1]:

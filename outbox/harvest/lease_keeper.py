@@ -1,8 +1,8 @@
-"""The lease of a process on its table, shared by the lanes of either mode of delivery: who takes it and repeats it.
+"""The lease of a process on its table, which the lanes of the process share: when to take it, renew it and trust it.
 
 Statements run in the threads of the sessions that call `take` and `release`; lanes, the reader and purges ask from
-their own threads. One lock guards all of it and is held for a few assignments, never during a statement; whoever takes
-it may hold that of the rounds, and takes none meanwhile.
+their own threads. One lock guards all of it and is held for a few assignments, never during a statement. A thread that
+takes it may hold the lock of the rounds, and takes no other lock meanwhile.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def owner_name() -> str:
 
 
 def lease_of(conf: Conf, owner: str) -> leases.TableLease:
-    """On the conf's table for its delivery, by the time-outs that it sets."""
+    """On the table of `conf` for its delivery mode, with its timeouts."""
     return leases.TableLease(
         conf.table,
         conf.delivery,
@@ -49,12 +49,12 @@ class LeaseKeeper:
         self._owned: dict[int, UUID] = {}
 
     def enter(self, lane: int, leader_id: UUID) -> None:
-        """The process works on this lane: each time that the lease is taken it shows so."""
+        """The process works on this lane: each renewal of the lease shows it."""
         with self._mutex:
             self._owned[lane] = leader_id
 
     def leave(self, lane: int, leader_id: UUID) -> bool:
-        """Whether it was the last one: the lease may be released. A lane that was acquired again has entered anew."""
+        """Whether it was the last one, so that the lease may be released. A lane that was acquired again stays."""
         with self._mutex:
             if self._owned.get(lane) == leader_id:
                 del self._owned[lane]

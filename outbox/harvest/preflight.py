@@ -1,4 +1,4 @@
-"""What a harvester asks its servers before it joins the election: is the table the right one, and may it have it?"""
+"""The questions that a harvester asks its servers before it joins the election: is the table right, and is it free?"""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ BROKERS_S = 30.0  # brokers of a cluster that starts join one after the other
 
 
 def look(conf: Conf, owner: str) -> UUID | None:
-    """The number of the database. Raises what is wrong. The lease on the table is made here already: of two ways that
-    wait for the end of a third one has it, and a standby need not repeat it."""
+    """The number of the database. Raises what is wrong. Takes the lease on the table already here: if two delivery
+    modes wait for the end of a third, one of them gets it. A standby need not renew it."""
     is_exact = conf.delivery == EXACTLY_ONCE
     with overview.connected(conf.database, companions.connect if is_exact else table.connect_session) as connection:
         columns = [*COLUMNS, overview.BINARY] if is_exact else COLUMNS

@@ -40,7 +40,7 @@ class Daemon(ABC):
         self._stopping, self._stopped, self._forced = threading.Event(), threading.Event(), threading.Event()
         self._error: BaseException | None = None
         self.waiting_for = ""
-        """What keeps it from beginning its work; empty: nothing is in the way."""
+        """What it waits for before it begins its work; empty: nothing."""
 
     # ---- for whoever runs it
 

@@ -1,4 +1,4 @@
-"""Waiting for what is not there yet: one line when it begins, one when it is over, jitter between."""
+"""Waits until servers answer: one log line when the wait begins, one when it is over, and pauses with jitter."""
 
 from __future__ import annotations
 

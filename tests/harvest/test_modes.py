@@ -51,7 +51,7 @@ def bench(postgres, bootstrap_servers, monkeypatch):
 
 @contextmanager
 def working(bench, way, session_s=6, **given):
-    """A trusted worker of the way, ended at once when the test has not finished it."""
+    """A trusted worker of the delivery mode, ended at once when the test has not finished it."""
     given = {**LIMITS, "DELIVERY": way, "SESSION_TIMEOUT": session_s, **given}
     if way == EXACTLY_ONCE:
         with bench.working(**given) as host:

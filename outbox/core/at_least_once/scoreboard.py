@@ -1,25 +1,27 @@
-"""Mark, purge, reset (MP/R) for one lane and one term of leadership: what to mark, send, purge, and when to
+"""Mark, purge, reset (MP/R) for one lane and one term of leadership: which records to mark, send and purge, and when to
 begin again.
 
 Theory of operation
 -------------------
-(The phases of a term and the order of its statements are decided here. The queue of one key is in `keys`, those of a
-lane are in `queues`; what is sent and not yet purged is in `window`, what was refused in `rejections`.)
+(This module decides the phases of a term and the order of its statements. `keys` has the queue of one key, `queues`
+those of a lane, `window` the records that are sent and not yet purged, `rejections` the rejected ones.)
 
-Rows are marked with the leader id in id order, sent, and purged when acknowledged. At most one record per (topic,
-key) is undecided: from the moment it may be sent until its purge has committed. Its successors wait in bounded
-buffers (per key and per shard); what finds no room there is *deferred*: the row stays marked, only its id is kept,
-and it is fetched by id when its turn comes. So a stalled key costs ids, not payloads, and never blocks the marking of
-others; beyond `deferred_max` ids the keys that defer are excluded from the mark query.
+The lane marks rows with its leader id in id order, sends them, and purges them when Kafka has acknowledged them. At
+most one record per (topic, key) is undecided, which it is from the moment it may be sent until its purge has committed.
+The records behind it wait in bounded buffers (per key and per shard). A record that does not fit is *deferred*: its row
+stays marked, the lane keeps only its id, and fetches the row when its turn comes. So a stalled key costs ids, not
+payloads, and never blocks the marking of others. Beyond `deferred_max` ids the mark query leaves out the keys that
+defer.
 
-A failed record is deferred at the head of its key, which sleeps until its retry: an outage costs no attempt, a
-rejection counts one and holds the key with growing backoff. Other keys flow on, and the window slot is free.
+A failed record is deferred at the head of its key, and the key waits until the retry. An outage costs no attempt. A
+rejection counts as one and holds the key with growing pauses. Other keys continue, and the record's place in the window
+is free.
 
-Doubt (a mark of unknown outcome, rows that vanished, rows marked and not known, a report that never came) is answered
-by one thing, the **forced remark**: what was not sent is forgotten, what is in flight is decided or dropped with its
-producers (within `drain_timeout_s`), the election gives a new leader id, the lane is taken anew, and every row is
-eligible again, in id order. Rows acknowledged and not yet known to be purged are remembered: marked again, they are
-purged unsent.
+There is one answer to every doubt (a mark of unknown outcome, rows that vanished, rows marked and not known, a report
+that never came): the **forced remark**. The lane forgets what it has not sent. It waits until what is in flight is
+decided, or drops that with its producers (within `drain_timeout_s`). The election gives a new leader id, the lane is
+taken over again, and every row may be marked again, in id order. The lane remembers rows that Kafka has acknowledged
+and that are not known to be purged: when it marks them again, it purges them without sending.
 
 Protocol for the edge (one thread owns the object; `now` is time.monotonic(), read once per turn)
 -------------------------------------------------------------------------------------------------
@@ -27,19 +29,20 @@ Create on LeaderAcquired. Each turn: report all outcomes, then carry out the eff
 order. Sleep until `wake_at()` or an outcome. `may_send` is the election's trust, asked in that same turn; a turn that
 took long asks again before it produces.
 
-- `TakeLane` → `taken` | `take_failed` | `take_refused`. On a new session for marks: under a transaction-level
-  advisory lock of the lane, look at the owners present (session advisory locks carrying lane and epoch): a higher
-  epoch than ours → refused; else terminate those other sessions, wait until they are gone, and hold our own. From
-  then on a mark of an older owner, or an earlier one of ours that was under way, can not take effect.
-- `Mark` (only on the taken session) → `marked(rows)` | `mark_failed`. Any error is "outcome unknown", and the
-  session is closed.
+- `TakeLane` → `taken` | `take_failed` | `take_refused`. On a new session for marks, and under a transaction-level
+  advisory lock of the lane: list the owners that are there (by their session advisory locks, which carry lane and
+  epoch). If one has a higher epoch than ours, the lane is refused. Else terminate their sessions, wait until they are
+  gone, and take a session lock of our own. From then on no mark of an older owner, and no earlier mark of ours that was
+  under way, can take effect.
+- `Mark` (only on the session that took the lane) → `marked(rows)` | `mark_failed`. After any error the outcome is
+  unknown, and the session is closed.
 - `Fetch` → `fetched(rows)` | `fetch_failed`; `Sweep` → `swept(ids)` | `sweep_failed`; `Purge` → `purged(ids deleted)`
-  | `purge_failed`; `Reset` → `reset_done` | `reset_failed`. All guarded by `leader_id = ` the effect's; any session
-  will do. Every statement has a time-out. They may run side by side.
-- `Send`: produce in the order given, on the producer of that shard and generation, then report per record, once:
-  `acknowledged` | `undelivered` (outage, time-out, local queue full, trust lost) | `refused` (this record can not be
+  | `purge_failed`; `Reset` → `reset_done` | `reset_failed`. All are guarded by `leader_id = ` the effect's, so any
+  session will do. Every statement has a timeout. They may run side by side.
+- `Send`: produce in the order given, on the producer of that shard and generation, then report each record once:
+  `acknowledged` | `undelivered` (outage, timeout, local queue full, trust lost) | `refused` (this record cannot be
   sent).
-- `DropProducers`: nothing of an older generation may reach the wire any more. Late reports of it are ignored here.
+- `DropProducers`: nothing of an older generation may be sent any more. Late reports of it are ignored here.
 - `RefreshLeader` → neli.refresh → `refreshed(leader_id)`. `LaneSuperseded` → neli.step_down.
 - FinishBatch → `finish(now, deadline)`; `Finished` → neli.released. LeaderFenced, AbandonBatch → carry out
   `abandon()`, forget the object.

@@ -2,40 +2,42 @@
 
 Theory of operation
 -------------------
-The group coordinator assigns partitions of the leader topic; the owner of partition p owns lane p. An assignment is a
-rumour that ages while the process is paused, so trust is earned again and again by reading back one's own heartbeats::
+The group coordinator assigns partitions of the leader topic; the owner of partition p owns lane p. While a process is
+paused, its assignment may go to another member without its knowledge. So a member trusts its assignment only while it
+reads back its own heartbeats::
 
     (none) --assigned--> CANDIDATE --own beat read back--> LEADER --revoked--> REVOKING --released, deadline--> (none)
                              ^                               |
                              +------------ fenced -----------+     lost: fenced and gone at once, from any state
 
-- Trust counts from the *sending* of the beat that was read back, plus `heartbeat_timeout_s`, less `margin_s`: a slow
-  round trip earns less.
-- Every acquisition has a new random leader id and an **epoch**: the offset of its first beat. Offsets of one partition
-  are the one clock all members share: the owner with the higher epoch is the newer one, whatever the wall clocks say.
-  A beat of a lower epoch (the last words of the previous owner, a process that was paused) changes nothing, a higher
-  one fences. A beat without epoch is a candidate's and owns nothing.
-- The goharvest-compatible payload `{ns}%{name}` has neither id nor epoch: behind the own first beat it counts as a
-  newer owner.
-- A fenced member resumes when it has read back a beat sent after the fence *and* the coordinator has then confirmed its
-  membership. The broker's assignment decides who was right: the rightful owner, fenced by the stray beat of a paused
-  process, is back after two round trips with a higher epoch; the stray one is told that it is no member any more.
+- Trust lasts `heartbeat_timeout_s`, less `margin_s`, from the moment at which the member *sent* the beat that it has
+  read back: a slow round trip earns less.
+- Every acquisition has a new random leader id and an **epoch**: the offset of its first beat. The offsets of one
+  partition are the only clock that all members share: the owner with the higher epoch is the newer one, whatever the
+  wall clocks say. A beat with a lower epoch (of the previous owner, or of a process that was paused) changes nothing. A
+  beat with a higher epoch fences. A candidate's beat has no epoch and owns nothing.
+- The goharvest-compatible payload `{ns}%{name}` has neither id nor epoch: after a member's own first beat it counts as
+  that of a newer owner.
+- A fenced member resumes when it has read back a beat that it sent after the fence, *and* the coordinator has then
+  confirmed its membership. So the assignment by the broker decides. A rightful owner may be fenced by the late beat of
+  a paused process: it leads again after two round trips, with a higher epoch. The coordinator answers the paused
+  process that it is not a member any more.
 
 Protocol for the edge (calls serialised by one lock or thread; `now` is time.monotonic(), read once per turn)
 --------------------------------------------------------------------------------------------------------------
 - rebalance callbacks: `assigned`, `revoked` (then `tick` until `revoking` is empty before returning to the client),
   `lost`. Consume each assigned partition from its end; never from a committed offset.
-- every message of the leader topic: `heartbeat_seen(partition, offset, parse_heartbeat(payload, database), now)`; what
-  is no heartbeat is left out.
-- at `wake_at()` or earlier: `tick(now)`. After a gap, poll the client first: it may have `lost` to tell.
+- every message of the leader topic: `heartbeat_seen(partition, offset, parse_heartbeat(payload, database), now)`; leave
+  out messages that are not heartbeats.
+- at `wake_at()` or earlier: `tick(now)`. After a gap, poll the client first: it may report `lost`.
 - carry out the returned effects in order. `PublishHeartbeat`: send `encode_heartbeat(beat)` at once (no linger; a
   failure needs no report). `ConfirmMembership`: ask the coordinator in the generation of the member, e.g. by an offset
-  commit, and answer `confirmed(lane, ticket, ok, now)`; errors other than a wrong generation or member are no
-  answer. `FinishBatch`: the harvest finishes what it has in flight, then `released` is called. `AbandonBatch`: drop it
-  now. `ForeignHeartbeat`: warn, and end unless it is rightful. `LeaveGroup`: close the consumer. Events go to the
-  receivers, serially; LeaderFenced means: stop at once.
+  commit, and answer `confirmed(lane, ticket, ok, now)`; an error other than a wrong generation or member is not an
+  answer. `FinishBatch`: let the lane finish what is in flight, then call `released`. `AbandonBatch`: drop that now.
+  `ForeignHeartbeat`: warn, and stop unless this member is rightful. `LeaveGroup`: close the consumer. Give the events
+  to the receivers one after the other; LeaderFenced means: stop at once.
 - `may_start(lane, now)` before each mark or batch, `may_send(lane, now)` before each produce of what is in flight.
-- a trace of another owner is reported by `doubt(lane, now)`, a lane that the table refuses by `step_down(lane, now)`.
+- `doubt(lane, now)` when there is a trace of another owner, `step_down(lane, now)` when the table refuses the lane.
 """
 
 from __future__ import annotations
@@ -60,7 +62,7 @@ class Heartbeat:
     epoch: int | None
     name: str = ""
     database: UUID | None = None
-    """Whose table its member harvests. Not in the payload, which older releases read to the letter."""
+    """Whose table its member harvests. It is not in the payload, because older releases accept no other fields."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +73,8 @@ class GoharvestHeartbeat:
 
 
 class UnknownHeartbeat(ValueError):
-    """The leader topic carries something that is no heartbeat, or that of a release to come. It changes nothing: who
-    may lead is the coordinator's answer, and a heartbeat that is not understood earns nobody trust."""
+    """The leader topic carries a message that is not a heartbeat, or the heartbeat of a later release. It changes
+    nothing: the coordinator decides who may lead, and an unknown heartbeat earns no member trust."""
 
 
 def encode_heartbeat(beat: Heartbeat) -> bytes:
@@ -242,7 +244,7 @@ class _Lane:
     def seen(self, offset: int) -> None:
         """One of its own is in the topic."""
         if offset < self.last_offset and self.state is OwnerState.LEADER:
-            self.epoch = offset  # the topic was made anew: its offsets began again
+            self.epoch = offset  # the topic was deleted and created again, so its offsets began again
         self.last_offset = offset
 
     def trust(self, since: float) -> None:
@@ -275,7 +277,7 @@ class _Lane:
         self.ended_id = self.leader_id
 
     def fence(self, leader_id: UUID, first_sequence: int, now: float) -> None:
-        """It begins anew."""
+        """The lane starts again as a candidate's."""
         self.state, self.was_fenced = OwnerState.CANDIDATE, True
         self.leader_id, self.first_sequence, self.epoch = leader_id, first_sequence, -1
         self.confirm_ticket, self.beat_at = None, now
@@ -297,7 +299,7 @@ class Neli:
         name: str = "",
         database: UUID | None = None,
     ) -> None:
-        """`revoke_timeout_s` is less than the session time-out, so that a process paused while finishing is caught."""
+        """`revoke_timeout_s` is less than the session timeout, so that a process paused while finishing is caught."""
         assert lanes >= 1
         assert 0 <= margin_s < heartbeat_timeout_s
         self._new_id = new_id
@@ -345,8 +347,8 @@ class Neli:
         return found.epoch if found and found.state is not OwnerState.CANDIDATE else None
 
     def led_last(self, lane: int) -> bool:
-        """Whether this member leads, or led, gave nothing back and has seen no successor: so it is while brokers are
-        away. Several members may believe it of one lane, so it allows nothing but looks."""
+        """Whether this member leads, or led, gave nothing back and has seen no successor, as while the brokers are
+        unavailable. This may be true of several members for one lane, so it permits reading only."""
         return lane in self._led_last
 
     def trusted_until(self, lane: int) -> float:
@@ -536,9 +538,9 @@ class Neli:
         return PublishHeartbeat(partition, beat)
 
     def _foreign_database(self, partition: int, beat: Heartbeat | GoharvestHeartbeat) -> list[Effect]:
-        """Whoever owns nothing gives way to whoever owns a lane. Of two that own lanes, which began at the same
-        moment, the one whose database has the higher number: both decide alike, so what each has sent counts, and not
-        what has come back to it."""
+        """A member that owns nothing gives way to a member that owns a lane. Of two that own lanes, which began at the
+        same moment, the one whose database has the higher number gives way. Both members decide by what each has sent,
+        and not by what it has read, so they decide alike."""
         theirs, ours = beat.database if isinstance(beat, Heartbeat) else None, self._database
         if not isinstance(beat, Heartbeat) or theirs is None or ours is None or theirs == ours:
             return []

@@ -150,7 +150,7 @@ class Weigh:
 
 @dataclass(frozen=True, slots=True)
 class ProbeNext:
-    """The next attempt tells the records apart, and asks for their topics anew."""
+    """The next attempt asks for a report of each record, and looks up the topics again."""
 
 
 @dataclass(frozen=True, slots=True)

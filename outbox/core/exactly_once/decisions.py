@@ -1,13 +1,13 @@
-"""What the numbers mean: total functions from what an owner has read to what it may do. Pure; the edges read and act.
+"""The decisions of an owner: total functions from what it has read to what it may do. Pure; the edges read and act.
 
 *m* is the lane's last purged batch (a row of the database), *n* its last committed batch (an entry of the ledger). An
-owner commits batch n + 1 only after the purge of batch n is confirmed, so in health n is m or m + 1. Anything else
-means that one side went back in time or was replaced, and neither sending nor deleting can be right without an
-operator.
+owner commits batch n + 1 only after PostgreSQL has confirmed the purge of batch n, so normally n is m or m + 1.
+Anything else means that one side went back in time or was replaced. Then sending may repeat records and deleting may
+lose them, so the lane stops until an operator decides.
 
-``takeover`` holds because of the order in which its facts were gathered: the producer was initialised (older owners
-can no longer commit), *then* the state row and m were read, *then* the end of the ledger and its last entry, *then*
-lane 0's last entry for any other lane, and m once more.
+``takeover`` is correct only because its facts are gathered in this order. The owner initialises its producer, after
+which older owners can no longer commit. It *then* reads the state row and m, *then* the end of the ledger and its last
+entry, *then*, for any lane but 0, the last entry of lane 0, and finally m once more.
 """
 
 from collections.abc import Callable
@@ -47,7 +47,7 @@ class StateRow:
     wanted: int | None = None
     """Another count that an operator asks for; nothing has begun yet."""
     resize_no: int = 0
-    """Tells one change of the count from any later one, whatever the counts are."""
+    """The number of the latest change of the count: it differs for each change, whatever the counts are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +126,7 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class Purged:
-    """The purge of this batch is done, by this owner or by a successor."""
+    """This owner or a successor has purged this batch."""
 
     batch: int
 
@@ -150,7 +150,7 @@ def found_rows(entry: Entry, count: int, digest: int, newest: int | None) -> Row
 
 
 def waits_for(lane: int, state: StateRow) -> Closed | Idle | None:
-    """Why nobody may take the lane over, by the state row alone."""
+    """Why no process may take the lane over, if the state row says so."""
     if state.resize_to is not None:
         return Closed(state.resize_to)
     return Idle(state.lane_count) if lane >= state.lane_count else None
@@ -186,8 +186,8 @@ def change_of(entry: Entry | None, database: UUID) -> int:
 
 
 def forgets_change(state: StateRow, newest_change: int) -> bool:
-    """The database went back to before a change of the lane count. Each lane alone may agree with its ledger, and
-    would still send what another one has sent: a record's lane was another then."""
+    """The database went back to before a change of the lane count. Each lane may agree with its ledger, and would still
+    send records that another lane has sent: the change had moved them to another lane."""
     return newest_change > state.resize_no
 
 

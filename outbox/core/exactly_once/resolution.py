@@ -1,4 +1,4 @@
-"""What an operator's decision about a stopped lane may do: which rows were sent, which ways are open. Pure.
+"""What an operator may decide about a stopped lane: which rows were sent, and which options apply. Pure.
 
 The ledger's entries after m list the ids of every batch that is in Kafka and, by the table, not purged. An entry has
 one digest and one newest create_time for its whole batch. Where all rows of an entry are there, these decide for all
@@ -24,9 +24,9 @@ class Listed:
     found: int
     sent: int
     is_whole: bool = False
-    """They were judged together, and not each by its time."""
+    """All its rows were compared together, and not each by its time."""
     filenode: int = 0
-    """The table's file when this was looked at. With another file, other rows may have drawn the ids."""
+    """The table's file when the rows were read. With another file, other rows may have these ids."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -96,11 +96,11 @@ class Producer(Enum):
     TROUBLED = "troubled"
     """A request may still be under way that would end a transaction of its."""
     REPEATED = "repeated"
-    """It has sent what its log did not tell: the log has failed as a witness."""
+    """It has sent requests that its log did not mention, so the log cannot be relied on."""
 
 
 def judge(trouble: str, repeated: str) -> Producer:
-    """By what the client's log and its statistics tell; empty: nothing."""
+    """By what the client's log (`trouble`) and its statistics (`repeated`) report; empty: nothing."""
     if repeated:
         return Producer.REPEATED
     return Producer.TROUBLED if trouble else Producer.GOOD

@@ -1,13 +1,14 @@
-"""Which record made Kafka reject a whole batch, found by sending less and less, in order. Pure.
+"""Finds the record for which Kafka rejected a whole batch, by sending smaller and smaller batches in order. Pure.
 
-A rejected batch has at least one cause; delivery reports say among which records it is, and not always which it is.
-Halves of these suspects are tried from the front, because order allows no other: a half that goes through clears its
-records, a half that is refused holds the cause. With n suspects that costs at most ceil(log2(n)) + 2 further
-transactions, until the cause has been refused alone; a second cause in the same batch costs as many again. Other
-records between the suspects travel with them, and become suspects only with a batch that is refused.
+At least one record is the cause of a rejected batch. Delivery reports say which records are suspects, but not always
+which one is the cause. The lane sends the first half of the suspects, because order allows no other half. If Kafka
+accepts that half, its records are cleared; if Kafka rejects it, the cause is among them. With n suspects Kafka has
+rejected the cause alone after at most ceil(log2(n)) + 2 further transactions. A second cause in the same batch costs as
+many again. Other records between the suspects are sent with them, and become suspects only with a rejected batch.
 
-Where something tells which record it is likely to be, as the size does when one is too large, what stands before it
-goes first, and then it goes alone: two transactions, of which one is refused. A wrong guess costs one more.
+Sometimes one record is likely to be the cause, for example by its size when one is too large. Then the lane first sends
+the records before it, and then that record alone: two transactions, of which Kafka rejects one. A wrong guess costs one
+more.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Bisection:
-    """The suspects that are left; none: nothing is being looked for."""
+    """The suspects that are left; none: there is no search."""
 
     suspects: frozenset[int] = frozenset()
     likely: int | None = None
@@ -41,8 +42,8 @@ class Bisection:
         return places[len(places) // 2 - 1] + 1
 
     def refused(self, ids: Collection[int], likely: int | None = None) -> Bisection:
-        """These records were refused together: one of them is to blame, and those suspected before are not known to
-        be. A single record is the cause, which explains all rejections so far: the search is over."""
+        """Kafka rejected these records together, so one of them is a cause; of earlier suspects that is not known any
+        more. A single record is the cause and explains all rejections so far: the search is over."""
         return Bisection(frozenset(ids), likely) if len(ids) > 1 else Bisection()
 
     def among(self, ids: Collection[int]) -> Bisection:
@@ -50,5 +51,5 @@ class Bisection:
         return Bisection(self.suspects.intersection(ids), self.likely) if self.suspects else self
 
     def cleared(self, ids: Iterable[int]) -> Bisection:
-        """These records were delivered, or are held for good: none of them is looked for."""
+        """These records were delivered, or are held: none of them is a suspect any more."""
         return Bisection(self.suspects.difference(ids), self.likely) if self.suspects else self

@@ -1,9 +1,9 @@
-"""What one lane holds back, and what it may send.
+"""The book of holds of one lane: which records it holds, and which it may send.
 
-What is decided here lasts in `<TABLE>_hold`: `writes` is what the table is to be told, `load` takes in what it says,
-which is also how operators are heard. A record that was refused travels alone whenever it is tried again. What deletes
-a record, or promises operators that it is left alone, is an hold action of the lane's next batch (see `HoldActions`);
-until it is done the key is held. The states are those of `hold`."""
+The table `<TABLE>_hold` keeps these decisions. `writes` has the changes that must still be written to it; `load` takes
+in its rows, and with them the requests of operators. A rejected record is sent alone whenever it is tried again. Some
+decisions are hold actions of the lane's next batch (see `HoldActions`): to delete a record, or to confirm to an
+operator that a record is left alone. Until the action is done, the key stays held. `hold` defines the states."""
 
 from __future__ import annotations
 
@@ -66,8 +66,8 @@ class Holds:
 
     @property
     def rejected_count(self) -> int:
-        """Keys, records and topics behind a record that was refused, or that crashed harvesters; a topic counts in the
-        lane of that record alone. For any thread."""
+        """Keys, records and topics behind a record that was rejected, or that crashed harvesters. A topic counts only
+        in the lane of that record. For any thread."""
         return sum(hold.row.head_lane in (None, self._lane) for hold in self._held.all())
 
     # ---- which rows may be sent
@@ -118,7 +118,7 @@ class Holds:
         return paused or self._held.blocking(name, topic)
 
     def is_held(self, row: Row) -> bool:
-        """Of a row that was found elsewhere than in a page: when its hold ends, the reading goes on from there."""
+        """Of a row that was found outside of a page: when its hold ends, the lane reads again from there."""
         hold = self._all or self._hold_of(row)
         if hold is not None:
             hold.dropped(row[0])
@@ -147,7 +147,7 @@ class Holds:
         return taken
 
     def be_careful(self, is_careful: bool) -> None:
-        """Or not any more: few records share a transaction."""
+        """While careful, few records share a transaction."""
         self.is_careful = is_careful
 
     def cut(self, rows: list[Row]) -> list[Row]:
@@ -169,14 +169,14 @@ class Holds:
         return hold is not None and hold.head == row[0]
 
     def is_judged(self, row: Row) -> bool:
-        """Whether a rejection of this record alone, which the brokers name, is an attempt. While others are held that
-        were not tried yet it is one of them: were it to leave at once, the next page would have room for one more, and
-        each would cost the lane a producer."""
+        """Whether it counts as an attempt that the brokers rejected a batch and named this record. Not while others are
+        held that were not tried yet: then this one waits with them. If it became a dead letter at once, the next page
+        would bring another such record, and each would cost the lane a producer."""
         return self.is_tried(row) or not self._trials.is_doubtful
 
     @property
     def is_narrow(self) -> bool:
-        """Whether the record at fault in a rejected batch is being looked for."""
+        """Whether the lane is searching for the cause of a rejected batch."""
         return self._suspects.is_searching
 
     @property
@@ -185,20 +185,20 @@ class Holds:
         return any(hold.row.reason == POISON for hold in list(self._held.of(HoldState.TRYING).values()))
 
     def suspect(self, ids: Collection[int]) -> None:
-        """An owner before this one died while it sent these records."""
+        """A previous owner died while it sent these records."""
         self._suspects.begin(ids)
 
     # ---- what Kafka says
 
     def refused_batch(self, ids: Collection[int], rows: Iterable[Row] = (), code: str = "") -> None:
-        """These rows of a batch were refused together, and which of them is at fault is not known."""
+        """Kafka rejected these rows of a batch together, and it is not known which of them is the cause."""
         self._suspects.refused_batch(ids, rows, code)
 
     def refused(
         self, row: Row, error: str, now: float, *, whole_topic: bool = False, is_sure: bool = True
     ) -> RecordHeld:
-        """Not sure: it was not sent, or not alone, and no attempt is counted. When its time comes it is tried alone, as
-        everything that is held."""
+        """`is_sure` is False when the record was not sent, or not alone: then no attempt is counted. Like every held
+        record, it is tried alone when its time comes."""
         self._suspects.refused(row[0])
         name: Name = row[1] if whole_topic else self.name_of(row)
         before = self._held.get(name)
@@ -211,7 +211,7 @@ class Holds:
             self._trials.put_back(now, name)
         hold = self._head(name, before, held, now + wait_s)
         self._lifted.discard(row[0])
-        # A topic is at fault for all of its records: nobody wants a whole backlog among the dead letters.
+        # A topic is the cause for all of its records: else its whole backlog would become dead letters.
         if not whole_topic and is_given_up(attempts, self._attempts_max(row[1])):
             hold.decide(hold.fate or REJECTED)
         self._leave_if_fated(name, hold)

@@ -1,13 +1,13 @@
-"""Which record ends the process that sends it: a native crash, memory, an error that nobody foresaw. Pure.
+"""Finds the record that ends the process which sends it: by a native crash, by memory, by an unforeseen error. Pure.
 
-A process that dies cannot say why. So whoever takes a lane over from an owner that ended without a clean release is
-*careful*: it writes down which records it begins to send, and crosses them out when they are delivered. As soon as a
-batch succeeds and nobody is suspected, nothing is counted any more: in health nothing is written at all.
+A process that dies cannot say why. So an owner is *careful* when the one before it ended without a clean release: it
+records which records it begins to send, and deletes that note when they are delivered. As soon as a batch succeeds
+and there are no suspects, the owner is no longer careful. In normal operation nothing is recorded at all.
 
-When a careful owner dies too, the records that it had begun are the suspects: the next owner sends them in halves
-(`bisection`). One that was begun alone in two deaths, one after the other, is the poison record and is held until an
-operator decides; a single death may have any reason, as operators and machines kill too. Careful lanes of one process
-take turns, so that no innocent batch stands started beside the poison record."""
+If a careful owner dies too, the records that it had begun to send are suspects, and the next owner sends them in halves
+(`bisection`). A record is poison if it was sent alone in two deaths, one after the other; it is held until an operator
+decides. A single death may have any cause, as operators and machines kill processes too. Careful lanes of one process
+take turns, so that no innocent batch is recorded beside the poison record."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CAREFUL_MAX = 500
 
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """What the table tells of the owner before."""
+    """What the table says about the previous owner."""
 
     owner: str
     is_clean: bool
@@ -29,7 +29,8 @@ class Watch:
     suspected: tuple[int, ...] = ()
     """Of the deaths before."""
     is_alive: bool = False
-    """Still connected to the database: it lost the lane and not its life, so no record of it is suspected."""
+    """It is still connected to the database: it has lost the lane but did not die, so none of its records is a
+    suspect."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,16 +44,16 @@ class Care:
 
 
 def after(found: Watch | None, owner: str) -> Care:
-    """What the owner that takes over now concludes. An owner that takes its own lane over again has not died; nor has
-    one that was paused or cut off from Kafka, or that ended well. But none of them clears what was suspected before it
-    has delivered a batch: between two deaths a lane may pass through several hands."""
+    """What the new owner concludes. An owner that takes its own lane over again has not died, nor has one that was
+    paused or cut off from Kafka, or that ended cleanly. But suspects stay suspects until a batch is delivered: between
+    two deaths a lane may have several owners."""
     if found is None:
         return Care()
     if found.owner == owner and not found.is_clean:
         return Care(found.crashes > 0, found.crashes)
     if found.is_clean or found.is_alive:
         return Care(found.crashes > 0, found.crashes, found.suspected)
-    if not found.started:  # such a death blames nobody, and clears nobody
+    if not found.started:  # such a death makes no record a suspect, and clears none
         return Care(True, max(found.crashes, 1), found.suspected)
     if len(found.started) == 1 and found.started == found.suspected:
         return Care(True, found.crashes + 1, (), found.started[0])

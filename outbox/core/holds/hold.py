@@ -1,9 +1,9 @@
-"""Where something that is held stands: the table of a record that was refused or has crashed processes.
+"""The states of a hold on a record that Kafka rejected or that has crashed processes.
 
-A record *waits* for its next attempt, during which it is *trying*, alone. One that becomes a dead letter, or is to be
-deleted, is *leaving*. A batch takes that along: it is *under way* until the batch is purged or has failed, also when
-the batch before had the record too and Kafka rejects it there. When the record is gone its hold is *over*, until the
-next read has been told where to begin.
+The record *waits* for its next attempt, during which it is *trying*, alone. If it becomes a dead letter, or an operator
+discards it, it is *leaving*. A batch carries out the removal, which is *under way* until the batch is purged or has
+failed, even if the previous batch had the record too and Kafka rejects it there. When the record is gone, its hold is
+*over*, until the next read begins where the key was left.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""What the lane's next batch is to carry out beside its purge, see `HoldActions`: heads that leave, and promises to
-operators that what they paused is left alone."""
+"""What the lane's next batch carries out with its purge, see `HoldActions`: records that leave the table, and promises
+to operators that the lane leaves alone what they have paused."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""When records that were refused are tried again.
+"""When rejected records are tried again.
 
-An attempt that is refused costs the lane its producer. So once one was, they are tried one at a time and with pauses,
-and hardly at all while the lane has more to send than it can. What an operator wants is tried at once.
+A rejected attempt costs the lane its producer. So after one the lane tries held records one at a time and with pauses,
+and hardly at all while it has more to send than it can. It tries at once what an operator asks for.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ class Trials:
             self._rest_until, self.is_doubtful = now + _REST_S, True
 
     def put_back(self, now: float, refused: Name) -> None:
-        """However many records are held, trying them must not take the lane's time: those that were released beside
-        the one that was refused wait again."""
+        """However many records are held, trying them must not take the lane's time: those that were released together
+        with the rejected one wait again."""
         tried = self._held.of(HoldState.TRYING).items()
         for name in [name for name, hold in tried if name != refused and not hold.is_wanted]:
             self._held.on(name, HoldEvent.NOT_NOW).put_off(now)
 
     def delivered(self) -> None:
-        """What has refused the record takes records again."""
+        """Kafka accepts records again."""
         self._rest_until, self.is_doubtful, self._refused_at = 0.0, False, -NEVER
 
     def due(self, now: float, *, is_behind: bool) -> list[Name]:

@@ -1,8 +1,8 @@
-"""The values that pass between the table of holds and whoever decides what is held. Beside them what every delivery
-mode decides alike: when the next attempt is, and when a record becomes a dead letter.
+"""The values that pass between the table of holds and the code that decides about holds. Also two decisions that every
+delivery mode shares: when the next attempt is, and when a record becomes a dead letter.
 
-What is written while a record is only refused is news for people and may be late or lost. What deletes a record, or
-promises that it is left alone, belongs into the transaction that purges a batch: see `HoldActions`.
+A note that a record was rejected is only for people, so it may be late or lost. To delete a record, or to promise that
+it is left alone, must happen in the transaction that purges a batch: see `HoldActions`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ OF_RECORDS, BY_OPERATORS = (REJECTED, POISON), (PAUSED, EDITING)
 SKIPPED = "skipped"
 """Why a record became a dead letter, beside REJECTED and POISON, as the table of dead letters spells it."""
 RETRY, SKIP, DISCARD = "retry", "skip", "discard"
-"""What operators want of a record that is held, as the table of holds spells it."""
+"""What operators ask for a held record, as the table of holds spells it."""
 HISTORY_MAX = 20
 TEXT_MAX = 2000
 BACKOFF_MIN_S, BACKOFF_MAX_S = 0.5, 60.0
@@ -29,7 +29,7 @@ _CODE = re.compile(r"\b_?[A-Z][A-Z0-9_]+\b")
 
 @dataclass(frozen=True, slots=True)
 class HoldRow:
-    """What is held: as the table shows it, and as it is written there when a record was refused."""
+    """A hold, as the table shows it, and as a lane writes it there when Kafka has rejected a record."""
 
     id: int
     """0: not shown by the table yet."""
@@ -81,10 +81,10 @@ class DeadRecord:
 
 @dataclass(frozen=True, slots=True)
 class HoldActions:
-    """What is done with the purge of a batch, in its transaction: only then the lane is known to own the records.
+    """What happens in the transaction that purges a batch: only there the lane is known to own the records.
 
-    The batch was committed in Kafka by a producer that nobody had fenced, none of these records was part of it or of
-    a later one, and whoever takes over afterwards reads the table as the purge has left it.
+    Kafka had committed the batch, so no later owner had fenced the producer. None of these records was part of that
+    batch or of a later one. An owner that takes over afterwards reads the table as the purge has left it.
     """
 
     dead_records: tuple[DeadRecord, ...] = ()

@@ -123,7 +123,7 @@ class HeldMarks:
             self._writing += 1
             write = partial(self._table.write, placed=placed, lifted=())
             self._statements.run("hold", write, lambda result, now: self._written(), lambda now: self._written())
-        # Of an older leader id: marked anew, a record may be on its way again.
+        # Of an older leader id: a record that was marked again may be in flight again.
         self._leaving.difference_update(b.hold.head for leader, b in dead_records if leader != self._board.leader_id)
         left = tuple(dead_record for leader, dead_record in dead_records if leader == self._board.leader_id)
         if left:
@@ -243,7 +243,7 @@ class HeldMarks:
                     )  # fmt: skip
             self._board.gone(gone, now)
             for id_ in ids:
-                if id_ not in gone:  # marked anew by a remark, for instance: its successors must not overtake it
+                if id_ not in gone:  # marked again by a remark, for instance: its successors must not overtake it
                     self._board.retry(id_, now + _AGAIN_S)
             then()
 

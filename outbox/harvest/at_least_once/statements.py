@@ -1,7 +1,7 @@
 """The statements of one at-least-once lane: each effect of the scoreboard becomes a job, each outcome a report to it.
 
-Two sessions: marks, with what may not run beside them, on the one that holds the takeover; purges and resets on
-another."""
+There are two sessions. Marks, and the statements that may not run beside them, use the session that has taken the lane
+over; purges and resets use the other."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ class StatementRunner:
     def run_as_owner(
         self, name: str, job: Callable[[Any], Any], done: Callable[[Any, float], None], failed: Callable[[float], None]
     ) -> None:
-        """Where the takeover is held: nobody has taken the lane since when it succeeds."""
+        """On the session that has taken the lane over: if the job succeeds, no other owner has taken the lane since."""
 
         def checked(connection: Any) -> Any:
             self._require_ownership(connection)

@@ -505,8 +505,8 @@ class ExactlyOnce:
         )  # fmt: skip
 
     def _leave_tidily(self, rounds: Rounds) -> bool:
-        """Whether everything is settled. Nothing is lost when this cannot be done in time: the successor settles it.
-        Another way could not."""
+        """Whether everything is settled. If there is no time for that, nothing is lost: the next owner settles it. Only
+        another delivery mode could not."""
         rounds.failed(self._state)
         try:
             if self._transactions.is_in_doubt and not self._was_settled(rounds):

@@ -1,5 +1,5 @@
-"""What a Kafka client says goes to the log for whoever looks for it. It repeats itself while a broker is away:
-transitions are logged once, by whoever uses the client."""
+"""The lines that a Kafka client writes go to the log, at level DEBUG, because the client repeats itself while a broker
+is unavailable. The code that uses the client logs each transition once."""
 
 from __future__ import annotations
 

@@ -150,7 +150,7 @@ def properties_of(
         "enable.idempotence": True,
         "transactional.id": transactional_id,
         "transaction.timeout.ms": timeout_ms,
-        # Reported before the transaction ends by itself; a report that came in time was thus no local time-out.
+        # Reported before the transaction ends by itself; a report that came in time was thus no local timeout.
         "message.timeout.ms": timeout_ms,
         # As long as the client allows: each hidden retry is a request that may arrive late.
         "socket.timeout.ms": timeout_ms,

@@ -1,9 +1,10 @@
 """The statements of mark, purge and reset (MP/R) on one lane of the table, each a function of a connection.
 
-A takeover of the lane makes marks of older owners impossible. Everyone who marks holds a session-level advisory lock
-that carries lane and epoch; whoever takes the lane looks, under a transaction-level lock of the lane, who else is
-there: a higher epoch refuses the takeover of the lane, all other sessions are terminated and awaited. No statement of
-theirs can take effect afterwards. Purge and reset need no such fence: their `leader_id` guard is enough."""
+After a takeover of the lane no older owner can mark. Every session that marks holds a session-level advisory lock that
+carries lane and epoch. A new owner takes a transaction-level lock of the lane and lists the sessions that hold such a
+lock. If one has a higher epoch, the lane is refused to the new owner. Otherwise it terminates the other sessions and
+waits until they have ended, so that no statement of theirs can take effect afterwards. Purge and reset need no such
+fence: their `leader_id` guard is enough."""
 
 from __future__ import annotations
 
@@ -116,7 +117,7 @@ class WrongTable(OutboxError):
 
 
 class Marks:
-    """Statements on `table` for one lane. Opened on its connections by `takeover`; knows nothing of threads."""
+    """Statements on `table` for one lane, on the connections that are given. It knows nothing of threads."""
 
     def __init__(
         self, table: str, lane: int = 0, lanes: int = 1, *, bytes_max: int = 32_000_000, keep_empty_key: bool = False
@@ -127,7 +128,7 @@ class Marks:
         self.held = _NOTHING
         """What is left out. Replaced as a whole, from any thread: what is freed is found from the beginning."""
         self.refused_by = ""
-        """Who has a newer takeover, when one of ours was refused."""
+        """Which session has a higher epoch, when the lane was refused, and what to do."""
         self._walked_with = _NOTHING
         self._settled = Settled()
         self._walk_at = 0.0
@@ -156,7 +157,7 @@ class Marks:
     # ---- takeover
 
     def take(self, connection: psycopg.Connection[Any], epoch: int, timeout_s: float) -> bool:
-        """Whether `connection` is now the only one that may mark this lane; False: a newer owner is there."""
+        """Whether `connection` is now the only one that may mark this lane; False: there is a newer owner."""
         give_up_at = time.monotonic() + timeout_s
         space, durable = self._inspect(connection)
         if not durable:
@@ -174,7 +175,7 @@ class Marks:
 
     def _take_over(self, connection: psycopg.Connection[Any], space: int, number: int, give_up_at: float) -> bool:
         with connection.transaction():
-            # Whose sessions they are goes by who has logged in, not by the role that they have assumed.
+            # Who may terminate a session goes by the role that has logged in, not by the role that it has assumed.
             connection.execute("/* take */ SET LOCAL ROLE NONE")
             connection.execute("/* take */ SELECT pg_advisory_xact_lock(%s, %s)", [space, _MUTEX])
             while others := [holder for holder in locks.holders(connection, space) if holder.number != _MUTEX_NUMBER]:
@@ -251,7 +252,7 @@ class Marks:
             "/* mark */ UPDATE {table} SET leader_id = %(leader)s WHERE id = ANY(ARRAY("
             "SELECT id FROM {cut} (SELECT id, {size} AS size FROM {table} "
             "WHERE (leader_id IS NULL OR leader_id <> %(leader)s)"
-            # The lock of the takeover of the lane is held by one backend: over a pooler, another one fails here.
+            # One backend holds the lock of this owner: if a pooler hands the statement to another, it fails here.
             f" AND 1 / ({BACKEND} = %(backend)s)::int = 1"
             "{mine}{exclude}{holds} "
             "ORDER BY id LIMIT %(limit)s) AS eligible) AS measured WHERE before < %(bytes)s)) "
@@ -367,7 +368,7 @@ class Marks:
 
 
 class StillThere(OutboxError):
-    """Sessions of an earlier owner could not be ended in time."""
+    """This process could not end the sessions of an earlier owner in time."""
 
     def __init__(self, found: Sequence[locks.Holder]) -> None:
         super().__init__(
@@ -378,7 +379,7 @@ class StillThere(OutboxError):
 
 
 class LaneBlocked(OutboxError):
-    """Somebody holds the lock under which owners of the lane take over from each other."""
+    """Another session holds the lock under which owners of the lane take over from each other."""
 
     def __init__(self, found: Sequence[locks.Holder]) -> None:
         super().__init__(
@@ -393,7 +394,8 @@ def _space(table: int, lane: int) -> int:
 
 
 def strangers(connection: psycopg.Connection[Any], table: str, lane: int) -> list[locks.Holder]:
-    """Who holds locks of the lane as no harvester does: under another name, or the lock of takeovers for long."""
+    """The sessions that hold locks of the lane as no harvester does: with another application_name, or the lock of
+    takeovers for a long time."""
     row = connection.execute("SELECT to_regclass(%s)::oid::bigint", [identifier(table).as_string()]).fetchone()
     found = locks.holders(connection, _space(row[0] if row else 0, lane))
     return [

@@ -1,8 +1,8 @@
-"""Which backend answers a connection, and whether it is the connection's own: found out by what happens.
+"""Which backend answers a connection, and whether the connection has it for itself: found out by trying.
 
-A pooler of transactions hands each transaction to any of its backends. Session locks stay behind there, and a
-connection to it outlives a failover: what was read of one server would be deleted on another. So a connection that
-works on the table is tried when it is opened, and statements that rely on it name the backend that they expect.
+A pooler in transaction mode gives each transaction to any of its backends. Session locks stay behind there, and a
+connection to the pooler outlives a failover: rows read from one server would be deleted on another. So every
+connection that works on the table is tested when it is opened, and statements that rely on its backend name it.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ class Pooled(OutboxError):
 
 
 class OptionsIgnored(Pooled):
-    """It drops the options of a connection, or refuses them."""
+    """The pooler drops the options of a connection, or refuses them."""
 
 
 class SessionShared(Pooled):
-    """It gives one connection several backends."""
+    """The pooler gives one connection several backends."""
 
 
 class OtherBackend(psycopg.OperationalError):

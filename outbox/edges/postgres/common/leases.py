@@ -1,11 +1,11 @@
-"""One delivery mode and one NAME at a time: the lease on a table in its state row, kept fresh by the database's
-clock.
+"""The lease on a table: one delivery mode and one NAME at a time. The state row of the table holds it, and its time is
+that of the database's clock.
 
-NAME is the name of the consumer group, and of the ledger: processes of another one elect owners of their own, and do
-not know what these have sent.
+NAME is the name of the consumer group, and of the ledger. Processes with another NAME elect owners of their own, and do
+not know what has been sent under this one.
 
-Every mode (exactly-once, at-least-once, Spark) takes it by the same statement. A table of the goharvest-compatible
-layout has no state row: there nobody knows of the other, and a lease says so."""
+Every mode (exactly-once, at-least-once, Spark) takes the lease with the same statement. A table of the
+goharvest-compatible layout has no state row. There the modes do not know of each other, and `take` returns False."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ _SHOW = (
 
 
 BROKERS_LOOK_S = 10.0
-"""Between two looks of the brokers for transactions that took too long, by their default
+"""How often brokers check for transactions that took too long, by their default
 (transaction.abort.timed.out.transaction.cleanup.interval.ms)."""
 
 
 def settled_after(transaction_timeout_s: float) -> float:
-    """For so long after an exactly-once lease became old its owner, paused in the middle of a transaction, may still
-    commit it: what it sends would be doubled by another mode that has begun."""
+    """How long after an exactly-once lease became old its owner may still commit, if it was paused in the middle of a
+    transaction. Another mode that began before would send the same records."""
     return transaction_timeout_s + BROKERS_LOOK_S
 
 
@@ -60,8 +60,8 @@ class NoPrivileges(OutboxError):
 
 
 class TableLease:
-    """What one process, called `owner`, says of itself to all others of the table. A lease that is not repeated within
-    `patience_s` counts no longer."""
+    """The lease that one process, called `owner`, shows to all others of the table. It ends unless the process renews
+    it within `patience_s`."""
 
     def __init__(
         self,
@@ -74,10 +74,9 @@ class TableLease:
         settled_s: float = 0.0,
         name: str = "",
     ) -> None:
-        """`name`: that of the processes that elect owners together; empty: this one elects none. `keep_empty_key`: by
-        which formula this process divides records into lanes; None: into none, and what is noted
-        stays. `settled_s`: how much longer a lease of exactly-once delivery counts for whoever is not of it, see
-        `settled_after`."""
+        """`name`: that of the processes that elect owners together; empty: this one elects none. `keep_empty_key`: the
+        formula by which this process divides records into lanes; None: it has no lanes, and the noted formula stays.
+        `settled_s`: how much longer a lease of exactly-once delivery counts for other modes, see `settled_after`."""
         self.mode, self.owner = mode, owner
         self._table, self._patience_s, self._keep = table, patience_s, keep_empty_key
         self._settled_s, self._name = settled_s, name
@@ -95,11 +94,12 @@ class TableLease:
         owned: Mapping[int, UUID] = MappingProxyType({}),
     ) -> bool:
         """Take the lease on the table, or renew it; False where the table has no state row. Raises `OtherMode` while
-        the lease of another mode, or of another formula of lanes, is fresh.
-        `quietly`: the fresh lease of another process for this mode stands.
+        the lease of another mode, NAME or formula of lanes is fresh.
+        `quietly`: leave the fresh lease of another process of this mode as it is.
 
-        `owned`: which lanes this process works on, under which ids, for operators and the processes of this mode to
-        see: with the lease in one statement, as both are repeated for ever. `lanes` is for a row that has to be made.
+        `owned`: the lanes on which this process works, with their ids, shown to operators and to the processes of this
+        mode. One statement writes lease and lanes, as both are renewed all the time. `lanes` is for a row that does not
+        exist yet.
         """
         try:
             if not self._has_tables(connection):
@@ -141,7 +141,7 @@ class TableLease:
             "keep_empty_key, name FROM {state}",
         ).fetchone()
         if row is not None and row[0] == "":
-            return False  # made by another process since: it is nobody's yet
+            return False  # another process has inserted it meanwhile, and none has the lease yet
         patience_s = self._patience_s + (self._settled_s if row is not None and row[0] == _EXACTLY_ONCE else 0)
         if row is not None and row[0] == _SPARK != self.mode and row[2] < 0:
             raise OtherMode(
@@ -179,7 +179,8 @@ class TableLease:
         return row[0] if row else None
 
     def release(self, connection: Connection) -> None:
-        """Nobody has to wait until this lease is old, unless another process of this mode works on a lane."""
+        """Give the lease back, so that no mode waits until it is old; not while another process of this mode works on a
+        lane."""
         if not self._has_tables(connection):
             return
         self._run(connection, "DELETE FROM {lane} WHERE owner_name = %(owner)s", self._given)

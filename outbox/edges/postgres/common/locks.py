@@ -1,7 +1,7 @@
-"""Who is in the way of our advisory locks, for people.
+"""The sessions that block our advisory locks, for people.
 
-Whoever may connect to the database may take such a lock: it needs no privilege, and nothing but the application's name
-tells whose it is.
+Every role that may connect to the database may take such a lock: it needs no privilege, and only the application's name
+shows whose it is.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def told(found: Sequence[Holder]) -> str:
 
 
 def remedy(found: Sequence[Holder]) -> str:
-    """Empty when nobody is left to be ended."""
+    """Empty when no session is left to terminate."""
     if not found:
         return ""
     ends = ", ".join(f"pg_terminate_backend({holder.pid})" for holder in found)

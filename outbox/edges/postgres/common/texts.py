@@ -1,10 +1,10 @@
 """Texts that are not UTF-8.
 
-A database that has no encoding (SQL_ASCII) keeps and hands over whatever bytes it was given.
+A database that has no encoding (SQL_ASCII) keeps and returns whatever bytes it was given.
 
-A session that asks such a database for UTF-8 fails at the first record that is not, with an error that names none. So
-it asks for the bytes, and what is not UTF-8 reaches Python as lone surrogates, which no client of Kafka takes: such a
-record is refused like any other that cannot be sent.
+A session that asks such a database for UTF-8 fails at the first record that is not UTF-8, with an error that does not
+name the record. So the session asks for the bytes. Bytes that are not UTF-8 reach Python as lone surrogates, which no
+Kafka client accepts: such a record is rejected like any other that cannot be sent.
 """
 
 from __future__ import annotations

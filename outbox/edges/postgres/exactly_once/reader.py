@@ -42,7 +42,7 @@ class UnorderedPage(OutboxError):
 
 
 class UnknownAges(OutboxError):
-    """This PostgreSQL tells its next transaction id in another way than those that are known."""
+    """This PostgreSQL reports its next transaction id in a way that this release does not know."""
 
 
 def check_ages(connection: psycopg.Connection[Any]) -> None:

@@ -1,7 +1,7 @@
 """The look of the sweep: what one slice of the table's blocks shows below an id.
 
 By blocks and not by ids: beside a pinned horizon an index is full of dead entries, and a slice of ids may be one of
-millions that are gone. The planner is told on the connection that there is no other way than this.
+millions that are gone. The connection's settings leave the planner no other plan.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What makes a DELETE or an UPDATE leave rows as they are without an error: row-level security, triggers, rules.
+"""Row-level security, triggers and rules that make a DELETE or an UPDATE leave rows as they are, without an error.
 
-A record that is in Kafka and survives its DELETE is read again, and again. Most of this can be seen before anything is
-sent; what a trigger does for some rows only, the count after a purge tells.
+A record that is in Kafka and survives its DELETE is read again and again. Most of these can be found before anything is
+sent; a trigger that keeps only some rows is found by the count after a purge.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""How the ids of an outbox table are drawn. Readers take their order for the order of the commits of a key, and the
-transaction that drew one for known: so the default is guarded, and no session draws ids in advance.
+"""How PostgreSQL draws the ids of an outbox table. Readers rely on two rules: the ids of a key have the order of its
+commits, and the transaction that drew an id has a known number. So the default is guarded, and no session draws ids in
+advance.
 """
 
 from __future__ import annotations

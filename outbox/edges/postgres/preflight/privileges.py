@@ -1,5 +1,5 @@
-"""What the database role of a harvester must be allowed, asked at once. What a role is given says
-`outbox.schema.roles`."""
+"""The privileges that the database role of a harvester needs, checked with one statement. `outbox.schema.roles` says
+which privileges a role is given."""
 
 from __future__ import annotations
 

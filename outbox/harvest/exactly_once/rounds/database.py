@@ -57,7 +57,7 @@ class Database:
         self.sequence = ""
         self.companions: Companions | None = None
         self.owner = ""
-        """Who opens the connections; whoever takes a lane over from it sees by them whether it lives."""
+        """Who opens the connections; by them the next owner of a lane sees whether this one is alive."""
         self.holds = HoldTable(conf.table, keep_empty_key=conf.harvest.keep_empty_key)
 
     def connect(self, name: str) -> BoundedConnection:
@@ -245,8 +245,8 @@ class PurgeSession:
         return moved
 
     def _run(self, connection: Any, purge: BatchPurge) -> bool:
-        """Hold actions that cannot be done, or only after somebody else's lock is gone, must not keep a batch from
-        being purged."""
+        """Hold actions that cannot be done, or that would wait for another session's lock, must not prevent the purge
+        of a batch."""
         assert purge.hold_actions is not None
         try:
             self._database.holds.run_soon(connection, purge.entry.lane, purge.hold_actions, _ACTIONS_WAIT_MS)

@@ -100,7 +100,8 @@ class Rounds:
             self._lanes.changed.notify_all()
 
     def prepare(self) -> None:
-        """Once: the tables, the way, the ledger topic. Raises what forbids harvesting, and outages."""
+        """Once: check the tables, take the lease, prepare the ledger topic. Raises what forbids harvesting, and
+        outages."""
         with self._preparing:
             if self._lease.is_kept:
                 return
@@ -120,7 +121,7 @@ class Rounds:
             self._lanes.changed.notify_all()
 
     def holds_lease(self) -> bool:
-        """A lease that could not be repeated in time may have gone to another mode of delivery."""
+        """Another delivery mode may have taken a lease that this process could not renew in time."""
         return self._lease.is_trusted()
 
     def seen_state(self, max_age_s: float, may_go_on: Callable[[], bool]) -> StateRow:
@@ -134,7 +135,7 @@ class Rounds:
         return state
 
     def release_lease(self, lane: LaneState, may_go_on: Callable[[], bool]) -> None:
-        """Of the lanes that end cleanly the last one: nobody has to wait until this process' lease is old."""
+        """The last lane that ends cleanly gives the lease back, so that no other mode waits until it is old."""
         with self._lanes.changed:
             lane.leave()
             are_leaving = all(other.is_leaving for other in self._lanes.known.values())
@@ -217,7 +218,7 @@ class Rounds:
             self._lanes.sizes.too_slow(batch.asked_at, self._runtime.monotonic())
 
     def failed(self, lane: LaneState) -> None:
-        """Nothing more is read for the lane until it is ready again; what it had in flight is read anew then."""
+        """Nothing more is read for the lane until it is ready again; then what it had in flight is read again."""
         with self._lanes.changed:
             self._lanes.unready(lane)
 
