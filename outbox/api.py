@@ -1,8 +1,8 @@
 """Stashing: `stash` and `stash_many` put messages into the outbox table, in the caller's transaction.
 
-Here: the two calls, their connection and their transaction. What a message may hold is in
-``outbox.messages.validation``, the SQL in ``outbox.messages.inserts``. Models are imported at first use, because
-``outbox`` is imported before apps are ready.
+This module has the two calls, their connection and their transaction. ``outbox.messages.validation`` checks a message,
+and ``outbox.messages.inserts`` has the SQL. The calls import models at first use, because Django imports ``outbox``
+before apps are ready.
 """
 
 from collections.abc import Iterable, Iterator
@@ -23,10 +23,11 @@ from outbox.messages.validation import Row, Validator
 
 __all__ = ["Headers", "Message", "correlation", "stash", "stash_many"]
 
-# From about a hundred rows on, drawing ids and COPY is faster than one INSERT, its additional round trips included
-# (measured on a local server: 100 rows 1.2 and 1.2 ms, 1,000 rows 6.4 and 10 ms); a distant server moves that up.
+# From about a hundred rows on, drawing ids and COPY are faster than one INSERT, in spite of more round trips. Measured
+# on a local server: 100 rows take 1.2 and 1.2 ms, 1,000 rows take 6.4 and 10 ms. On a distant server the limit is
+# higher.
 INSERT_ROWS_MAX = 250
-# What stash_many holds in memory at a time.
+# stash_many keeps this much in memory at a time.
 CHUNK_ROWS = 10_000
 CHUNK_BYTES = 16_000_000
 
@@ -44,17 +45,18 @@ def stash(
 ) -> int:
     """Put one message into the outbox, in the transaction of the caller; return the id of its record.
 
-    `value` is sent as it is when it is str or bytes; None is a tombstone; anything else goes through the serializer of
-    the settings (JSON). The empty `key` means no key: a null key in Kafka, and no order. `headers` are a mapping or
-    pairs of strings: names may repeat, their order is kept; the message id (random unless given) and the correlation id
-    (given, or set by `outbox.correlation`) come last.
+    The harvester sends `value` unchanged when it is str or bytes. None is a tombstone. The serializer of the settings
+    (JSON) converts any other value. The empty `key` means no key: a null key in Kafka, and no order. `headers` are a
+    mapping or pairs of strings. Names may repeat, and their order is kept. The message id (random unless given) and the
+    correlation id (given, or set by `outbox.correlation`) come last.
 
-    `ordered` makes the ids of this topic and key follow the order of the commits, by an advisory lock held until the
-    transaction ends; it holds when every writer of that key asks for it. A transaction that stashes several keys in
-    this way should take them in one order everywhere (or use `stash_many`), as with row locks, or two may deadlock.
+    With `ordered`, the ids of this topic and key follow the order of the commits. For that, an advisory lock is held
+    until the transaction ends. It works only if every writer of the key sets `ordered`. A transaction that stashes
+    several keys in this way must lock them in the same order everywhere (or use `stash_many`). As with row locks, two
+    transactions may otherwise deadlock.
 
-    Raises `InvalidMessage` for what the table or Kafka would refuse, and `StashOutsideTransaction` in autocommit mode;
-    the latter stays silent inside Django's TestCase, whose tests run in a transaction: use TransactionTestCase for it.
+    Raises `InvalidMessage` if the table or Kafka would reject the message, and `StashOutsideTransaction` in autocommit
+    mode. Tests of Django's TestCase run in a transaction, so they do not raise it: use TransactionTestCase instead.
     """
     conf = current()
     connection = _connection(using, conf, "stash()")
@@ -70,12 +72,12 @@ def stash(
 def stash_many(messages: Iterable[Message], *, using: str | None = None, ordered: bool = False) -> list[int]:
     """Put many messages into the outbox; return the ids of their records in the order of the messages.
 
-    All or nothing: when one message is refused, or the iterable raises, no message of the call stays behind, and the
-    caller's transaction remains usable. An iterator is consumed in chunks of at most 10,000 messages or 16 MB, and may
-    itself use the connection; with `ordered` it is consumed whole first, because all locks are taken before the first
-    id is drawn, in an order in which two calls cannot deadlock.
+    All or nothing: when a message is invalid, or the iterable raises, the call stashes no message, and the caller's
+    transaction remains usable. The call consumes an iterator in chunks of at most 10,000 messages or 16 MB. The
+    iterator may use the connection itself. With `ordered`, the call consumes the whole iterator first. It then takes
+    all locks before it draws the first id, in an order in which two calls cannot deadlock.
 
-    Otherwise as `stash`.
+    The other arguments mean the same as those of `stash`.
     """
     conf = current()
     connection = _connection(using, conf, "stash_many()")
@@ -90,11 +92,11 @@ def stash_many(messages: Iterable[Message], *, using: str | None = None, ordered
     if not chunk:
         return []
     ids: list[int] = []
-    with transaction.atomic(using=connection.alias):  # also a savepoint: the chunks stand or fall together
+    with transaction.atomic(using=connection.alias):  # also as a savepoint: either all chunks are stashed or none
         while chunk:
-            # Validated while PostgreSQL takes in the rows before: nothing in there can use the connection.
+            # Validation runs while PostgreSQL reads earlier rows, so it must not use the connection.
             ids += copy_many(connection, sql, _rows(chunk, validator), len(chunk.messages))
-            chunk = following  # two assignments, so that no third chunk is in memory while the next is taken
+            chunk = following  # two assignments, so that at most two chunks are in memory
             following = next(chunks, None)
     return ids
 
@@ -104,7 +106,7 @@ def _stash_ordered(connection: BaseDatabaseWrapper, sql: InsertStatements, rows:
         _require_key(row, f"messages[{at}]: ")
     if not rows:
         return []
-    with transaction.atomic(using=connection.alias):  # in autocommit mode too the locks must last until the commit
+    with transaction.atomic(using=connection.alias):  # also in autocommit mode, the locks must last until the commit
         lock_many(connection, rows)
         if len(rows) <= INSERT_ROWS_MAX and sum(row.size for row in rows) <= CHUNK_BYTES:
             return insert_few(connection, sql, rows)
@@ -112,9 +114,9 @@ def _stash_ordered(connection: BaseDatabaseWrapper, sql: InsertStatements, rows:
 
 
 class _Chunk(NamedTuple):
-    """Messages taken from the caller's iterable, their values already serialised; `start` is the first one's position.
+    """Messages from the caller's iterable with serialised values; `start` is the position of the first one.
 
-    What runs the caller's code (the iterable, the serializer) is over when a chunk is complete.
+    When a chunk is complete, the caller's code (the iterable, the serializer) has run for it.
     """
 
     start: int
@@ -136,7 +138,7 @@ def _take_chunk(messages: Iterator[Any], start: int, validator: Validator) -> _C
         at = start + len(chunk.messages)
         if not isinstance(message, Message):
             kind = type(message).__name__
-            raise InvalidMessage(f"messages[{at}]: {shown(message)} is {kind}. stash_many() takes outbox.Message.")
+            raise InvalidMessage(f"messages[{at}]: {shown(message)} is {kind}. Pass outbox.Message to stash_many().")
         value = message.value
         if type(value) is not str and value is not None:
             try:
@@ -152,7 +154,7 @@ def _take_chunk(messages: Iterator[Any], start: int, validator: Validator) -> _C
 
 
 def _rows(chunk: _Chunk, validator: Validator) -> Iterator[Row]:
-    """The validated rows; an error names the message by its position."""
+    """Yield the validated rows. An error names the message by its position."""
     validated = validator.row
     for at, (message, value) in enumerate(zip(chunk.messages, chunk.values, strict=True), chunk.start):
         pairs: Any = message.headers or ()  # Message has made a tuple of them
@@ -170,13 +172,13 @@ def _at(position: int, error: InvalidMessage) -> InvalidMessage:
 def _require_key(row: Row, where: str = "") -> None:
     if not row.key:
         raise InvalidMessage(
-            f'{where}key: "" is empty, and ordered=True keeps the order of a key. Give the message a key, or leave '
+            f'{where}key: "" is empty, and ordered=True keeps the order of a key. Pass a key, or leave '
             "ordered=True out."
         )
 
 
 def _connection(using: str | None, conf: Conf, call: str) -> BaseDatabaseWrapper:
-    """The connection of the alias, once it is sure that the record may be written there now."""
+    """Return the connection of the alias, after checking that it may write the record now."""
     connection = connections[using or router.db_for_write(_model())]
     if connection.vendor != "postgresql":
         raise OutboxError(

@@ -10,19 +10,19 @@ class OutboxError(Exception):
 
 
 class NotAvailable(OutboxError):
-    """What is needed is not there now, a server for instance: worth another attempt."""
+    """A server or another resource is unavailable now; the caller may try again."""
 
 
 class InvalidMessage(OutboxError, ValueError):
-    """A message that Kafka or the table would refuse; names the field, the value seen and the limit."""
+    """Kafka or the table would reject this message. The text names the field, the value seen and the limit."""
 
 
 class StashOutsideTransaction(OutboxError):
-    """``stash()`` in autocommit mode: the record could outlive a rolled-back change."""
+    """The caller used ``stash()`` in autocommit mode: the record could outlive a rolled-back change."""
 
 
 class MissingExtra(OutboxError, ImportError):
-    """An optional dependency is absent; the text names the extra that brings it."""
+    """An optional dependency is not installed. The text names the extra that brings it."""
 
 
 def missing_extra(extra: str, cause: ImportError) -> NoReturn:

@@ -1,7 +1,7 @@
 """Named points at which a test may kill, stop, delay or break the process.
 
 A failpoint does nothing unless ``OUTBOX_FAILPOINTS`` names it when the process starts, for instance
-``OUTBOX_FAILPOINTS="after-ack=kill"``. Several are separated by commas; ``@N`` fires at the N-th passage only.
+``OUTBOX_FAILPOINTS="after-ack=kill"``. Separate several with commas. ``@N`` fires only at the N-th passage.
 """
 
 import os
@@ -10,33 +10,33 @@ import sys
 import time
 from collections.abc import Callable
 
-# The one list: a name that is not here cannot be used, and each one is exercised by a test.
+# The only list: no other name can be used, and a test exercises each of them.
 FAILPOINTS = {
-    "after-take": "older owners of the lane can mark no more, nothing is marked yet",
-    "after-mark": "rows are marked and the mark committed, none of them sent",
-    "before-send": "a batch has been read and nothing of it was sent",
-    "after-send": "a batch was handed to the client, which may have sent some of it",
-    "after-ack": "records are acknowledged, none of them deleted",
-    "before-purge": "the deletion of acknowledged records is about to begin",
-    "after-purge": "the batch is deleted and the deletion committed",
-    "before-reset": "a lane that ends is about to give back what it has marked and not sent",
-    "after-init": "older producers of the lane are fenced, the ledger was not read",
-    "before-settle": "the ledger is one batch ahead of the table, and nothing was done about it",
-    "careful": "after a crash: the records of a batch were written down, nothing of it was sent",
-    "before-commit": "records and ledger entry were produced, the transaction is open",
-    "after-commit": "the transaction is committed, its records are in the table",
-    "epoch-begun": "Spark: a micro-batch goes to the sink, nothing of it was sent",
-    "epoch-delivered": "Spark: a micro-batch is in Kafka, the checkpoint does not know of it",
-    "before-copy": "an operator's decision is carried out in the table, a foreign ledger is not adopted yet",
-    "lanes-grown": "partitions for another lane count were added, the lanes are open",
-    "lanes-closed": "the lanes are closed for another count, no old lane is settled",
-    "lane-settled": "one old lane is fenced and settled, the lanes are closed",
-    "change-marked": "the ledger has the number of the change, the lanes are still closed",
-    "lanes-opened": "the lanes are open with another count, nobody works with it yet",
-    "assigned": "partitions were assigned, the member does not lead yet",
-    "acquired": "a lane was acquired, its worker was not started",
-    "revoking": "partitions are being revoked, the batch in flight is not finished",
-    "before-leave": "every lane is given back, the group is not left yet",
+    "after-take": "older owners of the lane can mark nothing any more, and the new owner has marked nothing yet",
+    "after-mark": "the harvester has marked rows and committed the mark, and has sent none of them",
+    "before-send": "the harvester has read a batch and has sent none of it",
+    "after-send": "the harvester has handed a batch to the client, which may have sent some of it",
+    "after-ack": "Kafka has acknowledged records, and the harvester has deleted none of them",
+    "before-purge": "the harvester is about to delete acknowledged records",
+    "after-purge": "the harvester has deleted the batch and committed the deletion",
+    "before-reset": "a lane that ends is about to give back the records that it has marked and not sent",
+    "after-init": "Kafka has fenced older producers of the lane, and the owner has not read the ledger yet",
+    "before-settle": "the ledger is one batch ahead of the table, and the owner has not settled that yet",
+    "careful": "after a crash, the owner has written down the records of a batch and has sent none of them",
+    "before-commit": "the harvester has sent records and ledger entry, and the transaction is open",
+    "after-commit": "Kafka has committed the transaction, and its records are still in the table",
+    "epoch-begun": "Spark: the sink has received a micro-batch and has sent none of it",
+    "epoch-delivered": "Spark: Kafka has a micro-batch, and the checkpoint does not include it yet",
+    "before-copy": "the table follows an operator's decision, and the foreign ledger is not adopted yet",
+    "lanes-grown": "the harvester has added partitions for another lane count, and the lanes are open",
+    "lanes-closed": "the harvester has closed the lanes for another count, and has settled no old lane yet",
+    "lane-settled": "one old lane is fenced and settled, and the lanes are closed",
+    "change-marked": "the ledger has the number of the change, and the lanes are still closed",
+    "lanes-opened": "the lanes are open with another count, and no process uses it yet",
+    "assigned": "Kafka has assigned partitions, and the member does not lead yet",
+    "acquired": "the member has acquired a lane, and has not started its worker yet",
+    "revoking": "Kafka revokes partitions, and the batch in flight is not finished",
+    "before-leave": "the member has given every lane back, and has not left the group yet",
 }
 
 ACTIONS = ("kill", "exit", "stop", "raise", "sleep")
@@ -53,7 +53,7 @@ def _parse(text: str) -> dict[str, tuple[str, int]]:
         action, _, nth = rest.partition("@")
         if name not in FAILPOINTS or action.partition(":")[0] not in ACTIONS:
             raise ValueError(
-                f"OUTBOX_FAILPOINTS: cannot understand {item!r}. Names: {', '.join(FAILPOINTS)}; "
+                f"OUTBOX_FAILPOINTS has {item!r}, which is not NAME=ACTION. Names: {', '.join(FAILPOINTS)}; "
                 f"actions: {', '.join(ACTIONS)} (sleep:SECONDS)."
             )
         armed[name] = (action, int(nth or 0))
@@ -67,7 +67,7 @@ on_passage: Callable[[str], None] | None = None
 
 
 def failpoint(name: str) -> None:
-    """Mark a point of the protocol; acts only when the environment asked for it at start."""
+    """Mark a point of the protocol. It acts only if the environment named it when the process started."""
     if _armed:
         _reach(name)
     if on_passage is not None:

@@ -1,8 +1,8 @@
-"""What people may see of a message: the setting REDACTOR, applied so that its failure never shows what it was given.
+"""The setting REDACTOR: it decides what the admin shows of a message. When it fails, the admin does not show its input.
 
-A redactor is a function ``(record, text) -> text``. `text` is the beginning of the value (at most `TEXT_MAX`
-characters), for a binary value its first bytes in hexadecimal after ``\\x``; then likewise the value of each header.
-The record comes without its value columns; reading them costs one query each.
+A redactor is a function ``(record, text) -> text``. The admin calls it with the beginning of the value (at most
+`TEXT_MAX` characters), then with the value of each header. For a binary value, `text` has its first bytes in
+hexadecimal after ``\\x``. The value columns of the record are deferred: each costs a query when the function reads it.
 """
 
 import logging
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("outbox.redaction")
 
-# As much of a value as a page about one record shows, and as a redactor is given.
+# A page about one record shows this much of a value, and a redactor gets this much.
 TEXT_MAX = 10_000
 
 Redactor = Callable[["OutboxRecord", str], str]
 
 
 def keep(record: "OutboxRecord", text: str) -> str:
-    """Show everything: the default."""
+    """Show everything. This is the default."""
     return text
 
 
@@ -34,9 +34,9 @@ def keeps_everything() -> bool:
 
 
 def redact(record: "OutboxRecord", text: str) -> str:
-    """What the configured redactor makes of the text; a note instead of the value when it fails.
+    """Return the text that the configured redactor returns, or a note when it fails.
 
-    Only the error's class is named: its message may quote the value.
+    The note and the log name only the class of the error: its message may quote the value.
     """
     try:
         redactor: Redactor = import_string(conf.current().admin.redactor)

@@ -13,7 +13,7 @@ from django.utils.module_loading import import_string
 
 Serializer = Callable[[Any], str | bytes]
 
-# Not ASCII only: shorter, and a lone surrogate stays visible to the validation instead of hiding in an escape.
+# Without ensure_ascii the text is shorter, and the validation sees a lone surrogate, which an escape would hide.
 # NaN and infinities are not JSON, and most consumers would fail on them long after the writer's commit.
 _encoder = DjangoJSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
@@ -25,14 +25,16 @@ def json(value: Any) -> str:
 
 @lru_cache(maxsize=8)
 def resolve(path: str) -> Serializer:
-    """The function that a dotted path names."""
+    """Import the function that a dotted path names."""
     try:
         serializer = import_string(path)
     except ImportError as error:
         raise ImproperlyConfigured(
             f'OUTBOX["SERIALIZER"] is {path!r}, which cannot be imported: {error}. '
-            'Name a function (value) -> str | bytes, e.g. "outbox.serializers.json".'
+            'Set the path of a function (value) -> str | bytes, e.g. "outbox.serializers.json".'
         ) from error
     if not callable(serializer):
-        raise ImproperlyConfigured(f'OUTBOX["SERIALIZER"] is {path!r}, which is not callable. Name a function.')
+        raise ImproperlyConfigured(
+            f'OUTBOX["SERIALIZER"] is {path!r}, which is not callable. Set the path of a function.'
+        )
     return serializer  # type: ignore[no-any-return]

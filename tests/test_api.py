@@ -207,7 +207,7 @@ def test_an_iterator_that_raises_leaves_nothing_of_the_call(monkeypatch):
 @pytest.mark.parametrize(
     ("messages", "told"),
     [
-        ([Message("heroes"), {"topic": "heroes"}], "messages[1]: {'topic': 'heroes'} is dict. stash_many() takes"),
+        ([Message("heroes"), {"topic": "heroes"}], "messages[1]: {'topic': 'heroes'} is dict. Pass outbox.Message"),
         ([Message("heroes", object())], "messages[0]: value: <object object"),
         ([Message("heroes"), Message("no topic")], "messages[1]: topic: 'no topic' is not a topic name."),
     ],
@@ -242,7 +242,7 @@ def test_a_table_without_its_sequence_is_named(monkeypatch):
     monkeypatch.setattr(api, "INSERT_ROWS_MAX", 0)
     with connection.cursor() as cursor:
         cursor.execute("ALTER SEQUENCE outbox_id_seq OWNED BY NONE")
-    with pytest.raises(OutboxError, match=r'no sequence belongs to "outbox"\."id"'):
+    with pytest.raises(OutboxError, match=r'The table "outbox" has no sequence for "id"'):
         outbox.stash_many([Message("heroes")])
 
 

@@ -1,1 +1,1 @@
-"""From what an application stashes to the rows that are inserted, and what a consumer asks of a message."""
+"""Messages: from the arguments of stash() to the inserted rows, and the identity of a message for its consumer."""

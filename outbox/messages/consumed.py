@@ -1,4 +1,4 @@
-"""What a consumer asks of a message that it has received. Needs neither Django's settings nor a Kafka client."""
+"""The identity of a message, for its consumer. Needs neither Django's settings nor a Kafka client."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ HEADER = "outbox-id"
 
 
 class Identity(NamedTuple):
-    """Which record of an outbox a message is. Ids are unique in one table of one database."""
+    """The record from which a message was made. Ids are unique in one table of one database."""
 
     id: int
     database: UUID | None = None
@@ -18,9 +18,9 @@ class Identity(NamedTuple):
 
 
 def identity(message: Any, *, header: str = HEADER) -> Identity | None:
-    """The record that this message was, or None when no exactly-once harvester has sent it.
+    """Return the record from which the message was made, or None if no exactly-once harvester has sent it.
 
-    `message` is what a client returns (confluent-kafka, kafka-python, aiokafka, a row of Spark with headers), or its
+    `message` is the message of a client (confluent-kafka, kafka-python, aiokafka, a row of Spark with headers), or its
     headers as pairs or as a mapping. `header` is the producer's ID_HEADER.
     """
     found = None
@@ -37,8 +37,8 @@ def identity(message: Any, *, header: str = HEADER) -> Identity | None:
         return Identity(int(number), UUID(database) if database else None)
     except ValueError:
         raise ValueError(
-            f"The header {header!r} is {text!r:.100}, which is no id of a record. Does something else write a header "
-            "of this name? Choose another one by ID_HEADER, and name it here: identity(message, header=...)."
+            f"The header {header!r} is {text!r:.100}, which is not the id of a record. If another program writes a "
+            "header of this name, set ID_HEADER to another name, and pass it: identity(message, header=...)."
         ) from None
 
 
@@ -56,6 +56,6 @@ def _pairs(headers: Any) -> Iterable[tuple[Any, Any]]:
         return [(name, value) for name, value in headers]
     except (TypeError, ValueError):
         raise TypeError(
-            f"A {type(headers).__name__} is neither a message with headers nor headers. Give what the consumer has "
-            "returned, or its headers as (name, value) pairs."
+            f"A {type(headers).__name__} is neither a message with headers nor headers. Pass the message that the "
+            "consumer returned, or its headers as (name, value) pairs."
         ) from None

@@ -1,4 +1,4 @@
-"""What a message inherits from the work around it: the correlation id that `outbox.correlation` sets, the trace.
+"""The context that a message inherits: the correlation id of `outbox.correlation`, and the trace.
 
 The module is not called ``correlation``: a submodule of that name would hide the public class in the package.
 """
@@ -22,8 +22,8 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 class correlation:
     """Give every message stashed inside the block this correlation id.
 
-    Blocks nest, the innermost counts; ``correlation(None)`` means none. Threads and asyncio tasks keep their own.
-    Also a decorator, for functions and coroutine functions::
+    Blocks may nest, and the innermost one counts. ``correlation(None)`` means no id. Each thread and asyncio task has
+    its own. It is also a decorator, for functions and coroutine functions::
 
         with outbox.correlation(request.headers["X-Request-ID"]):
             ...
@@ -64,7 +64,7 @@ def _checked(correlation_id: object) -> str | None:
     if correlation_id is None or (isinstance(correlation_id, str) and correlation_id):
         return correlation_id
     if correlation_id == "":
-        raise InvalidMessage("correlation id: is empty. Pass a non-empty string, or None for no correlation id.")
+        raise InvalidMessage('correlation id: "" is empty. Pass a non-empty string, or None for no correlation id.')
     kind = type(correlation_id).__name__
     raise InvalidMessage(f"correlation id: {correlation_id!r} is {kind}, not str. Pass str(...) of it.")
 
@@ -75,14 +75,14 @@ TRACE_PARENT, TRACE_STATE, STASHED_AT = "traceparent", "tracestate", "outbox-sta
 
 
 def is_tracing() -> bool:
-    """Whether this process uses OpenTelemetry. It is not imported for the question: where nobody else has imported
-    it, there is no span either."""
+    """Return whether this process uses OpenTelemetry. The function does not import it: a process that has not imported
+    it has no span."""
     return "opentelemetry.trace" in sys.modules
 
 
 def trace_headers() -> tuple[tuple[str, str], ...]:
-    """The W3C trace context of the current span, and the time in milliseconds, from which the harvester knows how
-    long the record waited. Empty without a span; nothing that tracing does may keep a message from being stashed."""
+    """Return the W3C trace context of the current span, and the time in milliseconds, from which the harvester computes
+    how long the record waited. Without a span it is empty. An error of tracing must not prevent a stash."""
     if not is_tracing():
         return ()
     try:

@@ -1,7 +1,6 @@
 """Every statement with which `stash` and `stash_many` write, through Django's connection.
 
-What goes into the rows is decided before (``outbox.messages.validation``); transactions are the caller's
-(``outbox.api``).
+``outbox.messages.validation`` makes the rows before, and the caller (``outbox.api``) has the transaction.
 """
 
 from collections.abc import Iterable, Sequence
@@ -33,21 +32,21 @@ class InsertStatements:
         # Arrays travel as text that PostgreSQL parses: psycopg's own dumping of lists costs more than the insert.
         values = "%s::text, %s::text, %s::text, %s::bytea, %s::text[], %s::text[]"
         self.insert = f"-- stash\nINSERT INTO {table} ({_COLUMNS}) VALUES ({values}) RETURNING id"
-        # MATERIALIZED: the lock is held before the row's defaults, and so its id, are worked out.
+        # MATERIALIZED: PostgreSQL takes the lock before it evaluates the row's defaults, and so before it draws the id.
         self.insert_ordered = (
             f"-- stash\nWITH l AS MATERIALIZED (SELECT pg_advisory_xact_lock({ORDER_LOCK}, {slot})) "
             f"INSERT INTO {table} ({_COLUMNS}) SELECT {values} FROM l RETURNING id"
         )
-        # The defaults of an INSERT … SELECT are worked out above its sort, so ids ascend with the ordinality; RETURNING
-        # promises no order, hence the caller sorts what comes back.
+        # PostgreSQL evaluates the defaults of an INSERT … SELECT after its sort, so ids ascend with the ordinality.
+        # RETURNING promises no order, so the caller sorts the ids.
         self.insert_many = (
             f"-- stash_many\nINSERT INTO {table} ({_COLUMNS}) "
             "SELECT topic, key, value, binary_value, names::text[], vals::text[] FROM unnest("
             "%s::text[], %s::text[], %s::text[], %s::bytea[], %s::text[], %s::text[]"
             ") WITH ORDINALITY AS r(topic, key, value, binary_value, names, vals, n) ORDER BY n RETURNING id"
         )
-        # The transaction must have its xid before it draws an id, as in the default of the column: from that the
-        # harvester concludes which lower ids may still appear.
+        # The transaction must have its xid before it draws an id, as in the default of the column. From that, the
+        # harvester derives which lower ids may still appear.
         self.draw_ids = (
             "-- stash_many\nWITH x AS MATERIALIZED "
             "(SELECT pg_current_xact_id(), pg_get_serial_sequence(%s, 'id')::regclass AS seq) "
@@ -58,7 +57,7 @@ class InsertStatements:
 
 statements = lru_cache(maxsize=8)(InsertStatements)
 
-# One order of taking slots for everybody: two calls of stash_many alone cannot wait for each other.
+# Every call takes slots in the same order, so two calls of stash_many cannot wait for each other.
 _LOCK_MANY = (
     "-- stash_many\nWITH slots AS MATERIALIZED (SELECT DISTINCT "
     + ORDER_SLOT.format(topic="topic", key="key")
@@ -78,7 +77,7 @@ def insert_one(connection: BaseDatabaseWrapper, sql: str, row: Row, before: Sequ
 
 
 def insert_few(connection: BaseDatabaseWrapper, sql: InsertStatements, rows: Sequence[Row]) -> list[int]:
-    """Insert rows in one statement; ids in the order of the rows."""
+    """Insert rows in one statement; return their ids in the order of the rows."""
     topics, keys, texts, binaries, names, values, _ = zip(*rows, strict=True)
     columns: list[Any] = [array_text(topics), array_text(keys), array_text(texts), list(binaries)]
     columns += [array_text(map(array_text, names)), array_text(map(array_text, values))]
@@ -93,9 +92,7 @@ def copy_many(connection: BaseDatabaseWrapper, sql: InsertStatements, rows: Iter
         cursor.execute(sql.draw_ids, (sql.table, count))
         ids = [found[0] for found in cursor.fetchall()]
         if ids[0] is None:
-            raise OutboxError(
-                f'no sequence belongs to {sql.table}."id": the table was made by hand. Run "manage.py migrate outbox".'
-            )
+            raise OutboxError(f'The table {sql.table} has no sequence for "id". Run: manage.py migrate outbox')
         lines = map(_line, ids, rows)
         with connection.wrap_database_errors, cursor.copy(sql.copy) as copy:
             while block := "".join(islice(lines, _LINES_PER_WRITE)):
@@ -127,7 +124,7 @@ def _quoted(item: str | None) -> str:
     return f'"{item}"'
 
 
-# COPY's text form: its four special characters escaped; the backslash is of the pattern itself.
+# Escapes of the four special characters of COPY's text form.
 _ESCAPES = str.maketrans({"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"})
 
 
@@ -136,7 +133,7 @@ def _line(id: int, row: Row) -> str:
     vals = '{"' + '","'.join(values) + '"}' if values else "{}"
     text = value if value is not None else ""
     everything = key + text + vals
-    # Few messages need escapes, and one look at all texts together finds that out at a tenth of their price.
+    # Few messages need escapes. One check of all texts together costs a tenth of the escaping.
     if "\\" in everything or "\n" in everything or "\t" in everything or "\r" in everything:
         return _escaped_line(id, row)
     if vals.count('"') != 2 * len(values):

@@ -1,6 +1,6 @@
 """`Message`, the value that `stash_many` takes, and the one form of headers: a tuple of pairs of strings.
 
-What a message may contain is decided in ``outbox.messages.validation``; here only the shape.
+This module checks only their shape; ``outbox.messages.validation`` checks the contents.
 """
 
 import reprlib
@@ -15,7 +15,7 @@ Headers = Mapping[str, str] | Iterable[Pair]
 
 
 class _Short(reprlib.Repr):
-    """An excerpt of any object for an error's text; never raises, whatever the object is."""
+    """Makes an excerpt of any object for an error's text. It never raises."""
 
     def repr_int(self, x: int, level: int) -> str:
         try:
@@ -50,7 +50,7 @@ class Message:
 
 
 def as_pairs(headers: Any) -> tuple[Pair, ...]:
-    """Bring headers into their one form; refuse what is not made of strings."""
+    """Convert headers into pairs of strings, or raise `InvalidMessage`."""
     try:
         items = headers.items() if isinstance(headers, Mapping) else headers
         if isinstance(items, str | bytes):
@@ -60,7 +60,7 @@ def as_pairs(headers: Any) -> tuple[Pair, ...]:
         raise InvalidMessage(
             f"headers: {shown(headers)} is {_kind(headers)}. Pass a mapping or a list of (name, value) pairs."
         ) from None
-    pairs = tuple(iterator)  # outside the try: an error within a caller's generator is the caller's
+    pairs = tuple(iterator)  # outside the try: an error in the caller's generator belongs to the caller
     for pair in pairs:
         if type(pair) is not tuple or len(pair) != 2 or type(pair[0]) is not str or type(pair[1]) is not str:
             return tuple(map(_as_pair, pairs))
@@ -70,7 +70,7 @@ def as_pairs(headers: Any) -> tuple[Pair, ...]:
 
 
 def _as_pair(pair: Any) -> Pair:
-    """The slow, explaining form of the check above; also accepts lists as pairs and subclasses of str."""
+    """Check one pair slowly and explain its error. Also accepts lists as pairs and subclasses of str."""
     if not isinstance(pair, tuple | list) or len(pair) != 2:
         raise InvalidMessage(f"headers: {shown(pair)} is not a pair. Pass (name, value), both strings.")
     name, value = pair
@@ -86,7 +86,7 @@ def _as_pair(pair: Any) -> Pair:
 
 
 def _no_name(value: str) -> InvalidMessage:
-    return InvalidMessage(f"headers: the name of the header with the value {shown(value)} is empty. Name it.")
+    return InvalidMessage(f"headers: the name of the header with the value {shown(value)} is empty. Pass a name.")
 
 
 def _remedy(value: object) -> str:

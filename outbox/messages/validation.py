@@ -1,6 +1,6 @@
 """From a message to the row that is inserted: serialisation, added headers, and every check on contents.
 
-Each refusal names the field, the value seen and the limit. Nothing here touches the database.
+Each error names the field, the value seen and the limit. This module does not use the database.
 """
 
 import os
@@ -16,15 +16,15 @@ from outbox.messages.message import Pair, shown
 from outbox.serializers import Serializer, resolve
 
 TOPIC_MAX = 249
-# What Kafka and the harvester add to key, value and headers: 61 bytes of record batch, 21 of record, and the headers
-# that a harvester may add (such as the record's id). Each header has up to two lengths of two bytes beside its text.
+# Kafka and the harvester add this to key, value and headers: 61 bytes of record batch, 21 of record, and headers such
+# as the record's id. Each header adds up to two lengths of two bytes to its text.
 RESERVE_BYTES = 256
 HEADER_RESERVE_BYTES = 4
-# A character has at most this many bytes in UTF-8: a text short enough by this measure needs no counting.
+# A character has at most this many bytes in UTF-8. A text that is short by this measure needs no counting.
 UTF8_MAX = 4
 
 _is_topic = re.compile(rf"[a-zA-Z0-9._-]{{1,{TOPIC_MAX}}}").fullmatch
-# The bytes of a random UUID that carry its version and variant (RFC 9562, section 5.4), by what entropy put there.
+# Tables that set the version and variant in a random UUID (RFC 9562, section 5.4).
 _VERSION = bytes(0x40 | byte & 0x0F for byte in range(256))
 _VARIANT = bytes(0x80 | byte & 0x3F for byte in range(256))
 _UUID_FORM = b"00000000-0000-0000-0000-000000000000"
@@ -32,7 +32,7 @@ _UUID_DIGITS = [at for at, character in enumerate(_UUID_FORM) if character != or
 
 
 class Row(NamedTuple):
-    """A validated message as the table stores it; `size` is what it will weigh in Kafka."""
+    """A validated message as the table stores it; `size` is its size in Kafka."""
 
     topic: str
     key: str
@@ -43,7 +43,7 @@ class Row(NamedTuple):
     size: int
 
 
-# Half the price of Row(...), which counts in a hundred thousand messages.
+# It takes half the time of Row(...), which matters for a hundred thousand messages.
 _new_tuple = tuple.__new__
 
 
@@ -70,7 +70,7 @@ class Validator:
         message_id: str | None,
         correlation_id: str | None,
     ) -> Row:
-        """Check everything and return what is inserted."""
+        """Check the message and return the row to insert."""
         if not isinstance(topic, str):
             raise _not_text("topic", topic)
         topic = checked_topic(topic)
@@ -97,7 +97,7 @@ class Validator:
     def _headers(
         self, pairs: tuple[Pair, ...], message_id: str | None, correlation_id: str | None
     ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """The names and values of the given headers, then those of the message id, the correlation id and the trace."""
+        """Return names and values of the given headers, then of the message id, the correlation id and the trace."""
         names, values = zip(*pairs) if pairs else ((), ())  # noqa: B905  (all are pairs; strict= costs)
         header = self.message_id_header
         if message_id is not None:
@@ -117,7 +117,7 @@ class Validator:
         return names, values
 
     def serialized(self, value: Any) -> str | bytes:
-        """What is stored of a value that is not None."""
+        """Return a value that is not None as the table stores it."""
         if isinstance(value, str):
             return str.__str__(value)
         if isinstance(value, bytes | bytearray | memoryview):
@@ -129,7 +129,7 @@ class Validator:
             return str.__str__(result)
         if self.conf.stash.binary_values:
             return bytes(result)
-        try:  # a serializer of text that returns it encoded, as many fast JSON libraries do
+        try:  # many fast JSON libraries return encoded text
             return bytes(result).decode()
         except UnicodeDecodeError:
             raise _binary_refused(f"the output of {self.conf.stash.serializer}") from None
@@ -145,7 +145,9 @@ class Validator:
                 f"{error or type(error).__name__}. Pass str, bytes or what the serializer understands."
             ) from error
         if not isinstance(result, str | bytes | bytearray | memoryview):
-            raise OutboxError(f'OUTBOX["SERIALIZER"] {path} returned {shown(result)}, not str or bytes.')
+            raise OutboxError(
+                f'OUTBOX["SERIALIZER"] {path} returned {shown(result)}, not str or bytes. Correct the function.'
+            )
         return result
 
     def _check_key(self, key: str) -> None:
@@ -169,13 +171,15 @@ class Validator:
 
 @lru_cache(maxsize=1024)
 def checked_topic(topic: str) -> str:
-    """The topic as plain str; remembers those that passed."""
+    """Return a valid topic as plain str. The cache keeps valid ones."""
     if _is_topic(topic) and topic not in (".", ".."):
         return str.__str__(topic)
     if not topic:
-        raise InvalidMessage('topic: "" is empty. Name a Kafka topic.')
+        raise InvalidMessage('topic: "" is empty. Pass the name of a Kafka topic.')
     if len(topic) > TOPIC_MAX:
-        raise InvalidMessage(f"topic: {shown(topic)} has {len(topic):,} characters; Kafka allows {TOPIC_MAX}.")
+        raise InvalidMessage(
+            f"topic: {shown(topic)} has {len(topic):,} characters; Kafka allows {TOPIC_MAX}. Use a shorter topic name."
+        )
     raise InvalidMessage(
         f"topic: {shown(topic)} is not a topic name. Kafka allows letters, digits, dots, underscores and hyphens "
         'of ASCII, and neither "." nor "..".'
@@ -183,7 +187,7 @@ def checked_topic(topic: str) -> str:
 
 
 def message_ids(expected: int = 1) -> Iterator[str]:
-    """Random UUIDs (version 4) as text, made for many at once: a fifth of the price of `uuid.uuid4`."""
+    """Yield random UUIDs (version 4) as text. It makes many at once, in a fifth of the time of `uuid.uuid4`."""
     while True:
         entropy = bytearray(os.urandom(16 * expected))
         entropy[6::16] = entropy[6::16].translate(_VERSION)
@@ -196,7 +200,7 @@ def message_ids(expected: int = 1) -> Iterator[str]:
 
 
 def _must_add(argument: str, setting: str, header: str, given: object, pairs: tuple[Pair, ...]) -> bool:
-    """Whether an id given as an argument must become a header: not when the same is among the headers already."""
+    """Return whether an id given as an argument must become a header. It must not when the headers already have it."""
     if not header:
         raise InvalidMessage(
             f'{argument}: {shown(given)} was given, but OUTBOX["{setting}"] is empty. Set it or leave the argument out.'
@@ -204,12 +208,12 @@ def _must_add(argument: str, setting: str, header: str, given: object, pairs: tu
     if not isinstance(given, str):
         raise _not_text(argument, given)
     if not given:
-        raise InvalidMessage(f"{argument}: is empty. Pass a non-empty string or leave it out.")
+        raise InvalidMessage(f'{argument}: "" is empty. Pass a non-empty string or leave it out.')
     present = [value for name, value in pairs if name == header]
     if present and present != [given]:
         raise InvalidMessage(
-            f"{argument}: {shown(given)} was given, but the header {header} is there with {shown(present[0])}. "
-            "Give one of the two."
+            f"{argument}: {shown(given)} was given, but the header {header} has {shown(present[0])}. "
+            "Pass only one of them."
         )
     return not present
 
@@ -256,7 +260,7 @@ def _unfit(
     names: tuple[str, ...],
     values: tuple[str, ...],
 ) -> InvalidMessage:
-    """Find the field that the fast check of all texts together has refused."""
+    """Find the field that failed the fast check of all texts together."""
     fields = [("key", key), ("value", text or "")]
     fields += [("headers: the name", name) for name in names]
     fields += [(f"headers: the value of {shown(name)}", value) for name, value in zip(names, values, strict=True)]

@@ -1,1 +1,1 @@
-"""What migrations need: adopting a table, expressions of columns and constraints, fields, roles."""
+"""Parts of the migrations: adoption of a table, expressions of columns and constraints, fields, roles."""

@@ -1,7 +1,7 @@
 """The migration operation that creates the outbox table, or adopts one that other programs of its layout filled.
 
-Every statement looks before it acts, so an interrupted run is simply started again. A table in use is changed under
-a short lock time-out with retries: writers queue behind a waiting lock, so it must not wait long.
+Every statement checks before it acts, so you can repeat an interrupted run. The operation changes a table in use under
+a short lock timeout, with retries: writers queue behind a waiting lock, so it must not wait long.
 """
 
 import random
@@ -22,11 +22,11 @@ from outbox.documents import page
 from outbox.exceptions import OutboxError
 
 LOCK_TIMEOUT_MS = 200
-LOCK_ATTEMPTS = 150  # with the pauses between them about a minute
+LOCK_ATTEMPTS = 150  # about a minute, with the pauses between them
 
 
 def in_short_attempts(alias: str, table: str, change: Callable[[CursorWrapper], None]) -> None:
-    """Change a table in use. Whoever waits for a lock makes all others wait behind it, so each attempt is short."""
+    """Change a table in use. Other transactions wait behind a waiting lock, so each attempt is short."""
     for _ in range(LOCK_ATTEMPTS):
         try:
             with transaction.atomic(alias), connections[alias].cursor() as cursor:
@@ -38,8 +38,8 @@ def in_short_attempts(alias: str, table: str, change: Callable[[CursorWrapper], 
                 raise
             time.sleep(random.uniform(0.1, 0.3))
     raise OutboxError(
-        f"No lock on the table {table} within {LOCK_ATTEMPTS} attempts of {LOCK_TIMEOUT_MS} ms: a long transaction "
-        "holds it (see pg_stat_activity). Run migrate again when it has ended."
+        f"The migration got no lock on the table {table} in {LOCK_ATTEMPTS} attempts of {LOCK_TIMEOUT_MS} ms: a long "
+        "transaction holds it (see pg_stat_activity). Run migrate again when that transaction has ended."
     )
 
 
@@ -47,7 +47,8 @@ def is_lock(error: DatabaseError) -> bool:
     return getattr(error.__cause__, "sqlstate", None) == "55P03"  # lock_not_available
 
 
-# The types that columns may have. Those without a definition in ADDED make a table an outbox; the others are added.
+# The types that columns may have. An adopted table must have the columns that ADDED lacks; the migration adds the
+# others.
 TYPES = {
     "id": r"bigint",
     "create_time": r"timestamp(\(\d\))? with time zone",
@@ -78,11 +79,11 @@ NULLABLE = ("kafka_value", "leader_id")
 
 
 class CannotAdopt(OutboxError):
-    """The table that stands under our name is no outbox, or holds rows that break its rules."""
+    """The existing table of this name is not an outbox, or has rows that break its rules."""
 
 
 class CreateOrAdoptTable(migrations.CreateModel):
-    """CreateModel that looks first."""
+    """CreateModel that adopts an existing table."""
 
     def database_forwards(
         self,
@@ -104,8 +105,8 @@ class CreateOrAdoptTable(migrations.CreateModel):
             schema_editor.execute(f'ALTER TABLE {table} ALTER COLUMN "id" DROP IDENTITY')
             for statement in _own_sequence(connection, model._meta.db_table):
                 schema_editor.execute(statement)
-            # Rows come and go fast: vacuum by a fixed number of dead rows, and never stop writers to give a
-            # truncated tail of the file back that is needed again at once.
+            # Rows come and go fast, so vacuum runs after a fixed number of dead rows. It does not stop writers to
+            # truncate the file, which grows again at once.
             schema_editor.execute(
                 f"ALTER TABLE {table} SET (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 50000, "
                 "vacuum_truncate = off)"
@@ -149,8 +150,8 @@ def sequence_of(table: str) -> str:
 
 
 def guarded_default(quoted_sequence: str) -> str:
-    """The id's default. A transaction has its xid before it draws an id: only so can a reader know what may still
-    appear below an id that it has seen."""
+    """Return the id's default. A transaction gets its xid before it draws an id. Otherwise a reader could not know
+    which lower ids may still appear."""
     literal = quoted_sequence.replace("'", "''")
     return f"CASE WHEN pg_current_xact_id() IS NOT NULL THEN nextval('{literal}'::regclass) END"
 
@@ -178,7 +179,7 @@ def _problems_of_columns(columns: dict[str, _Column]) -> Iterator[str]:
         elif not re.fullmatch(kinds, columns[name].kind):
             yield f"column {name} is {columns[name].kind}"
         elif name in NOT_NULL and not columns[name].not_null:
-            yield f"column {name} may be NULL"
+            yield f"column {name} accepts NULL"
     for name, column in columns.items():
         if name not in TYPES and column.not_null and not (column.has_default or column.identity):
             yield f"column {name}, of your own, is NOT NULL without a default"
@@ -207,7 +208,7 @@ class _Adoption:
         self._change(cursor)
 
     def _refused(self, error: DatabaseError) -> CannotAdopt | None:
-        """What PostgreSQL will not change, such as the type of a column that a view shows, and why."""
+        """Return the error of a change that PostgreSQL rejects, such as the type of a column that a view uses."""
         if not isinstance(error.__cause__, psycopg.Error):
             return None
         told = error.__cause__.diag
@@ -215,9 +216,9 @@ class _Adoption:
             return None
         detail = f" ({told.message_detail})" if told.message_detail else ""
         return CannotAdopt(
-            f"The table {self.table!r} was left as it is, because PostgreSQL refused to change it: "
-            f"{told.message_primary}{detail}. Remove what stands in the way (such as a view or a trigger), run migrate "
-            "again, and create it anew."
+            f"PostgreSQL refused to change the table {self.table!r}, which was left as it is: "
+            f"{told.message_primary}{detail}. Drop the object that prevents the change (such as a view or a trigger), "
+            "run migrate again, and create the object again."
         )
 
     def _columns(self, cursor: CursorWrapper) -> dict[str, _Column]:
@@ -266,7 +267,7 @@ class _Adoption:
             if columns[name].kind != "text":  # varchar to text rewrites nothing
                 cursor.execute(f'ALTER TABLE {self.quoted} ALTER COLUMN "{name}" TYPE text')
         limit = re.fullmatch(r"character varying\((\d+)\)", columns["kafka_topic"].kind)
-        if limit and int(limit[1]) < TOPIC_MAX:  # a narrower type would need a look at every row
+        if limit and int(limit[1]) < TOPIC_MAX:  # a narrower type would make PostgreSQL read every row
             cursor.execute(f'ALTER TABLE {self.quoted} ALTER COLUMN "kafka_topic" TYPE varchar({TOPIC_MAX})')
         for name in NULLABLE:
             if name in columns and columns[name].not_null:
@@ -278,7 +279,7 @@ class _Adoption:
                 cursor.execute(f"{constraint.create_sql(self.model, self.schema_editor)} NOT VALID".replace("%%", "%"))
 
     def _guard(self, cursor: CursorWrapper, *, identity: bool) -> None:
-        """Draw ids from the sequence that drew them before, or from a new one; always above those in the table."""
+        """Let the id draw from its previous sequence or from a new one, always above the ids in the table."""
         cursor.execute(
             "SELECT pg_get_serial_sequence(%s, 'id'), format('%%I.%%I', nspname, %s::text) "
             "FROM pg_class c JOIN pg_namespace n ON n.oid = relnamespace WHERE c.oid = %s::regclass",
@@ -319,7 +320,7 @@ class _Adoption:
         return dict(cursor.fetchall())
 
     def _validate(self) -> None:
-        """Reads the table beside its writers: this lock stops neither them nor harvesters."""
+        """Validate the constraints. The lock stops neither writers nor harvesters."""
         with self.connection.cursor() as cursor:
             present = self._constraints(cursor)
             for constraint in self.model._meta.constraints:

@@ -1,4 +1,4 @@
-"""The migration operation that makes the tables beside the outbox, and drops them when nothing is left to decide."""
+"""The migration operation that creates the companion tables. It drops them only when no hold or dead letter is left."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ def quoted(name: str) -> str:
 
 
 class CreateCompanions(migrations.RunSQL):
-    """SQL for PostgreSQL alone: other databases of a project have no outbox. Every statement may run again."""
+    """SQL for PostgreSQL only: other databases of a project have no outbox. Every statement may run again."""
 
     def __init__(self, sql: str, reverse_sql: str, *, outbox: str, holds: str, dead_letters: str) -> None:
         super().__init__(sql, reverse_sql, hints={"model_name": "outboxrecord"}, elidable=False)
@@ -48,7 +48,7 @@ class CreateCompanions(migrations.RunSQL):
 
         if schema_editor.connection.vendor != "postgresql":
             return
-        if schema_editor.collect_sql:  # only shown
+        if schema_editor.collect_sql:  # sqlmigrate only shows the SQL
             drop()
         else:
             refuse_to_drop_records(schema_editor.connection, self.outbox)  # before its companions are gone
@@ -63,7 +63,7 @@ class CreateCompanions(migrations.RunSQL):
             raise OutboxError(
                 f"The table {self.holds} has {holds} holds and {self.dead_letters} has {dead} dead letters. Migrating "
                 "backwards would drop both tables: the harvester would send paused and rejected keys, and the dead "
-                "letters would be lost. First end the holds with a harvester running (manage.py outbox_resume --all; "
-                "outbox_retry or outbox_discard), and put the dead letters back or delete them (outbox_requeue --all, "
+                "letters would be lost. First end the holds while a harvester runs (manage.py outbox_resume --all; "
+                "outbox_retry or outbox_discard). Then requeue or discard the dead letters (outbox_requeue --all, "
                 "outbox_discard --dead-letters --all). Then migrate backwards."
             )

@@ -16,7 +16,7 @@ else:
 
 
 class EmptyTextArray(Func):
-    """A literal, so that the catalogue shows the default the way people write it."""
+    """The empty array as a literal, so that the catalogue shows the usual spelling of the default."""
 
     template = "'{}'::text[]"
 
@@ -25,7 +25,7 @@ class EmptyTextArray(Func):
 
 
 class EmptyIntegerArray(Func):
-    """Likewise."""
+    """The empty array of integers, also as a literal."""
 
     template = "'{}'::integer[]"
 
@@ -34,27 +34,27 @@ class EmptyIntegerArray(Func):
 
 
 class SuppliedTime(_DateTimeField):
-    """A time that any program may have written: None where Python has no date for it, which psycopg would raise for the
-    whole result."""
+    """A time that any program may have written. It is None where Python has no such date; psycopg would otherwise fail
+    for the whole result."""
 
     def select_format(self, compiler: Any, sql: str, params: Any) -> tuple[str, Any]:
         given = (*params, KNOWN_FROM, *params, KNOWN_BEFORE, *params)
         return f"CASE WHEN {sql} >= %s AND {sql} < %s THEN {sql} END", given
 
     def deconstruct(self) -> Any:
-        """For migrations it is the plain field."""
+        """Migrations use the plain field."""
         name, _, args, kwargs = super().deconstruct()
         return name, "django.db.models.DateTimeField", args, kwargs
 
 
 def known(column: str) -> Case:
-    """The time of a `SuppliedTime` for arithmetic, or NULL."""
+    """Return the time of a `SuppliedTime` for arithmetic, or NULL."""
     bounds = {f"{column}__gte": KNOWN_FROM, f"{column}__lt": KNOWN_BEFORE}
     return Case(When(**bounds, then=F(column)), output_field=DateTimeField())
 
 
 def has_time(column: str, time: datetime | None) -> Q:
-    """Of a `SuppliedTime`, whether it is this time, as Python has it."""
+    """Return the condition that a `SuppliedTime` has this value in Python."""
     if time is not None:
         return Q(**{column: time})
     return Q(**{f"{column}__isnull": True}) | Q(**{f"{column}__lt": KNOWN_FROM}) | Q(**{f"{column}__gte": KNOWN_BEFORE})
@@ -67,7 +67,7 @@ class Cardinality(Func):
 
 
 class NullPosition(Func):
-    """Where an array has its first NULL element; NULL when it has none."""
+    """The position of the first NULL element of an array, or NULL."""
 
     function = "array_position"
 

@@ -1,8 +1,8 @@
-"""Texts as other writers left them. A database without an encoding (SQL_ASCII) keeps any bytes as text, and refuses to
-hand them over as UTF-8: one such record would make every page and command fail that meets it.
+"""Fields for texts of other writers. A database without an encoding (SQL_ASCII) stores any bytes as text, and cannot
+return them as UTF-8. A single such record would make every page and command that reads it fail.
 
-So they are asked for as bytes there, and shown with what is not UTF-8 written as `\\xff`. Everywhere else these fields
-are Django's own, by which name migrations know them.
+There, these fields read the bytes and show those that are not UTF-8 as `\\xff`. In other databases they behave like
+Django's fields, and migrations use the names of those.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from django.db import models
 
 
 class NotUtf8(str):
-    """What is shown in place of a text that is none. It must not be written back."""
+    """A text that replaces bytes that are not UTF-8. A caller must not write it back."""
 
     __slots__ = ()
 
@@ -26,7 +26,7 @@ def is_not_utf8(value: Any) -> bool:
 
 
 def has_encoding(connection: Any) -> bool:
-    """Of Django's connection."""
+    """Return whether the database of a Django connection has an encoding."""
     if connection.vendor != "postgresql":
         return True
     connection.ensure_connection()
@@ -73,7 +73,8 @@ class _Array(ArrayField):  # type: ignore[type-arg]
     known_as = "django.contrib.postgres.fields.ArrayField"
 
     def check(self, **kwargs: Any) -> list[Any]:
-        """Django 6.1 wants its app for PostgreSQL in INSTALLED_APPS. Arrays need nothing of what that registers."""
+        """Skip a check of Django 6.1, which requires its PostgreSQL app in INSTALLED_APPS. Arrays do not need that
+        app."""
         return [found for found in super().check(**kwargs) if found.id != "postgres.E005"]
 
 
@@ -93,7 +94,7 @@ class _Unescaped(json.JSONEncoder):
 
 
 class JSONField(models.JSONField):
-    """Written without escapes: a database without an encoding takes none for what is not ASCII."""
+    """JSON without escapes: a database without an encoding rejects escapes of characters that are not ASCII."""
 
     def __init__(self, **given: Any) -> None:
         super().__init__(**given)

@@ -1,4 +1,4 @@
-"""Least-privilege roles as SQL: who stashes, who harvests, who looks. `manage.py outbox_roles` prints it."""
+"""Least-privilege roles as SQL, for writers, harvesters, operators and readers. `manage.py outbox_roles` prints it."""
 
 from __future__ import annotations
 
@@ -8,32 +8,32 @@ from dataclasses import dataclass
 from psycopg import sql
 
 COMPANIONS = ("state", "purged", "lane", "spark", "hold", "dead", "audit_log", "sample", "watch")
-"""Suffixes of the tables beside the outbox. The harvester keeps them; holds, dead letters and audit are also written by
-whoever runs the commands."""
+"""Suffixes of the companion tables. The harvester writes them. Operators also write holds, dead letters and the audit
+log, by the commands and the admin."""
 OPERATED = ("hold", "dead", "audit_log")
 
 HELP: Mapping[str, str] = {
-    "writer": "stashes: inserts records and learns their ids; sees no record, also not its own, and changes none",
-    "harvester": "moves records: reads, marks and deletes them and keeps its own tables; writes no record",
+    "writer": "stashes: inserts records and reads their ids; reads no other column, and changes no record",
+    "harvester": "moves records: reads, marks and deletes them, and writes the companion tables; inserts no record",
     "operator": "decides: reads, adds and changes records, holds and dead letters; deletes no record",
-    "reader": "looks: reads records and the harvester's tables, as the admin and the metrics do; changes nothing",
+    "reader": "reads records and the companion tables, as the admin and the metrics do; changes nothing",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Relations:
-    """What there is in the database."""
+    """The tables and the sequence of an outbox in the database."""
 
     schema: str
     table: str
     sequence: str
-    """Qualified and quoted, as PostgreSQL says it."""
+    """Qualified and quoted, as PostgreSQL returns it."""
     companions: tuple[str, ...]
 
 
 def statements(found: Relations, names: Mapping[str, str]) -> list[tuple[str, sql.Composed]]:
-    """(comment, statement): run again they set what a role may do on these tables to exactly this. `names` are the
-    roles' by what they are for; one that is absent is left out."""
+    """Return pairs of comment and statement. Each run sets the privileges of a role on these tables to exactly these.
+    `names` has the role name of each purpose; a purpose without a name is left out."""
     result = []
     for purpose in HELP:
         if purpose in names:
@@ -78,7 +78,7 @@ _CREATE = (
 
 
 def _fence(name: str) -> str:
-    """A dollar quote that the role's name does not end."""
+    """Return a dollar quote that the role's name does not contain."""
     tag = "role"
     while f"${tag}$" in name:
         tag += "_"
@@ -96,7 +96,7 @@ _GRANTS: Mapping[str, tuple[str, ...]] = {
         "GRANT SELECT ON SEQUENCE {sequence} TO {role}",
         "GRANT SELECT, INSERT, UPDATE, DELETE ON {companions} TO {role}",
     ),
-    # It adds what comes back from the dead letters.
+    # It inserts requeued dead letters.
     "operator": (
         "GRANT SELECT, INSERT, UPDATE ON {table} TO {role}",
         "GRANT USAGE, SELECT ON SEQUENCE {sequence} TO {role}",

@@ -1,8 +1,7 @@
-"""A kit for the tests of applications that stash: what was stashed, and what a harvester would make of it.
+"""A kit for the tests of applications that stash: it shows stashed messages and the deliveries of a harvester.
 
-It works inside Django's TestCase, whose transaction no real harvester could look into. Importing it reads no settings
-and loads no models, so it can stand at the top of any test module. The pytest plugin is
-``outbox.testing.pytest_plugin``.
+It works inside Django's TestCase, whose transaction no real harvester can read. Importing it reads no settings and
+loads no models, so any test module can import it at its top. The pytest plugin is ``outbox.testing.pytest_plugin``.
 """
 
 from outbox.testing.broker import Delivered, MemoryBroker, Topic

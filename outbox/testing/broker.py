@@ -1,7 +1,7 @@
-"""An in-memory Kafka for tests: topics, partitions and offsets, what it refuses, and an outage at will.
+"""An in-memory Kafka for tests: topics, partitions, offsets, rejections, and outages on demand.
 
-It takes messages the way the harvester's producer hands them over. The same suite of tests runs on it and on a real
-Kafka, so the two do not drift apart; compression is the one difference: a real broker compares the compressed size.
+It receives messages in the form in which the harvester's producer sends them. The same suite of tests runs on it and on
+a real Kafka, so the two behave alike. Compression is the one difference: a real broker checks the compressed size.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ class Delivered:
     def json(self) -> Any:
         """The value read as JSON."""
         if self.value is None:
-            raise ValueError(f"{self.topic}[{self.partition}]@{self.offset} is a tombstone: it has no value")
+            raise ValueError(
+                f"The message {self.topic}[{self.partition}]@{self.offset} is a tombstone: it has no value."
+            )
         return json.loads(self.value)
 
     def header(self, name: str) -> bytes | None:
@@ -51,7 +53,7 @@ class Topic:
 
 
 class Refused(Exception):
-    """The broker will not take this message; `name` is the client's name of the error."""
+    """The broker has rejected this message; `name` is the client's name of the error."""
 
     def __init__(self, name: str, text: str) -> None:
         self.name = name
@@ -63,7 +65,7 @@ class Unavailable(Exception):
 
 
 class MemoryBroker:
-    """Topics are created at first use, unless `auto_create_topics` is off."""
+    """Creates topics at first use, unless `auto_create_topics` is False."""
 
     def __init__(self, *, auto_create_topics: bool = True) -> None:
         self.auto_create_topics = auto_create_topics
@@ -80,21 +82,21 @@ class MemoryBroker:
         del self.topics[name]
 
     def deny(self, name: str) -> None:
-        """From now on the user may not write to the topic."""
+        """Stop the user from writing to the topic, until `allow`."""
         self.topics.setdefault(name, Topic()).is_writable = False
 
     def allow(self, name: str) -> None:
         self.topics.setdefault(name, Topic()).is_writable = True
 
     def stop(self) -> None:
-        """An outage begins: nothing is taken, and nothing is refused either."""
+        """Start an outage: the broker neither accepts nor rejects messages."""
         self.is_up = False
 
     def start(self) -> None:
         self.is_up = True
 
     def messages(self, topic: str | None = None) -> list[Delivered]:
-        """What arrived, of one topic or of all, in the order of arrival within each topic."""
+        """Return the received messages of one topic or of all, in the order of arrival within each topic."""
         if topic is None:
             return [message for found in self.topics.values() for message in found.messages]
         return list(self.topics[topic].messages) if topic in self.topics else []
@@ -111,11 +113,13 @@ class MemoryBroker:
     ) -> Delivered:
         """Append a message, or raise `Refused` or `Unavailable`."""
         if not self.is_up:
-            raise Unavailable("the broker was stopped by the test")
+            raise Unavailable("the test has stopped the broker")
         found = self._writable(topic)
         size = OVERHEAD_BYTES + sum(len(part or b"") for part in (key, value)) + _size(headers)
         if size > found.max_message_bytes:
-            raise Refused("MSG_SIZE_TOO_LARGE", f"{size:,} bytes, over {found.max_message_bytes:,} of the topic")
+            raise Refused(
+                "MSG_SIZE_TOO_LARGE", f"the message has {size:,} bytes, over {found.max_message_bytes:,} of the topic"
+            )
         partition = partition_of(key, found.partitions, len(found.messages))
         offset = sum(message.partition == partition for message in found.messages)
         message = Delivered(topic, partition, offset, key, value, tuple(headers), timestamp, record_id)
@@ -126,7 +130,7 @@ class MemoryBroker:
         if name not in self.topics and self.auto_create_topics:
             self.topics[name] = Topic()
         if name not in self.topics:
-            raise Refused("UNKNOWN_TOPIC_OR_PART", f"there is no topic {name!r}")
+            raise Refused("UNKNOWN_TOPIC_OR_PART", f"the topic {name!r} does not exist")
         if not self.topics[name].is_writable:
             raise Refused("TOPIC_AUTHORIZATION_FAILED", f"the user may not write to {name!r}")
         return self.topics[name]
@@ -137,7 +141,8 @@ def _size(headers: Sequence[tuple[str, bytes]]) -> int:
 
 
 def partition_of(key: bytes | None, partitions: int, turn: int = 0) -> int:
-    """Where Java clients, Spark and the harvester put a key; messages without a key go round by `turn`."""
+    """Return the partition that Java clients, Spark and the harvester choose for a key. Without a key, `turn` chooses
+    it."""
     return turn % partitions if key is None else (murmur2(key) & 0x7FFFFFFF) % partitions
 
 

@@ -1,4 +1,4 @@
-"""The time of a test: it stands still until the test moves it."""
+"""The time of a test: it does not change until the test moves it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 
 class Clock:
-    """Starts at the present unless told otherwise."""
+    """Starts at `start`, or at the present time."""
 
     def __init__(self, start: datetime | None = None) -> None:
         self._start = start or datetime.now(UTC)
@@ -18,5 +18,5 @@ class Clock:
 
     def advance(self, seconds: float) -> None:
         if seconds < 0:
-            raise ValueError(f"advance({seconds!r}): time does not go back. Pass a number of seconds from 0.")
+            raise ValueError(f"advance({seconds!r}): time does not go back. Pass 0 or more seconds.")
         self.elapsed_s += seconds

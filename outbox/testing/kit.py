@@ -1,9 +1,9 @@
 """The kit of one test: reads the table through Django's connection, and harvests it into a broker in memory.
 
-A test's transaction is never committed, so no other connection could see its records. The harvesting here is for that
-alone; it follows the rules of the real one: ids in order, a rejected record holds back its key (a missing topic all of
-its records) or becomes a dead letter, what operators pause waits, an outage spends no attempt, and what an open
-``atomic()`` block has stashed is not there yet.
+A test's transaction is never committed, so no other connection could see its records. The kit therefore harvests by
+itself. It follows the rules of the real harvester: it sends records in the order of ids. A rejected record holds back
+its key (or a missing topic all of its records) or becomes a dead letter. Paused records wait. An outage costs no
+attempt. Records of an open ``atomic()`` block are not visible yet.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from outbox.testing.messages import ANYTHING, Expected, StashedMessage, as_pairs
 BACKOFF_MIN_S, BACKOFF_MAX_S = 0.5, 60.0
 
 Name = tuple[str, str] | int | str
-"""What a hold holds back: a (topic, key), a record without a key, or a topic."""
+"""The scope of a hold: a (topic, key), a record without a key, or a topic."""
 
 
 class NotCommitted(OutboxError):
-    """Harvesting inside a transaction of the test: its records could still be rolled back."""
+    """The test harvests inside its own transaction, which could still roll the records back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class _Lane:
 
 @dataclass(slots=True)
 class HeldMessage:
-    """A record that was refused, at the head of what it holds back."""
+    """A rejected record, which holds back the later records of its scope."""
 
     record_id: int
     error: str
@@ -47,7 +47,7 @@ class HeldMessage:
 
 
 class OutboxKit:
-    """`using` is the alias of the database; without it that of the settings."""
+    """`using` is the alias of the database; without it, the kit uses that of the settings."""
 
     def __init__(self, *, using: str | None = None, broker: MemoryBroker | None = None) -> None:
         self._using = using
@@ -60,13 +60,13 @@ class OutboxKit:
 
     @property
     def stashed(self) -> list[StashedMessage]:
-        """What this test has stashed and not rolled back, in the order of ids; also what was harvested since."""
+        """Return the messages that this test has stashed and not rolled back, in the order of ids, harvested or not."""
         found = {message.id: message for message in map(_message, self._records())}
         return [message for _, message in sorted({**self._harvested, **found}.items())]
 
     @property
     def pending(self) -> list[StashedMessage]:
-        """What waits in the table."""
+        """Return the messages that wait in the table."""
         return [_message(record) for record in self._records()]
 
     def assert_stashed(
@@ -78,10 +78,10 @@ class OutboxKit:
         headers: Mapping[str, Any] | Iterable[tuple[str, Any]] | None = None,
         times: int | None = None,
     ) -> StashedMessage:
-        """At least one such message was stashed, or exactly so many `times`; returns the first.
+        """Assert that at least one such message was stashed, or exactly `times` of them. Return the first.
 
-        Objects are compared as the JSON that the settings' serializer makes of them. `headers` are those that must be
-        there, whichever others are. ANYTHING (or mock.ANY) fits wherever it stands.
+        The kit compares objects as the JSON that the settings' serializer makes of them. The message must have
+        `headers` and may have others. ANYTHING (or mock.ANY) matches every value.
         """
         expected = Expected(topic, key, value, as_pairs(headers), self._serialize)
         messages = self.stashed
@@ -91,7 +91,7 @@ class OutboxKit:
         return found[0]
 
     def assert_nothing_stashed(self, topic: str | None = None) -> None:
-        """Nothing was stashed, at all or for the topic."""
+        """Assert that no message was stashed, at all or for the topic."""
         messages = [message for message in self.stashed if topic in (None, message.topic)]
         if messages:
             where = "" if topic is None else f" for the topic {topic!r}"
@@ -100,9 +100,9 @@ class OutboxKit:
     # ---- harvesting
 
     def harvest_all(self) -> list[Delivered]:
-        """Move to the broker what a harvester would move now; what it has taken, in order.
+        """Move the records to the broker that a harvester would send now. Return the delivered messages, in order.
 
-        HeldMessage records stay in the table until `advance` has brought the time of their next attempt.
+        Held records stay in the table until `advance` reaches the time of their next attempt.
         """
         self._require_committed()
         delivered: list[Delivered] = []
@@ -134,7 +134,7 @@ class OutboxKit:
         return delivered
 
     def advance(self, seconds: float) -> None:
-        """Let time pass: attempts become due, and what waits in the table grows older."""
+        """Let time pass: attempts become due, and the records in the table grow older."""
         from django.db.models import F
 
         self.clock.advance(seconds)
@@ -161,7 +161,7 @@ class OutboxKit:
         return name
 
     def _is_to_die(self, message: StashedMessage, name: Name) -> bool:
-        """By the policy of its topic. A topic at fault sets nothing aside."""
+        """Return whether the policy of its topic makes it a dead letter. A rejected topic makes none."""
         from outbox import conf
 
         settings = conf.current()
@@ -192,7 +192,7 @@ class OutboxKit:
         )
 
     def _operators_holds(self) -> set[Name | _Lane]:
-        """What the table of holds keeps back, beside what the kit itself has found refused."""
+        """Return the scopes that operators hold by rows of the table, without those that the kit itself holds."""
         from outbox.models import Hold
 
         reasons = (Hold.Reason.PAUSED, Hold.Reason.EDITING, Hold.Reason.POISON)
@@ -227,8 +227,8 @@ class OutboxKit:
         blocks = getattr(connections[self._alias], "atomic_blocks", [])
         if any(not getattr(block, "_from_testcase", False) for block in blocks):
             raise NotCommitted(
-                "harvest_all() inside transaction.atomic(): what was stashed there can still be rolled back, so no "
-                "harvester would see it. Call it after the block."
+                "harvest_all() was called inside transaction.atomic(). Its records can still be rolled back, so no "
+                "harvester would see them. Call harvest_all() after the block."
             )
 
     # ---- the table

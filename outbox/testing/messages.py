@@ -1,4 +1,4 @@
-"""What was stashed, as tests see it: one value per record, how it compares with what is expected, how it is shown."""
+"""Stashed messages as tests see them: one value per record, its comparison with an expected message, and its text."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SHOWN_MESSAGES = 50
 
 
 class _Anything:
-    """Equals whatever there is."""
+    """Equals every value."""
 
     def __eq__(self, other: object) -> bool:
         return True
@@ -27,12 +27,12 @@ class _Anything:
 
 
 ANYTHING: Any = _Anything()
-"""Stands for any key, value or header value, also inside of a value."""
+"""Matches any key, value or header value, also inside a value."""
 
 
 @dataclass(frozen=True, slots=True)
 class StashedMessage:
-    """A record as it stands, or stood, in the table. Headers include those that are added by the settings."""
+    """A record as it is, or was, in the table. Headers include those that stash() adds."""
 
     id: int
     topic: str
@@ -44,7 +44,7 @@ class StashedMessage:
     def json(self) -> Any:
         """The value read as JSON."""
         if self.value is None:
-            raise ValueError(f"record {self.id} of the topic {self.topic!r} is a tombstone: it has no value")
+            raise ValueError(f"The record {self.id} of the topic {self.topic!r} is a tombstone: it has no value.")
         return json.loads(self.value)
 
     def header(self, name: str) -> str | None:
@@ -58,7 +58,8 @@ class StashedMessage:
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What a test asks for; ANYTHING where it does not matter, headers are those that must be among the others."""
+    """The message that a test expects. ANYTHING matches every value; the message must have `headers` and may have
+    others."""
 
     topic: str
     key: Any
@@ -67,7 +68,7 @@ class Expected:
     serializer: Callable[[Any], str | bytes]
 
     def differences(self, message: StashedMessage) -> list[str]:
-        """Which fields are not as expected."""
+        """Return the names of the fields that differ from the expected ones."""
         found = []
         if self.topic != message.topic:
             found.append("topic")
@@ -87,7 +88,8 @@ class Expected:
         return bool(expected == stored) or self._is_same_json(stored)
 
     def _is_same_json(self, stored: str | bytes) -> bool:
-        """As Python objects: neither spaces nor the order of keys count; dates and decimals as they are sent."""
+        """Compare as Python objects, without spaces and the order of keys. Dates and decimals compare as they are
+        sent."""
         try:
             found = json.loads(stored)
         except ValueError:
@@ -111,7 +113,7 @@ class Expected:
 
 
 def listing(messages: Sequence[StashedMessage], notes: Mapping[int, str] | None = None) -> str:
-    """All messages, one line each, for the text of a failure."""
+    """Return all messages, one line each, for the text of a failure."""
     if not messages:
         return "Nothing was stashed."
     lines = [f"{len(messages)} stashed:"]
@@ -138,7 +140,7 @@ def _bytes(stored: str | bytes) -> bytes:
 
 
 class _Short(reprlib.Repr):
-    """Values of tests are small; a large one must not hide the others."""
+    """Shortens large values, so that they do not hide the others."""
 
     maxstring = maxother = SHOWN_CHARS
     maxdict = maxlist = maxtuple = 20

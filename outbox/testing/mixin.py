@@ -12,15 +12,15 @@ from outbox.testing.messages import StashedMessage
 class OutboxTestMixin:
     """Put it before the test case: ``class OrderTests(OutboxTestMixin, TestCase)``.
 
-    A kit is made for each test at first use, so no ``setUp`` has to be called. `outbox_using` is the alias of the
-    database, if it is not the one of the settings.
+    Each test gets a kit at first use, so you need no ``setUp``. `outbox_using` is the alias of the database, if it is
+    not the one of the settings.
     """
 
     outbox_using: str | None = None
 
     @property
     def outbox(self) -> OutboxKit:
-        """The kit of this test; unittest makes an instance per test method."""
+        """Return the kit of this test. unittest makes an instance per test method."""
         kit: OutboxKit | None = self.__dict__.get("_outbox_kit")
         if kit is None:
             kit = self.__dict__["_outbox_kit"] = OutboxKit(using=self.outbox_using)

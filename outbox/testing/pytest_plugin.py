@@ -1,6 +1,6 @@
 """pytest plugin: the kit as fixtures. Load it with ``pytest_plugins = ["outbox.testing.pytest_plugin"]``.
 
-It needs pytest-django: the fixtures ask for its ``db``, and work with ``transactional_db`` and the mark as well.
+It needs pytest-django: the fixtures use its ``db``, and also work with ``transactional_db`` and the mark.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from outbox.testing.messages import StashedMessage, listing
 
 
 class StashedView(Sequence[StashedMessage]):
-    """Always what is stashed now, so that a test may take the fixture before it stashes."""
+    """Shows the messages stashed at the time of reading, so that a test may request the fixture before it stashes."""
 
     def __init__(self, kit: OutboxKit) -> None:
         self._kit = kit
@@ -45,23 +45,24 @@ class StashedView(Sequence[StashedMessage]):
 
 @pytest.fixture
 def outbox_kit(db: None) -> OutboxKit:
-    """The kit of this test: `broker`, `advance`, `held` and all the rest. Not called ``outbox``, as the package is."""
+    """Return the kit of this test, with `broker`, `advance`, `held` and more. The package already has the name
+    outbox."""
     return OutboxKit()
 
 
 @pytest.fixture
 def stashed(outbox_kit: OutboxKit) -> StashedView:
-    """The messages stashed by this test, in order."""
+    """Return the messages stashed by this test, in order."""
     return StashedView(outbox_kit)
 
 
 @pytest.fixture
 def assert_stashed(outbox_kit: OutboxKit) -> Callable[..., StashedMessage]:
-    """``assert_stashed(topic, key=…, value=…, headers=…)``."""
+    """Return the function ``assert_stashed(topic, key=…, value=…, headers=…)``."""
     return outbox_kit.assert_stashed
 
 
 @pytest.fixture
 def harvest_all(outbox_kit: OutboxKit) -> Callable[[], list[Delivered]]:
-    """Move what was stashed to the broker in memory."""
+    """Return the function that moves stashed messages to the broker in memory."""
     return outbox_kit.harvest_all

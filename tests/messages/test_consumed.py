@@ -44,7 +44,7 @@ def test_another_header():
 
 @pytest.mark.parametrize("value", [b"", b"-1", b"4 2", "\u0664\u0662", b"x/42", b"\xff"])
 def test_what_is_no_id_is_told(value):
-    with pytest.raises(ValueError, match="no id of a record") as caught:
+    with pytest.raises(ValueError, match="not the id of a record") as caught:
         outbox.identity([("outbox-id", value)])
     assert len(str(caught.value)) < 400
 

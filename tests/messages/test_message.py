@@ -64,8 +64,8 @@ def test_subclasses_of_str_become_str():
         ({"a": 5}, "headers: the value of 'a' is 5, int, not str. Pass str(...) of it."),
         ({"a": b"x"}, "headers: the value of 'a' is b'x', bytes, not str. The table keeps header values as text"),
         ({"a": None}, "headers: the value of 'a' is None, NoneType, not str. The table keeps no null header"),
-        ({"": "x"}, "headers: the name of the header with the value 'x' is empty. Name it."),
-        ([["", "x"]], "headers: the name of the header with the value 'x' is empty. Name it."),
+        ({"": "x"}, "headers: the name of the header with the value 'x' is empty. Pass a name."),
+        ([["", "x"]], "headers: the name of the header with the value 'x' is empty. Pass a name."),
     ],
 )
 def test_wrong_headers_are_named(headers, told):

@@ -42,7 +42,7 @@ def test_topics_of_kafka_are_accepted(topic):
 @pytest.mark.parametrize(
     ("topic", "told"),
     [
-        ("", 'topic: "" is empty. Name a Kafka topic.'),
+        ("", 'topic: "" is empty. Pass the name of a Kafka topic.'),
         ("x" * 250, "has 250 characters; Kafka allows 249."),
         (".", "topic: '.' is not a topic name."),
         ("..", "topic: '..' is not a topic name."),
@@ -280,10 +280,10 @@ def test_correlation_id_comes_from_argument_header_or_block():
 
 @pytest.mark.parametrize(("argument", "header"), [("message_id", "message-id"), ("correlation_id", "correlation-id")])
 def test_ids_that_contradict_or_cannot_be_sent_are_refused(argument, header):
-    assert refusal(**{argument: ""}) == f"{argument}: is empty. Pass a non-empty string or leave it out."
+    assert refusal(**{argument: ""}) == f'{argument}: "" is empty. Pass a non-empty string or leave it out.'
     assert refusal(**{argument: 5}) == f"{argument}: 5 is int, not str. Pass str(...) of it."
     told = refusal(**{argument: "a"}, headers={header: "b"})
-    assert told == f"{argument}: 'a' was given, but the header {header} is there with 'b'. Give one of the two."
+    assert told == f"{argument}: 'a' was given, but the header {header} has 'b'. Pass only one of them."
     setting = f"{argument.upper()}_HEADER"
     told = refusal(**{argument: "a", setting: None})
     assert told == f"{argument}: 'a' was given, but OUTBOX[\"{setting}\"] is empty. Set it or leave the argument out."

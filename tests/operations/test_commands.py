@@ -149,7 +149,7 @@ def test_the_oldest_record_is_told_among_times_without_a_date(at):
         for id_, time in zip(ids, times, strict=False):
             at.db.execute(f"UPDATE outbox SET create_time = {time} WHERE id = %s", [id_])
         assert 3600 <= stats("--interval", "0", "--no-kafka")["backlog"]["oldest_age_s"] < 3700
-        assert "outbox.W007: The column create_time of 'outbox' may be NULL." in str(of(check()[1], "checks"))
+        assert "outbox.W007: The column create_time of 'outbox' accepts NULL." in str(of(check()[1], "checks"))
         at.db.execute("UPDATE outbox SET create_time = '0044-03-15 BC' WHERE id = %s", [ids[0]])
         assert stats("--interval", "0", "--no-kafka")["backlog"]["oldest_age_s"] > 2000 * 365 * 86_400
     finally:

@@ -325,7 +325,7 @@ def described(connection):
         ),
         ("ALTER TABLE outbox DROP kafka_header_keys, ADD kafka_header_keys jsonb", "kafka_header_keys is jsonb"),
         ("ALTER TABLE outbox ALTER create_time TYPE timestamp", "create_time is timestamp without time zone"),
-        ("ALTER TABLE outbox ALTER kafka_key DROP NOT NULL", "kafka_key may be NULL"),
+        ("ALTER TABLE outbox ALTER kafka_key DROP NOT NULL", "kafka_key accepts NULL"),
         ("ALTER TABLE outbox DROP CONSTRAINT outbox_pkey", "id has no primary key and no unique index"),
         ("ALTER TABLE outbox ADD tenant int NOT NULL", "tenant, of your own, is NOT NULL without a default"),
         ("ALTER TABLE outbox SET UNLOGGED", "it is unlogged, so a crash of the server would empty it"),
@@ -376,7 +376,7 @@ def test_a_table_that_is_no_outbox_is_left_alone(url, connection):
     done = migrate(url)
     assert done.returncode != 0
     assert (
-        "id is integer; column kafka_topic may be NULL; column kafka_key is missing; column kafka_value is missing"
+        "id is integer; column kafka_topic accepts NULL; column kafka_key is missing; column kafka_value is missing"
         in done.stderr
     )
     assert 'OUTBOX["TABLE"]' in done.stderr

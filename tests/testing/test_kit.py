@@ -51,7 +51,7 @@ class PlainTestCase(OutboxTestMixin, TestCase):
     def test_an_open_transaction_cannot_be_harvested(self):
         with transaction.atomic():
             outbox.stash("orders", "v")
-            with pytest.raises(NotCommitted, match=r"Call it after the block\.$"):
+            with pytest.raises(NotCommitted, match=r"Call harvest_all\(\) after the block\.$"):
                 self.harvest_all()
         assert len(self.harvest_all()) == 2
 
