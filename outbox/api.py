@@ -188,8 +188,8 @@ def _connection(using: str | None, conf: Conf, call: str) -> BaseDatabaseWrapper
     # Autocommit is off inside atomic(), and after set_autocommit(False), where the caller commits by hand.
     if not conf.stash.autocommit_stash and connection.get_autocommit():
         raise StashOutsideTransaction(
-            f"{call} outside a transaction: the record could outlive a rolled-back change. Wrap both in "
-            "transaction.atomic(). To allow a record of its own, without a change beside it, set "
+            f"{call} was called outside a transaction: the record could outlive a rolled-back change. Wrap both in "
+            "transaction.atomic(). To stash a record without a change, set "
             'OUTBOX["AUTOCOMMIT_STASH"] = True.'
             + ("" if connection.alias == "default" else f" (Database alias: {connection.alias!r}.)")
         )

@@ -249,8 +249,8 @@ def test_a_table_without_its_sequence_is_named(monkeypatch):
 # --- transactions ---
 
 OUTSIDE = (
-    "stash() outside a transaction: the record could outlive a rolled-back change. Wrap both in transaction.atomic(). "
-    'To allow a record of its own, without a change beside it, set OUTBOX["AUTOCOMMIT_STASH"] = True.'
+    "stash() was called outside a transaction: the record could outlive a rolled-back change. Wrap both in "
+    'transaction.atomic(). To stash a record without a change, set OUTBOX["AUTOCOMMIT_STASH"] = True.'
 )
 
 
@@ -260,7 +260,7 @@ class TestOutsideOfTestTransactions:
         with pytest.raises(StashOutsideTransaction) as caught:
             outbox.stash("heroes")
         assert str(caught.value) == OUTSIDE
-        with pytest.raises(StashOutsideTransaction, match=r"^stash_many\(\) outside a transaction"):
+        with pytest.raises(StashOutsideTransaction, match=r"^stash_many\(\) was called outside a transaction"):
             outbox.stash_many([])
         assert stored() == []
 
