@@ -1,7 +1,7 @@
-"""The outbox table, and what is kept beside it for operators: holds, dead letters, what was done, samples.
+"""The outbox table, and the tables beside it for operators: holds, dead letters, the audit log, samples.
 
-The columns of the outbox carry the names that other writers and harvesters of this table layout expect, and every
-default lives in the database, so that any program can insert with plain SQL.
+The columns of the outbox have the names that other writers and harvesters of this table layout expect. The database
+has every default, so that any program can insert with plain SQL.
 """
 
 from typing import Any
@@ -21,11 +21,15 @@ class OutboxRecord(models.Model):
 
     id = models.BigAutoField(primary_key=True)
     create_time = SuppliedTime(
-        db_default=TransactionNow(), help_text="When the transaction that stashed the record began."
+        db_default=TransactionNow(), help_text="The time at which the transaction that stashed the record began."
     )
     kafka_topic = fields.CharField("topic", max_length=249)
-    kafka_key = fields.TextField("key", help_text="Records of one topic and key keep their order; empty: no key.")
-    kafka_value = fields.TextField("value", null=True, blank=True, help_text="NULL is a tombstone.")
+    kafka_key = fields.TextField(
+        "key", help_text="Records of one topic and key keep their order; an empty key is no key."
+    )
+    kafka_value = fields.TextField(
+        "value", null=True, blank=True, help_text="A record without a value (NULL) is a tombstone."
+    )
     kafka_header_keys = fields.TextsField(models.TextField(), verbose_name="header names", db_default=EmptyTextArray())
     kafka_header_values = fields.TextsField(
         models.TextField(), verbose_name="header values", db_default=EmptyTextArray()
@@ -34,7 +38,7 @@ class OutboxRecord(models.Model):
         null=True, blank=True, editable=False, help_text="The at-least-once leader that marked the record."
     )
     kafka_value_binary = models.BinaryField(
-        "binary value", null=True, blank=True, help_text="Sent instead of the value when set."
+        "binary value", null=True, blank=True, help_text="If set, the harvester sends it instead of the value."
     )
 
     objects: Any = models.Manager()
@@ -72,10 +76,10 @@ def _history() -> "models.JSONField[Any, Any]":
 
 
 class Hold(models.Model):
-    """What is kept back: one record without key, a key, a topic or a lane, with the reason.
+    """A record without a key, a key, a topic or a lane that is not sent for now, with the reason.
 
-    The harvester places and lifts `rejected` and `poison`, operators place and lift `paused`; `editing` stands while
-    a record is changed. Operators say in `wanted` what is to become of a rejected record, the harvester carries it out.
+    The harvester places and lifts `rejected` and `poison`; operators place and lift `paused`; `editing` lasts while an
+    operator changes a record. In `wanted` operators request what happens to a held record; the harvester does it.
     """
 
     class Reason(models.TextChoices):
@@ -93,14 +97,14 @@ class Hold(models.Model):
     topic = fields.CharField(max_length=249, blank=True, db_default="")  # empty: a whole lane
     key = fields.TextField(null=True, blank=True)  # NULL: the whole topic; empty: the one record
     lane = models.IntegerField(null=True, blank=True)
-    record_id = models.BigIntegerField(null=True, blank=True)  # the record at the head, which was refused
-    stashed_at = SuppliedTime(null=True, blank=True)  # its create_time: ids may be drawn a second time
+    record_id = models.BigIntegerField(null=True, blank=True)  # the first record of the key, which was rejected
+    stashed_at = SuppliedTime(null=True, blank=True)  # its create_time, because ids can be drawn a second time
     reason = models.TextField(choices=Reason.choices)
     since = models.DateTimeField(db_default=Now())
     attempts = models.IntegerField(db_default=0)
     error_code = _text()
     last_error = _text()
-    next_try = models.DateTimeField(null=True, blank=True)  # NULL: not by itself
+    next_try = models.DateTimeField(null=True, blank=True)  # NULL: no automatic retry
     wanted = _text(choices=Wanted.choices)
     confirmed_by = fields.NumbersField(models.IntegerField(), db_default=EmptyIntegerArray())  # by lanes
     history = _history()
@@ -111,7 +115,7 @@ class Hold(models.Model):
         permissions = [
             ("retry", "Can retry held records"),
             ("requeue", "Can put dead letters back into the outbox"),
-            ("edit", "Can edit records that wait, are held or dead"),
+            ("edit", "Can edit pending records, held records and dead letters"),
             ("skip", "Can move held records to the dead letters"),
             ("discard", "Can delete held records and dead letters"),
             ("pause", "Can pause and resume topics, keys and lanes"),
@@ -122,7 +126,7 @@ class Hold(models.Model):
 
     @property
     def scope(self) -> str:
-        """What is held, for people."""
+        """The held record, key, topic or lane, for people."""
         if not self.topic:
             return f"lane {self.lane}"
         if self.key is None:
@@ -131,7 +135,7 @@ class Hold(models.Model):
 
 
 class DeadLetter(models.Model):
-    """A whole message that is not sent any more, kept for an operator, with the reason."""
+    """A whole message that is no longer sent, kept for an operator with the reason."""
 
     class Reason(models.TextChoices):
         REJECTED = "rejected", "rejected by Kafka"
@@ -163,7 +167,7 @@ class DeadLetter(models.Model):
 
 
 class AuditLogEntry(models.Model):
-    """An entry of the audit log: what an operator has changed, who, when and why."""
+    """A change that an operator has made: who, when, what and why."""
 
     id = models.BigAutoField(primary_key=True)
     at = models.DateTimeField(db_default=Now())
@@ -176,15 +180,15 @@ class AuditLogEntry(models.Model):
         db_table = f"{table_name()}_audit_log"
         default_permissions = ("view",)
         verbose_name = "audit log entry"
-        verbose_name_plural = "audit log"
+        verbose_name_plural = "audit log entries"
 
     def __str__(self) -> str:
         return f"{self.who}: {self.what}"
 
 
 class Sample(models.Model):
-    """The state of one minute, kept for 24 hours. What was stashed and delivered is counted by PostgreSQL, since its
-    statistics began."""
+    """The state of one minute, kept for 24 hours. PostgreSQL counts stashed and delivered records from the start of its
+    statistics."""
 
     taken_at = models.DateTimeField(primary_key=True, db_default=Now())
     backlog = models.BigIntegerField()

@@ -1,7 +1,7 @@
-"""How rows of a list are acted on: which of them, the page that asks first, and the reason for the audit log.
+"""Actions on the rows of a list: the rows that an action takes, the page that asks first, the reason for the audit log.
 
-A page sends back which rows it has shown, and the act takes these alone: rows come and go meanwhile, and a hold may be
-given the next record of its key.
+A page sends back the rows that it has shown, and the action takes only these. Rows come and go in the meantime, and a
+hold may pass to the next record of its key.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _FIELDS: dict[Any, tuple[str, ...]] = {Hold: ("pk", "record_id", "stashed_at")}
 
 
 class ActForm(ActionForm):
-    """Beside the actions of a list: some of them ask nothing more."""
+    """The field beside the actions of a list, for actions that do not ask first."""
 
     why = forms.CharField(
         label="Why:", required=False, max_length=WHY_CHARS, widget=forms.TextInput(attrs={"class": "outbox-act-why"})
@@ -41,13 +41,13 @@ class ActForm(ActionForm):
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """What one act takes."""
+    """The rows that one action takes."""
 
     rows: Sequence[Seen]
     is_cut: bool
-    """There are more than one act takes."""
+    """True: more rows were selected than one action takes."""
     missed: int = 0
-    """Rows that the page has shown and that are gone, or stand for another record now."""
+    """Number of rows that the page has shown and that are gone, or stand for another record now."""
 
     @property
     def pks(self) -> tuple[int, ...]:
@@ -55,7 +55,7 @@ class Selection:
 
 
 def selected(request: HttpRequest, queryset: Any) -> Selection:
-    """As many rows as one act takes, in the order of the list; of those that a page has shown, where it says which."""
+    """The first `COUNT_MAX` rows of the list. If the page sends back the rows that it has shown: only these."""
     fields = _FIELDS.get(queryset.model, ("pk",))
     if SEEN not in request.POST:
         found = tuple(queryset.values_list(*fields)[: COUNT_MAX + 1])
@@ -70,13 +70,13 @@ def _still_there(rows: Any, shown: Sequence[str]) -> tuple[Seen, ...]:
     try:
         pks = [int(text.partition(":")[0]) for text in shown]
     except ValueError as error:
-        raise BadRequest(f"The field {SEEN!r} is not what the page has sent.") from error
+        raise BadRequest(f"The field {SEEN!r} has a value that no page sends. Load the page again.") from error
     wanted = set(shown)
     return tuple(row for row in rows.filter(pk__in=pks) if seen(row) in wanted)
 
 
 def seen(row: Seen) -> str:
-    """A row as a page sends it back."""
+    """A row in the form in which a page sends it back."""
     return ":".join(map(_text, row))
 
 
@@ -90,16 +90,19 @@ def _text(value: Any) -> str:
 
 def tell_rest(model_admin: admin.ModelAdmin[Any], request: HttpRequest, chosen: Selection) -> None:
     if chosen.missed:
-        rows, was = plural(chosen.missed, "row"), "was" if chosen.missed == 1 else "were"
-        text = f"{rows} had gone or changed since the page was shown, and {was} left alone."
+        them = "it was" if chosen.missed == 1 else "they were"
+        text = (
+            f"The action left out {plural(chosen.missed, 'row')}, because {them} deleted or changed after the page was "
+            "loaded."
+        )
         model_admin.message_user(request, text, messages.WARNING)
     if chosen.is_cut:
-        text = f"These were {COUNT_MAX:,}, and there are more. Do it again for the others."
+        text = f"The action took only the first {COUNT_MAX:,} rows. Repeat it for the rest."
         model_admin.message_user(request, text, messages.WARNING)
 
 
 def is_across(request: HttpRequest) -> bool:
-    """Whether more is meant than the page of the list has shown."""
+    """Whether the action also takes rows of other pages of the list."""
     return request.POST.get("select_across", "0") != "0"
 
 
@@ -114,7 +117,8 @@ def confirm(
     *,
     gives_up: bool = True,
 ) -> tuple[HttpResponse | None, str]:
-    """The page that asks, or None and the reason when it was answered. `gives_up`: whether data goes away."""
+    """The page that asks first. After the answer: None, and the reason. `gives_up`: whether the action deletes data or
+    gives up the order of a key."""
     initial = {"why": request.POST.get("why", "")}
     is_answer = "confirmed" in request.POST and (SEEN in request.POST or not is_across(request))
     form = WhyForm(request.POST if is_answer else None, initial=initial)
@@ -150,6 +154,6 @@ def confirm(
 
 
 def _listed(row: models.Model) -> str:
-    if isinstance(row, Hold) and row.key and row.record_id is not None:  # the other scopes have it, or have none
+    if isinstance(row, Hold) and row.key and row.record_id is not None:  # other scopes name it or have none
         return f"{row} #{row.record_id}"
     return str(row)

@@ -1,4 +1,4 @@
-"""The audit log in the admin: what operators have changed. Only to be read."""
+"""The audit log in the admin: read-only pages that show every change by an operator."""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
-"""What the pages of the admin have in common: nothing is added, changed or deleted by Django's own forms, rows are read
-from the database of the settings, and no list asks for more than it shows."""
+"""The base of the admin's pages.
+
+Django's own forms add, change and delete nothing. Rows come from the database of the settings. No list reads more rows
+than it shows.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from outbox import conf
 
 COUNT_MAX = 10_000
 PAYLOAD = "outbox.view_payload"
-_LOOKUPS = ("__exact", "__isnull")  # those that Django's filter of a field with choices links to
+_LOOKUPS = ("__exact", "__isnull")  # Django's filter of a field with choices links to these
 
 if TYPE_CHECKING:
     _ModelAdmin = admin.ModelAdmin[Any]
@@ -27,11 +30,11 @@ else:
 
 
 def waiting(view: Callable[..., Any]) -> Callable[..., Any]:
-    """A view that waits for the harvester, which cannot see what an open transaction has written: not to be wrapped in
-    one by ATOMIC_REQUESTS."""
+    """Exempts a view from ATOMIC_REQUESTS: it waits for the harvester, which cannot see what an open transaction has
+    written."""
     try:
         alias = conf.current().database
-    except conf.ConfErrors:  # the checks tell them; the addresses of the whole site are built at this moment
+    except conf.ConfErrors:  # the checks report them; Django builds the addresses of the whole site at this moment
         return view
     return transaction.non_atomic_requests(using=alias)(view)
 
@@ -41,7 +44,7 @@ def may_see_payload(request: HttpRequest) -> bool:
 
 
 class BoundedPaginator(_Paginator):
-    """Counts, and pages, so far and no further: search and filters reach the others."""
+    """Counts and pages the first `COUNT_MAX` rows. Search and filters reach the rest."""
 
     @cached_property
     def count(self) -> int:
@@ -79,8 +82,8 @@ class ReadOnlyAdmin(_ModelAdmin):
         return False
 
     def lookup_allowed(self, lookup: str, value: str, request: HttpRequest | None = None) -> bool:
-        # Django would take any lookup on any column from the query string, so that the payload could be guessed piece
-        # by piece by those who may not see it.
+        # Django would take any lookup on any column from the query string. A user without the permission could then
+        # guess a payload piece by piece.
         return lookup in {f"{name}{end}" for name in self.list_filter for end in _LOOKUPS}
 
     def get_queryset(self, request: HttpRequest) -> Any:

@@ -1,4 +1,4 @@
-"""Dead letters in the admin: messages that are not sent any more, kept until somebody decides."""
+"""Dead letters in the admin: messages that are no longer sent, kept until an operator decides."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class DeadLetterAdmin(KeptAdmin):
     list_filter = ("reason",)
     ordering = ("-id",)
     search_fields = ("topic", "key", "record_id")
-    search_help_text = "Exact match with a topic, a key or the id of a record."
+    search_help_text = "The search finds exact matches of a topic, a key or the id of a record."
     readonly_fields = (
         "name",
         "reason",
@@ -68,17 +68,17 @@ class DeadLetterAdmin(KeptAdmin):
     def get_fields(self, request: HttpRequest, obj: Any = None) -> Any:
         return shown_fields(request, self.readonly_fields)
 
-    @admin.action(description="Requeue: put back as new records", permissions=["requeue"])
+    @admin.action(description="Requeue: put back into the outbox", permissions=["requeue"])
     def requeue(self, request: HttpRequest, queryset: Any) -> HttpResponse | None:
         return self.act_on_shown(
             request, queryset, operations.requeue, "requeue", "Requeue dead letters?",
-            "Each becomes a new record, behind what its key has sent since.", "Requeue them",
-            "put back into the outbox",
+            "Each dead letter becomes a new record of the outbox, behind the later records of its key.", "Requeue them",
+            "requeued",
         )  # fmt: skip
 
     @admin.action(description="Discard: delete for good", permissions=["discard"])
     def discard(self, request: HttpRequest, queryset: Any) -> HttpResponse | None:
-        text = "These messages are deleted for good: nothing else has them."
+        text = "You delete these messages for good. Nothing else keeps a copy of them."
         asked, why = confirm(self, request, queryset, "discard", "Discard dead letters?", text, "Delete them for good")
         return asked or self.act(request, queryset, operations.discard_dead_letters, "deleted", why)  # type: ignore[func-returns-value]
 
@@ -95,7 +95,7 @@ class DeadLetterAdmin(KeptAdmin):
     def age(self, letter: DeadLetter) -> str:
         return ago(letter.died_at, timezone.now())
 
-    @admin.display(description="Kafka's words")
+    @admin.display(description="last error")
     def last_error_start(self, letter: DeadLetter) -> str:
         return explain.cut(letter.last_error, LIST_CHARS)
 

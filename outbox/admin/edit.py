@@ -16,24 +16,22 @@ from outbox.operations import actions as operations
 
 WAIT_S = 10.0
 _BUTTON = "Save and send again"
-_OF_RECORD = (
-    "Saving sends the record again, with what you changed, and then the later records of its key in their order."
-)
-_OF_DEAD = "Saving puts the message back into the table as a new record, with what you changed."
-_CHANGED = "Somebody else has changed this record since you opened the page. Load it again; nothing was saved."
+_OF_RECORD = "The harvester sends the record with your changes, and then the later records of its key in their order."
+_OF_DEAD = "The dead letter becomes a new record of the outbox, with your changes."
+_CHANGED = "This record was changed after you loaded the page. Nothing was saved. Load the page again."
 
 
 def edit_view(model_admin: admin.ModelAdmin[Any], request: HttpRequest, message: ShownMessage | None) -> HttpResponse:
-    """Whether the user may was asked before."""
+    """The caller has checked the permission."""
     back = reverse(f"admin:outbox_{model_admin.model._meta.model_name}_changelist")
     if message is None:
-        text = "This record is not there any more: it was delivered or deleted meanwhile."
+        text = "This record no longer exists: it was delivered or deleted in the meantime."
         model_admin.message_user(request, text, messages.WARNING)
         return HttpResponseRedirect(back)
     given = request.POST if request.method == "POST" else None
     form = EditForm(given, initial=_initial(message), locked=message.locked)
     if form.is_valid() and _save(form, request, message):
-        text = "Saved: it is sent again, and after it the later records of its key."
+        text = "You have saved the record. The harvester sends it again, and after it the later records of its key."
         model_admin.message_user(request, text, messages.SUCCESS)
         return HttpResponseRedirect(back)
     context = {

@@ -1,6 +1,6 @@
-"""What is held back and what was given up, for people: each with the reason in plain words and the next step.
+"""Holds and dead letters for people: each with the reason in plain words and the next step.
 
-How many there are is said by `outbox_stats`; of the rows never more are read than a page shows.
+The counts are those of `outbox_stats`. Of the rows, no more are read than a page shows.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from outbox.admin.wording import ago, counted, duration, plural
 from outbox.core.faults import KINDS, in_plain_words
 from outbox.edges.postgres.counts import backlog
 from outbox.models import DeadLetter, Hold
+from outbox.operations.findings import sentence
 
 SHOWN_MAX = 10
 TOPICS_NAMED = 3
@@ -25,27 +26,34 @@ ERROR_CHARS = 300
 REJECTED = (Hold.Reason.REJECTED, Hold.Reason.POISON)
 
 _BY_REASON: Mapping[str, tuple[str, str]] = {
-    Hold.Reason.PAUSED: ("an operator has paused it", "resume it when its records may be sent again"),
-    Hold.Reason.EDITING: ("a record is being edited", "nothing needs to be done: it ends by itself"),
+    Hold.Reason.PAUSED: ("an operator has paused it", "resume it to send its records again"),
+    Hold.Reason.EDITING: (
+        "an operator is editing a record",
+        "wait until the edit ends; if it was broken off, resume the hold",
+    ),
     Hold.Reason.POISON: (
-        "the process that was sending it ended twice",
-        "look into the harvester's log of that time; then edit, skip or discard the record",
+        "two harvesters crashed while they were sending it",
+        "read the harvester's log of that time; then edit, skip or discard the record",
     ),
     DeadLetter.Reason.POISON: (
-        "the process that was sending it ended twice",
-        "look into the harvester's log of that time; then edit, requeue or discard the record",
+        "two harvesters crashed while they were sending it",
+        "read the harvester's log of that time; then edit, requeue or discard the record",
     ),
     DeadLetter.Reason.SKIPPED: ("an operator has skipped it", "requeue it, or discard it"),
     Hold.Reason.REJECTED: ("Kafka rejected it", "edit the record, or discard it"),
     DeadLetter.Reason.REJECTED: ("Kafka rejected it", "edit the record, or discard it"),
 }
-# Topics that are held as a whole, first: more waits behind them than behind a key.
+# Topics that are held as a whole come first: more records wait behind a topic than behind a key.
 _WHOLE = ExpressionWrapper(Q(key__isnull=True), output_field=BooleanField())
 _SHOWN_OF_DEAD = ("record_id", "topic", "key", "died_at", "reason", "error_code", "last_error", "attempts")
 _WANTED = {
-    Hold.Wanted.RETRY: "is about to be tried again",
-    Hold.Wanted.SKIP: "is about to be moved to the dead letters",
-    Hold.Wanted.DISCARD: "is about to be deleted",
+    Hold.Wanted.RETRY: "The harvester is about to retry it.",
+    Hold.Wanted.SKIP: "The harvester is about to move it to the dead letters.",
+    Hold.Wanted.DISCARD: "The harvester is about to delete it.",
+}
+_WAITS: Mapping[str, str] = {
+    Hold.Reason.PAUSED: "It waits until you resume it.",
+    Hold.Reason.EDITING: "It waits until the edit ends.",
 }
 
 
@@ -75,11 +83,17 @@ class Held:
     dead_count: int
     paused_count: int
     topic_count: int = 0
-    """Of those rejected: topics as a whole."""
+    """How many of those rejected are topics as a whole."""
     topics: Sequence[str] = ()
-    """Some of them by name."""
+    """Some of these topics by name."""
+    keyless_count: int = 0
+    """How many of those rejected are records without a key."""
     url: str = ""
     dead_url: str = ""
+
+    @property
+    def key_count(self) -> int:
+        return self.rejected_count - self.topic_count - self.keyless_count
 
     @property
     def dead_text(self) -> str:
@@ -91,12 +105,14 @@ class Held:
 
 
 def explained(kept: Hold | DeadLetter) -> tuple[str, str]:
-    """What has happened, and the next step. The client's own code knows more than the reason."""
+    """The reason and the next step, each as a sentence. Kafka's error code says more than the reason of the hold."""
     reason = str(kept.reason)
-    is_known = kept.error_code in KINDS  # else a newer version has written it
+    is_known = kept.error_code in KINDS  # otherwise a newer version has written it
     if is_known and reason in (Hold.Reason.REJECTED, DeadLetter.Reason.REJECTED):
-        return in_plain_words(kept.error_code)
-    return _BY_REASON.get(reason, (reason, ""))
+        why, step = in_plain_words(kept.error_code)
+    else:
+        why, step = _BY_REASON.get(reason, (reason, ""))
+    return sentence(why), sentence(step)
 
 
 def became(hold: Hold, now: datetime) -> str:
@@ -104,15 +120,15 @@ def became(hold: Hold, now: datetime) -> str:
         return _WANTED.get(Hold.Wanted(hold.wanted), hold.wanted)
     if hold.next_try is not None:
         left_s = (hold.next_try - now).total_seconds()
-        return f"is tried again in {duration(left_s)}" if left_s >= 1 else "is being tried again"
-    return "waits for you"
+        return f"The harvester retries it in {duration(left_s)}." if left_s >= 1 else "The harvester is retrying it."
+    return _WAITS.get(hold.reason, "It waits for your decision.")
 
 
 def read(
     alias: str, found: Mapping[str, Any], now: datetime, may_view: Callable[[str], bool] = lambda name: True
 ) -> Held:
-    """`found` as `operations.stats` says it. `may_view`: whether holds or dead letters are shown; else their numbers
-    alone."""
+    """`found` comes from `operations.stats`. `may_view`: whether the user may see holds or dead letters; otherwise only
+    their numbers are shown."""
     sees_holds, sees_dead = may_view("hold"), may_view("deadletter")
     counts = found["holds_by_reason"]
     holds = Hold.objects.using(alias).filter(reason__in=REJECTED).defer("history", "confirmed_by")
@@ -134,6 +150,7 @@ def read(
         paused_count=counts.get(Hold.Reason.PAUSED, 0),
         topic_count=topics.count(),
         topics=list(topics[:TOPICS_NAMED]) if sees_holds else (),
+        keyless_count=holds.filter(key="").count(),
         url=reverse("admin:outbox_hold_changelist") if sees_holds else "",
         dead_url=reverse("admin:outbox_deadletter_changelist") if sees_dead else "",
     )
@@ -148,7 +165,7 @@ def _of_hold(hold: Hold, now: datetime) -> HeldRow:
 
 
 def _of_dead(letter: DeadLetter, now: datetime) -> HeldRow:
-    return _row(letter, str(letter), letter.died_at, now, "is a dead letter", "admin:outbox_deadletter_change")
+    return _row(letter, str(letter), letter.died_at, now, "It is a dead letter.", "admin:outbox_deadletter_change")
 
 
 def _row(kept: Hold | DeadLetter, scope: str, since: datetime, now: datetime, became: str, page: str) -> HeldRow:

@@ -1,7 +1,7 @@
-"""What operators fill in: a record that is edited, a pause, a reason.
+"""The forms that operators fill in: an edit of a record, a pause, a reason.
 
-Here is checked what only a form can get wrong: whether headers are pairs in JSON, which fields exclude each other, what
-is too long for a column. Whether a message is one that `stash` would take is judged by the operations.
+They check what only a form can get wrong: headers that are no pairs in JSON, fields that exclude each other, texts that
+are too long for a column. The operations check whether `stash` would take the message.
 """
 
 from __future__ import annotations
@@ -13,10 +13,12 @@ from typing import Any
 from django import forms
 
 WHY_CHARS = 500
-# What the columns of a hold take.
+# The limits of the columns of a hold.
 TOPIC_CHARS = 249
 LANE_MAX = 2**31 - 1
-WHY_HELP = "Goes into the audit log, with your name and the time."
+WHY_HELP = "The audit log keeps the reason, with your name and the time."
+
+_PAIRS = '[["name", "value"], …]'
 
 
 def _lines(rows: int) -> forms.Textarea:
@@ -24,7 +26,7 @@ def _lines(rows: int) -> forms.Textarea:
 
 
 class Verbatim(forms.CharField):
-    """Text as it was typed, with LF at the end of each line: browsers send every line end as CRLF."""
+    """Text as the user typed it, with LF at the end of each line. Browsers send every line end as CRLF."""
 
     def __init__(self, **given: Any) -> None:
         super().__init__(**{"required": False, "strip": False, **given})
@@ -41,8 +43,8 @@ def _plain(text: str) -> str:
 
 
 def line_end(text: str) -> str | None:
-    """The one that all lines have; LF where there is none. None where they differ, or where CR stands alone: a browser
-    would not send them back as they were."""
+    """The line end that all lines have; LF if there is none. None if they differ, or if a CR has no LF: a browser would
+    change these."""
     feeds, returns, both = (text.count(end) for end in ("\n", "\r", "\r\n"))
     if not returns:
         return "\n"
@@ -54,21 +56,21 @@ class WhyForm(forms.Form):
 
 
 class EditForm(WhyForm):
-    """`initial` is the record as it is; `changes` has only what was changed, with the line ends that were there."""
+    """`initial` is the present record. `changes` has only the changed fields, with the line ends of the record."""
 
     topic = forms.CharField(label="Topic", strip=False)
-    key = Verbatim(label="Key", widget=_lines(1), help_text="Empty: no key, and no order is promised.")
-    is_tombstone = forms.BooleanField(label="No value: a tombstone", required=False)
+    key = Verbatim(label="Key", widget=_lines(1), help_text="A record with an empty key has no key and no order.")
+    is_tombstone = forms.BooleanField(label="Tombstone (no value)", required=False)
     value = Verbatim(label="Value", widget=_lines(14))
     headers = Verbatim(
         label="Headers",
         widget=_lines(4),
-        help_text='As JSON: pairs of name and value in their order, [["name", "value"], …].',
+        help_text=f"Enter JSON: a list of pairs of name and value in their order, {_PAIRS}.",
     )
     field_order = ("topic", "key", "value", "is_tombstone", "headers", "why")
 
     def __init__(self, *given: Any, locked: Container[str] = (), **more: Any) -> None:
-        """`locked`: of key, value and headers those that are not to be edited here."""
+        """`locked`: those of key, value and headers that the page does not edit."""
         super().__init__(*given, **more)
         for name, belongs_to in (("key", "key"), ("value", "value"), ("is_tombstone", "value"), ("headers", "headers")):
             if belongs_to in locked:
@@ -79,11 +81,13 @@ class EditForm(WhyForm):
         try:
             pairs = json.loads(text)
         except (ValueError, RecursionError) as error:
-            raise forms.ValidationError(f"These are no pairs in JSON: {error}.") from error
+            raise forms.ValidationError(
+                f"The headers are not valid JSON: {error}. Enter a list of pairs: {_PAIRS}."
+            ) from error
         if not isinstance(pairs, list) or not all(isinstance(pair, list) and len(pair) == 2 for pair in pairs):
-            raise forms.ValidationError('These are no pairs in JSON: [["name", "value"], …] is asked for.')
+            raise forms.ValidationError(f"The headers are not a list of pairs. Enter {_PAIRS}.")
         if not all(isinstance(part, str) for pair in pairs for part in pair):
-            raise forms.ValidationError("Names and values of headers are texts, in quotation marks.")
+            raise forms.ValidationError("A name or a value of a header is not text. Put each one in quotation marks.")
         return [(name, value) for name, value in pairs]
 
     def changes(self) -> dict[str, Any]:
@@ -97,16 +101,18 @@ class EditForm(WhyForm):
         return changed
 
     def _with_line_ends(self, name: str) -> str:
-        """Those that the text had: every consumer would see them changed, and nobody has changed them."""
+        """Those of the present text. Otherwise consumers would see a change that no operator has made."""
         text: str = self.cleaned_data[name]
         return text.replace("\n", line_end(self.initial[name]) or "\n")
 
 
 class PauseForm(WhyForm):
     topic = forms.CharField(label="Topic", required=False, strip=False, max_length=TOPIC_CHARS)
-    key = forms.CharField(label="Key", required=False, strip=False, help_text="Empty: the whole topic.")
+    key = forms.CharField(
+        label="Key", required=False, strip=False, help_text="Leave it empty to pause the whole topic."
+    )
     lane = forms.IntegerField(
-        label="Lane", required=False, min_value=0, max_value=LANE_MAX, help_text="Instead of a topic."
+        label="Lane", required=False, min_value=0, max_value=LANE_MAX, help_text="Enter a lane in place of a topic."
     )
     field_order = ("topic", "key", "lane", "why")
 
@@ -114,9 +120,9 @@ class PauseForm(WhyForm):
         given = super().clean() or {}
         topic, lane = given.get("topic"), given.get("lane")
         if bool(topic) == (lane is not None):
-            raise forms.ValidationError("Name either a topic, with or without a key, or a lane.")
+            raise forms.ValidationError("Enter either a topic, with or without a key, or a lane.")
         if lane is not None and given.get("key"):
-            raise forms.ValidationError("A lane has no key: leave one of them empty.")
+            raise forms.ValidationError("A lane has no key. Leave the lane or the key empty.")
         return given
 
     def what(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Holds in the admin: what is rejected, paused or poison, and the form that pauses."""
+"""Holds in the admin: the lists of them with their reasons, and the form that pauses a topic, a key or a lane."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class HoldAdmin(KeptAdmin):
     list_filter = ("reason",)
     ordering = ("since", "id")
     search_fields = ("topic", "key", "record_id")
-    search_help_text = "Exact match with a topic, a key or the id of a record."
+    search_help_text = "The search finds exact matches of a topic, a key or the id of a record."
     readonly_fields = (
         "what",
         "reason",
@@ -60,7 +60,7 @@ class HoldAdmin(KeptAdmin):
             return {}
         if row.reason not in explain.REJECTED:
             return {"resume": "Resume"}
-        if row.key is None:  # a whole topic: none of its records is at fault
+        if row.key is None:  # a whole topic: the harvester cannot skip or delete it
             return {"retry": "Retry now"}
         return {"retry": "Retry now", "skip": "Skip…", "discard": "Discard…"}
 
@@ -85,31 +85,34 @@ class HoldAdmin(KeptAdmin):
     @admin.action(description="Retry now", permissions=["retry"])
     def retry(self, request: HttpRequest, queryset: Any) -> HttpResponse | None:
         return self.act_on_shown(
-            request, queryset, operations.retry, "retry", "Retry records?",
-            "Kafka is given these records once more, and after each the later records of its key.", "Retry them",
+            request, queryset, operations.retry, "retry", "Retry held records?",
+            "The harvester sends these records again, and after each one the later records of its key.", "Retry them",
             "retried",
         )  # fmt: skip
 
-    @admin.action(description="Skip: move to the dead letters, the key continues", permissions=["skip"])
+    @admin.action(description="Skip: move to the dead letters", permissions=["skip"])
     def skip(self, request: HttpRequest, queryset: Any) -> HttpResponse | None:
         text = (
-            "Each record moves to the dead letters, and the later records of its key are sent without it. It can be "
-            "sent later, but then out of order."
+            "The harvester moves each record to the dead letters and then sends the later records of its key. You can "
+            "requeue a dead letter, but its key is then out of order."
         )
-        asked, why = confirm(self, request, queryset, "skip", "Skip records that are held back?", text, "Skip them")
+        asked, why = confirm(self, request, queryset, "skip", "Skip held records?", text, "Skip them")
         return asked or self.act(request, queryset, operations.skip, "moved to the dead letters", why)  # type: ignore[func-returns-value]
 
-    @admin.action(description="Discard: delete the rejected records", permissions=["discard"])
+    @admin.action(description="Discard: delete for good", permissions=["discard"])
     def discard(self, request: HttpRequest, queryset: Any) -> HttpResponse | None:
-        text = "These records are deleted for good, and nobody receives them. The later records of their keys are sent."
-        asked, why = confirm(self, request, queryset, "discard", "Discard records?", text, "Delete them for good")
+        text = (
+            "The harvester deletes these records for good and never sends them. It then sends the later records of "
+            "their keys."
+        )
+        asked, why = confirm(self, request, queryset, "discard", "Discard held records?", text, "Delete them for good")
         return asked or self.act(request, queryset, operations.discard, "deleted", why)  # type: ignore[func-returns-value]
 
-    @admin.action(description="Resume what is paused", permissions=["pause"])
+    @admin.action(description="Resume: end the pause", permissions=["pause"])
     def resume(self, request: HttpRequest, queryset: Any) -> HttpResponse | None:
         return self.act_on_shown(
             request, queryset.exclude(reason__in=explain.REJECTED), operations.resume, "resume",
-            "Resume what is paused?", "What was kept of these is sent in its order.", "Resume them", "resumed",
+            "End pauses?", "The harvester sends the waiting records in their order.", "Resume them", "resumed",
         )  # fmt: skip
 
     # ---- pages
@@ -125,13 +128,13 @@ class HoldAdmin(KeptAdmin):
             except operations.OperationRefused as error:
                 form.add_error(None, str(error))
             else:
-                text = "Paused: what is on its way still arrives, then nothing more is sent until you resume it."
+                text = "You have set a pause. Records in flight still arrive, but no others until you resume."
                 self.message_user(request, text, messages.SUCCESS)
                 return HttpResponseRedirect(reverse("admin:outbox_hold_changelist"))
         context = {
             **self.admin_site.each_context(request),
             "title": "Pause a topic, a key or a lane",
-            "text": "Records are kept, in order, and sent when it is resumed. Writers notice nothing.",
+            "text": "The outbox keeps the records in their order, and the harvester sends them after you resume.",
             "button": "Pause",
             "opts": self.model._meta,
             "form": form,
@@ -161,9 +164,7 @@ class HoldAdmin(KeptAdmin):
 
     @admin.display(description="now")
     def now(self, hold: Hold) -> str:
-        return (
-            "waits until it is resumed" if hold.reason == Hold.Reason.PAUSED else explain.became(hold, timezone.now())
-        )
+        return explain.became(hold, timezone.now())
 
     @admin.display(description="record")
     def record(self, hold: Hold) -> SafeString:

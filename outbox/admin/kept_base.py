@@ -1,7 +1,8 @@
-"""What the pages of holds and of dead letters share: permissions, words, and how an action is done.
+"""The base of the pages of holds and of dead letters: permissions, texts, and how an action runs.
 
-Whatever is done goes through `outbox.operations.actions`, in bulk and with an audit log entry; here are only
-permissions and words. Buttons on the page of one row send the same request as the list's actions."""
+Every change goes through `outbox.operations.actions`, in bulk and with an audit log entry. Buttons on the page of one
+row send the same request as the list's actions.
+"""
 
 from __future__ import annotations
 
@@ -21,17 +22,17 @@ from outbox.admin import explain, message_view
 from outbox.admin.actions import ActForm, Seen, confirm, is_across, seen_of, selected, tell_rest
 from outbox.admin.base import ReadOnlyAdmin, may_see_payload
 from outbox.admin.forms import WHY_CHARS
-from outbox.admin.wording import moment, plural
+from outbox.admin.wording import moment, plural, were
 from outbox.models import DeadLetter, Hold
 from outbox.operations import actions as operations
 
 HISTORY_MAX = 50
 LIST_CHARS = 80
-NOTHING = "Nothing was changed: this is not for any of these, or they are not there any more."
+NOTHING = "Nothing was changed. The action does not apply to the selected rows, or they no longer exist."
 
 
 class KeptAdmin(ReadOnlyAdmin):
-    """What holds and dead letters share."""
+    """The pages of holds or of dead letters."""
 
     action_form = ActForm
     change_form_template = "admin/outbox/kept_change.html"
@@ -87,7 +88,7 @@ class KeptAdmin(ReadOnlyAdmin):
         return super().changelist_view(request, {**links, **(extra_context or {})})
 
     def buttons_of(self, row: Any) -> dict[str, str]:
-        """Names of actions, with what the button says."""
+        """The names of actions, with the texts of their buttons."""
         raise NotImplementedError
 
     def is_editable(self, row: Any) -> bool:
@@ -101,7 +102,7 @@ class KeptAdmin(ReadOnlyAdmin):
         done: str,
         why: str = "",
     ) -> None:
-        """Bulk: the operation gets primary keys, and changes them in statements of its own."""
+        """Runs in bulk: the operation gets primary keys, and changes the rows by statements of its own."""
         chosen = selected(request, queryset)
         if not chosen.rows:
             if not chosen.missed:
@@ -127,7 +128,7 @@ class KeptAdmin(ReadOnlyAdmin):
         button: str,
         done: str,
     ) -> HttpResponse | None:
-        """Asks first where rows are meant that nobody has seen yet: those of the other pages of the list."""
+        """Asks first if the action also takes rows that the user has not seen: those of other pages of the list."""
         why = why_of(request)
         if is_across(request):
             asked, why = confirm(self, request, queryset, name, title, text, button, gives_up=False)
@@ -166,23 +167,23 @@ class KeptAdmin(ReadOnlyAdmin):
             if isinstance(attempt, dict)
         ]
         if not rows:
-            return format_html("{}", "none is known")
+            return format_html("{}", "(none)")
         body = format_html_join("", "<tr><td>{}</td><td>{}</td><td>{}</td></tr>", rows)
         return format_html("<table class=outbox-history>{}</table>", body)
 
 
 def tell(model_admin: ReadOnlyAdmin, request: HttpRequest, outcome: operations.Outcome, done: str) -> None:
     if outcome.changed:
-        model_admin.message_user(request, f"{plural(outcome.changed, 'row')} {done}.", messages.SUCCESS)
+        model_admin.message_user(request, f"{were(outcome.changed, 'row')} {done}.", messages.SUCCESS)
     if outcome.pending:
-        text = f"{plural(outcome.pending, 'row')} will be {done}: the harvester does it within a few seconds."
+        text = f"{plural(outcome.pending, 'row')} will be {done}. The running harvester does this within a few seconds."
         model_admin.message_user(request, text, messages.SUCCESS)
     if not outcome.changed and not outcome.pending:
         model_admin.message_user(request, NOTHING, messages.WARNING)
 
 
 def why_of(request: HttpRequest) -> str:
-    """What was typed beside an action that asks nothing more; the form of the actions has checked it."""
+    """The reason that was typed beside an action. Django has checked it by `ActForm`."""
     return request.POST.get("why", "")
 
 
@@ -192,7 +193,7 @@ def _said(at: Any) -> str:
 
 
 def shown_fields(request: HttpRequest, fields: tuple[str, ...]) -> tuple[str, ...]:
-    """Of the page of one row: the message only for those who may see it."""
+    """The fields of the page of one row; the message only for users who may see it."""
     if may_see_payload(request):
         return fields
     return tuple("record_hidden" if name == "record" else name for name in fields)

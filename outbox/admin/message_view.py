@@ -1,6 +1,6 @@
 """A whole message for the pages that show or edit one: from the outbox or from the dead letters, redacted and cut.
 
-Whether somebody may see it is asked by the pages. What the redactor hides from readers is not given to editors either.
+The pages check the permission to see it. Editors do not get what the redactor hides from readers.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from outbox.redaction import TEXT_MAX, keeps_everything, redact
 HEADER_CHARS = 1_000
 BINARY_PREFIX_BYTES = 16
 EDIT_CHARS_MAX = 1_000_000
-HIDDEN = "hidden: seeing it takes the permission outbox.view_payload"
+HIDDEN = "You need the permission outbox.view_payload to see this."
 
 
 @dataclass(frozen=True)
 class ShownMessage:
-    """`record` has neither value nor headers and serves the redactor."""
+    """`record` is for the redactor and has neither value nor headers."""
 
     record: OutboxRecord
     dead_id: int | None
@@ -39,7 +39,7 @@ class ShownMessage:
 
     @cached_property
     def shown(self) -> str:
-        """As much of the value as a page shows, after the redactor."""
+        """The part of the value that a page shows, after the redactor."""
         if self.binary is not None:
             return redact(self.record, "\\x" + self.binary[:BINARY_PREFIX_BYTES].hex())
         return "" if self.value is None else redact(self.record, self.value[:TEXT_MAX])
@@ -50,13 +50,13 @@ class ShownMessage:
 
     @cached_property
     def locked(self) -> dict[str, str]:
-        """What cannot be edited on a page, with the reason. What the redactor is not given it cannot hide."""
+        """The parts that a page does not edit, with the reason. The redactor cannot hide what it is not given."""
         reasons = {"key": _line_ends("key", self.record.kafka_key), "value": self._value(), "headers": self._headers()}
         return {name: reason for name, reason in reasons.items() if reason}
 
     @property
     def fingerprint(self) -> str:
-        """Tells whether somebody else has changed it, and nothing about what is hidden: that takes the secret key."""
+        """Changes with the message. Hidden parts cannot be guessed from it, because it depends on the secret key."""
         record = self.record
         which = [record.pk, str(record.create_time)] if self.dead_id is None else [self.dead_id]
         parts = [which, record.kafka_topic, record.kafka_key, self.value, list(self.headers)]
@@ -65,29 +65,31 @@ class ShownMessage:
 
     def _value(self) -> str:
         if self.binary is not None:
-            return "The value is binary. Edit it with the command outbox_edit, or edit the rest here."
+            return "The value is binary, and this page edits text. Use the command outbox_edit, or edit the rest here."
         if self.value is None:
             return ""
         if self.shown != self.value[:TEXT_MAX]:
-            return 'OUTBOX["REDACTOR"] hides the value, or part of it, so it cannot be edited here.'
+            return 'OUTBOX["REDACTOR"] hides the value or a part of it, so you cannot edit it here.'
         if len(self.value) > TEXT_MAX and not keeps_everything():
             return (
-                f'OUTBOX["REDACTOR"] is given the first {TEXT_MAX:,} characters of a value. This one is longer, so it '
-                "cannot be edited here."
+                f'OUTBOX["REDACTOR"] gets the first {TEXT_MAX:,} characters of a value. This value is longer, so you '
+                "cannot edit it here."
             )
         if len(self.value) > EDIT_CHARS_MAX:
-            return f"The value has {len(self.value):,} characters: too many for a page."
+            return (
+                f"The value has {len(self.value):,} characters, and this page edits at most {EDIT_CHARS_MAX:,}. Use "
+                "the command outbox_edit, or edit the rest here."
+            )
         return _line_ends("value", self.value)
 
     def _headers(self) -> str:
         if self.shown_headers != list(self.headers):
-            return 'OUTBOX["REDACTOR"] hides headers, or part of them, so they cannot be edited here.'
+            return 'OUTBOX["REDACTOR"] hides headers or a part of them, so you cannot edit them here.'
         return ""
 
 
 def shown_headers(record: OutboxRecord, headers: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-    """After the redactor, which is asked about each value of a header as about the value; names are shown as they
-    are."""
+    """The redactor gets each value of a header, as it gets the value of the message. Names are shown as they are."""
     if keeps_everything():
         return list(headers)
     return [(name, redact(record, value[:TEXT_MAX])) for name, value in headers]
@@ -97,7 +99,7 @@ def _line_ends(name: str, text: str) -> str:
     if line_end(text) is not None:
         return ""
     return (
-        f"The {name} has line ends of several kinds, or CR alone, which browsers do not keep. Edit it with the command "
+        f"The {name} has line ends of several kinds, or a CR without LF. Browsers change these. Use the command "
         "outbox_edit, or edit the rest here."
     )
 
@@ -114,7 +116,7 @@ def of_record(pk: int) -> ShownMessage | None:
 
 
 def of_held(hold: Hold) -> ShownMessage | None:
-    """Of the record at the head of a hold, as long as it is there and not another one with its id."""
+    """Of the record that a hold stands for. None if it is gone, or if another record has its id."""
     message = of_record(hold.record_id) if hold.record_id is not None else None
     if message is None or hold.stashed_at not in (None, message.record.create_time):
         return None
@@ -137,9 +139,9 @@ def _bytes(value: object) -> bytes | None:
 
 
 def as_html(message: ShownMessage | None) -> SafeString:
-    """Always escaped: it is somebody else's text."""
+    """Always escaped: the text comes from a writer."""
     if message is None:
-        return format_html("{}", "It is not in the table any more: it was delivered or deleted.")
+        return format_html("{}", "The record is no longer in the table: it was delivered or deleted.")
     rows = format_html_join(
         "",
         "<tr><th>{}</th><td>{}</td></tr>",
@@ -165,5 +167,5 @@ def _value(message: ShownMessage) -> SafeString:
 
 
 def _untrusted(text: str) -> str:
-    """Without the mark that a redactor may have put on it: joining with a plain text takes it off."""
+    """Escaped later, even if a redactor has marked it as safe: joining it with a plain text removes the mark."""
     return "".join(["", text])

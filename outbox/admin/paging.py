@@ -1,7 +1,6 @@
 """Counting and paging a table of any size for the admin.
 
-No query reads more than one pass over the table, sorts more than the depth of the pages or fetches whole values. What
-the pages look like belongs to ``outbox.admin``.
+No query reads the table more than once, sorts more rows than the pages hold, or fetches whole values.
 """
 
 import json
@@ -18,7 +17,7 @@ from outbox.models import OutboxRecord
 from outbox.redaction import TEXT_MAX, keeps_everything
 from outbox.schema.fields import TextField
 
-# Up to here rows are counted, and paged through; beyond, the planner's estimate is shown.
+# Rows up to this number are counted and paged; for more, the list shows the planner's estimate.
 COUNT_EXACT_MAX = 10_000
 LIST_CHARS = 80
 BINARY_PREFIX_BYTES = 16
@@ -32,7 +31,7 @@ else:
 
 @dataclass(frozen=True)
 class Count:
-    """A number of records: exact, or about as many."""
+    """A number of records: exact, or an estimate."""
 
     rows: int
     exact: bool
@@ -42,7 +41,7 @@ class Count:
 
 
 def count(queryset: Any) -> Count:
-    """Exact while it is cheap: at most `COUNT_EXACT_MAX` + 1 matching rows are read."""
+    """Exact as long as it is cheap: it reads at most `COUNT_EXACT_MAX` + 1 matching rows."""
     ids = queryset.order_by().values("pk")
     if not queryset.query.where:
         # Without this the planner reads the table itself, with the pages that purged rows have left behind.
@@ -72,7 +71,7 @@ def with_preview(queryset: Any, characters: int) -> Any:
 
 
 class RecordPaginator(_Paginator):
-    """Pages over the first `COUNT_EXACT_MAX` records of an order; the search and the filters reach the others."""
+    """Pages of the first `COUNT_EXACT_MAX` records in an order. Search and filters reach the rest."""
 
     @cached_property
     def estimate(self) -> Count:
@@ -92,12 +91,12 @@ class RecordPaginator(_Paginator):
 
     def records(self, number: int) -> list[OutboxRecord]:
         """The ids of the page first, in a query without any wide column, then its rows by primary key."""
-        if not self.count:  # known from a pass over the table, which need not be made twice
+        if not self.count:  # known from a pass over the table, which is not repeated
             return []
         queryset: Any = self.object_list
         bottom = (self.validate_number(number) - 1) * self.per_page
         ids = list(queryset.values_list("pk", flat=True)[bottom : bottom + self.per_page])
-        # A redactor must not be given less than it needs to recognise what it hides.
+        # A redactor needs enough text to recognise what it hides.
         characters = LIST_CHARS + 1 if keeps_everything() else TEXT_MAX
         rows = queryset.model.objects.using(queryset.db).filter(pk__in=ids)
         found = {row.pk: row for row in with_preview(rows, characters).defer(*_NOT_LISTED)}

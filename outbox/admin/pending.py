@@ -1,7 +1,6 @@
-"""The pending records in Django's admin, harmless on a table of any size.
+"""The pending records in Django's admin: search, filters, columns and the page of one record.
 
-Search, filters, columns and the page of one record; how they count and page is in ``outbox.admin.paging``, the other
-pages are beside it in ``outbox.admin``.
+The pages cost little on a table of any size; ``outbox.admin.paging`` counts and pages.
 """
 
 from datetime import timedelta
@@ -36,10 +35,10 @@ from outbox.redaction import TEXT_MAX, redact
 from outbox.schema.expressions import known
 
 HEADER_CHARS = 1_000
-# How many rows at either end of the table are asked for their topics, and how many topics the filter offers.
+# The topic filter reads this many rows at each end of the table, and offers this many topics.
 TOPIC_SAMPLE_ROWS = 500
 TOPIC_CHOICES_MAX = 50
-# Ids are drawn before create_time's order is settled: the oldest record is among the first few.
+# The order of ids may differ a little from that of create_time: the oldest record is among the first few.
 OLDEST_SAMPLE_ROWS = 100
 BIGINT_MAX = 2**63 - 1
 # By the database's clock, which also wrote create_time.
@@ -55,7 +54,7 @@ else:
 
 
 class RecordChangeList(ChangeList):
-    """Django's list, without its ways to ask for everything."""
+    """Django's list, without the options that read the whole table."""
 
     summary: str
     estimate: Count
@@ -88,9 +87,9 @@ def summary(backlog: Count, queryset: Any) -> str:
     first = queryset.order_by("pk").annotate(age=_AGE).values_list("age", flat=True)
     ages = [age or timedelta() for age in first[:OLDEST_SAMPLE_ROWS]]  # an adopted table may lack a create_time
     if not ages:
-        return "Nothing is waiting: every record has been handed over."
+        return "No records are waiting. The outbox is empty."
     records = "record is" if backlog.rows == 1 else "records are"
-    return f"{str(backlog).capitalize()} {records} waiting, the oldest for {plain_age(max(ages))}."
+    return f"{str(backlog).capitalize()} {records} waiting; the oldest has waited for {plain_age(max(ages))}."
 
 
 def plain_age(age: timedelta) -> str:
@@ -105,7 +104,7 @@ def plain_age(age: timedelta) -> str:
 
 
 def topics(queryset: Any) -> list[str]:
-    """Topics that are likely to be in the table: its statistics' most common ones, and those at either end.
+    """Topics that are likely to be in the table: the most common ones of its statistics, and those at each end.
 
     SELECT DISTINCT would read the whole table.
     """
@@ -159,10 +158,10 @@ class AgeFilter(admin.SimpleListFilter):
 
 
 _HELP_TEXTS = {
-    "key_whole": "Records of one topic and key are sent in the order of their ids.",
-    "value_whole": f"As the redactor of the settings shows it, cut at {TEXT_MAX:,} characters. No value: a tombstone.",
-    "headers": "In the order in which they are sent; a name may repeat.",
-    "age": "By the database's clock.",
+    "key_whole": "The harvester sends the records of one topic and key in the order of their ids.",
+    "value_whole": f"The page shows the value after the redactor, cut at {TEXT_MAX:,} characters.",
+    "headers": "The harvester sends the headers in this order; a name may repeat.",
+    "age": "The database's clock measures the age.",
 }
 
 # --- the page -------------------------------------------------------------------------------------------------------
@@ -174,7 +173,7 @@ def _cut(text: str, characters: int) -> str:
 
 @admin.register(OutboxRecord)
 class OutboxRecordAdmin(_ModelAdmin):
-    """Records that wait for the harvester, which first leaves a key alone where one of them is changed."""
+    """Records that wait for the harvester. It stops sending a key before one of its records is changed."""
 
     class Media:
         css = {"all": ["outbox/dashboard.css"]}
@@ -189,7 +188,7 @@ class OutboxRecordAdmin(_ModelAdmin):
     ordering = ("id",)
     search_fields = ("kafka_key", "kafka_topic", "id")
     search_help_text = (
-        "Exact match with a key, a topic or an id. #42 looks for the id alone and is instant on any table."
+        "The search finds exact matches of a key, a topic or an id. #42 searches for the id only, which is always fast."
     )
     show_facets = admin.ShowFacets.NEVER
     show_full_result_count = False
@@ -201,7 +200,7 @@ class OutboxRecordAdmin(_ModelAdmin):
             None,
             {
                 "fields": readonly_fields,
-                "description": "The record waits to be sent to Kafka and disappears from here once it has been.",
+                "description": "The record waits for the harvester. It disappears from here once Kafka has it.",
             },
         ),
     )
@@ -246,10 +245,10 @@ class OutboxRecordAdmin(_ModelAdmin):
 
     @admin.action(description="Pause the keys of these records", permissions=["pause"])
     def pause(self, request: HttpRequest, queryset: Any) -> HttpResponse | None:
-        """Bulk: one statement, however many records are selected."""
+        """One statement for all selected records."""
         text = (
-            "Nothing more of these keys is sent, and their records are kept in order, until you resume the keys on the "
-            "page of holds. Records without a key have no order and are left out: pause their topic instead."
+            "The harvester sends nothing more of these keys until you resume them on the page of holds. The outbox "
+            "keeps their records in order. The action leaves out records without a key: pause their topic instead."
         )
         asked, why = confirm(
             self, request, queryset.only("kafka_topic", "kafka_key"), "pause", "Pause the keys of these records?", text,
@@ -260,13 +259,13 @@ class OutboxRecordAdmin(_ModelAdmin):
         chosen = selected(request, queryset)
         outcome = operations.pause_keys(chosen.pks, actor=request.user.get_username(), reason=why)
         if outcome.changed:
-            verb = "is" if outcome.changed == 1 else "are"
             said = (
-                f"{plural(outcome.changed, 'key')} {verb} paused: what is on its way still arrives, then nothing more."
+                f"You have paused {plural(outcome.changed, 'key')}. Records in flight still arrive; the harvester "
+                "sends no others until you resume."
             )
             self.message_user(request, said, messages.SUCCESS)
         else:
-            said = "Nothing was changed: these have no key, are paused already, or are not there any more."
+            said = "Nothing was changed. The selected records have no key, are paused already, or no longer exist."
             self.message_user(request, said, messages.WARNING)
         tell_rest(self, request, chosen)
         return None
@@ -341,10 +340,10 @@ class OutboxRecordAdmin(_ModelAdmin):
     def topic_whole(self, record: OutboxRecord) -> str:
         return str(record.kafka_topic)
 
-    # Django shows empty_value in lists alone; on the page of one record None would be "None".
+    # Django uses empty_value only in lists; on the page of one record None would be shown as "None".
     @admin.display(description="key")
     def key_whole(self, record: OutboxRecord) -> str:
-        return _cut(record.kafka_key, TEXT_MAX) or "(no key: no order is promised)"
+        return _cut(record.kafka_key, TEXT_MAX) or "(no key, and so no order)"
 
     @admin.display(description="value")
     def value_whole(self, record: Any) -> SafeString:
@@ -367,7 +366,7 @@ class OutboxRecordAdmin(_ModelAdmin):
         return format_html("<table>{}</table>", table) if table else "(none)"
 
     def _value(self, record: Any, characters: int) -> SafeString:
-        """Always escaped, also when a redactor returns a SafeString: the value is somebody else's text."""
+        """Always escaped, even if a redactor returns a SafeString: the value comes from a writer."""
         if record.binary_bytes is not None:
             prefix = "\\x" + bytes(record.binary_start).hex()
             text = redact(record, prefix)
@@ -380,7 +379,7 @@ class OutboxRecordAdmin(_ModelAdmin):
 
 
 def _allowed(request: HttpRequest, names: Any) -> Any:
-    """The fields of a page; without the permission one note stands for value and headers."""
+    """The fields of a page. Without the permission one note takes the place of value and headers."""
     if may_see_payload(request):
         return names
     return tuple("payload_hidden" if name == "value_whole" else name for name in names if name != "headers")

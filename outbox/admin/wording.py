@@ -12,12 +12,12 @@ def number(value: float) -> str:
 
 
 def counted(count: int, limit: int) -> str:
-    """What was counted no further than to the limit, marked where there may be more."""
+    """A count that ends at the limit; a plus sign says that there may be more."""
     return number(count) if count < limit else f"{number(limit)}+"
 
 
 def rate(value: float) -> str:
-    """Per second. Slow ones keep a digit, so that what trickles is not called nothing."""
+    """Per second. A slow rate keeps a digit, so that it is not shown as 0."""
     if 0 < value < 0.1:
         return "<0.1/s"
     if value < 10:
@@ -26,7 +26,7 @@ def rate(value: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """The two largest units of it."""
+    """In the two largest units that apply."""
     whole = max(0, int(seconds))
     if whole < 60:
         return f"{max(0.0, seconds):.1f} s" if seconds < 10 else f"{whole} s"
@@ -38,7 +38,7 @@ def duration(seconds: float) -> str:
 
 
 def clock(at: datetime) -> str:
-    """Of the time zone that the project shows."""
+    """In the time zone of the project."""
     return timezone.localtime(at).strftime("%H:%M")
 
 
@@ -48,6 +48,10 @@ def moment(at: datetime) -> str:
 
 def plural(count: int, one: str, many: str = "") -> str:
     return f"{count:,} {one if count == 1 else many or one + 's'}"
+
+
+def were(count: int, one: str) -> str:
+    return f"{plural(count, one)} {'was' if count == 1 else 'were'}"
 
 
 def ago(at: datetime, now: datetime) -> str:

@@ -191,7 +191,7 @@ COMPANION_MODELS = [
             "permissions": [
                 ("retry", "Can retry held records"),
                 ("requeue", "Can put dead letters back into the outbox"),
-                ("edit", "Can edit records that wait, are held or dead"),
+                ("edit", "Can edit pending records, held records and dead letters"),
                 ("skip", "Can move held records to the dead letters"),
                 ("discard", "Can delete held records and dead letters"),
                 ("pause", "Can pause and resume topics, keys and lanes"),
@@ -252,7 +252,7 @@ COMPANION_MODELS = [
             "db_table": f"{table_name()}_audit_log",
             "default_permissions": ("view",),
             "verbose_name": "audit log entry",
-            "verbose_name_plural": "audit log",
+            "verbose_name_plural": "audit log entries",
         },
     ),
     migrations.CreateModel(
@@ -293,19 +293,25 @@ class Migration(migrations.Migration):
                     "create_time",
                     models.DateTimeField(
                         db_default=django.contrib.postgres.functions.TransactionNow(),
-                        help_text="When the transaction that stashed the record began.",
+                        help_text="The time at which the transaction that stashed the record began.",
                     ),
                 ),
                 ("kafka_topic", models.CharField(max_length=249, verbose_name="topic")),
                 (
                     "kafka_key",
                     models.TextField(
-                        help_text="Records of one topic and key keep their order; empty: no key.", verbose_name="key"
+                        help_text="Records of one topic and key keep their order; an empty key is no key.",
+                        verbose_name="key",
                     ),
                 ),
                 (
                     "kafka_value",
-                    models.TextField(blank=True, help_text="NULL is a tombstone.", null=True, verbose_name="value"),
+                    models.TextField(
+                        blank=True,
+                        help_text="A record without a value (NULL) is a tombstone.",
+                        null=True,
+                        verbose_name="value",
+                    ),
                 ),
                 (
                     "kafka_header_keys",
@@ -338,7 +344,7 @@ class Migration(migrations.Migration):
                     "kafka_value_binary",
                     models.BinaryField(
                         blank=True,
-                        help_text="Sent instead of the value when set.",
+                        help_text="If set, the harvester sends it instead of the value.",
                         null=True,
                         verbose_name="binary value",
                     ),

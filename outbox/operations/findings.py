@@ -27,6 +27,11 @@ class Finding:
         return {**asdict(self), "level": str(self.level)}
 
 
+def sentence(clause: str) -> str:
+    """A clause with a capital letter and a full stop."""
+    return f"{clause[0].upper()}{clause[1:].removesuffix('.')}." if clause else ""
+
+
 def ok(subject: str, text: str) -> Finding:
     return Finding(subject, Level.OK, text)
 

@@ -1,4 +1,4 @@
-"""Lines of charts: round axes, honest gaps, rates that know a count may begin anew."""
+"""Lines of charts: round axes, gaps where samples are missing, rates when a count was reset."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -51,7 +51,7 @@ def test_unknown_values_break_the_line_and_are_empty_in_the_table():
 
 
 def test_a_chart_says_in_words_what_it_shows():
-    assert drawn(Series("waiting", "w", points(4, 9, 2))).summary == "waiting: between 2 and 9, at last 2"
+    assert drawn(Series("waiting", "w", points(4, 9, 2))).summary == "waiting: between 2 and 9, latest 2"
     empty = drawn(Series("waiting", "w", []))
     assert empty.is_empty
     assert empty.summary == "waiting: no samples"

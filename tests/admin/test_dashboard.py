@@ -14,9 +14,11 @@ from outbox import conf
 from outbox.admin import explain
 from outbox.admin.dashboard import contents
 from outbox.admin.dashboard.summary import BAD, GOOD, WARN, summarise
+from outbox.core.faults import in_plain_words
 from outbox.edges.postgres.counts import backlog
 from outbox.models import DeadLetter, Hold, OutboxRecord, Sample
 from outbox.operations import stats
+from outbox.operations.findings import sentence
 from tests.admin.conftest import DASHBOARD, SECRET, dead, page, record, rejected
 
 pytestmark = pytest.mark.django_db
@@ -132,7 +134,7 @@ def test_charts_show_the_last_hour_and_have_a_table(admin_client):
 def test_without_samples_it_says_so(admin_client):
     text = page(admin_client, DASHBOARD)
     assert "no samples yet" in text
-    assert text.count("a harvester takes one every minute") == 1  # of the throughput; the backlog is known
+    assert text.count("A harvester takes one every minute.") == 1  # of the throughput; the backlog is known
 
 
 def test_lanes_have_their_owner_and_the_age_of_the_heartbeat(admin_client):
@@ -142,7 +144,7 @@ def test_lanes_have_their_owner_and_the_age_of_the_heartbeat(admin_client):
     text = page(admin_client, DASHBOARD)
     first, second = (text[text.index(f'id="outbox-lane-{number}"') :][:900] for number in (0, 1))
     assert "web-1_7" in first
-    assert "at work" in first
+    assert "owned" in first
     assert "1,234" in first
     assert "no owner" in second
     assert "6 min 40 s ago" in second
@@ -169,9 +171,17 @@ def test_a_topic_that_is_held_as_a_whole_is_told_as_one(admin_client, sign_in):
     Hold.objects.exclude(key=None).delete()
     text = page(admin_client, DASHBOARD)
     assert "The topic orders is held back as a whole" in text
+    assert "keys are held back" not in text
     assert "key is held back" not in text
     assert value(text, "held") == 1
     assert "1 topic is held back as a whole" in page(sign_in("view_sample"), DASHBOARD)
+
+
+def test_a_held_record_without_a_key_is_not_called_a_key(admin_client):
+    rejected()
+    for _ in range(2):
+        rejected(record(kafka_key=""))
+    assert "1 key and 2 records without a key are held back" in page(admin_client, DASHBOARD)
 
 
 def test_many_holds_and_dead_letters_are_counted_as_outbox_stats_counts_them(admin_client, monkeypatch):
@@ -201,15 +211,15 @@ def test_a_refusal_is_told_in_plain_words_with_the_next_step(admin_client):
     letter = dead()
     text = page(admin_client, DASHBOARD)
     for said in (
-        "the record is larger than the topic allows",
-        "make the record smaller",
+        f"{sentence(in_plain_words(hold.error_code)[0])}",
+        f"{sentence(in_plain_words(hold.error_code)[1])}",
         "orders[a]",
-        "is tried again",
+        "The harvester retries it in",
     ):
         assert said in text
     assert reverse("admin:outbox_hold_change", args=[hold.pk]) in text
     assert reverse("admin:outbox_deadletter_change", args=[letter.pk]) in text
-    assert "is a dead letter" in text
+    assert "It is a dead letter." in text
     refusals = text[text.index('id="outbox-rejections"') :]
     for row in (hold, letter):
         assert escape(explain.explained(row)[1]) in refusals
@@ -218,7 +228,7 @@ def test_a_refusal_is_told_in_plain_words_with_the_next_step(admin_client):
 def test_a_code_of_a_newer_version_is_no_obstacle(admin_client):
     rejected(error_code="NEVER_HEARD_OF", last_error="who knows")
     text = page(admin_client, DASHBOARD)
-    assert "Kafka rejected it" in text
+    assert "Kafka rejected it." in text
     assert "who knows" in text
 
 
@@ -233,23 +243,23 @@ def state(owned=(), **more):
     }
 
 
-def kept(rejected_count=0, dead_count=0, paused_count=0, topics=(), topic_count=None):
+def kept(rejected_count=0, dead_count=0, paused_count=0, topics=(), topic_count=None, keyless_count=0):
     whole = len(topics) if topic_count is None else topic_count
-    return explain.Held([], rejected_count, [], dead_count, paused_count, whole, topics)
+    return explain.Held([], rejected_count, [], dead_count, paused_count, whole, topics, keyless_count)
 
 
 @pytest.mark.parametrize(
     ("found", "kept", "level", "said"),
     [
-        (state([True]), kept(), GOOD, "nothing waits"),
-        (state([True], backlog={"records": 7}), kept(), GOOD, "7 records on the way"),
+        (state([True]), kept(), GOOD, "No records are waiting."),
+        (state([True], backlog={"records": 7}), kept(), GOOD, "7 records are waiting."),
         (state([]), kept(), BAD, "python manage.py harvest"),
-        (state([False]), kept(), BAD, "No harvester is at work"),
-        (state([True, False], lanes=2), kept(), BAD, "Nobody works on lane 1"),
-        (state([True, False], lanes=1), kept(), GOOD, "nothing waits"),
-        (state([], lease_mode="spark", lease_seen_s=2.0), kept(), GOOD, "nothing waits"),
-        (state([], lease_mode="spark", lease_seen_s=200.0), kept(), BAD, "No harvester is at work"),
-        (state([False], resize_to=4), kept(), WARN, "being changed from 1 to 4"),
+        (state([False]), kept(), BAD, "No harvester owns a lane"),
+        (state([True, False], lanes=2), kept(), BAD, "Lane 1 has no owner"),
+        (state([True, False], lanes=1), kept(), GOOD, "No records are waiting."),
+        (state([], lease_mode="spark", lease_seen_s=2.0), kept(), GOOD, "No records are waiting."),
+        (state([], lease_mode="spark", lease_seen_s=200.0), kept(), BAD, "No harvester owns a lane"),
+        (state([False], resize_to=4), kept(), WARN, "is changing the lane count from 1 to 4"),
         (state([True], backlog={"records": 1, "oldest_age_s": 300.0}), kept(), WARN, "has waited for 5 min"),
         (
             state([True], backlog={"records": 1, "oldest_age_s": 300.0}),
@@ -269,12 +279,22 @@ def kept(rejected_count=0, dead_count=0, paused_count=0, topics=(), topic_count=
             state([True]),
             kept(rejected_count=3, topics=["mails"]),
             WARN,
-            "2 keys are held back, because Kafka rejected a record.",
+            "2 keys are held back, because of rejected or poison records.",
         ),
+        (
+            state([True]),
+            kept(rejected_count=4, topics=["mails"], keyless_count=1),
+            WARN,
+            "2 keys and 1 record without a key are held back",
+        ),
+        (state([True]), kept(rejected_count=1, keyless_count=1), WARN, ". 1 record without a key is held back"),
+        (state([True]), kept(rejected_count=2, keyless_count=2), WARN, ". 2 records without a key are held back"),
+        (state([False] * 12, lanes=12), kept(), BAD, "No harvester owns a lane"),
+        (state([True, *[False] * 11], lanes=12), kept(), BAD, "Lanes 1, 2, 3, 4, 5, 6, 7, 8, 9, 10 and 1 more have no"),
         (state([True]), kept(dead_count=2), WARN, "2 dead letters wait"),
         (state([True]), kept(dead_count=1), WARN, "1 dead letter waits"),
         (state([True]), kept(dead_count=100_000), WARN, "100,000+ dead letters wait"),
-        (state([True]), kept(paused_count=1), GOOD, "nothing waits"),
+        (state([True]), kept(paused_count=1), GOOD, "No records are waiting."),
     ],
 )
 def test_the_sentence_above_everything(found, kept, level, said):
@@ -290,12 +310,12 @@ def test_the_last_audit_is_shown(admin_client):
     clean = {"clean": True, "at": timezone.now().isoformat(), "seconds": 1.0, "faults": [], "batches": 2, "records": 30}
     fault = {"kind": "lost", "count": 3, "first": "record 7 of batch 1 <i>"}
     for found, said in (
-        (clean, "Nothing lost, nothing twice, order kept: 2 batches with 30 records were judged."),
-        ({**clean, "clean": False, "faults": [fault]}, "lost: 3; record 7 of batch 1 &lt;i&gt;"),
+        (clean, "checked 2 batches with 30 records and found no record that was lost, sent twice or reordered."),
+        ({**clean, "clean": False, "faults": [fault]}, "lost: 3; the first is record 7 of batch 1 &lt;i&gt;"),
     ):
         sql("UPDATE outbox_state SET verification = %s", json.dumps(found))
         assert said in page(admin_client, DASHBOARD)
-    assert "The last verification has found faults" in page(admin_client, DASHBOARD)
+    assert "The last verification found faults." in page(admin_client, DASHBOARD)
 
 
 # --- what it costs
@@ -328,7 +348,7 @@ def test_rights_that_are_missing_are_told_with_the_remedy(admin_client, monkeypa
     for url in (DASHBOARD, PARTS):
         response = admin_client.get(reverse(url))
         assert response.status_code == 503
-        assert "may not read it" in response.content.decode()
+        assert "may not read them" in response.content.decode()
 
 
 @pytest.mark.parametrize("where", [(explain, "read"), (stats, "of_database")])

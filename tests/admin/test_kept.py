@@ -70,7 +70,7 @@ def test_each_list_has_a_permission_of_its_own(sign_in, url, permission):
 def test_a_hold_tells_everything_about_itself(admin_client):
     hold = rejected()
     for text in (page(admin_client, HOLDS), page(admin_client, HOLD, hold.pk)):
-        for said in ("orders[a]", "the record is larger than the topic allows", "make the record smaller"):
+        for said in ("orders[a]", "The record is larger than the topic allows", "make the record smaller."):
             assert said in text
     assert "too large, once" in text
     assert SECRET in text
@@ -79,7 +79,7 @@ def test_a_hold_tells_everything_about_itself(admin_client):
 def test_a_dead_letter_tells_everything_about_itself(admin_client):
     letter = dead()
     for text in (page(admin_client, DEAD), page(admin_client, DEAD_ONE, letter.pk)):
-        for said in ("orders[b] #77", "the broker does not accept the record", "Broker: invalid"):
+        for said in ("orders[b] #77", "The broker does not accept the record", "Broker: invalid"):
             assert said in text
     assert text.count(SECRET) == 2
 
@@ -232,15 +232,15 @@ def test_an_act_on_everything_tells_where_it_ends(admin_client, monkeypatch):
     letters = [dead(record_id=number) for number in range(5)]
     for module in (actions, base):
         monkeypatch.setattr(module, "COUNT_MAX", 3)
-    assert "There are more than 3." in page(admin_client, DEAD)
+    assert "This list and its actions end after 3 rows, and there are more." in page(admin_client, DEAD)
     text = act(admin_client, DEAD, "discard", letters[0], select_across="1").content.decode()
-    assert "done to the first 3 of the list" in text
+    assert "The action takes the first 3 of the list." in text
     assert "more</li>" not in text
     text = act(admin_client, DEAD, "discard", letters[0], **hidden(text)).content.decode()
-    assert "3 rows deleted" in text
-    assert "there are more" in text
+    assert "3 rows were deleted." in text
+    assert "The action took only the first 3 rows." in text
     assert [letter.record_id for letter in DeadLetter.objects.order_by("record_id")] == [0, 1]
-    assert "There are more than" not in page(admin_client, DEAD)
+    assert "and there are more" not in page(admin_client, DEAD)
     text = act(admin_client, DEAD, "discard", letters[0], select_across="1").content.decode()
     assert "of the list" not in text
 
@@ -260,7 +260,7 @@ def test_dead_letters_are_deleted_only_after_a_question_and_with_permission(sign
     act(sign_in("view_deadletter", "requeue"), DEAD, "discard", letter, confirmed="1")
     assert DeadLetter.objects.count() == 1
     client = sign_in("view_deadletter", "discard")
-    assert "deleted for good" in act(client, DEAD, "discard", letter).content.decode()
+    assert "You delete these messages for good." in act(client, DEAD, "discard", letter).content.decode()
     assert DeadLetter.objects.count() == 1
     act(client, DEAD, "discard", letter, confirmed="1", why="rubbish")
     assert DeadLetter.objects.count() == 0
@@ -358,7 +358,7 @@ def test_the_keys_of_pending_records_are_paused_after_a_question(sign_in):
     assert "orders[b]" in text
     assert Hold.objects.count() == 1
     text = act(client, PENDING, "pause", *rows, confirmed="1", why="too many").content.decode()
-    assert "3 keys are paused" in text
+    assert "You have paused 3 keys." in text
     found = Hold.objects.filter(reason="paused", lane=None, record_id=None).values_list("topic", "key")
     assert set(found) == {("orders", "a"), ("orders", "b"), ("orders", "c"), ("mails", "b")}
     (audit,) = AuditLogEntry.objects.all()
@@ -386,7 +386,7 @@ def test_all_that_is_found_is_paused_up_to_a_limit(admin_client, monkeypatch):
     rows = [record(kafka_key=key) for key in "abcde"]
     monkeypatch.setattr(actions, "COUNT_MAX", 3)
     text = act(admin_client, PENDING, "pause", rows[4], select_across="1").content.decode()
-    assert "done to the first 3 of the list" in text
+    assert "The action takes the first 3 of the list." in text
     act(admin_client, PENDING, "pause", rows[4], **hidden(text))
     assert sorted(Hold.objects.values_list("key", flat=True)) == ["a", "b", "c"]
 
@@ -480,7 +480,7 @@ def test_the_redactor_hides_from_editors_what_it_is_not_given(lane, admin_client
         for url, row in ((HOLD, hold), (DEAD_ONE, letter), (EDIT_HOLD, hold), (EDIT_DEAD, letter)):
             assert SECRET not in page(admin_client, url, row.pk)
         text = page(admin_client, EDIT_HOLD, hold.pk)
-        assert "is given the first 10,000 characters" in text
+        assert "gets the first 10,000 characters" in text
         assert "hides headers" in text
         edit(admin_client, EDIT_HOLD, hold, key="k2", value="mine", headers="[]")
     made = OutboxRecord.objects.get(pk=hold.record_id)
@@ -559,7 +559,7 @@ def test_an_edited_dead_letter_goes_back_into_the_table(admin_client):
 def test_a_record_that_was_changed_meanwhile_is_not_overwritten(admin_client):
     hold = rejected()
     text = edit(admin_client, EDIT_HOLD, hold, value="mine", seen="older").content.decode()
-    assert "Somebody else has changed this record" in text
+    assert "This record was changed after you loaded the page." in text
     assert OutboxRecord.objects.get().kafka_value != "mine"
     assert not AuditLogEntry.objects.exists()
 
@@ -585,8 +585,8 @@ def test_a_record_that_is_gone_leads_back(admin_client):
     hold = rejected()
     OutboxRecord.objects.all().delete()
     response = admin_client.get(reverse(EDIT_HOLD, args=[hold.pk]), follow=True)
-    assert "was delivered or deleted meanwhile" in response.content.decode()
-    assert "not in the table any more" in page(admin_client, HOLD, hold.pk)
+    assert "was delivered or deleted in the meantime" in response.content.decode()
+    assert "no longer in the table" in page(admin_client, HOLD, hold.pk)
     assert admin_client.get(reverse(EDIT_HOLD, args=[0]), follow=True).status_code == 200
 
 
@@ -600,6 +600,14 @@ def test_the_audit_trail_is_listed_and_shows_its_details(admin_client):
             assert said in text
         assert "<b>quiet" not in text
     assert [found.pk for found in admin_client.get(reverse(AUDIT), {"q": "ada"}).context["cl"].result_list] == [row.pk]
+
+
+def test_the_list_of_the_audit_log_counts_entries(admin_client):
+    for foot in ("1 audit log entry\n", "2 audit log entries\n"):
+        AuditLogEntry.objects.create(who="ada", what="pause")
+        text = page(admin_client, AUDIT)
+        assert foot in text
+        assert "<title>Select audit log entry to view" in text
 
 
 def test_no_audit_row_holds_a_payload(admin_client):

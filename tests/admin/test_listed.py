@@ -88,7 +88,7 @@ def test_the_first_of_many_are_those_that_were_listed(admin_client, monkeypatch)
     rows[0].delete()
     text = act(admin_client, PENDING, "pause", rows[4], **given).content.decode()
     assert sorted(Hold.objects.values_list("key", flat=True)) == ["b", "c"]
-    assert "1 row had gone or changed" in text
+    assert "left out 1 row, because it was deleted or changed" in text
 
 
 @pytest.mark.parametrize("name", ["skip", "discard"])
@@ -98,7 +98,7 @@ def test_a_hold_that_was_given_another_record_is_left_alone(admin_client, name, 
     given = asked(admin_client, HOLDS, name, hold, select_across=across)
     replaced(hold)
     text = act(admin_client, HOLDS, name, hold, **given).content.decode()
-    assert "1 row had gone or changed since the page was shown, and was left alone" in text
+    assert "The action left out 1 row, because it was deleted or changed after the page was loaded." in text
     assert Hold.objects.get().wanted == ""
     assert not AuditLogEntry.objects.exists()
 
@@ -116,9 +116,9 @@ def test_the_page_of_a_hold_shows_no_other_record_with_the_id_of_its_own(admin_c
     Hold.objects.update(stashed_at=timezone.now() - timedelta(days=1))
     text = page(admin_client, HOLD, hold.pk)
     assert "another" not in text
-    assert "not in the table any more" in text
+    assert "no longer in the table" in text
     text = admin_client.get(page_of(hold), follow=True).content.decode()
-    assert "was delivered or deleted meanwhile" in text
+    assert "was delivered or deleted in the meantime" in text
 
 
 def test_the_page_of_a_hold_acts_on_the_record_that_it_shows(admin_client):
@@ -126,7 +126,7 @@ def test_the_page_of_a_hold_acts_on_the_record_that_it_shows(admin_client):
     seen = hidden(page(admin_client, HOLD, hold.pk))
     following = replaced(hold)
     text = act(admin_client, HOLDS, "discard", hold, **seen).content.decode()
-    assert "left alone" in text
+    assert "left out 1 row" in text
     assert 'name="confirmed"' not in text
     seen = hidden(page(admin_client, HOLD, hold.pk))
     text = act(admin_client, HOLDS, "discard", hold, **seen).content.decode()
@@ -151,7 +151,7 @@ def test_an_edit_of_another_record_of_the_same_contents_is_refused(admin_client)
     replaced(hold, kafka_value="same")
     given = {"topic": "orders", "key": "a", "value": "mine", "headers": "[]", "seen": response.context["seen"]}
     text = admin_client.post(page_of(hold), given).content.decode()
-    assert "Somebody else has changed this record" in text
+    assert "This record was changed after you loaded the page." in text
     assert not OutboxRecord.objects.filter(kafka_value="mine").exists()
 
 

@@ -191,7 +191,7 @@ def test_nulls_of_an_adopted_table_are_shown_as_nothing(viewer: Client) -> None:
     made = record()
     with connection.cursor() as cursor:
         cursor.execute("UPDATE outbox SET create_time = NULL, kafka_header_keys = NULL, kafka_header_values = NULL")
-    assert "1 record is waiting" in list_text(viewer)
+    assert "1 record is waiting;" in list_text(viewer)
     assert "(none)" in detail_text(viewer, made.pk)
 
 
@@ -201,18 +201,18 @@ def test_times_that_python_has_no_date_for_are_shown_as_nothing(viewer: Client) 
     with connection.cursor() as cursor:
         for row, time in zip(made, times, strict=True):
             cursor.execute(f"UPDATE outbox SET create_time = {time} WHERE id = %s", [row.pk])
-    assert "5 records are waiting, the oldest for 0 seconds" in list_text(viewer)
+    assert "5 records are waiting; the oldest has waited for 0 seconds." in list_text(viewer)
     for name in AGES:
         list_text(viewer, age=name)
     for row in made:
         assert "(none)" in detail_text(viewer, row.pk)
     made.append(record(create_time=timezone.now() - timedelta(hours=3, minutes=5)))
-    assert "6 records are waiting, the oldest for 3 hours, 5 minutes." in list_text(viewer)
+    assert "6 records are waiting; the oldest has waited for 3 hours, 5 minutes." in list_text(viewer)
 
 
 def test_the_page_of_a_record_says_what_it_lacks(viewer: Client) -> None:
     text = detail_text(viewer, record(kafka_key="", kafka_value=None).pk)
-    for said in ("(no key: no order is promised)", "(none)", "tombstone (no value)"):
+    for said in ("(no key, and so no order)", "(none)", "tombstone (no value)"):
         assert said in text
     assert ">None<" not in text
 
@@ -332,14 +332,14 @@ def test_only_ids_can_be_sorted_and_only_our_filters_apply(viewer: Client) -> No
 
 
 def test_summary_of_an_empty_table(viewer: Client) -> None:
-    assert "Nothing is waiting" in list_text(viewer)
+    assert "No records are waiting." in list_text(viewer)
 
 
 def test_summary_in_plain_words(viewer: Client) -> None:
     record(create_time=timezone.now() - timedelta(hours=3, minutes=5))
-    assert "1 record is waiting, the oldest for 3 hours, 5 minutes." in list_text(viewer)
+    assert "1 record is waiting; the oldest has waited for 3 hours, 5 minutes." in list_text(viewer)
     record(create_time=timezone.now() - timedelta(days=3, minutes=5))
-    assert "2 records are waiting, the oldest for 3 days." in list_text(viewer, q="nobody")
+    assert "2 records are waiting; the oldest has waited for 3 days." in list_text(viewer, q="nobody")
 
 
 # --- a million rows
@@ -433,7 +433,7 @@ def assert_estimated(viewer: Client) -> None:
     assert abs(listing.result_count - ROWS) < ROWS / 10
     text = response.content.decode()
     assert "About 1,0" in text or "About 99" in text
-    assert "the oldest for 1 day, 3 hours" in text
+    assert "the oldest has waited for 1 day, 3 hours" in text
     assert listing.paginator.num_pages == COUNT_EXACT_MAX // OutboxRecordAdmin.list_per_page
     few = viewer.get(reverse(LIST), {"q": "key-77"}).context["cl"]
     assert (few.estimate.exact, few.result_count) == (True, 10)

@@ -50,7 +50,7 @@ def test_it_renews_itself_and_keeps_what_the_reader_has_opened(browser, page):
     # The same page, not another one in its place.
     assert browser.see("[data-outbox-url]").get_attribute("data-marked") == "here"
 
-    # It stops for those who ask it to, and goes on.
+    # It stops when the reader asks it to, and resumes.
     browser.click(".outbox-foot button", "Stop updating")
     stash(page, 5)
     seen = updates(browser)
@@ -58,7 +58,7 @@ def test_it_renews_itself_and_keeps_what_the_reader_has_opened(browser, page):
         "Runtime.evaluate", {"expression": "new Promise(r => setTimeout(r, 2500))", "awaitPromise": True}
     )
     assert updates(browser) == seen
-    browser.click(".outbox-foot button", "Go on updating")
+    browser.click(".outbox-foot button", "Resume updating")
     browser.see("#outbox-tile-backlog", "17")
 
 
@@ -132,7 +132,7 @@ def test_without_scripts_the_page_is_whole(browser, site, page):
     browser.driver.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": True})
     try:
         browser.open(site, DASHBOARD)
-        assert "Load again" in browser.text
+        assert "Load the page again" in browser.text
         assert browser.see("#outbox-tile-backlog").is_displayed()
         assert not browser.driver.find_element(By.CSS_SELECTOR, ".outbox-foot button").is_displayed()
     finally:

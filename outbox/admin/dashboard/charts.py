@@ -1,6 +1,6 @@
 """Lines over the last hour as geometry for an SVG and as rows of a table. Pure: no clock, no database, no markup.
 
-A plot is `WIDTH` × `HEIGHT` units, stretched by the browser to whatever width there is; texts stand outside of it.
+A plot is `WIDTH` × `HEIGHT` units, which the browser stretches to the width of the page; texts stand outside of it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from itertools import pairwise
 from math import floor, log10
 
 WIDTH, HEIGHT = 1000.0, 100.0
-GAP_S = 150.0  # samples come once a minute: a line over a longer silence would be invented
+GAP_S = 150.0  # samples come once a minute: a line over a longer gap would be invented
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Line:
     style: str
     path: str
     area: str
-    """The path closed down to the axis; empty for lines that are drawn without."""
+    """The path closed down to the axis; empty for a line without a filled area."""
     last: str
 
 
@@ -50,7 +50,7 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """What the pointer finds over one sample."""
+    """The text that the pointer shows over one sample."""
 
     x: str
     width: str
@@ -61,7 +61,7 @@ class Column:
 class Chart:
     title: str
     summary: str
-    """For those who do not see the lines."""
+    """For readers who do not see the lines."""
     lines: Sequence[Line]
     ticks: Sequence[Tick]
     columns: Sequence[Column]
@@ -74,7 +74,7 @@ class Chart:
 
 
 def nice_top(highest: float) -> float:
-    """The smallest of 1, 2, 4, 5, 8 times a power of ten that is not below: axes end at round numbers."""
+    """The smallest of 1, 2, 4, 5, 8 times a power of ten that is not below `highest`: axes end at round numbers."""
     if highest <= 1:
         return 1.0
     power = 10.0 ** floor(log10(highest))
@@ -120,7 +120,7 @@ def chart(
 
 
 def rates(counts: Sequence[Point]) -> list[Point]:
-    """Per second between neighbours. None after a silence, and where a count fell: it began anew."""
+    """Per second between neighbours. None after a gap, and when a count fell, because it was reset."""
     found = [Point(counts[0].at, None)] if counts else []
     for before, after in pairwise(counts):
         took_s = (after.at - before.at).total_seconds()
@@ -183,7 +183,7 @@ def _summary(line: Series, say: Callable[[float], str]) -> str:
     values = [point.value for point in line.points if point.value is not None]
     if not values:
         return f"{line.name}: no samples"
-    return f"{line.name}: between {say(min(values))} and {say(max(values))}, at last {say(values[-1])}"
+    return f"{line.name}: between {say(min(values))} and {say(max(values))}, latest {say(values[-1])}"
 
 
 def _last(points: Sequence[Point], say: Callable[[float], str]) -> str:

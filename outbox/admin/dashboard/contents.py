@@ -1,7 +1,7 @@
-"""What the dashboard shows, as plain values that are ready to be read: numbers, charts, lanes, and a sentence above.
+"""The contents of the dashboard as values that are ready to be shown: a summary, numbers, charts and lanes.
 
-Everything comes from the database, by the functions that `outbox_stats` uses; Kafka is not asked. All of it is read
-within one bounded transaction that is rolled back: the page neither changes nor holds up anything.
+All of it comes from the database, by the functions that `outbox_stats` uses; Kafka is not asked. One transaction with
+a time limit reads it and is rolled back, so the page changes nothing and blocks nothing.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from outbox.operations import stats
 
 WINDOW = timedelta(hours=1)
 STATEMENT_TIMEOUT_S = 5
-# Rates of this moment are taken over at least so long: PostgreSQL learns of rows up to a second late.
+# The present rates cover at least this time, because PostgreSQL counts rows up to a second late.
 RATE_MIN_S = 10.0
 
 
@@ -39,7 +39,7 @@ class Tile:
     label: str
     value: str
     raw: float
-    """As the program knows it, beside what people read."""
+    """The exact number, beside the text."""
     note: str = ""
     level: str = ""
     url: str = ""
@@ -70,8 +70,8 @@ class DashboardPage:
 
 @contextmanager
 def bounded(alias: str) -> Iterator[Any]:
-    """Django's connection for reading: planned for a queue, with a limit on every statement. What is set here ends
-    with the rollback, which within a transaction of the caller is one to a savepoint."""
+    """Django's connection for reading, with a planner set for a queue and a time limit on every statement. The rollback
+    resets both; inside a transaction of the caller it goes back to a savepoint."""
     with transaction.atomic(using=alias):
         with connections[alias].cursor() as cursor:
             server.set_locally(cursor, {**PLANNER, "statement_timeout": f"{STATEMENT_TIMEOUT_S}s"})
@@ -82,7 +82,7 @@ def bounded(alias: str) -> Iterator[Any]:
 
 
 def read(conf: Conf, may_view: Callable[[str], bool] = lambda name: True) -> DashboardPage:
-    """`may_view`: whether the user may see the model of this name; without, its number alone is shown."""
+    """`may_view`: whether the user may see the model of this name; otherwise only its number is shown."""
     with bounded(conf.database) as connection:
         # The connection below Django's, whose errors are psycopg's own.
         with connections[conf.database].wrap_database_errors:
@@ -105,13 +105,13 @@ def read(conf: Conf, may_view: Callable[[str], bool] = lambda name: True) -> Das
 
 
 def _now(alias: str) -> datetime:
-    """Of the database, whose clock all the times on the page are by."""
+    """The time of the database, whose clock gives all times on the page."""
     with connections[alias].cursor() as cursor:
         return server.now(cursor)
 
 
 def _with_now(samples: list[Sample], found: dict[str, Any], now: datetime) -> list[Sample]:
-    """The samples, and this moment as the last of them. One that was taken just before makes way."""
+    """The samples, with the present as the last one. It replaces samples that are less than `RATE_MIN_S` old."""
     waiting = found["backlog"]
     present = Sample(
         taken_at=now,
@@ -135,10 +135,10 @@ def _tiles(found: dict[str, Any], kept: held.Held, samples: Sequence[Sample]) ->
         Tile("backlog", "Waiting", f"{about}{number(waiting['records'])}", waiting["records"], "records in the table"),
         Tile(
             "oldest",
-            "The oldest for",
+            "Oldest record",
             duration(waiting["oldest_age_s"]) if waiting["records"] else "–",
             waiting["oldest_age_s"],
-            "by the database's clock" if waiting["records"] else "nothing waits",
+            "by the database's clock" if waiting["records"] else "no record waits",
         ),
         Tile("stashed", "Stashed", *_rate(stashed), _total(samples, "stashed")),
         Tile("delivered", "Delivered", *_rate(delivered), _total(samples, "delivered")),
@@ -176,7 +176,7 @@ def _last_rate(samples: Sequence[Sample], name: str) -> float | None:
 
 
 def _total(samples: Sequence[Sample], name: str) -> str:
-    """Since the first sample of the window, or since the count last began anew."""
+    """Since the first sample of the window; a count that was reset adds nothing."""
     counts = [getattr(sample, name) for sample in samples]
     grown = sum(max(0, after - before) for before, after in pairwise(counts))
     return f"{number(grown)} in the last hour" if len(counts) > 1 else "no samples yet"
@@ -198,14 +198,14 @@ def _charts(samples: Sequence[Sample], now: datetime) -> list[Chart]:
 
 
 def _lanes(found: dict[str, Any]) -> list[LaneRow]:
-    """Without those that are left from a time of more lanes: nobody is missing there."""
+    """The lanes in use. Lanes above the lane count are shown only while they have an owner."""
     count = (found["state"] or {}).get("lanes")
     return [_lane(lane) for lane in found["lanes"] if count is None or lane["lane"] < count or lane["is_owned"]]
 
 
 def _lane(lane: dict[str, Any]) -> LaneRow:
     heartbeat_s = lane["heartbeat_s"]
-    state, level = ("at work", "") if lane["is_owned"] else ("no owner", "bad")
+    state, level = ("owned", "") if lane["is_owned"] else ("no owner", "bad")
     said = "never" if heartbeat_s is None else f"{duration(heartbeat_s)} ago"
     batch = "" if lane["purged_batch"] is None else number(lane["purged_batch"])
     return LaneRow(lane["lane"], lane["owner"] or "", state, level, said, heartbeat_s, batch)

@@ -1,4 +1,4 @@
-"""What the last verification of ledger, topics and table has found (`manage.py outbox_verify`), for the dashboard."""
+"""The result of the last verification of ledger, topics and table (`manage.py outbox_verify`), for the dashboard."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class LastVerification:
 
 
 def read(conf: Conf, now: datetime) -> LastVerification | None:
-    """None where there was no verification, or where the table of another version has no place for one."""
+    """None if there was no verification, or if the table of another version has no column for one."""
     with connections[conf.database].cursor() as cursor:
         found = companions.last_verification(cursor, conf.table)
     found = json.loads(found) if isinstance(found, str) else found
@@ -33,9 +33,11 @@ def read(conf: Conf, now: datetime) -> LastVerification | None:
 
 
 def in_words(found: dict[str, Any], now: datetime) -> LastVerification:
-    faults = [f"{fault['kind']}: {fault['count']:,}; {fault['first']}" for fault in found.get("faults", ())]
-    judged = f"{plural(found.get('batches', 0), 'batch', 'batches')} with {plural(found.get('records', 0), 'record')}"
-    said = "Nothing lost, nothing twice, order kept" if not faults else f"{plural(len(faults), 'kind')} of fault"
+    faults = [
+        f"{fault['kind']}: {fault['count']:,}; the first is {fault['first']}" for fault in found.get("faults", ())
+    ]
+    checked = f"{plural(found.get('batches', 0), 'batch', 'batches')} with {plural(found.get('records', 0), 'record')}"
+    said = f"{plural(len(faults), 'kind')} of fault" if faults else "no record that was lost, sent twice or reordered"
     at = parse_datetime(str(found.get("at", "")))
     age = ago(at, now) if at is not None and at.tzinfo is not None else str(found.get("at", ""))
-    return LastVerification(not faults, f"{said}: {judged} were judged.", age, faults)
+    return LastVerification(not faults, f"outbox_verify checked {checked} and found {said}.", age, faults)

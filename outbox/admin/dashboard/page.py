@@ -1,4 +1,4 @@
-"""The dashboard as a page of the admin: it stands where the list of samples would."""
+"""The dashboard as a page of the admin, in the place of the list of samples."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class DashboardAdmin(ReadOnlyAdmin):
         return TemplateResponse(request, "admin/outbox/dashboard.html", context, status=503 if trouble else 200)
 
     def parts(self, request: HttpRequest) -> HttpResponse:
-        """What changes, for the script of the page."""
+        """The parts that change, for the script of the page."""
         page, trouble = self._read(request)
         if trouble:
             return HttpResponse(trouble, status=503, content_type="text/plain; charset=utf-8")
@@ -59,8 +59,9 @@ class DashboardAdmin(ReadOnlyAdmin):
             return read(settings, lambda name: request.user.has_perm(f"outbox.view_{name}")), ""
         except ProgrammingError:
             return None, (
-                f"A table of {settings.table!r} is missing on the alias {settings.database!r}, or this user of the "
-                f"database may not read it. Run: python manage.py migrate outbox --database {settings.database}"
+                f"PostgreSQL has not all tables of {settings.table!r} on the alias {settings.database!r}, or this "
+                "database user may not read them. Grant the user SELECT, or run: "
+                f"python manage.py migrate outbox --database {settings.database}"
             )
         except (OperationalError, InterfaceError) as error:
             reason = " ".join(str(error).split())

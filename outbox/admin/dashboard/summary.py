@@ -1,4 +1,4 @@
-"""How it is, in one sentence, and what to do about it: above everything else on the dashboard. Pure."""
+"""The top of the dashboard: one sentence about the state, and the notices with their next steps. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from outbox.admin.explain import Held
 from outbox.admin.wording import duration, plural
 
 OLD_S = 60.0
-START = "See that Kafka answers, and that a harvester runs: python manage.py harvest"
+LANES_NAMED = 10
+START = "Check that Kafka answers, and start a harvester: python manage.py harvest"
 GOOD, WARN, BAD = "", "warn", "bad"
 
 
@@ -32,7 +33,7 @@ class Summary:
 
 
 def summarise(found: dict[str, Any], held: Held, verified: LastVerification | None = None) -> Summary:
-    """`found` as `operations.stats` says it."""
+    """`found` comes from `operations.stats`."""
     all_notices = (
         _delivery(found),
         _verified(verified),
@@ -47,11 +48,12 @@ def summarise(found: dict[str, Any], held: Held, verified: LastVerification | No
         some = "Some records" if any(lane["is_owned"] for lane in found["lanes"]) else "Records"
         return Summary(BAD, f"{some} are not being delivered.", notices)
     if WARN in levels:
-        return Summary(WARN, "Something waits for you.", notices)
+        return Summary(WARN, "Read the notices below.", notices)
     waiting = found["backlog"]["records"]
     if not waiting:
-        return Summary(GOOD, "All is well: nothing waits.", notices)
-    return Summary(GOOD, f"All is well: {plural(waiting, 'record')} on the way.", notices)
+        return Summary(GOOD, "Delivery works normally. No records are waiting.", notices)
+    verb = "is" if waiting == 1 else "are"
+    return Summary(GOOD, f"Delivery works normally. {plural(waiting, 'record')} {verb} waiting.", notices)
 
 
 def _delivery(found: dict[str, Any]) -> Notice | None:
@@ -62,38 +64,45 @@ def _delivery(found: dict[str, Any]) -> Notice | None:
     if state.get("resize_to"):
         return Notice(
             WARN,
-            f"The lanes are being changed from {state['lanes']} to {state['resize_to']}.",
-            "Nothing needs to be done: delivery goes on when it is over.",
+            f"The harvester is changing the lane count from {state['lanes']} to {state['resize_to']}.",
+            "You need to do nothing: delivery then resumes automatically.",
         )
     lanes = found["lanes"]
     ownerless = [lane["lane"] for lane in lanes if not lane["is_owned"] and lane["lane"] < state.get("lanes", 1)]
     if not any(lane["is_owned"] for lane in lanes):
-        return Notice(BAD, "No harvester is at work: none runs, or Kafka is away.", START)
+        return Notice(BAD, "No harvester owns a lane: none is running, or Kafka is unavailable.", START)
     if ownerless:
-        names = ", ".join(map(str, ownerless[:10]))
         return Notice(
             BAD,
-            f"Nobody works on lane {names}; its records wait.",
-            "Look for lane_stopped in the harvesters' log, or start another harvester.",
+            f"{_named(ownerless)}, so no records are sent there.",
+            "Search the harvesters' log for lane_stopped, or start another harvester.",
         )
     return None
+
+
+def _named(ownerless: Sequence[int]) -> str:
+    if len(ownerless) == 1:
+        return f"Lane {ownerless[0]} has no owner"
+    more = len(ownerless) - LANES_NAMED
+    names = ", ".join(map(str, ownerless[:LANES_NAMED]))
+    return f"Lanes {names}{f' and {more:,} more' if more > 0 else ''} have no owner"
 
 
 def _verified(verified: LastVerification | None) -> Notice | None:
     if verified is None or verified.is_clean:
         return None
-    return Notice(WARN, "The last verification has found faults.", "", "#outbox-verified", "See which")
+    return Notice(WARN, "The last verification found faults.", "", "#outbox-verified", "Show them")
 
 
 def _age(found: dict[str, Any], held: Held) -> Notice | None:
-    """Where something is held back, its records are the oldest, and that is known."""
+    """No notice while records are held back: these are the oldest, and another notice names them."""
     age_s = found["backlog"]["oldest_age_s"]
     if age_s <= OLD_S or held.rejected_count or held.paused_count:
         return None
     return Notice(
         WARN,
         f"The oldest record has waited for {duration(age_s)}.",
-        "Look at the backlog below: where it grows, see the harvesters' log.",
+        "Check the backlog below. If it grows, read the harvesters' log.",
     )
 
 
@@ -106,22 +115,28 @@ def _topics(held: Held) -> Notice | None:
     else:
         named = f" ({names}{f' and {more:,} more' if more else ''})" if names else ""
         what, of = f"{plural(held.topic_count, 'topic')}{named} are", "them"
-    text = f"{what} held back as a whole, because Kafka takes no record of {of}; all other topics go on."
-    return Notice(WARN, text, "", "#outbox-held", "See why, and what to do")
+    text = f"{what} held back as a whole, because Kafka rejects every record of {of}. All other topics continue."
+    return Notice(WARN, text, "", "#outbox-held", "Show why, and what to do")
 
 
 def _rejected(held: Held) -> Notice | None:
-    count = held.rejected_count - held.topic_count
-    if count <= 0:
+    keys, keyless = held.key_count, held.keyless_count
+    if keys + keyless <= 0:
         return None
-    others = "" if held.topic_count else "; all others go on"
-    text = f"{plural(count, 'key')} {'is' if count == 1 else 'are'} held back, because Kafka rejected a record{others}."
-    return Notice(WARN, text, "", "#outbox-held", "See which, why, and what to do")
+    parts = ([plural(keys, "key")] if keys else []) + ([_keyless(keyless)] if keyless else [])
+    verb = "is" if keys + keyless == 1 else "are"
+    others = "" if held.topic_count else " All other records continue."
+    text = f"{' and '.join(parts)} {verb} held back, because of rejected or poison records.{others}"
+    return Notice(WARN, text, "", "#outbox-held", "Show which, why, and what to do")
+
+
+def _keyless(count: int) -> str:
+    return f"{plural(count, 'record')} without a key"
 
 
 def _dead(held: Held) -> Notice | None:
     if not held.dead_count:
         return None
     one = held.dead_count == 1
-    text = f"{held.dead_text} {'dead letter waits' if one else 'dead letters wait'} for a decision."
-    return Notice(WARN, text, "", held.dead_url, "Look at them" if held.dead_url else "")
+    text = f"{held.dead_text} {'dead letter waits' if one else 'dead letters wait'} for your decision."
+    return Notice(WARN, text, "", held.dead_url, "Show them" if held.dead_url else "")

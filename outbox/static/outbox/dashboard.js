@@ -1,5 +1,5 @@
-// Keeps the dashboard fresh: asks for its parts every few seconds and replaces those that changed. The page is whole
-// without this file; nothing here knows what the parts contain.
+// Keeps the dashboard fresh: asks for its parts every few seconds and replaces those that changed. The page is complete
+// without this script, which does not know what the parts contain.
 "use strict";
 
 (() => {
@@ -18,7 +18,7 @@
     let isAsking = false;
     let last = new Date();
 
-    // Two requests a page has open at once would answer in any order.
+    // One request at a time: the answers to two could arrive in any order.
     const later = (ms) => {
         clearTimeout(timer);
         if (!isPaused && !document.hidden) {
@@ -61,7 +61,7 @@
         }
         for (const found of parts) {
             const part = page.querySelector(`[data-outbox-part="${found.dataset.outboxPart}"]`);
-            // Compared as they came: what a reader has opened is no change.
+            // Compared with the last answer: details that the reader has opened are no change.
             if (part && part.outboxText !== found.innerHTML) {
                 const text = found.innerHTML;
                 replace(part, found);
@@ -85,7 +85,7 @@
             if (answer.type === "opaqueredirect" || answer.status === 401 || answer.status === 403) {
                 isPaused = true;
                 button.hidden = true;
-                say("You are signed out, or may no longer see this. Load the page again.", true);
+                say("You are signed out, or you may no longer see this page. Load it again.", true);
                 return;
             }
             if (!answer.ok) {
@@ -99,13 +99,13 @@
             failures = 0;
             last = new Date();
             page.dataset.outboxUpdates = String(Number(page.dataset.outboxUpdates || 0) + 1);
-            say(`Updated at ${last.toLocaleTimeString()}, every ${everyMs / 1000} s.`, false);
+            say(`Updated at ${last.toLocaleTimeString()}. The page updates every ${everyMs / 1000} s.`, false);
         } catch (error) {
             failures += 1;
             if (isPaused) {
                 return;
             }
-            say(`Not updated since ${last.toLocaleTimeString()}: no answer. It is tried again.`, true);
+            say(`Not updated since ${last.toLocaleTimeString()}: the server does not answer. The page tries again.`, true);
         } finally {
             isAsking = false;
             later(Math.min(SLOWEST_MS, everyMs * 2 ** failures));
@@ -115,10 +115,10 @@
     button.hidden = false;
     button.addEventListener("click", () => {
         isPaused = !isPaused;
-        button.textContent = isPaused ? "Go on updating" : "Stop updating";
+        button.textContent = isPaused ? "Resume updating" : "Stop updating";
         if (isPaused) {
             clearTimeout(timer);
-            say(`Stopped at ${last.toLocaleTimeString()}.`, false);
+            say(`Updates stopped at ${last.toLocaleTimeString()}.`, false);
         } else {
             ask();
         }
