@@ -1,2 +1,2 @@
-"""What operators ask and do, behind the commands and the admin: look (`stats`), examine (`check`), act (`actions`),
-change a record (`editing`). Nothing here harvests."""
+"""The work of operators, behind the commands and the admin: numbers (`stats`), checks of the configuration (`check`),
+retry, skip, pause and so on (`actions`), changes of a record (`editing`). Nothing here harvests."""

@@ -1,8 +1,10 @@
-"""What operators do about holds and dead letters; the commands and the admin call these functions and nothing else.
+"""The operators' actions on holds and dead letters. The commands and the admin change them only by these functions.
 
-Each is one transaction with bulk statements and leaves one audit log entry. A record that is still in the outbox is
-deleted by its harvester alone, which knows that it is not on its way: such a request is written down, and carried out
-within about two seconds where a harvester works, else when the next one begins. `Outcome.pending` counts these."""
+Each action is one transaction with bulk statements and adds one audit log entry. Only the harvester deletes a record
+that is still in the outbox, because it alone knows that the record is not in flight. So the action writes a request. A
+running harvester carries it out within about two seconds, otherwise the next one does. `Outcome.pending` counts the
+requests.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,7 @@ def _bulk(
         if holds is not None:
             query, wanted = holds(selector.holds(found_alias).filter(reason__in=REJECTED, record_id__isnull=False))
             if not dry_run:
-                query = query.select_for_update()  # none is given another record before it is changed
+                query = query.select_for_update()  # so that no hold passes to another record before the change
             found = query.values_list("pk", "record_id", "stashed_at")
             held = [(pk, record_id) for pk, record_id, at in found if selector.is_meant(pk, record_id, at)]
         letters = list(selector.dead_letters(found_alias).values_list("pk", "record_id")) if dead is not None else []
@@ -72,35 +74,35 @@ def _bulk(
 
 
 def retry(selector: Selector, actor: str, reason: str = "", dry_run: bool = False, alias: str | None = None) -> Outcome:
-    """The harvester tries held records again now."""
+    """Requests that the harvester retries held records now."""
     return _bulk("retry", selector, actor, reason, dry_run, alias, holds=lambda q: (q, "retry"))
 
 
 def requeue(
     selector: Selector, actor: str, reason: str = "", dry_run: bool = False, alias: str | None = None
 ) -> Outcome:
-    """Dead letters go back into the outbox as new records, in the order they once had, behind what their keys have sent
-    since."""
+    """Puts dead letters back into the outbox as new records, in their old order, behind the later records of their
+    keys."""
     return _bulk("requeue", selector, actor, reason, dry_run, alias, dead=put_back)
 
 
 def skip(selector: Selector, actor: str, reason: str = "", dry_run: bool = False, alias: str | None = None) -> Outcome:
-    """Held records become dead letters, and their keys continue. A topic that is held as a whole is left out: none of
-    its records is at fault."""
+    """Requests that held records become dead letters, so that their keys continue. A topic that is held as a whole is
+    left out, because no record of it is the cause."""
     return _bulk("skip", selector, actor, reason, dry_run, alias, holds=lambda q: (_of_records(q), "skip"))
 
 
 def discard(
     selector: Selector, actor: str, reason: str = "", dry_run: bool = False, alias: str | None = None
 ) -> Outcome:
-    """The harvester deletes held records for good."""
+    """Requests that the harvester deletes held records for good."""
     return _bulk("discard", selector, actor, reason, dry_run, alias, holds=lambda q: (_of_records(q), "discard"))
 
 
 def discard_dead_letters(
     selector: Selector, actor: str, reason: str = "", dry_run: bool = False, alias: str | None = None
 ) -> Outcome:
-    """Dead letters, usually those of some age, are deleted for good."""
+    """Deletes dead letters for good, usually those of some age."""
     return _bulk("discard", selector, actor, reason, dry_run, alias, dead=_delete)
 
 
@@ -125,20 +127,22 @@ def pause(
     dry_run: bool = False,
     alias: str | None = None,
 ) -> Outcome:
-    """Send nothing more of a key, a topic or a lane until `resume`. What is on its way still arrives; the lanes named
-    in `Hold.confirmed_by` have nothing on its way any more."""
+    """Sends nothing more of a key, a topic or a lane until `resume`. Records in flight still arrive; the lanes named
+    in `Hold.confirmed_by` have none in flight."""
     if (lane is None) == (topic is None) or (lane is not None and key is not None):
-        raise OperationRefused("Name either a topic, a topic and a key, or a lane.")
+        raise OperationRefused("A pause needs either a topic, or a topic and a key, or a lane. Name one of these.")
     if key == "":
-        raise OperationRefused("Records without a key have no order among each other: pause their topic.")
+        raise OperationRefused(
+            "Records without a key have no order, so they cannot be paused by key. Pause their topic."
+        )
     if lane is not None and lane < 0:
-        raise OperationRefused(f"Lane {lane} does not exist: lanes are numbered from 0.")
+        raise OperationRefused(f"Lane {lane} does not exist, because lanes are numbered from 0. Name one from 0.")
     found_alias = alias_of(alias)
     hold = Hold(topic=topic or "", key=key, lane=lane, reason=Hold.Reason.PAUSED)
     with transaction.atomic(using=found_alias):
         there = Hold.objects.using(found_alias).filter(topic=hold.topic, key=key, lane=lane, reason=hold.reason)
         if there.exists():
-            raise OperationRefused(f"It is paused already: {hold.scope}.")
+            raise OperationRefused(f"A pause exists already for {hold.scope}. Nothing was changed.")
         if not dry_run:
             Hold.objects.using(found_alias).bulk_create([hold], ignore_conflicts=True)
             write_audit_log(found_alias, actor, "pause", reason, {"scope": hold.scope})
@@ -146,8 +150,8 @@ def pause(
 
 
 def pause_keys(record_ids: Sequence[int], *, actor: str, reason: str = "", alias: str | None = None) -> Outcome:
-    """As `pause` does, the keys of records in the outbox, in one statement. What is paused already stays so; records
-    without a key are left out, because they have no order among each other."""
+    """Pauses the keys of these records of the outbox, as `pause` does, in one statement. Keys that are paused already
+    stay paused. Records without a key are left out, because they have no order."""
     found_alias = alias_of(alias)
     table, holds = (model._meta.db_table for model in (OutboxRecord, Hold))
     with transaction.atomic(using=found_alias), connections[found_alias].cursor() as cursor:
@@ -163,7 +167,8 @@ def pause_keys(record_ids: Sequence[int], *, actor: str, reason: str = "", alias
 def resume(
     selector: Selector, actor: str, reason: str = "", dry_run: bool = False, alias: str | None = None
 ) -> Outcome:
-    """End pauses, and edits that were broken off; the records go on in their order within about a second."""
+    """Ends pauses, and edits that were broken off. The harvester sends the records in their order within about a
+    second."""
     selector.require()
     found_alias = alias_of(alias)
     with transaction.atomic(using=found_alias):

@@ -1,4 +1,4 @@
-"""What the commands of operations have in common: selectors, ages, who asks, and how an outcome is shown."""
+"""The common arguments of the operators' commands: selectors, ages, the actor; and the text of an outcome."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ from outbox.operations.outcomes import Outcome
 from outbox.operations.selection import Selector
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
-EXIT_CODES = {0: "done, or nothing to do", 1: "refused, for the reason named: nothing was changed"}
+EXIT_CODES = {
+    0: "the command has done its work, or there was nothing to do",
+    1: "the command has printed an error, and has changed nothing",
+}
 _DONE = {
     "retry": "retried", "requeue": "requeued", "skip": "skipped", "discard": "discarded", "pause": "paused",
     "resume": "resumed", "edit": "edited",
@@ -29,22 +32,33 @@ _DONE = {
 
 def add_common(parser: ArgumentParser) -> None:
     parser.epilog = "Exit codes: " + "; ".join(f"{code}: {text}" for code, text in EXIT_CODES.items()) + "."
-    parser.add_argument("--reason", default="", metavar="TEXT", help="Why: kept in the audit log entry.")
-    parser.add_argument("--actor", default="", metavar="NAME", help="Who: the user of the system by default.")
-    parser.add_argument("--dry-run", action="store_true", help="Say what would be changed, and change nothing.")
-    parser.add_argument("--database", metavar="ALIAS", help="Alias of the database, instead of DATABASE.")
-    parser.add_argument("--json", action="store_true", help="Print one JSON object.")
+    parser.add_argument("--reason", default="", metavar="TEXT", help="The reason, which the audit log keeps.")
+    parser.add_argument(
+        "--actor", default="", metavar="NAME", help="The operator's name for the audit log. Default: the system user."
+    )
+    parser.add_argument(
+        "--dry-run", action="store_true", help="Prints what the command would change, and changes nothing."
+    )
+    parser.add_argument("--database", metavar="ALIAS", help="The database alias, in place of DATABASE.")
+    parser.add_argument("--json", action="store_true", help="Prints one JSON object.")
 
 
 def add_selector(parser: ArgumentParser) -> None:
-    parser.add_argument("--topic", help="Of this topic.")
-    parser.add_argument("--key", help="Of this key of the topic.")
+    parser.add_argument("--topic", help="Selects this topic.")
+    parser.add_argument("--key", help="Selects this key of the topic.")
     parser.add_argument(
-        "--id", type=int, action="append", default=[], metavar="ID", help="The record's id; may be repeated."
+        "--id",
+        type=int,
+        action="append",
+        default=[],
+        metavar="ID",
+        help="Selects the record with this id. Repeat it for more.",
     )
-    parser.add_argument("--lane", type=int, metavar="N", help="Of this lane.")
-    parser.add_argument("--older-than", metavar="AGE", help="Held or dead for longer: 90s, 15m, 12h or 30d.")
-    parser.add_argument("--all", action="store_true", help="Everything; needed when nothing else selects.")
+    parser.add_argument("--lane", type=int, metavar="N", help="Selects this lane.")
+    parser.add_argument(
+        "--older-than", metavar="AGE", help="Selects rows that have been held or dead for longer: 90s, 15m, 12h or 30d."
+    )
+    parser.add_argument("--all", action="store_true", help="Selects everything. Needed if no other option selects.")
 
 
 def selector_of(options: dict[str, Any]) -> Selector:
@@ -61,14 +75,14 @@ def selector_of(options: dict[str, Any]) -> Selector:
 def age(text: str) -> timedelta:
     found = re.fullmatch(r"(\d{1,9})([smhd])", text.strip())
     if not found:
-        raise CommandError(f"{text!r} is no age: write 90s, 15m, 12h or 30d.")
+        raise CommandError(f"{text!r} is not a valid age. Write a number and s, m, h or d, e.g. 90s, 15m, 12h or 30d.")
     return timedelta(seconds=int(found[1]) * _UNITS[found[2]])
 
 
 def actor_of(options: dict[str, Any]) -> str:
     try:
         return str(options["actor"] or getpass.getuser())
-    except (KeyError, OSError):  # a container's user without a name
+    except (KeyError, OSError):  # the user of a container may have no name
         return "unknown"
 
 
@@ -89,7 +103,9 @@ def run(operation: Callable[[], Outcome]) -> Outcome:
         raise CommandError(str(error)) from error
     except (DatabaseError, psycopg.Error) as error:
         reason = " ".join(str(error).split())
-        raise CommandError(f"PostgreSQL: {reason} (Is the table migrated? python manage.py migrate outbox)") from error
+        raise CommandError(
+            f"PostgreSQL reports an error: {reason}. If a table is missing, run: python manage.py migrate outbox"
+        ) from error
 
 
 def shown(outcome: Outcome, options: dict[str, Any]) -> str:
@@ -97,17 +113,24 @@ def shown(outcome: Outcome, options: dict[str, Any]) -> str:
         return json.dumps(outcome.as_dict())
     done = _DONE[outcome.what]
     if outcome.dry_run:
-        return f"{outcome.matched} would be {done}. Nothing was changed."
+        return f"{_rows(outcome.matched)} would be {done}. Nothing was changed."
     if not outcome.matched:
-        return f"0 {done}: nothing matches. Nothing was changed."
-    parts = [f"{outcome.changed} {done}"] if outcome.changed else []
+        return "No row matches. Nothing was changed."
+    parts = []
+    if outcome.changed:
+        parts.append(f"{_rows(outcome.changed)} {'was' if outcome.changed == 1 else 'were'} {done}.")
     if outcome.pending:
-        parts.append(f"{outcome.pending} to be carried out by the harvester at work, or the next one")
-    return ", ".join(parts) + "."
+        requests = "1 request" if outcome.pending == 1 else f"{outcome.pending:,} requests"
+        parts.append(f"The running harvester, or the next one, carries out {requests}.")
+    return " ".join(parts)
+
+
+def _rows(count: int) -> str:
+    return "1 row" if count == 1 else f"{count:,} rows"
 
 
 class SelectingCommand(BaseCommand):
-    """A bulk operation on what a selector finds."""
+    """A bulk operation on the rows that a selector finds."""
 
     operation: Callable[..., Outcome]
 

@@ -1,6 +1,6 @@
-"""Whether this configuration can work against the real PostgreSQL and the real Kafka. Asks, and changes nothing there.
+"""Checks whether harvesters can run with this configuration on the real PostgreSQL and Kafka. Changes nothing there.
 
-One exception: to try the rights on transactions, the transactional id NAME-check is initialised; no lane uses it.
+One exception: to check the ACLs for transactions, it initialises the transactional id NAME-check, which no lane uses.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from outbox.operations.findings import Finding, Level, error, ok, skipped, warni
 
 _ENDS_ROWS = 500
 _TOPICS_MAX = 100
-_PAST = f"Lead the alias of the harvester past the pooler, see {page('production')}."
+_PAST = f"Connect the harvester's alias to PostgreSQL without the pooler. See {page('production')}."
 _POSTGRESQL = range(14, 19)  # major versions that the tests run on
 
 
 def examine(conf: Conf, alias: str, *, topics: tuple[str, ...] = ()) -> list[Finding]:
-    """Every finding, in the order in which an operator should read them."""
+    """All findings, in the order in which an operator should read them."""
     findings = [*_system_checks(alias)]
     seen: set[str] = set(topics)
     database = [*_database(conf, alias, seen)]
@@ -42,17 +42,19 @@ def examine(conf: Conf, alias: str, *, topics: tuple[str, ...] = ()) -> list[Fin
     others = sorted(seen.difference(topics))
     findings += check_kafka.examine(conf, [*dict.fromkeys(topics), *others[:_TOPICS_MAX]])
     if len(others) > _TOPICS_MAX:
-        findings.append(skipped("topics", f"{len(others) - _TOPICS_MAX} more were not examined: name them by --topic"))
+        more = len(others) - _TOPICS_MAX
+        text = f"The check left out {more:,} more {'topic' if more == 1 else 'topics'}. Name them with --topic."
+        findings.append(skipped("topics", text))
     if conf.delivery == EXACTLY_ONCE:
         if any(finding.level is Level.ERROR for finding in findings if finding.subject != "checks"):
-            findings.append(skipped("ledger and table", "not compared, because of the errors above"))
+            findings.append(skipped("ledger and table", "The check did not compare them, because of the errors above."))
         else:
             findings += _positions(conf, alias)
     return findings
 
 
 def _system_checks(alias: str) -> Iterator[Finding]:
-    """Those of `manage.py check`, for this application."""
+    """The findings of `manage.py check` for this application."""
     from django.apps import apps
     from django.core.checks import ERROR, run_checks
 
@@ -62,14 +64,14 @@ def _system_checks(alias: str) -> Iterator[Finding]:
         make = error if message.level >= ERROR else warning
         yield make("checks", f"{message.id}: {message.msg}", str(message.hint or ""))
     if not ours:
-        yield ok("checks", "the settings and the table pass manage.py check")
+        yield ok("checks", "The settings and the table pass manage.py check.")
 
 
 # ---- PostgreSQL
 
 
 def _database(conf: Conf, alias: str, topics: set[str]) -> Iterator[Finding]:
-    """Also collects the topics of the records that wait."""
+    """Also collects the topics of waiting records."""
     try:
         connection = stats.connect(conf, alias)
     except Pooled as failure:
@@ -83,24 +85,28 @@ def _database(conf: Conf, alias: str, topics: set[str]) -> Iterator[Finding]:
             yield from _server(connection)
             yield from _session(connection, conf, alias)
             overview.check_columns(connection, alias, conf.table)
-            yield ok("table", f"{conf.table!r} is there, with its columns")
+            yield ok("table", f"PostgreSQL has the table {conf.table!r} with all its columns.")
             yield from _rights(connection, conf)
             yield from _locks(connection, conf)
             yield from _kept(connection, conf)
             topics |= topics_at_the_ends(connection, conf.table, _ENDS_ROWS)
         except (OutboxError, psycopg.Error) as failure:
-            yield error("table", " ".join(str(failure).split()), f"python manage.py migrate outbox --database {alias}")
+            yield error(
+                "table", " ".join(str(failure).split()), f"Run: python manage.py migrate outbox --database {alias}"
+            )
 
 
 def _server(connection: stats.Connection) -> Iterator[Finding]:
     found = server(connection)
-    yield ok("database", f"PostgreSQL {found.version}, database {found.database!r} as {found.user!r}")
+    yield ok("database", f"PostgreSQL {found.version} answers for database {found.database!r} and user {found.user!r}.")
     yield from _judged(found.major)
     if found.is_standby or found.read_only == "on":
-        yield error("database", "the server is a standby or read-only", "Point DATABASES at the primary.")
+        yield error("database", "The server is a standby or read-only.", "Point DATABASES at the primary.")
     if found.fsync == "off":
         yield warning(
-            "database", "fsync is off: a crash of the server may lose records", "Set fsync = on where records matter."
+            "database",
+            "PostgreSQL runs with fsync = off, so a crash of the server may lose records.",
+            "Set fsync = on where records matter.",
         )
 
 
@@ -121,7 +127,7 @@ def _kept(connection: stats.Connection, conf: Conf) -> Iterator[Finding]:
     try:
         notes = keepers.check(connection, conf.table, marks=conf.delivery != EXACTLY_ONCE)
     except RowsKept as failure:
-        yield error("table", str(failure), "Remove what keeps them.")
+        yield error("table", str(failure), "Remove the rule, trigger or policy that keeps them.")
         return
     for note in notes:
         yield warning("table", note, f"See {page('table')}.")
@@ -130,9 +136,11 @@ def _kept(connection: stats.Connection, conf: Conf) -> Iterator[Finding]:
 def _judged(major: int) -> Iterator[Finding]:
     first, last = _POSTGRESQL[0], _POSTGRESQL[-1]
     if major < first:
-        yield error("database", f"PostgreSQL {major} is too old", f"Upgrade to PostgreSQL {first} to {last}.")
+        yield error("database", f"PostgreSQL {major} is too old.", f"Upgrade to PostgreSQL {first} to {last}.")
     elif major > last:
-        yield warning("database", f"PostgreSQL {major} was not tried", f"Tests run on PostgreSQL {first} to {last}.")
+        yield warning(
+            "database", f"PostgreSQL {major} is untested.", f"Use PostgreSQL {first} to {last}, which are tested."
+        )
 
 
 def _rights(connection: stats.Connection, conf: Conf) -> Iterator[Finding]:
@@ -141,27 +149,32 @@ def _rights(connection: stats.Connection, conf: Conf) -> Iterator[Finding]:
         companion = f"{conf.table}_{suffix}"
         if is_exact and not companions.exists(connection.cursor(), companion):
             quoted = table.identifier(companion).as_string()
-            yield error("rights", f"the companion table {quoted} is missing", "python manage.py migrate outbox")
+            yield error("rights", f"The companion table {quoted} is missing.", "Run: python manage.py migrate outbox")
     found = privileges.missing(connection, conf.table, exactly_once=is_exact)
     missing = [f"{', '.join(given)} on {name}" for name, given in found.items()]
     if sequence := unreadable_sequence(connection, conf.table):
         missing.append(f"SELECT on the sequence {sequence}")
     if missing:
         yield error(
-            "rights", f"the user may not: {'; '.join(missing)}", "Grant what manage.py outbox_roles --harvester prints."
+            "rights",
+            f"The database user lacks privileges: {'; '.join(missing)}.",
+            "Run the SQL that manage.py outbox_roles --harvester prints.",
         )
     else:
-        yield ok("rights", "the user may harvest")
+        yield ok("rights", "The database user has all privileges of a harvester.")
 
 
 def _locks(connection: stats.Connection, conf: Conf) -> Iterator[Finding]:
-    """Advisory locks of ours that somebody else holds, or that are held for long."""
+    """Our advisory locks that another session holds, or that a session holds for long."""
     if waiting := locks.waiting(connection, ORDER_LOCK):
-        text = f"writers of ordered=True wait: {waiting.sessions}, the longest for {waiting.longest_s:.0f} s, for "
-        yield warning("locks", text + locks.told(waiting.holders), locks.remedy(waiting.holders))
+        text = (
+            f"Writers with ordered=True wait for {locks.told(waiting.holders)}. Their number is {waiting.sessions}, "
+            f"and the longest has waited for {waiting.longest_s:.0f} s."
+        )
+        yield warning("locks", text, locks.remedy(waiting.holders))
     for lane in range(conf.election.lanes if conf.delivery == AT_LEAST_ONCE else 0):
         if others := marks.strangers(connection, conf.table, lane):
-            text = f"lane {lane} may be kept from its owner by {locks.told(others)}"
+            text = f"The owner of lane {lane} may have to wait for {locks.told(others)}."
             yield warning("locks", text, locks.remedy(others))
 
 
@@ -169,15 +182,19 @@ def _locks(connection: stats.Connection, conf: Conf) -> Iterator[Finding]:
 
 
 def _positions(conf: Conf, alias: str) -> Iterator[Finding]:
-    """A lane's last batch in the ledger is the last one purged, or the one after it."""
+    """In each lane, the last batch of the ledger must be the last one purged or the next one."""
     found = stats.collect(conf, alias)
     ledger = found["ledger"]
     if ledger["error"]:
         is_new = all(not lane["purged_batch"] for lane in found["lanes"])
         if is_new:
-            yield ok("ledger and table", "no harvester has been at work yet")
+            yield ok("ledger and table", "No harvester has used this table yet.")
         else:
-            yield error("ledger and table", ledger["error"], "See what manage.py outbox_resolve tells.")
+            yield error(
+                "ledger and table",
+                ledger["error"],
+                "Run manage.py outbox_resolve for each lane; it explains the state.",
+            )
         return
     here = found["state"]["database_uuid"] if found["state"] else None
     for lane in found["lanes"]:
@@ -185,25 +202,25 @@ def _positions(conf: Conf, alias: str) -> Iterator[Finding]:
         if there is not None and there != here:
             yield error(
                 "ledger and table",
-                f"lane {lane['lane']}: the ledger is that of database {there}, this is {here}",
-                "Correct DATABASES or NAME. If this database is to follow the other: "
-                f"manage.py outbox_resolve --lane {lane['lane']} --adopt-ledger with --delete-sent or --resend: "
-                "these say what becomes of the rows.",
+                f"The ledger of lane {lane['lane']} belongs to database {there}, but this is database {here}.",
+                "Correct DATABASES or NAME. If this database replaces the other one, run: "
+                f"manage.py outbox_resolve --lane {lane['lane']} --adopt-ledger, and add --delete-sent or --resend to "
+                "decide about the rows.",
             )
             return
         purged, last = lane["purged_batch"] or 0, lane["ledger_batch"]
         if last is not None and last - purged not in (0, 1) and not lane["is_owned"]:
             yield error(
                 "ledger and table",
-                f"lane {lane['lane']}: the table is at batch {purged}, the ledger at {last}",
-                f"manage.py outbox_resolve --lane {lane['lane']} tells what can be done.",
+                f"In lane {lane['lane']} the table is at batch {purged}, but the ledger is at batch {last}.",
+                f"Run: manage.py outbox_resolve --lane {lane['lane']}",
             )
             return
-    yield ok("ledger and table", f"agree in {len(found['lanes'])} lanes")
+    yield ok("ledger and table", f"They agree in every lane ({len(found['lanes'])}).")
 
 
 def configuration(conf: Conf, alias: str, shown: Callable[[Mapping[str, Any]], dict[str, Any]]) -> dict[str, Any]:
-    """What the harvester would work with; `shown` hides what must not be seen."""
+    """The configuration that a harvester would use; `shown` hides secrets."""
     from django.db import connections
 
     settings = connections[alias].settings_dict

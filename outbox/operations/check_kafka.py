@@ -1,4 +1,4 @@
-"""The part of an examination that asks Kafka: brokers, topics, transactions."""
+"""The checks that ask Kafka: brokers, topics, transactions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from outbox.core import faults
 from outbox.edges.kafka.common.clients import make
 from outbox.edges.kafka.exactly_once import transactional
 from outbox.exceptions import OutboxError, missing_extra
-from outbox.operations.findings import Finding, Level, error, ok, skipped, warning
+from outbox.operations.findings import Finding, Level, error, ok, sentence, skipped, warning
 
 _REQUEST_S = 5.0
 _INIT_S = 15.0
@@ -26,7 +26,7 @@ _FETCH_TRIED = 17
 
 def examine(conf: Conf, topics: Sequence[str]) -> Iterator[Finding]:
     if not conf.kafka.bootstrap_servers:
-        yield error("kafka", "no bootstrap servers are set", 'Set OUTBOX["BOOTSTRAP_SERVERS"].')
+        yield error("kafka", "The settings name no bootstrap servers.", 'Set OUTBOX["BOOTSTRAP_SERVERS"].')
         return
     try:
         brokers = _Brokers(conf)
@@ -36,7 +36,7 @@ def examine(conf: Conf, topics: Sequence[str]) -> Iterator[Finding]:
     reached = brokers.reached()
     yield reached
     if reached.level is Level.ERROR:
-        yield skipped("topics", "not examined, because the brokers do not answer")
+        yield skipped("topics", "The check left out the topics, because the brokers do not answer.")
         return
     yield brokers.own_topic("leader topic", conf.election.leader_topic, compact=False)
     if conf.delivery == EXACTLY_ONCE:
@@ -47,7 +47,7 @@ def examine(conf: Conf, topics: Sequence[str]) -> Iterator[Finding]:
 
 
 class _Heard:
-    """What the client says of the brokers' protocol: no answer of theirs names their version."""
+    """The client's log lines about the brokers' protocol. No answer of a broker names its version."""
 
     def __init__(self) -> None:
         self.fetch_versions: list[int] = []
@@ -85,71 +85,81 @@ class _Brokers:
             reason = self._reason or _words(failure)
             return error(
                 "kafka",
-                f"{servers} cannot be used: {reason}",
-                "Are the brokers up? Else compare security.protocol, sasl.* and ssl.* with theirs.",
+                f"The brokers at {servers} do not answer: {reason}.",
+                "Check that they run. If they do, compare security.protocol, sasl.* and ssl.* with theirs.",
             )
-        return self._version(f"{servers}: {len(found.brokers)} brokers")
+        brokers = "1 broker" if len(found.brokers) == 1 else f"{len(found.brokers)} brokers"
+        return self._version(f"{brokers} at {servers}")
 
-    def _version(self, text: str) -> Finding:
+    def _version(self, brokers: str) -> Finding:
         from confluent_kafka import libversion
 
-        self._admin.poll(0)  # brings what the client has said
+        self._admin.poll(0)  # delivers the client's log lines
         fetch = min(self._heard.fetch_versions, default=None)
-        spoken = "of an unknown version" if fetch is None else f"that speak as Kafka {_spoken(fetch)}"
-        text = f"{text} {spoken}, librdkafka {libversion()[0]}"
+        spoken = "an unknown version" if fetch is None else f"version {_spoken(fetch)}"
+        text = f"Kafka answers with {spoken}, by {brokers}. The client is librdkafka {libversion()[0]}."
         if fetch is not None and fetch < _FETCH_TRIED:
-            return warning("kafka", text, "Tests run on Kafka 3.9 and 4.1: upgrade, or try it before you rely on it.")
+            return warning(
+                "kafka",
+                text,
+                "Upgrade to Kafka 3.9 or newer, or run your own tests first: outbox is tested with Kafka 3.9 and 4.1.",
+            )
         return ok("kafka", text)
 
     def own_topic(self, subject: str, name: str, *, compact: bool) -> Finding:
         partitions, denied, failure = self._described(name, "READ", "WRITE")
         if failure in _MISSING:
-            return ok(subject, f"{name!r} does not exist yet: the first harvester creates it")
+            return ok(subject, f"The topic {name!r} does not exist yet. The first harvester creates it.")
         if failure:
             return error(
-                subject, f"{name!r} cannot be described: {failure}", "Allow the user DESCRIBE, READ and WRITE."
+                subject,
+                f"Kafka does not describe the topic {name!r}: {failure}.",
+                "Allow the user DESCRIBE, READ and WRITE on the topic.",
             )
         if denied:
-            return error(subject, f"the user may not {denied} {name!r}", f"Allow the user {denied} on the topic.")
+            return error(
+                subject, f"The user lacks {denied} on the topic {name!r}.", f"Allow the user {denied} on the topic."
+            )
         # In exactly-once delivery the count is the database's, and harvesters add what is missing.
         if partitions < self._conf.election.lanes and self._conf.delivery == AT_LEAST_ONCE:
             return error(
                 subject,
-                f"{name!r} has {partitions} partitions for {self._conf.election.lanes} lanes",
-                f"kafka-topics.sh --alter --topic {name} --partitions {self._conf.election.lanes}",
+                f"The topic {name!r} has too few partitions: {partitions} for {self._conf.election.lanes} lanes.",
+                f"Run: kafka-topics.sh --alter --topic {name} --partitions {self._conf.election.lanes}",
             )
         policy = self._config(name).get("cleanup.policy")
         if compact and policy not in (None, "compact"):
             return error(
                 subject,
-                f"{name!r} has cleanup.policy={policy}: what was delivered would be forgotten",
-                f"kafka-configs.sh --alter --entity-type topics --entity-name {name} "
+                f"The topic {name!r} has cleanup.policy={policy}, so Kafka would delete ledger entries.",
+                f"Run: kafka-configs.sh --alter --entity-type topics --entity-name {name} "
                 "--add-config cleanup.policy=compact",
             )
-        return ok(subject, f"{name!r} has {partitions} partitions")
+        return ok(subject, f"The topic {name!r} has {_partitions(partitions)}.")
 
     def topic_of_records(self, name: str) -> Iterator[Finding]:
         subject = f"topic {name!r}"
         partitions, denied, failure = self._described(name, "WRITE")
         if failure or denied:
-            failure = failure or f"TOPIC_AUTHORIZATION_FAILED: the user may not {denied}"
+            failure = failure or f"TOPIC_AUTHORIZATION_FAILED: the user lacks {denied}"
             _, step = faults.in_plain_words(failure.partition(":")[0])
-            yield error(subject, f"is not usable: {failure}", f"{step[0].upper()}{step[1:]}.")
+            yield error(subject, f"A harvester cannot use the topic: {failure}.", sentence(step))
             return
         config = self._config(name)
         size = int(config.get("max.message.bytes") or 0)
         if 0 < size < self._conf.stash.max_message_bytes:
             yield warning(
                 subject,
-                f"max.message.bytes is {size:,}, but stash() accepts {self._conf.stash.max_message_bytes:,} bytes",
-                "Raise it, or lower MAX_MESSAGE_BYTES: else a large record is refused long after it was stashed.",
+                f"The topic's max.message.bytes is {size:,}, but stash() accepts "
+                f"{self._conf.stash.max_message_bytes:,} bytes. Kafka would reject a large record long after stash().",
+                "Raise max.message.bytes, or lower MAX_MESSAGE_BYTES.",
             )
         else:
-            yield ok(subject, f"{partitions} partitions")
+            yield ok(subject, f"The topic has {_partitions(partitions)}.")
 
     def _described(self, name: str, *wanted: str) -> tuple[int, str, str]:
-        """(partitions, the rights of `wanted` that are missing, "") or (0, "", the client's name of the error). Listing
-        a topic by its name would create it."""
+        """(partitions, the missing ACLs of `wanted`, "") or (0, "", the client's name of the error). To list a topic by
+        its name would create it."""
         from confluent_kafka import TopicCollection
 
         try:
@@ -159,13 +169,13 @@ class _Brokers:
             found = futures[name].result(2 * _REQUEST_S)
         except Exception as failure:
             return 0, "", _name(failure)
-        # None where the brokers do not say.
-        given = None if found.authorized_operations is None else {right.name for right in found.authorized_operations}
-        denied = [right for right in wanted if given is not None and right not in given]
+        # None if the brokers do not report it.
+        given = None if found.authorized_operations is None else {acl.name for acl in found.authorized_operations}
+        denied = [acl for acl in wanted if given is not None and acl not in given]
         return len(found.partitions), " and ".join(denied), ""
 
     def _config(self, name: str) -> dict[str, str]:
-        """Empty where the user may not ask."""
+        """Empty if the user may not read it."""
         from confluent_kafka.admin import ConfigResource, ResourceType  # type: ignore[attr-defined]
 
         resource = ConfigResource(ResourceType.TOPIC, name)
@@ -174,6 +184,10 @@ class _Brokers:
             return {key: entry.value for key, entry in future.result(2 * _REQUEST_S).items()}
         except Exception:
             return {}
+
+
+def _partitions(count: int) -> str:
+    return "1 partition" if count == 1 else f"{count} partitions"
 
 
 def _transactions(conf: Conf) -> Finding:
@@ -188,12 +202,12 @@ def _transactions(conf: Conf) -> Finding:
             lambda: transactional.TransactionalProducer(properties), name, give_up_at, lambda: True
         )
     except (transactional.TransactionsRefused, transactional.NoProducer) as failure:
-        return error("transactions", str(failure), "See the reason named.")
+        return error("transactions", str(failure), "Correct the cause that the text names.")
     except Exception as failure:
         return error("transactions", _words(failure), "Correct KAFKA or PRODUCER in OUTBOX.")
     if producer is not None:
         producer.drop_and_wait()
-    return ok("transactions", "the user may have them")
+    return ok("transactions", "The user may use transactions.")
 
 
 def _name(failure: BaseException) -> str:

@@ -1,7 +1,7 @@
-"""Changing what a record says: one that is held, one that waits, one that is dead.
+"""Edits of a record that is held, pending or dead.
 
-A record in the outbox may be on its way at this moment. So its key is put under a hold first, and the record is
-changed when its lane has confirmed that it leaves the key alone; then the key goes on, in its order.
+A record in the outbox may be in flight. So an edit first puts its key under a hold. It changes the record after the
+lane has confirmed that it does not send the key. Then the key continues, in its order.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _COLUMNS = (
 
 
 class NotConfirmed(OperationRefused):
-    """No harvester has said in time that it leaves the record alone."""
+    """No harvester has confirmed in time that it does not send the record."""
 
 
 def edit(
@@ -46,10 +46,10 @@ def edit(
     dry_run: bool = False,
     alias: str | None = None,
 ) -> Outcome:
-    """Change fields of `FIELDS` of a record in the outbox, or else of the dead letter that it became, and send it.
+    """Changes some of `FIELDS` of a record in the outbox, or of the dead letter that it became, and has it sent.
 
-    Waits up to `wait_s` for the record's lane. A record whose key changes is sent when the harvester next looks at
-    everything (SWEEP_INTERVAL) at the latest."""
+    Waits up to `wait_s` for the record's lane. If the key changes, the harvester may find the record only at its next
+    sweep (SWEEP_INTERVAL)."""
     found_alias = alias_of(alias)
     record = OutboxRecord.objects.using(found_alias).filter(pk=record_id).first()
     if record is None:
@@ -62,8 +62,8 @@ def edit(
         return Outcome("edit", 1, dry_run=True, details={"id": record_id, "fields": sorted(changes)})
     if connections[found_alias].in_atomic_block:
         raise OperationRefused(
-            "An edit waits for the harvester, which cannot see what an open transaction has written: call it outside "
-            "of transaction.atomic(), in a view with transaction.non_atomic_requests."
+            "An edit waits for the harvester, which cannot see what an open transaction has written. Call it outside "
+            "of transaction.atomic(), and in a view with transaction.non_atomic_requests."
         )
     hold = _hold_for_edit(record, found_alias)
     try:
@@ -82,12 +82,12 @@ def edit_dead(
     dry_run: bool = False,
     alias: str | None = None,
 ) -> Outcome:
-    """Change a dead letter and put it back into the outbox as a new record."""
+    """Changes a dead letter and puts it back into the outbox as a new record."""
     found_alias = alias_of(alias)
     with transaction.atomic(using=found_alias):
         letter = DeadLetter.objects.using(found_alias).select_for_update().filter(pk=dead_id).first()
         if letter is None:
-            raise OperationRefused(f"Dead letter {dead_id} is not there any more: it was sent again or deleted.")
+            raise OperationRefused(f"Dead letter {dead_id} no longer exists: it was requeued or deleted.")
         row = _checked(changes, _fields_of(letter, _DEAD_COLUMNS))
         details = {"id": letter.record_id, "fields": sorted(changes)}
         if dry_run:
@@ -102,17 +102,17 @@ def edit_dead(
 
 
 def _hold_for_edit(record: Any, alias: str) -> Hold:
-    """Committed when this returns, else no lane sees it."""
+    """Commits before it returns, so that the lane sees the hold."""
     hold = Hold(
         topic=record.kafka_topic, key=record.kafka_key, record_id=record.pk, reason=Hold.Reason.EDITING,
         stashed_at=record.create_time,
     )  # fmt: skip
     try:
         hold.save(using=alias, force_insert=True)
-    except IntegrityError as error:  # nobody can look before: two edits may begin at once
+    except IntegrityError as error:  # a query before would not help: two edits may begin at once
         raise OperationRefused(
-            f"A record of {record} is being edited already. If that was broken off, resume it: "
-            "manage.py outbox_resume --id or --topic and --key."
+            f"Another edit of {record}, or of its key, has not ended. If it was broken off, end it with: "
+            "manage.py outbox_resume, and --id or --topic and --key."
         ) from error
     return hold
 
@@ -122,13 +122,14 @@ def _await_confirmation(hold: Hold, alias: str, give_up_at: float, wait_s: float
     while True:
         found = Hold.objects.using(alias).filter(pk=hold.pk).values_list("confirmed_by", flat=True).first()
         if found is None:
-            raise OperationRefused("The edit was ended by somebody else; nothing was changed.")
+            raise OperationRefused("Another operator has ended this edit. Nothing was changed.")
         if lane in found:
             return
         if time.monotonic() > give_up_at:
             raise NotConfirmed(
-                f"Lane {lane} did not confirm within {wait_s:g} s that it leaves the record alone, so nothing was "
-                "changed. Is a harvester at work on it (manage.py outbox_stats)? Start one, or wait longer."
+                f"Lane {lane} did not confirm within {wait_s:g} s that it does not send the record. Nothing was "
+                "changed. Check with manage.py outbox_stats whether the lane has an owner. Start a harvester, or wait "
+                "longer."
             )
         time.sleep(_LOOK_S)
 
@@ -138,10 +139,10 @@ def _change(
 ) -> Outcome:
     with transaction.atomic(using=alias):
         if not Hold.objects.using(alias).filter(pk=hold.pk).delete()[0]:
-            raise OperationRefused("The edit was ended by somebody else; nothing was changed.")
+            raise OperationRefused("Another operator has ended this edit. Nothing was changed.")
         same = has_time("create_time", hold.stashed_at)
         if not OutboxRecord.objects.using(alias).filter(same, pk=record_id).update(**_values(row, _COLUMNS)):
-            raise OperationRefused(f"Record {record_id} was delivered or deleted meanwhile; nothing was changed.")
+            raise OperationRefused(f"Record {record_id} was delivered or deleted in the meantime. Nothing was changed.")
         known = has_time("stashed_at", hold.stashed_at) | has_time("stashed_at", None)
         refused = Hold.objects.using(alias).filter(known, record_id=record_id, reason__in=REJECTED)
         pending = refused.exclude(wanted__in=("skip", "discard")).update(wanted="retry")
@@ -174,14 +175,14 @@ def _fields_of(found: Any, columns: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _checked(changes: Mapping[str, Any], present: dict[str, Any]) -> Row:
-    """The whole message as it will be, judged as `stash` judges one; nothing is added to it."""
+    """The whole new message, after the checks of `stash`. No header is added to it."""
     if not changes or not set(changes) <= set(FIELDS):
         raise OperationRefused(
-            f"An edit changes some of {', '.join(FIELDS)}; given: {', '.join(sorted(changes)) or 'none'}."
+            f"An edit can change {', '.join(FIELDS)}. You gave: {', '.join(sorted(changes)) or 'none'}."
         )
     wanted = {**present, **changes}
     if broken := [name for name in FIELDS if is_not_utf8(wanted[name])]:
-        raise OperationRefused(f"Not UTF-8, so it cannot stay as it is: {', '.join(broken)}. Change that as well.")
+        raise OperationRefused(f"Parts of the record are not UTF-8: {', '.join(broken)}. Change these too.")
     conf = settings.current()
     bare = replace(conf, stash=replace(conf.stash, message_id_header="", correlation_id_header="", tracing=False))
     try:

@@ -1,4 +1,4 @@
-"""What an examination finds: one value per question, and the result over all of them."""
+"""The findings of a check: one value per question, and the result of all of them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Level(StrEnum):
     WARNING = "warning"
     ERROR = "error"
     SKIPPED = "skipped"
-    """Could not be asked, because something before it failed."""
+    """Not checked, because an earlier check failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +49,6 @@ def skipped(subject: str, text: str) -> Finding:
 
 
 def overall(findings: Iterable[Finding]) -> Level:
-    """The worst of all; what was skipped was skipped for an error."""
+    """The worst level. A finding is skipped only after an error, so skipped ones do not count."""
     levels = {finding.level for finding in findings}
     return next((level for level in (Level.ERROR, Level.WARNING) if level in levels), Level.OK)

@@ -1,4 +1,4 @@
-"""What every operation has in common: its outcome, its audit log entry, and how a dead letter comes back."""
+"""The common parts of all operations: the outcome, the audit log entry, and the return of a dead letter."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class Outcome:
     what: str
     matched: int
     changed: int = 0
-    """Now, by this call."""
+    """Rows that this call has changed."""
     pending: int = 0
-    """Asked of the harvester."""
+    """Requests that the harvester carries out."""
     dry_run: bool = False
     details: dict[str, Any] = field(default_factory=dict)
 
@@ -39,7 +39,7 @@ def write_audit_log(alias: str, actor: str, what: str, reason: str, details: dic
 
 
 def put_back(alias: str, pks: list[int]) -> int:
-    """How many dead letters went back into the outbox."""
+    """Puts dead letters back into the outbox, and returns their number."""
     table, dead = (model._meta.db_table for model in (OutboxRecord, DeadLetter))
     with connections[alias].cursor() as cursor:
         return records.put_back(cursor, table, dead, pks)

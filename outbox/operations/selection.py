@@ -1,4 +1,4 @@
-"""Which holds and dead letters an operation is meant for. A selector that selects nothing must be told to mean all."""
+"""The selection of holds and dead letters for an operation. An empty selector is refused unless `all` is set."""
 
 from __future__ import annotations
 
@@ -18,20 +18,19 @@ from outbox.models import DeadLetter, Hold
 
 
 class OperationRefused(OutboxError):
-    """What an operator has asked for cannot be done; nothing was changed."""
+    """The request of an operator cannot be carried out; nothing was changed."""
 
 
 class NothingSelected(OperationRefused):
     def __init__(self) -> None:
         super().__init__(
-            "Nothing selects what is meant. Name a topic, a key, ids, a lane or an age, or say that all are meant "
-            "(--all)."
+            "The selection is empty. Name a topic, a key, ids, a lane or an age, or select everything (--all)."
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Selector:
-    """All of what is given must fit. `ids` are those that the records have or had in the outbox."""
+    """A row must match all given fields. `ids` are those that the records have or had in the outbox."""
 
     topic: str | None = None
     key: str | None = None
@@ -40,12 +39,12 @@ class Selector:
     older_than: timedelta | None = None
     all: bool = False
     hold_ids: Sequence[int] = ()
-    """Primary keys of holds: then no dead letter is meant."""
+    """Primary keys of holds. With them, no dead letter is selected."""
     hold_records: Mapping[int, tuple[int | None, datetime | None]] = field(default_factory=dict)
-    """By primary key, the id of the record that a hold stood for when it was chosen, and when that was stashed. A hold
-    that stands for another one now is not meant."""
+    """By primary key of a hold: the id and the time of the record that the operator has seen. A hold that stands for
+    another record now is not selected."""
     dead_ids: Sequence[int] = ()
-    """Primary keys of dead letters: then no hold is meant."""
+    """Primary keys of dead letters. With them, no hold is selected."""
 
     def require(self) -> None:
         """Raises `NothingSelected`."""
@@ -53,7 +52,7 @@ class Selector:
         if not self.all and not any(given) and (self.topic, self.key, self.lane, self.older_than) == (None,) * 4:
             raise NothingSelected
         if self.key is not None and self.topic is None:
-            raise OperationRefused("A key belongs to a topic: name the topic too.")
+            raise OperationRefused("A key alone does not select, because it belongs to a topic. Name the topic too.")
 
     def holds(self, alias: str) -> Any:
         if self.dead_ids:
@@ -66,7 +65,7 @@ class Selector:
         return self._with_lane(Hold.objects, alias).filter(wanted)
 
     def is_meant(self, pk: int, record_id: int | None, stashed_at: datetime | None) -> bool:
-        """Of a hold that `holds` has found."""
+        """Whether a hold that `holds` has found still stands for the record that the operator has seen."""
         return self.hold_records.get(pk, (record_id, stashed_at)) == (record_id, stashed_at)
 
     def dead_letters(self, alias: str) -> Any:
@@ -95,7 +94,7 @@ class Selector:
         return found if self.lane is None else found.annotate(of_lane=lane_expression(alias))
 
     def as_dict(self) -> dict[str, Any]:
-        """What was given, for the audit log entry."""
+        """The given fields, for the audit log entry."""
         given = {name: value for name, value in asdict(self).items() if value not in (None, (), [], False)}
         given.pop("hold_records", None)
         if self.older_than is not None:
@@ -107,8 +106,8 @@ class Selector:
 
 
 def lane_count(alias: str) -> int:
-    """How many lanes there are; the setting before the first harvester has made the state row, and in at-least-once
-    delivery, which writes that row once and changes the count with its settings."""
+    """The number of lanes. Before the first harvester has written the state row it is the setting. In at-least-once
+    delivery it is always the setting, because the row is written only once."""
     conf = settings.current()
     if conf.delivery == settings.AT_LEAST_ONCE:
         return conf.election.lanes

@@ -1,6 +1,7 @@
-"""The state of an outbox in numbers: what waits, who owns which lane, how far table and ledger are apart.
+"""The state of an outbox in numbers: the backlog, the owner of each lane, the batches of table and ledger.
 
-Only reads. Kafka is asked for the ledger alone, and may be away: then its numbers are missing and the reason is there.
+It only reads. It asks Kafka only for the ledger. If Kafka is unavailable, these numbers are missing and the reason is
+given.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def require_alias(alias: str) -> None:
 
     if alias not in connections:
         known = ", ".join(map(repr, connections))
-        raise OutboxError(f"The alias {alias!r} is not in DATABASES, which has {known}. Correct it.")
+        raise OutboxError(f"The alias {alias!r} is not in DATABASES, which has {known}. Use one of these.")
 
 
 def connect(conf: Conf, alias: str) -> Connection:
@@ -48,7 +49,7 @@ def connect(conf: Conf, alias: str) -> Connection:
 
 
 def collect(conf: Conf, alias: str, *, with_kafka: bool = True, interval_s: float = 0.0) -> dict[str, Any]:
-    """Everything, as plain values. With an interval two looks are taken, and rates stand between them."""
+    """All numbers, as plain values. With an interval it reads the counts twice and computes rates."""
     with closing(connect(conf, alias)) as connection:
         try:
             found = of_database(connection, conf)
@@ -75,8 +76,8 @@ def collect(conf: Conf, alias: str, *, with_kafka: bool = True, interval_s: floa
 
 
 def of_database(connection: Connection, conf: Conf) -> dict[str, Any]:
-    """What the database knows, in a few statements that are cheap on a table of any size. The planner of the
-    connection is to be told not to read whole tables (`table.PLANNER`)."""
+    """The numbers of the database, by a few statements that are cheap on a table of any size. The caller sets the
+    planner of the connection so that it does not read whole tables (`table.PLANNER`)."""
     return {
         "backlog": _waiting(connection, conf),
         "lanes": [_lane(*row) for row in companions.lanes(connection, conf.table)],
@@ -101,7 +102,7 @@ def _waiting(connection: Connection, conf: Conf) -> dict[str, Any]:
 
 
 def _rates(connection: Connection, conf: Conf, first: dict[str, Any], interval_s: float) -> dict[str, float]:
-    """As PostgreSQL counts rows: it learns of them up to a second late."""
+    """By PostgreSQL's counts of rows, which are up to a second late."""
     begun = time.monotonic()
     time.sleep(interval_s)
     second, took_s = _waiting(connection, conf), time.monotonic() - begun
@@ -112,7 +113,7 @@ def _rates(connection: Connection, conf: Conf, first: dict[str, Any], interval_s
 def _state(connection: Connection, conf: Conf) -> dict[str, Any] | None:
     state = companions.state(connection, conf.table)
     if state is not None and conf.delivery == AT_LEAST_ONCE:
-        state["lanes"] = conf.election.lanes  # its harvesters go by the setting, whatever the first of them has written
+        state["lanes"] = conf.election.lanes  # its harvesters use the setting, and not the row of the first of them
     return state
 
 
@@ -131,7 +132,7 @@ def _lane(
 
 
 def _ledger(conf: Conf, lanes: list[dict[str, Any]], state: dict[str, Any] | None) -> dict[str, Any]:
-    """The last committed batch of each lane, put into `lanes`, and how far the topic's end is from being stable."""
+    """Puts the last committed batch of each lane into `lanes`, and counts the offsets behind an open transaction."""
     topic = LedgerTopic(conf.kafka.client_properties, f"{conf.name}.ledger")
     found: dict[str, Any] = {"topic": topic.name, "error": None, "open_offsets": None}
     count = state["lanes"] if state else 0
@@ -140,7 +141,7 @@ def _ledger(conf: Conf, lanes: list[dict[str, Any]], state: dict[str, Any] | Non
         found["open_offsets"] = max(lags.values(), default=0)
         known = {lane["lane"] for lane in lanes}
         unknown = [number for number in range(topic.partitions()) if number not in known]
-        lanes += [_lane(number) for number in unknown]  # which a restored database may have forgotten
+        lanes += [_lane(number) for number in unknown]  # a restored database may lack these
         lanes.sort(key=lambda lane: int(lane["lane"]))
         for lane in (lane for lane in lanes if lane["lane"] < count or lane["lane"] in unknown):
             entry = topic.last_entry(lane["lane"], time.monotonic() + _LEDGER_S)
@@ -149,7 +150,7 @@ def _ledger(conf: Conf, lanes: list[dict[str, Any]], state: dict[str, Any] | Non
         lanes[:] = [lane for lane in lanes if lane["lane"] not in unknown or lane["ledger_batch"]]
     except (LedgerUnreachable, LedgerMissing, LedgerEntryError) as error:
         found["error"] = str(error)
-    except Exception as error:  # of a client that has no brokers
+    except Exception as error:  # the client has no brokers
         found["error"] = f"{type(error).__name__}: {' '.join(str(error).split())}"
     finally:
         topic.close()
@@ -157,21 +158,23 @@ def _ledger(conf: Conf, lanes: list[dict[str, Any]], state: dict[str, Any] | Non
 
 
 def as_text(found: dict[str, Any]) -> list[str]:
-    """For people: one line per fact."""
+    """Lines for people, one per fact."""
     waiting, state = found["backlog"], found["state"] or {}
     about = "about " if waiting["is_estimate"] else ""
+    records = "1 record" if waiting["records"] == 1 else f"{waiting['records']:,} records"
+    oldest = f"; the oldest has waited for {waiting['oldest_age_s']:,.1f} s" if waiting["records"] else ""
     lines = [
         f"outbox {found['name']!r}: table {found['table']!r} on {found['database']!r}, {found['delivery']}",
-        f"backlog: {about}{waiting['records']:,} records, the oldest for {waiting['oldest_age_s']:,.1f} s",
+        f"backlog: {about}{records}{oldest}",
     ]
     if found["rates"]:
         lines.append("rates: {stashed_per_s:,} stashed/s, {delivered_per_s:,} delivered/s".format(**found["rates"]))
     if state.get("lease_mode"):
         lines.append(_mode_text(state))
     if state.get("resize_to") or state.get("lanes_wanted"):
-        lines.append(f"lanes are being changed: {state['lanes']} to {state['resize_to'] or state['lanes_wanted']}")
+        lines.append(f"lanes: the count changes from {state['lanes']} to {state['resize_to'] or state['lanes_wanted']}")
     lines += [_lane_text(lane) for lane in found["lanes"]] or [
-        "lanes: none has an owner: no harvester runs, or Kafka is away"
+        "lanes: none has an owner (no harvester is running, or Kafka is unavailable)"
     ]
     for name, text in (("holds", "held back"), ("dead_letters", "dead letters")):
         if found[name] is not None:
@@ -181,7 +184,7 @@ def as_text(found: dict[str, Any]) -> list[str]:
     if found["ledger"]:
         ledger = found["ledger"]
         open_ = "unknown" if ledger["open_offsets"] is None else f"{ledger['open_offsets']:,}"
-        lines.append(f"ledger {ledger['topic']!r}: {open_} offsets behind an open transaction")
+        lines.append(f"ledger {ledger['topic']!r}: {open_} offsets wait behind an open transaction")
         if ledger["error"]:
             lines.append(f"ledger cannot be read: {ledger['error']}")
     return lines
@@ -190,20 +193,20 @@ def as_text(found: dict[str, Any]) -> list[str]:
 def _mode_text(state: dict[str, Any]) -> str:
     seen_s = state["lease_seen_s"]
     if seen_s is None:
-        return f"released by {state['lease_mode']}: any delivery mode may begin"
-    if seen_s < 0:  # its end lies far ahead
-        return f"held for {state['lease_mode']} by {state['lease_owner']}, until its query ends cleanly"
-    return f"held for {state['lease_mode']} by {state['lease_owner']}, {seen_s:.1f} s ago"
+        return f"lease: {state['lease_mode']} has released the table; any delivery mode may start"
+    if seen_s < 0:  # the end of the lease is far ahead
+        return f"lease: {state['lease_owner']} holds the table for {state['lease_mode']}, until its query ends cleanly"
+    return f"lease: {state['lease_owner']} holds the table for {state['lease_mode']} (renewed {seen_s:.1f} s ago)"
 
 
 def _lane_text(lane: dict[str, Any]) -> str:
     if lane["owner"] is None:
-        who = "no owner: no harvester runs, or Kafka is away"
+        who = "no owner (no harvester is running, or Kafka is unavailable)"
     elif lane["is_owned"]:
         who = f"{lane['owner']} (heartbeat {lane['heartbeat_s']:.1f} s ago)"
     else:
         last_seen = f"{lane['owner']}, {lane['heartbeat_s']:,.0f} s ago"
-        who = f"no owner; the last one was {last_seen}: it has ended, or Kafka is away"
+        who = f"no owner; the last one was {last_seen} (it has ended, or Kafka is unavailable)"
     purged, last = lane["purged_batch"], lane["ledger_batch"]
     batches = "" if purged is None else f", purged up to batch {purged}"
     return f"lane {lane['lane']}: {who}{batches}" + ("" if last is None else f", ledger at {last}")

@@ -22,7 +22,7 @@ def test_there_is_one_limit_of_lanes_for_the_setting_the_command_and_the_documen
     assert conf.parse({"LANES": conf.LANES_MAX}).election.lanes == conf.LANES_MAX
     assert "Set a whole number from 1 to 10,000." in errors_of({"LANES": conf.LANES_MAX + 1})["LANES"]
     for lanes in (0, conf.LANES_MAX + 1):
-        with pytest.raises(CommandError, match=r"Give a number from 1 to 10000\."):
+        with pytest.raises(CommandError, match=r"Set a number from 1 to 10000\."):
             call_command("outbox_lanes", str(lanes))
     with pytest.raises(ConnectionDoesNotExist):  # the number is accepted
         call_command("outbox_lanes", str(conf.LANES_MAX), database="absent")

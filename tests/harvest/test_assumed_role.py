@@ -87,8 +87,8 @@ def test_harvesters_of_both_modes_assume_the_role(bench, alias):
 
 def test_commands_assume_the_role(bench, alias, roles):
     found = check.examine(bench.conf(), alias)
-    assert f"as {roles[0]!r}" in str([finding.text for finding in found if finding.subject == "database"])
-    assert "the user may harvest" in [finding.text for finding in found]
+    assert f"and user {roles[0]!r}" in str([finding.text for finding in found if finding.subject == "database"])
+    assert "The database user has all privileges of a harvester." in [finding.text for finding in found]
     out = StringIO()
     call_command("outbox_roles", reader="r", stdout=out)
     assert "GRANT SELECT" in out.getvalue()

@@ -139,7 +139,7 @@ def test_operators_see_edit_and_discard_what_is_not_utf8(url, client, django_db_
                 assert b"xff" in found.content
         assert client.get(reverse("admin:outbox_sample_changelist")).status_code == 200
         letter = DeadLetter.objects.get(record_id=3)
-        with pytest.raises(OperationRefused, match="Not UTF-8, so it cannot stay as it is: value"):
+        with pytest.raises(OperationRefused, match=r"not UTF-8: value\. Change these too"):
             actions.edit_dead(letter.pk, {"key": "other"}, actor="ann")
         assert actions.edit_dead(letter.pk, {"value": "mended"}, actor="ann").changed == 1
         assert OutboxRecord.objects.get(kafka_value="mended").kafka_header_keys == ["h"]

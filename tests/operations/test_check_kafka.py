@@ -34,10 +34,10 @@ def test_a_right_to_write_that_is_missing_is_named_before_anything_is_sent(kafka
     assert found[f"topic {open_!r}"].level is not Level.ERROR
     denied = found[f"topic {closed!r}"]
     assert denied.level is Level.ERROR
-    assert denied.text == "is not usable: TOPIC_AUTHORIZATION_FAILED: the user may not WRITE"
+    assert denied.text == "A harvester cannot use the topic: TOPIC_AUTHORIZATION_FAILED: the user lacks WRITE."
     assert denied.remedy
     leader = found["leader topic"]
-    assert (leader.level, leader.text) == (Level.ERROR, f"the user may not WRITE {own!r}")
+    assert (leader.level, leader.text) == (Level.ERROR, f"The user lacks WRITE on the topic {own!r}.")
 
 
 def test_the_versions_of_brokers_and_client_are_told(bootstrap_servers, pytestconfig):
@@ -45,7 +45,10 @@ def test_the_versions_of_brokers_and_client_are_told(bootstrap_servers, pytestco
     assert finding.level is Level.OK
     is_old = (pytestconfig.getoption("kafka_version") or "").startswith("3.9")
     spoken = "3.9 or 4.0" if is_old else "4.1 or newer"
-    assert finding.text.endswith(f"1 brokers that speak as Kafka {spoken}, librdkafka {libversion()[0]}")
+    assert finding.text == (
+        f"Kafka answers with version {spoken}, by 1 broker at {bootstrap_servers}. "
+        f"The client is librdkafka {libversion()[0]}."
+    )
 
 
 def test_brokers_older_than_those_of_the_tests_are_a_warning():
@@ -72,5 +75,5 @@ def test_topics_that_were_asked_for_are_examined_however_many_wait(monkeypatch):
     assert asked[:3] == ["zzz", "a000", "a001"]
     assert len(asked) == 102
     assert [(finding.level, finding.text) for finding in findings] == [
-        (Level.SKIPPED, "49 more were not examined: name them by --topic")
+        (Level.SKIPPED, "The check left out 49 more topics. Name them with --topic.")
     ]

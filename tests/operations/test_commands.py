@@ -127,16 +127,16 @@ def test_stats_tell_what_waits_and_where_lanes_and_ledger_are(at):
     text = run("outbox_stats")[1]
     assert "\nrates: " in text
     assert stats("--interval", "0", "--no-kafka")["rates"] is None
-    assert "backlog: 7 records, the oldest for " in text
+    assert "backlog: 7 records; the oldest has waited for " in text
     assert f"purged up to batch {purged}, ledger at {purged}" in text
     at.db.execute("DELETE FROM outbox")
 
 
 def test_a_lane_without_an_owner_may_be_kafkas_fault():
     lane = {"lane": 0, "owner": None, "is_owned": False, "purged_batch": None, "ledger_batch": None}
-    assert operations_stats._lane_text(lane) == "lane 0: no owner: no harvester runs, or Kafka is away"
+    assert operations_stats._lane_text(lane) == "lane 0: no owner (no harvester is running, or Kafka is unavailable)"
     last = {**lane, "owner": "host_1", "heartbeat_s": 75.0}
-    told = "lane 0: no owner; the last one was host_1, 75 s ago: it has ended, or Kafka is away"
+    told = "lane 0: no owner; the last one was host_1, 75 s ago (it has ended, or Kafka is unavailable)"
     assert operations_stats._lane_text(last) == told
 
 
@@ -192,7 +192,7 @@ def test_a_sound_configuration_is_found_sound(at):
         "ledger and table",
     ]  # fmt: skip
     code, text = run("outbox_check")
-    assert text.splitlines()[-1].startswith("result: harvesters can work")
+    assert text.splitlines()[-1].startswith("result: harvesters can run")
     at.db.execute("DELETE FROM outbox")
 
 
@@ -220,7 +220,7 @@ def test_topics_that_cannot_take_what_waits_are_named(at):
     code, found = check("--topic", small)
     assert (code, found["result"]) == (1, "error")
     [(level, text)] = of(found, "topic 'not-there-at-all'")
-    assert (level, text) == ("error", "is not usable: UNKNOWN_TOPIC_OR_PART")
+    assert (level, text) == ("error", "A harvester cannot use the topic: UNKNOWN_TOPIC_OR_PART.")
     assert of(found, f"topic {small!r}")[0][0] == "warning"
     assert of(found, "ledger and table")[0][0] == "skipped"
     _, again = check()
@@ -234,7 +234,7 @@ def test_table_and_ledger_that_disagree_are_an_error(at):
     code, found = check()
     [(level, text)] = of(found, "ledger and table")
     assert (code, level) == (1, "error")
-    assert "the table is at batch" in text
+    assert "In lane 0 the table is at batch" in text
     at.db.execute("UPDATE outbox_purged SET batch = batch - 5")
 
 
@@ -258,7 +258,7 @@ def test_the_ledger_of_another_database_is_an_error(at):
         at.db.execute("UPDATE outbox_state SET database = %s", [there])
     [(level, text)] = of(found, "ledger and table")
     assert level == "error"
-    assert f"the ledger is that of database {there}, this is {here}" in text
+    assert f"The ledger of lane 0 belongs to database {there}, but this is database {here}." in text
 
 
 @pytest.mark.parametrize("command", ["outbox_check", "outbox_stats"])

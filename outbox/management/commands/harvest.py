@@ -1,4 +1,4 @@
-"""``manage.py harvest``: arguments to settings to the harvester, signals to a stop, results to an exit code."""
+"""``manage.py harvest``: runs a harvester with the settings and flags, stops it on a signal, sets the exit code."""
 
 from __future__ import annotations
 
@@ -16,44 +16,51 @@ from outbox.exceptions import OutboxError
 from outbox.service.process_signals import FORCED, ProcessSignals, Stop
 
 EXIT_CODES = {
-    0: "stopped after finishing what was in flight; with --once: nothing that was visible is left in the table",
-    1: "stopped for an error, which the last line names; also a stop that ran out of time",
+    0: "the harvester finished the records in flight and stopped; with --once: no record that was visible is left",
+    1: "an error ended the harvester, and the last line names it; or a stop ran out of time",
     2: "the arguments are wrong",
-    3: "--once: no lane was acquired within --wait",
-    4: "--once: records stay behind that are held back or whose lane is stopped, or the drain was stopped early",
-    FORCED: "forced by a second signal: what was in flight is sent again by the next harvester",
+    3: "with --once: the harvester acquired no lane within --wait",
+    4: "with --once: records are left that are held or whose lane is stopped, or a signal came early",
+    FORCED: "a second signal forced the stop; the next harvester sends the records in flight again",
 }
 _FLAGS = {"database": "DATABASE", "delivery": "DELIVERY", "name": "NAME", "metrics_interval": "METRICS_INTERVAL"}
 
 
 class Command(BaseCommand):
-    help = "Move records from the outbox table to Kafka. Any number may run: they elect who works."
+    help = (
+        "Moves records from the outbox table to Kafka. Run one or more: they elect a leader and take over from each "
+        "other."
+    )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.epilog = "Exit codes: " + "; ".join(f"{code}: {text}" for code, text in EXIT_CODES.items()) + "."
         parser.add_argument(
-            "--once", action="store_true", help="Deliver what is visible once a lane is owned, and exit."
+            "--once", action="store_true", help="Delivers the visible records once it owns a lane, and exits."
         )
         parser.add_argument(
-            "--wait", type=float, default=60.0, metavar="SECONDS", help="How long --once waits for a lane (60)."
+            "--wait", type=float, default=60.0, metavar="SECONDS", help="The time that --once waits for a lane (60)."
         )
-        parser.add_argument("--database", metavar="ALIAS", help="Alias of the database, instead of DATABASE.")
+        parser.add_argument("--database", metavar="ALIAS", help="The database alias, in place of DATABASE.")
         parser.add_argument(
-            "--delivery", choices=[conf.EXACTLY_ONCE, conf.AT_LEAST_ONCE], help="What is promised, instead of DELIVERY."
+            "--delivery",
+            choices=[conf.EXACTLY_ONCE, conf.AT_LEAST_ONCE],
+            help="The delivery mode, in place of DELIVERY.",
         )
         parser.add_argument(
             "--metrics-interval",
             type=float,
             metavar="SECONDS",
-            help="Time between readings, instead of METRICS_INTERVAL.",
+            help="The time between readings, in place of METRICS_INTERVAL.",
         )
-        parser.add_argument("--name", help="Name of the application in Kafka, instead of NAME.")
+        parser.add_argument("--name", help="The name of the application in Kafka, in place of NAME.")
         parser.add_argument(
-            "--fail-fast", action="store_true", help="Exit with an error when PostgreSQL or Kafka is away at the start."
+            "--fail-fast",
+            action="store_true",
+            help="Exits with an error if PostgreSQL or Kafka is unavailable at the start.",
         )
 
         parser.add_argument(
-            "--metrics-port", metavar="[ADDRESS:]PORT", help="Serve /metrics, /livez and /readyz there."
+            "--metrics-port", metavar="[ADDRESS:]PORT", help="Serves /metrics, /livez and /readyz at this address."
         )
         _add_spark(parser)
 
@@ -113,7 +120,7 @@ class Command(BaseCommand):
 
 
 def _settings(options: dict[str, Any]) -> conf.Conf:
-    """The settings, with what the flags say instead."""
+    """The settings, in which flags replace values."""
     from django.conf import settings
 
     given = {key: options[flag] for flag, key in _FLAGS.items() if options[flag] is not None}
@@ -123,7 +130,7 @@ def _settings(options: dict[str, Any]) -> conf.Conf:
 
 
 def _harvester(options: dict[str, Any]) -> tuple[Any, Stop]:
-    """And what a signal calls."""
+    """The harvester, and the function that a signal calls."""
     from outbox.harvest.harvester import Harvester
 
     if options["engine"] == "spark":
@@ -134,27 +141,43 @@ def _harvester(options: dict[str, Any]) -> tuple[Any, Stop]:
 
 def _add_spark(parser: ArgumentParser) -> None:
     parser.add_argument(
-        "--engine", choices=["python", "spark"], default="python", help="What moves the records (python)."
+        "--engine", choices=["python", "spark"], default="python", help="The program that moves the records (python)."
     )
     group = parser.add_argument_group("with --engine spark")
-    group.add_argument("--master", default="local[*,4]", metavar="URL", help="Spark's master (local[*,4]).")
+    group.add_argument("--master", default="local[*,4]", metavar="URL", help="The URL of Spark's master (local[*,4]).")
     group.add_argument(
-        "--transform", default="", metavar="PATH", help="Dotted path of a function that takes a DataFrame, returns one."
+        "--transform",
+        default="",
+        metavar="PATH",
+        help="The dotted path of a function that takes and returns a DataFrame.",
     )
     group.add_argument(
-        "--checkpoint", default="", metavar="PLACE", help="Where Spark keeps it; all harvesters must reach it."
+        "--checkpoint",
+        default="",
+        metavar="PLACE",
+        help="The folder of Spark's checkpoint, which all harvesters must reach.",
     )
     group.add_argument(
-        "--sink", default="", metavar="NAME", help="Names ledger and transactional ids, instead of NAME."
+        "--sink", default="", metavar="NAME", help="The name of ledger and transactional ids, in place of NAME."
     )
-    group.add_argument("--slices", type=int, default=4, help="Kafka transactions and tasks per micro-batch (4).")
-    group.add_argument("--max-records", type=int, default=50_000, metavar="N", help="Of a micro-batch (50000).")
     group.add_argument(
-        "--spark-conf", action="append", default=[], metavar="NAME=VALUE", help="A setting of Spark; repeatable."
+        "--slices", type=int, default=4, help="The number of Kafka transactions and tasks per micro-batch (4)."
     )
-    group.add_argument("--connector", action="store_true", help="Give Spark its own Kafka connector, for --transform.")
     group.add_argument(
-        "--resend", action="store_true", help="After a lost checkpoint: send again what may be in Kafka already."
+        "--max-records", type=int, default=50_000, metavar="N", help="The maximum of records per micro-batch (50000)."
+    )
+    group.add_argument(
+        "--spark-conf",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="A setting of Spark. Repeat it for more.",
+    )
+    group.add_argument("--connector", action="store_true", help="Gives Spark its own Kafka connector, for --transform.")
+    group.add_argument(
+        "--resend",
+        action="store_true",
+        help="After a lost checkpoint: sends records again that may be in Kafka already.",
     )
 
 
@@ -179,7 +202,7 @@ def _spark_harvester(options: dict[str, Any]) -> tuple[Any, Stop]:
     )
 
     def drain() -> None:
-        """The batch ends while this process still leads: a micro-batch may take longer than a rebalance waits."""
+        """Ends the batch while this process still leads: a micro-batch may take longer than a rebalance waits."""
         engine.drain()
         harvester.stop()
 
@@ -201,7 +224,7 @@ def _metrics(harvester: Any, spec: str | None) -> Any:
 
 
 def _show_log(verbosity: int) -> None:
-    """Transitions appear on stderr where the project has not said where they should go."""
+    """Shows the log on stderr, unless the project has configured a handler."""
     logger = logging.getLogger("outbox")
     if not logger.hasHandlers():
         handler = logging.StreamHandler()

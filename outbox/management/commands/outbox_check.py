@@ -1,4 +1,4 @@
-"""``manage.py outbox_check``: examine the running configuration against the real database and the real brokers."""
+"""``manage.py outbox_check``: checks the configuration against the real database and the real brokers."""
 
 from __future__ import annotations
 
@@ -16,24 +16,29 @@ from outbox.exceptions import OutboxError
 from outbox.operations import check, stats
 from outbox.operations.findings import Level, overall
 
-EXIT_CODES = {0: "harvesters can work; warnings may be there", 1: "something must be changed first"}
+EXIT_CODES = {
+    0: "harvesters can run; the command may have printed warnings",
+    1: "harvesters cannot run before you correct the errors that the command has printed",
+}
 _SAID = {
-    Level.OK: "harvesters can work with this configuration",
-    Level.WARNING: "harvesters can work, but look at the warnings",
-    Level.ERROR: "something must be changed before harvesters can work",
+    Level.OK: "harvesters can run with this configuration",
+    Level.WARNING: "harvesters can run, but read the warnings",
+    Level.ERROR: "harvesters cannot run before you correct the errors",
 }
 
 
 class Command(BaseCommand):
-    help = "Examine rights, topics, sizes, table and ledger with the real PostgreSQL and Kafka, and give a result."
-    requires_system_checks = []  # they are part of the answer
+    help = (
+        "Checks the configuration against the real PostgreSQL and Kafka: privileges, topics, sizes, table and ledger."
+    )
+    requires_system_checks = []  # they are part of the result
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.epilog = "Exit codes: " + "; ".join(f"{code}: {text}" for code, text in EXIT_CODES.items()) + "."
-        parser.add_argument("--database", metavar="ALIAS", help="Alias of the database, instead of DATABASE.")
-        parser.add_argument("--json", action="store_true", help="Print one JSON object.")
+        parser.add_argument("--database", metavar="ALIAS", help="The database alias, in place of DATABASE.")
+        parser.add_argument("--json", action="store_true", help="Prints one JSON object.")
         parser.add_argument(
-            "--topic", action="append", default=[], metavar="TOPIC", help="Examine this topic too; may be repeated."
+            "--topic", action="append", default=[], metavar="TOPIC", help="Checks this topic too. Repeat it for more."
         )
 
     def handle(self, *args: Any, **options: Any) -> None:

@@ -11,10 +11,10 @@ from outbox.operations.arguments import SelectingCommand
 
 
 class Command(SelectingCommand):
-    help = "Delete held records for good, or, with --dead-letters, dead letters."
+    help = "Deletes held records for good, or, with --dead-letters, dead letters."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.add_argument("--dead-letters", action="store_true", help="Delete dead letters, and no held record.")
+        parser.add_argument("--dead-letters", action="store_true", help="Deletes dead letters, and no held record.")
         super().add_arguments(parser)
 
     def operation_of(self, options: dict[str, Any]) -> Any:

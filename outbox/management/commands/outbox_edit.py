@@ -1,4 +1,4 @@
-"""``manage.py outbox_edit``: change what a record says, wherever it waits."""
+"""``manage.py outbox_edit``: changes a record that is held, pending or dead."""
 
 from __future__ import annotations
 
@@ -16,24 +16,26 @@ from outbox.operations.arguments import add_common, given_of, run, shown
 
 class Command(BaseCommand):
     help = (
-        "Change a record that is held, waits or is dead, and have it sent. The key of one that is not dead is held "
-        "until its lane has confirmed that the record is not on its way."
+        "Changes a record that is held, pending or dead, and has it sent. If it is not dead, the command holds its key "
+        "until its lane has confirmed that the record is not in flight."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.add_argument("--id", type=int, required=True, metavar="ID", help="The record's id in the outbox.")
-        parser.add_argument("--to-topic", metavar="TOPIC", help="Send it to this topic.")
-        parser.add_argument("--to-key", metavar="KEY", help="Send it under this key.")
+        parser.add_argument(
+            "--id", type=int, required=True, metavar="ID", help="The id that the record has, or had, in the outbox."
+        )
+        parser.add_argument("--to-topic", metavar="TOPIC", help="Changes the topic.")
+        parser.add_argument("--to-key", metavar="KEY", help="Changes the key.")
         ways = parser.add_mutually_exclusive_group()
         ways.add_argument("--value", help="The new value, as text.")
-        ways.add_argument("--value-file", metavar="FILE", help="The new value from a file of UTF-8; -: standard input.")
-        ways.add_argument("--tombstone", action="store_true", help="Send no value.")
+        ways.add_argument("--value-file", metavar="FILE", help="A UTF-8 file with the new value; -: standard input.")
+        ways.add_argument("--tombstone", action="store_true", help="Removes the value.")
         parser.add_argument(
-            "--header", action="append", metavar="NAME=VALUE", help="All headers anew; may be repeated."
+            "--header", action="append", metavar="NAME=VALUE", help="Replaces all headers. Repeat it for more."
         )
-        parser.add_argument("--no-headers", action="store_true", help="Send no headers.")
+        parser.add_argument("--no-headers", action="store_true", help="Removes all headers.")
         parser.add_argument(
-            "--wait", type=float, default=30.0, metavar="SECONDS", help="How long to wait for the lane (30)."
+            "--wait", type=float, default=30.0, metavar="SECONDS", help="The time to wait for the lane (30)."
         )
         add_common(parser)
 
@@ -65,11 +67,11 @@ def _read(name: str) -> str:
     try:
         return sys.stdin.read() if name == "-" else Path(name).read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise CommandError(f"{name}: {error}") from error
+        raise CommandError(f"The file {name} cannot be read: {error}. Name a readable UTF-8 file.") from error
 
 
 def _pair(text: str) -> tuple[str, str]:
     name, sign, value = text.partition("=")
     if not sign or not name:
-        raise CommandError(f"{text!r} is no header: write NAME=VALUE.")
+        raise CommandError(f"--header {text!r} is not a header. Write NAME=VALUE.")
     return name, value

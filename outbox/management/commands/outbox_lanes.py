@@ -1,6 +1,6 @@
-"""``manage.py outbox_lanes``: show the lane count and its owners, or ask for another count and wait for it.
+"""``manage.py outbox_lanes``: shows the lane count and the owners, or requests another count and waits for it.
 
-The owner of lane 0 carries the change out; this command only writes the request into the state row and looks on.
+The owner of lane 0 carries the change out. This command only writes the request into the state row and reads it.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from outbox.edges.postgres.exactly_once.companions import Companions
 from outbox.exceptions import OutboxError
 
 EXIT_CODES = {
-    0: "shown, or changed as requested",
-    1: "refused or failed, for the reason named: the count is as before",
-    3: "not done within --wait; the request stays written, and the next owner of lane 0 carries it out",
+    0: "the command has shown the lanes, or the count was changed as requested",
+    1: "the request was refused or has failed, as the command says; the count is as before",
+    3: "the change was not done within --wait; the next owner of lane 0 carries the request out",
 }
 _ALIVE_S = 10.0  # heartbeats come every two seconds
 _POLL_S = 0.1
@@ -60,33 +60,35 @@ class Shown:
 
 
 class Command(BaseCommand):
-    help = "Show how many lanes share the records and who owns them, or change their number while harvesters work."
+    help = "Shows the lanes and their owners, or changes the number of lanes while harvesters run."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.epilog = "Exit codes: " + "; ".join(f"{code}: {text}" for code, text in EXIT_CODES.items()) + "."
-        parser.add_argument("lanes", type=int, nargs="?", metavar="N", help="The new count. The present one withdraws.")
         parser.add_argument(
-            "--wait", type=float, default=60.0, metavar="SECONDS", help="How long to wait until it is done (60)."
+            "lanes", type=int, nargs="?", metavar="N", help="The new lane count. The present count cancels a request."
         )
-        parser.add_argument("--database", metavar="ALIAS", help="Alias of the database, instead of DATABASE.")
-        parser.add_argument("--json", action="store_true", help="Print one JSON object.")
+        parser.add_argument(
+            "--wait", type=float, default=60.0, metavar="SECONDS", help="The time to wait for the change (60)."
+        )
+        parser.add_argument("--database", metavar="ALIAS", help="The database alias, in place of DATABASE.")
+        parser.add_argument("--json", action="store_true", help="Prints one JSON object.")
 
     def handle(self, *args: Any, **options: Any) -> None:
         conf = settings.current()
         requested = options["lanes"]
         if conf.delivery != settings.EXACTLY_ONCE:
             raise CommandError(
-                f'OUTBOX["DELIVERY"] is {conf.delivery!r}, whose lane count is the setting LANES '
-                f"({conf.election.lanes}): stop every harvester, change it, add partitions to the leader topic, "
-                "start them."
+                f'OUTBOX["DELIVERY"] is {conf.delivery!r}, which takes its lane count from the setting LANES '
+                f"({conf.election.lanes}). Stop every harvester, change LANES, add partitions to the leader topic, and "
+                "start the harvesters."
             )
         if requested is not None and not 1 <= requested <= settings.LANES_MAX:
-            raise CommandError(f"{requested} lanes cannot be. Give a number from 1 to {settings.LANES_MAX}.")
+            raise CommandError(f"{requested} is not a valid lane count. Set a number from 1 to {settings.LANES_MAX}.")
         try:
             with closing(_Row(conf, options["database"] or conf.database)) as row:
                 shown = row.show() if requested is None else self._change(row, requested, options["wait"])
         except (OutboxError, psycopg.Error) as error:
-            raise CommandError(f"The lane count cannot be read or changed: {error}") from error
+            raise CommandError(f"The command cannot read or change the lane count: {error}") from error
         self._print(shown, as_json=options["json"])
 
     def _change(self, row: _Row, requested: int, wait_s: float) -> Shown:
@@ -104,7 +106,7 @@ class Command(BaseCommand):
                 raise CommandError(_overdue(shown, requested, wait_s), returncode=3)
             if not is_told and not shown.is_lane_0_alive and state.resize_to is None:
                 is_told = True
-                self.stderr.write(f"waiting up to {wait_s:g} s for a harvester that owns lane 0: {_lane_0(shown)}")
+                self.stderr.write(f"The command waits up to {wait_s:g} s for an owner of lane 0 ({_lane_0(shown)}).")
             time.sleep(_POLL_S)
 
     def _print(self, shown: Shown, *, as_json: bool) -> None:
@@ -114,7 +116,7 @@ class Command(BaseCommand):
         state = shown.state
         self.stdout.write(f"lanes: {state.lane_count}" + _pending(state))
         if shown.note:
-            self.stdout.write(f"the last change was refused: {shown.note}")
+            self.stdout.write(f"the last request was refused: {shown.note}")
         owners = {owner.lane: owner for owner in shown.owners}
         for lane in range(state.lane_count):
             owner = owners.get(lane)
@@ -161,7 +163,7 @@ class _Row:
 
 def _pending(state: StateRow) -> str:
     if state.resize_to is not None:
-        return f" (closed: a change to {state.resize_to} is under way)"
+        return f" (closed: the owner of lane 0 changes the count to {state.resize_to})"
     return f" (a change to {state.wanted} is requested)" if state.wanted is not None else ""
 
 
@@ -177,7 +179,7 @@ def _lane_0(shown: Shown) -> str:
 
 def _refusal(shown: Shown, requested: int) -> str:
     count = shown.state.lane_count
-    reason = shown.note or "somebody else has asked for another count since"
+    reason = shown.note or "another operator has requested another count in the meantime"
     return f"The lane count is {count}, not {requested}: {reason}{_pending(shown.state)}"
 
 
@@ -185,12 +187,11 @@ def _overdue(shown: Shown, requested: int, wait_s: float) -> str:
     count = shown.state.lane_count
     if shown.state.resize_to is not None:
         return (
-            f"The change of the lane count from {count} to {requested} has begun and did not end in {wait_s:g} s; "
-            f"the lanes are closed until it is. The owner of lane 0 goes on with it ({_lane_0(shown)}): see its log, "
-            "or start a harvester."
+            f"The change of the lane count from {count} to {requested} did not end within {wait_s:g} s. The lanes stay "
+            f"closed until the owner of lane 0 has completed it ({_lane_0(shown)}). Read its log, or start a harvester."
         )
     return (
-        f"The lane count is still {count} after {wait_s:g} s, because the owner of lane 0 has not begun to change it "
-        f"({_lane_0(shown)}). Start a harvester, or look for lane_stopped in its log. The ask for {requested} stays "
-        f"written and is carried out by the next owner of lane 0; withdraw it: manage.py outbox_lanes {count}"
+        f"The lane count is still {count} after {wait_s:g} s, because the owner of lane 0 has not started the change "
+        f"({_lane_0(shown)}). Start a harvester, or search its log for lane_stopped. The next owner of lane 0 carries "
+        f"out the request for {requested} lanes. To cancel it, run: manage.py outbox_lanes {count}"
     )

@@ -1,4 +1,4 @@
-"""``manage.py outbox_pause``: send nothing more of a topic, a key or a lane until it is resumed."""
+"""``manage.py outbox_pause``: sends nothing more of a topic, a key or a lane until outbox_resume."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from outbox.operations.arguments import add_common, given_of, run, shown
 
 
 class Command(BaseCommand):
-    help = "Send nothing more of a topic, a key or a lane until outbox_resume. What is on its way still arrives."
+    help = "Sends nothing more of a topic, a key or a lane until outbox_resume. Records in flight still arrive."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.add_argument("--topic", help="This topic.")
-        parser.add_argument("--key", help="This key of the topic alone.")
-        parser.add_argument("--lane", type=int, metavar="N", help="This lane.")
+        parser.add_argument("--topic", help="Pauses this topic.")
+        parser.add_argument("--key", help="Pauses only this key of the topic.")
+        parser.add_argument("--lane", type=int, metavar="N", help="Pauses this lane.")
         add_common(parser)
 
     def handle(self, *args: Any, **options: Any) -> None:

@@ -1,4 +1,4 @@
-"""``manage.py outbox_pump``: arguments to a plan, and the numbers of the pump to the terminal."""
+"""``manage.py outbox_pump``: makes a plan from the arguments, runs the pump, and prints its numbers."""
 
 import json
 import sys
@@ -17,23 +17,52 @@ BAR_WIDTH = 30
 
 
 class Command(BaseCommand):
-    help = "Write load into the outbox table: transactions of 20 records whose order and completeness can be checked."
+    help = "Writes load into the outbox table: transactions of 20 records whose order and completeness can be checked."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         add = parser.add_argument
-        add("--keys", type=int, required=True, metavar="N", help="Number of different keys: key-0, key-1, ... in hex.")
-        add("--records", type=int, required=True, metavar="N", help="Records to commit; rolled-back ones come on top.")
-        add("--interval", type=float, default=0, metavar="MS", help="Milliseconds per record and writer. Default: 0.")
-        add("--topic", default="pump", help="Topic of the records. Default: pump.")
-        add("--blank", action="store_true", help="Write NULL values (tombstones).")
-        add("--value-size", type=int, metavar="BYTES", help="Size of each value. Default: a random number's.")
-        add("--transactions-per-second", type=float, metavar="RATE", help="Of all writers together. Default: no limit.")
-        add("--rollback-share", type=float, default=0, metavar="SHARE", help="Share of transactions rolled back (0-1).")
-        add("--writers", type=int, default=1, metavar="N", help="Concurrent connections. Default: 1.")
-        add("--database", metavar="ALIAS", help="Database alias. Default: the routers' for writing OutboxRecord.")
+        add(
+            "--keys",
+            type=int,
+            required=True,
+            metavar="N",
+            help="The number of different keys: key-0, key-1, ... in hex.",
+        )
+        add(
+            "--records",
+            type=int,
+            required=True,
+            metavar="N",
+            help="The number of records to commit; rolled-back ones come on top.",
+        )
+        add(
+            "--interval",
+            type=float,
+            default=0,
+            metavar="MS",
+            help="The milliseconds per record and writer. Default: 0.",
+        )
+        add("--topic", default="pump", help="The topic of the records. Default: pump.")
+        add("--blank", action="store_true", help="Writes NULL values (tombstones).")
+        add("--value-size", type=int, metavar="BYTES", help="The size of each value. Default: that of a random number.")
+        add(
+            "--transactions-per-second",
+            type=float,
+            metavar="RATE",
+            help="The rate of all writers together. Default: no limit.",
+        )
+        add(
+            "--rollback-share",
+            type=float,
+            default=0,
+            metavar="SHARE",
+            help="The share of transactions rolled back (0-1).",
+        )
+        add("--writers", type=int, default=1, metavar="N", help="The number of concurrent connections. Default: 1.")
+        add("--database", metavar="ALIAS", help="The database alias. Default: the routers' for writing OutboxRecord.")
         add("--seed", type=int, metavar="N", help="Makes keys, values and rollbacks of each writer repeatable.")
-        add("--meter-interval", type=float, default=5, metavar="S", help="Seconds between meter lines. Default: 5.")
-        add("--json", action="store_true", help="Print the summary as one JSON object.")
+        add("--meter-interval", type=float, default=5, metavar="S", help="The seconds between meter lines. Default: 5.")
+        add("--json", action="store_true", help="Prints the summary as one JSON object.")
 
     def handle(self, *args: Any, meter_interval: float, **options: Any) -> None:
         plan = _plan(options)
@@ -51,7 +80,7 @@ class Command(BaseCommand):
             sys.exit(INTERRUPTED)
 
     def _run(self, pump: Pump, display: "_Display") -> bool:
-        """Until all is written; True after Ctrl-C, once the writers have ended their transactions."""
+        """Returns when all is written. True: Ctrl-C came, and the writers have ended their transactions."""
         interrupted = False
         pump.start()
         while True:
@@ -62,13 +91,13 @@ class Command(BaseCommand):
                 display.update(pump.numbers())
             except KeyboardInterrupt:
                 if interrupted:
-                    raise  # the second one does not wait
+                    raise  # the second Ctrl-C does not wait
                 interrupted = True
                 pump.stop()
             except (DatabaseError, OutboxError) as error:
                 display.clear()
                 self._summarise(pump.numbers(), as_json=False)
-                raise CommandError(f"A writer failed, the others have stopped: {error}") from error
+                raise CommandError(f"A writer failed, and the others have stopped: {error}") from error
 
     def _summarise(self, numbers: Numbers, *, as_json: bool) -> None:
         if as_json:

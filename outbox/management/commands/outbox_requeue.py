@@ -8,5 +8,5 @@ from outbox.operations.arguments import SelectingCommand
 
 
 class Command(SelectingCommand):
-    help = "Put dead letters back into the outbox, in their order, behind what their keys have sent since."
+    help = "Puts dead letters back into the outbox, in their order, behind the later records of their keys."
     operation = staticmethod(actions.requeue)

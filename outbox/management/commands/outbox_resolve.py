@@ -1,4 +1,4 @@
-"""``manage.py outbox_resolve``: explain why a lane has stopped, or settle it as an operator decides."""
+"""``manage.py outbox_resolve``: explains why a lane has stopped, or settles it as an operator decides."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from outbox.core.exactly_once.resolution import Case, Resolution, ResolutionOutc
 from outbox.exceptions import OutboxError
 
 EXIT_CODES = {
-    0: "nothing to decide, or settled",
-    1: "refused or failed, for the reason named: nothing was changed",
-    4: "explained only: somebody must decide",
+    0: "the lane needs no decision, or the command has settled it",
+    1: "the command has printed an error, and has changed nothing",
+    4: "the command has only explained the lane, and you must decide",
 }
 
 
 class Command(BaseCommand):
-    help = "Explain why an exactly-once lane has stopped, with both sides; settle it with --delete-sent or --resend."
+    help = "Explains why an exactly-once lane has stopped, or settles it with --delete-sent or --resend."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.epilog = "Exit codes: " + "; ".join(f"{code}: {text}" for code, text in EXIT_CODES.items()) + "."
@@ -30,22 +30,28 @@ class Command(BaseCommand):
         ways.add_argument(
             "--delete-sent",
             action="store_true",
-            help="Delete the rows that the newer ledger entries list and that match: they are in Kafka.",
+            help="Deletes the rows that match the newer ledger entries, because they are in Kafka.",
         )
         ways.add_argument(
-            "--resend", action="store_true", help="Keep every row: what is in Kafka already is sent once more."
+            "--resend",
+            action="store_true",
+            help="Keeps every row; the harvester sends again those that are in Kafka.",
         )
         parser.add_argument(
-            "--adopt-ledger", action="store_true", help="Take over a ledger that was written for another database."
+            "--adopt-ledger", action="store_true", help="Takes over a ledger that was written for another database."
         )
-        parser.add_argument("--dry-run", action="store_true", help="Say what would be done, and change nothing.")
-        parser.add_argument("--database", metavar="ALIAS", help="Alias of the database, instead of DATABASE.")
-        parser.add_argument("--json", action="store_true", help="Print one JSON object.")
+        parser.add_argument(
+            "--dry-run", action="store_true", help="Prints what the command would change, and changes nothing."
+        )
+        parser.add_argument("--database", metavar="ALIAS", help="The database alias, in place of DATABASE.")
+        parser.add_argument("--json", action="store_true", help="Prints one JSON object.")
 
     def handle(self, *args: Any, **options: Any) -> None:
         decision = Resolution(options["delete_sent"], options["resend"], options["adopt_ledger"])
         if decision.adopt and not decision.acts:
-            raise CommandError("--adopt-ledger needs --delete-sent or --resend: say what becomes of the rows.")
+            raise CommandError(
+                "--adopt-ledger needs --delete-sent or --resend. Add one of them to decide about the rows."
+            )
         outcome = self._run(options, decision)
         is_open = outcome.case.reason is not None and not (decision.acts and not options["dry_run"])
         if options["json"]:
@@ -70,7 +76,7 @@ class Command(BaseCommand):
                 case = resolver.examine(options["lane"])
                 reason = objection(case, decision) if decision.acts and case.reason is not None else ""
                 if reason:
-                    raise NotResolved(f"lane {case.lane} would be left as it is: {reason}.")
+                    raise NotResolved(f"This decision would not change lane {case.lane}: {reason}.")
                 return ResolutionOutcome(case, decision)
         except (OutboxError, psycopg.Error) as error:
             raise CommandError(str(error)) from error
@@ -82,8 +88,8 @@ def _conf(alias: str | None) -> settings.Conf:
     conf = settings.current()
     if conf.delivery != settings.EXACTLY_ONCE:
         raise CommandError(
-            f'OUTBOX["DELIVERY"] is {conf.delivery!r}, which has no ledger: there is nothing to resolve. '
-            "Set it as the harvesters have it."
+            f'OUTBOX["DELIVERY"] is {conf.delivery!r}, which has no ledger, so no lane needs a decision. '
+            "Set it to the value that the harvesters use."
         )
     return replace(conf, database=alias) if alias else conf
 
@@ -122,35 +128,41 @@ def _lines(outcome: ResolutionOutcome, *, is_open: bool) -> list[str]:
             f"{last.owner} from database {last.database}"
         )
     else:
-        lines.append("ledger: no entry of this lane")
+        lines.append("ledger: it has no entry of this lane")
     if case.reason is None:
         return [*lines, "Nothing was changed."]
     lines += _between(case)
     if is_open:
         return [*lines, *_offers(case, decision)]
-    done = f"{outcome.deleted} rows were deleted. " if decision.delete_sent else "No row was deleted. "
-    adopted = "The ledger goes on in this database's name. " if case.needs_copy else ""
-    return [*lines, f"{done}{adopted}Both sides stand at batch {case.committed} now; the lane goes on within seconds."]
+    done = f"The command deleted {_rows(outcome.deleted)}. " if decision.delete_sent else "The command kept every row. "
+    adopted = "The ledger now belongs to this database. " if case.needs_copy else ""
+    return [*lines, f"{done}{adopted}Both sides are at batch {case.committed}, and the lane resumes within seconds."]
+
+
+def _rows(count: int) -> str:
+    return "1 row" if count == 1 else f"{count} rows"
 
 
 def _between(case: Case) -> list[str]:
     if not case.listed and not case.missing:
         return []
-    found = f"{case.sent} match and were sent, {case.found - case.sent} do not (younger, or changed since)"
+    found = f"{case.sent} match and were sent, {case.found - case.sent} do not match (younger, or changed since)"
     lines = [
-        f"between: {len(case.listed)} entries list {case.records} records, {case.found} of them in the table: {found}"
+        f"between: {len(case.listed)} entries list {case.records} records; the table has {case.found} of them: {found}"
     ]
     if case.missing:
         lines.append(
-            f"{case.missing} batches have no entry any more (older than LEDGER_RETENTION, or of another database): "
-            "rows of theirs that are in the table cannot be told from unsent ones, and are sent again either way"
+            f"The ledger has no entry of {case.missing} batches: they are older than LEDGER_RETENTION, or of another "
+            "database. The command cannot recognise their rows, and the harvester sends these again with either option."
         )
     return lines
 
 
 def _offers(case: Case, decision: Resolution) -> list[str]:
     if decision.delete_sent:
-        return [f"Would delete {case.sent} rows and set the table to batch {case.committed}. Nothing was changed."]
-    if decision.resend:
-        return [f"Would keep every row and set the table to batch {case.committed}. Nothing was changed."]
-    return ["Nothing was changed. Run this again with the option that you choose."]
+        would = f"delete {_rows(case.sent)}"
+    elif decision.resend:
+        would = "keep every row"
+    else:
+        return ["Nothing was changed. Run the command again with --delete-sent or --resend."]
+    return [f"The command would {would} and set the table to batch {case.committed}. Nothing was changed."]

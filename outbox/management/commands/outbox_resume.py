@@ -8,5 +8,5 @@ from outbox.operations.arguments import SelectingCommand
 
 
 class Command(SelectingCommand):
-    help = "End pauses; the records go on in their order."
+    help = "Ends pauses; the harvester then sends the records in their order."
     operation = staticmethod(actions.resume)

@@ -8,5 +8,5 @@ from outbox.operations.arguments import SelectingCommand
 
 
 class Command(SelectingCommand):
-    help = "Try held records again now."
+    help = "Requests that the harvester retries held records now."
     operation = staticmethod(actions.retry)

@@ -1,4 +1,4 @@
-"""``manage.py outbox_roles``: print SQL that makes roles with the fewest rights; nothing is changed."""
+"""``manage.py outbox_roles``: prints SQL for roles with the fewest privileges, and changes nothing."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from outbox.schema import roles
 
 
 class Command(BaseCommand):
-    help = "Print SQL for roles with the fewest rights, to be run by the owner of the tables. Nothing is changed."
+    help = "Prints SQL for roles with the fewest privileges, and changes nothing. The owner of the tables runs the SQL."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.add_argument("--database", metavar="ALIAS", help="Alias of the database, instead of DATABASE.")
+        parser.add_argument("--database", metavar="ALIAS", help="The database alias, in place of DATABASE.")
         for purpose, text in roles.HELP.items():
             parser.add_argument(
-                f"--{purpose}", metavar="ROLE", help=f"Name of the role that {text}. Without any: outbox_{purpose}."
+                f"--{purpose}", metavar="ROLE", help=f"The name of the role that {text}. Default: outbox_{purpose}."
             )
 
     def handle(self, *args: Any, **options: Any) -> None:
@@ -36,13 +36,13 @@ class Command(BaseCommand):
 
 
 def relations(alias: str, name: str) -> roles.Relations:
-    """What there is of the table and its companions."""
+    """The table and its companions, as far as they exist."""
     quoted = identifier(name).as_string()
     with connections[alias].cursor() as cursor:
         row = catalog.sequence(cursor, quoted)
         if row is None:
             raise CommandError(
-                f"The table {name!r} does not exist on the alias {alias!r}, or no sequence draws its ids. "
+                f"The table {name!r} does not exist on the alias {alias!r}, or its ids have no sequence. "
                 f"Run: python manage.py migrate outbox --database {alias}"
             )
         schema, table, sequence = row

@@ -8,5 +8,5 @@ from outbox.operations.arguments import SelectingCommand
 
 
 class Command(SelectingCommand):
-    help = "Move records that were refused to the dead letters; their keys go on."
+    help = "Moves held records to the dead letters, so that their keys continue."
     operation = staticmethod(actions.skip)

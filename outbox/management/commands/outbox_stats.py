@@ -1,4 +1,4 @@
-"""``manage.py outbox_stats``: the state of the outbox in numbers; nothing is changed."""
+"""``manage.py outbox_stats``: shows the state of the outbox in numbers, and changes nothing."""
 
 from __future__ import annotations
 
@@ -14,23 +14,26 @@ from outbox.conf.secrets import Redactor
 from outbox.exceptions import OutboxError
 from outbox.operations import stats
 
-EXIT_CODES = {0: "shown", 1: "the settings are wrong, or PostgreSQL or the table cannot be read"}
+EXIT_CODES = {
+    0: "the command has shown the numbers",
+    1: "the settings are wrong, or the command cannot read PostgreSQL or the table",
+}
 
 
 class Command(BaseCommand):
-    help = "Show what waits, who owns which lane, and how far table and ledger are apart. Nothing is changed."
+    help = "Shows the backlog, the owner of each lane, and the batches of table and ledger, and changes nothing."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.epilog = "Exit codes: " + "; ".join(f"{code}: {text}" for code, text in EXIT_CODES.items()) + "."
-        parser.add_argument("--database", metavar="ALIAS", help="Alias of the database, instead of DATABASE.")
-        parser.add_argument("--json", action="store_true", help="Print one JSON object.")
-        parser.add_argument("--no-kafka", action="store_true", help="Ask the database alone.")
+        parser.add_argument("--database", metavar="ALIAS", help="The database alias, in place of DATABASE.")
+        parser.add_argument("--json", action="store_true", help="Prints one JSON object.")
+        parser.add_argument("--no-kafka", action="store_true", help="Asks only the database.")
         parser.add_argument(
             "--interval",
             type=float,
             default=1.0,
             metavar="SECONDS",
-            help="Look twice and show the rates between (1 s); 0: look once, show none.",
+            help="Reads the counts twice, this long apart, and shows rates (1 s). 0: shows no rates.",
         )
 
     def handle(self, *args: Any, **options: Any) -> None:

@@ -1,4 +1,4 @@
-"""``manage.py outbox_verify``: prove from topics, ledger and table what was delivered, with Spark."""
+"""``manage.py outbox_verify``: proves with Spark, from topics, ledger and table, what was delivered."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from outbox.spark import sessions
 from outbox.spark.verify.findings import NotNow, Result, VerificationImpossible, VerificationRequest, store
 
 EXIT_CODES = {
-    0: "everything in the ledger's window was delivered once and in order",
-    1: "the verification could not be made: nothing is known, the last line says why",
+    0: "every record in the ledger's window was delivered once and in order",
+    1: "the verification was not possible, and the last line names the cause; nothing is known",
     2: "the arguments are wrong",
-    3: "a counterexample was found: something was lost, sent twice, altered or reordered",
+    3: "the verification found a record that was lost, sent twice, altered or reordered",
 }
 _FAULTY = 3
 _MEMORY = "1g"
@@ -33,37 +33,37 @@ _LINE_MAX = 500
 
 
 class Command(BaseCommand):
-    help = "Prove with Spark, from topics, ledger and table, that nothing was lost, sent twice or reordered."
+    help = "Proves with Spark, from topics, ledger and table, that no record was lost, sent twice or reordered."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.epilog = "Exit codes: " + "; ".join(f"{code}: {text}" for code, text in EXIT_CODES.items()) + "."
-        parser.add_argument("--database", metavar="ALIAS", help="Alias of the database, instead of DATABASE.")
-        parser.add_argument("--json", action="store_true", help="Print one JSON object per verification.")
+        parser.add_argument("--database", metavar="ALIAS", help="The database alias, in place of DATABASE.")
+        parser.add_argument("--json", action="store_true", help="Prints one JSON object per verification.")
         parser.add_argument(
             "--continuous",
             action="store_true",
-            help="Verify again and again, until a fault is found or a signal comes.",
+            help="Repeats the verification until it finds a fault or a signal comes.",
         )
         parser.add_argument(
             "--every",
             type=float,
             default=300.0,
             metavar="SECONDS",
-            help="With --continuous: between two verifications (300).",
+            help="The time between two verifications, with --continuous (300).",
         )
         parser.add_argument(
             "--topic", action="append", default=[], metavar="TOPIC",
-            help="Read this topic; may be repeated. It must be all that records go to. Without it: every topic.",
+            help="Reads only this topic. Repeat it until every topic of the records is named. Default: every topic.",
         )  # fmt: skip
         parser.add_argument(
             "--ledger", action="append", default=[], metavar="TOPIC",
-            help="Judge by this ledger; may be repeated. Without it: NAME.ledger, outbox-spark-NAME, and "
+            help="Compares with this ledger. Repeat it for more. Default: NAME.ledger, outbox-spark-NAME, and "
             "every other outbox-spark-* whose entries name this database.",
         )  # fmt: skip
-        parser.add_argument("--master", default="local[*]", metavar="URL", help="Where Spark runs (local[*]).")
+        parser.add_argument("--master", default="local[*]", metavar="URL", help="The URL of Spark's master (local[*]).")
         parser.add_argument(
             "--spark-conf", action="append", default=[], metavar="NAME=VALUE",
-            help="A setting of Spark; may be repeated.",
+            help="A setting of Spark. Repeat it for more.",
         )  # fmt: skip
 
     def handle(self, *args: Any, **options: Any) -> None:
@@ -129,14 +129,16 @@ class Command(BaseCommand):
         try:
             is_stored = store(request, result)
         except psycopg.Error as error:
-            self.stderr.write(f"The result was not stored: {' '.join(str(error).split())}. Run migrate outbox.")
+            self.stderr.write(
+                f"PostgreSQL did not store the result: {' '.join(str(error).split())}. Run: manage.py migrate outbox"
+            )
         else:
             if not is_stored:
-                self.stderr.write("The result was not stored: no harvester has been at this table yet.")
+                self.stderr.write("The result was not stored, because no harvester has used this table yet.")
 
 
 def _verify(spark: Any, request: VerificationRequest, say: Callable[[str], None]) -> Result:
-    """The result; what prevents one, in a line. Spark hands on what its Python workers raise as text."""
+    """The result, or one line about what prevents it. Spark passes on the errors of its Python workers as text."""
     from confluent_kafka import KafkaException
     from py4j.protocol import Py4JError, Py4JNetworkError  # type: ignore[import-untyped]
     from pyspark.errors import PySparkException
@@ -148,17 +150,17 @@ def _verify(spark: Any, request: VerificationRequest, say: Callable[[str], None]
     try:
         return run.verify(spark, request, say)
     except KafkaException as error:
-        raise NotNow(f"Kafka cannot be asked: {_line(error.args[0].str())}. Is a broker up?") from error
+        raise NotNow(f"Kafka does not answer: {_line(error.args[0].str())}. Start a broker.") from error
     except LedgerUnreachable as error:
         raise NotNow(str(error)) from error
     except psycopg.Error as error:
-        raise NotNow(f"PostgreSQL cannot be asked: {_line(str(error))}. Is it up?") from error
+        raise NotNow(f"PostgreSQL does not answer: {_line(str(error))}. Check that it runs.") from error
     except (Py4JNetworkError, ConnectionError) as error:
         raise VerificationImpossible(
-            "Spark's JVM has ended, perhaps for want of memory. Start the verification again."
+            "Spark's JVM has ended, perhaps because it had too little memory. Start the verification again."
         ) from error
     except (Py4JError, PySparkException) as error:
-        raise NotNow(f"Spark failed: {_line(judge(str(error)).text)}. Is a server away?") from error
+        raise NotNow(f"Spark failed: {_line(judge(str(error)).text)}. Check that PostgreSQL and Kafka run.") from error
 
 
 def _line(text: str) -> str:
@@ -172,8 +174,8 @@ def _ledgers(conf: Conf) -> list[str]:
 def _id_header(conf: Conf) -> str:
     if not conf.exactly_once.id_header:
         raise OutboxError(
-            'OUTBOX["ID_HEADER"] is empty: records in Kafka do not tell their ids, and cannot be compared. Set it; '
-            "what was sent before stays unknown."
+            'OUTBOX["ID_HEADER"] is empty, so messages in Kafka have no ids to compare. Set it. Messages that were '
+            "sent before cannot be verified."
         )
     return conf.exactly_once.id_header
 

@@ -316,8 +316,8 @@ def test_the_present_count_withdraws_a_request(bench):
 @pytest.mark.parametrize(
     ("arguments", "settings", "text"),
     [
-        (["0"], {}, "0 lanes cannot be"),
-        (["2"], {"OUTBOX_DELIVERY": "at-least-once"}, "whose lane count is the setting LANES (1)"),
+        (["0"], {}, "0 is not a valid lane count."),
+        (["2"], {"OUTBOX_DELIVERY": "at-least-once"}, "takes its lane count from the setting LANES (1)"),
     ],
 )
 def test_what_cannot_be_is_refused(arguments, settings, text, postgres, bootstrap_servers):

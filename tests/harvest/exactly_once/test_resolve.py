@@ -81,11 +81,11 @@ def test_after_a_restore_what_was_sent_is_purged_and_the_rejected_lane_goes_on(b
         assert f"last batch purged: 1\nledger: last batch: {bench.entries()[-1].batch}, of" in shown.stdout
         assert f"{restored} match and were sent, 0 do not" in shown.stdout
         dry = command(bench, "--lane", 0, "--delete-sent", "--dry-run")
-        assert f"Would delete {restored} rows" in dry.stdout
+        assert f"The command would delete {restored} rows" in dry.stdout
         assert bench.count == restored + 2
         done = command(bench, "--lane", 0, "--delete-sent")
         assert done.returncode == 0, done.stderr
-        assert f"{restored} rows were deleted" in done.stdout
+        assert f"The command deleted {restored} rows." in done.stdout
         bench.wait_empty()
     bench.check()
 
