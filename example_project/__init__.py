@@ -1,1 +1,1 @@
-"""A small site that tells Kafka about its heroes: the shortest complete use of outbox."""
+"""A small site that sends messages about its heroes to Kafka: a complete use of outbox in little code."""

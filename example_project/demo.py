@@ -1,6 +1,6 @@
-"""What ``make demo`` runs inside the devstack: the main job from a Django transaction to a counted Kafka topic.
+"""The demo that ``make demo`` runs inside the devstack, from a Django transaction to a counted Kafka topic.
 
-Every step is the command a user would run. The count at the end comes from a consumer that knows nothing of outbox.
+Each step is a command that a user would run. A consumer that knows nothing of outbox counts the messages at the end.
 """
 
 import argparse
@@ -22,7 +22,7 @@ TOPIC = "heroes"
 HEROES = 5_000
 QUIET_S = 3.0
 COUNT_TIMEOUT_S = 60.0
-ROLLED_BACK_POWER = "never was"  # what make_heroes gives the heroes it takes back
+ROLLED_BACK_POWER = "never was"  # make_heroes gives it to heroes whose transaction it rolls back
 STOP_TIMEOUT_S = 15.0
 ADMIN = ("--noinput", "--username", "admin", "--email", "admin@localhost")
 
@@ -40,7 +40,7 @@ def run_command(*arguments: str) -> "subprocess.CompletedProcess[str]":
 def manage(*arguments: str) -> str:
     done = run_command(*arguments)
     if done.returncode:
-        sys.exit(f"demo: manage.py {' '.join(arguments)} ended with {done.returncode}\n{done.stdout}")
+        sys.exit(f"demo: manage.py {' '.join(arguments)} failed with exit code {done.returncode}.\n{done.stdout}")
     return done.stdout
 
 
@@ -58,7 +58,7 @@ def create_topic(servers: str) -> None:
 
 @dataclass
 class Seen:
-    """What a consumer found on the topic."""
+    """The messages that a consumer found on the topic."""
 
     times: Counter[str] = field(default_factory=Counter)  # per message id
     phantoms: int = 0  # messages of transactions that were rolled back
@@ -79,7 +79,7 @@ class Seen:
 
 
 def count(servers: str, run: str, expected: int) -> Seen:
-    """The messages of this run, as a `read_committed` consumer sees them; how many it is told each second."""
+    """The messages of this run, as a `read_committed` consumer sees them. It shows their number once a second."""
     from confluent_kafka import Consumer
 
     consumer = Consumer(
@@ -94,9 +94,9 @@ def count(servers: str, run: str, expected: int) -> Seen:
     consumer.subscribe([TOPIC])
     seen = Seen()
     deadline, quiet_since = time.monotonic() + COUNT_TIMEOUT_S, time.monotonic()
-    told_at = time.monotonic()
+    shown_at = time.monotonic()
     try:
-        # It goes on reading for a while after the last expected message: a double would come late.
+        # It reads for a while after the last expected message, because a duplicate would come late.
         while time.monotonic() < deadline and (len(seen.times) < expected or time.monotonic() < quiet_since + QUIET_S):
             for message in consumer.consume(1000, 0.2):
                 if message.error():
@@ -105,9 +105,9 @@ def count(servers: str, run: str, expected: int) -> Seen:
                 if headers.get("run") == run.encode():
                     seen.add(headers["message-id"].decode(), message.value() or b"", message.timestamp()[1])
                     quiet_since = time.monotonic()
-            if time.monotonic() >= told_at + 1:
-                told_at = time.monotonic()
-                waits = ", waiting for doubles" if len(seen.times) >= expected else ""
+            if time.monotonic() >= shown_at + 1:
+                shown_at = time.monotonic()
+                waits = ", waiting for duplicates" if len(seen.times) >= expected else ""
                 step(f"  {len(seen.times):,} of {expected:,}{waits}")
     finally:
         consumer.close()
@@ -115,7 +115,7 @@ def count(servers: str, run: str, expected: int) -> Seen:
 
 
 def origins() -> list[tuple[str, str]]:
-    """Version and origin of each part that ran, as the devstack tells them."""
+    """Version and origin of each part that ran, from the devstack."""
     from outbox.devstack import origin
 
     return [(name, f"{part['version']}  ({part['origin']})") for name, part in origin().items()]
@@ -131,10 +131,10 @@ def table(rows: list[tuple[str, Any]]) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--heroes", type=int, default=HEROES, help="how many heroes to make")
-    parser.add_argument("--serve", action="store_true", help="stay up with site and admin until Ctrl-C")
-    parser.add_argument("--spark", action="store_true", help="harvest with Spark, and let Spark audit what it moved")
-    parser.add_argument("--port", type=int, default=8000, help="where the site is served (8000)")
+    parser.add_argument("--heroes", type=int, default=HEROES, help=f"the number of heroes ({HEROES})")
+    parser.add_argument("--serve", action="store_true", help="keeps the site and the admin running until Ctrl-C")
+    parser.add_argument("--spark", action="store_true", help="harvests with Spark, and verifies the result with Spark")
+    parser.add_argument("--port", type=int, default=8000, help="the port of the site (8000)")
     arguments = parser.parse_args()
     servers = os.environ["OUTBOX_BOOTSTRAP_SERVERS"]
     os.environ.setdefault("OUTBOX_NAME", "heroes-demo")
@@ -167,14 +167,14 @@ def main() -> int:
         ]
     )
     if lost or doubled or seen.phantoms:
-        print("demo: the numbers above should have been 0", file=sys.stderr)
+        print("demo: messages were lost, doubled or rolled back; these three numbers must be 0.", file=sys.stderr)
         return 1
-    if arguments.spark and (code := audit()):
+    if arguments.spark and (code := verify()):
         return code
     return serve(f"127.0.0.1:{arguments.port}", engine) if arguments.serve else 0
 
 
-def audit() -> int:
+def verify() -> int:
     """One Spark job compares topics, ledger and table."""
     step("comparing topics, ledger and table: manage.py outbox_verify")
     done = run_command("outbox_verify")
@@ -183,9 +183,9 @@ def audit() -> int:
 
 
 def serve(address: str, engine: tuple[str, ...] = ()) -> int:
-    """Site, admin, harvester and consumer, until Ctrl-C or the end of one of them."""
+    """Runs site, admin, harvester and consumer until Ctrl-C, or until one of them ends."""
     for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.default_int_handler)  # so that the children end with this process
+        signal.signal(number, signal.default_int_handler)  # so that the child processes end with this one
     os.environ.setdefault("DJANGO_SUPERUSER_PASSWORD", "admin")
     step("making the admin's account")
     subprocess.run(
@@ -195,7 +195,7 @@ def serve(address: str, engine: tuple[str, ...] = ()) -> int:
         stderr=subprocess.DEVNULL,
         check=False,
     )
-    # runserver serves the admin's style sheets under DEBUG alone; a harvester under DEBUG would keep every query.
+    # runserver serves the admin's style sheets only under DEBUG; a harvester under DEBUG would keep every query.
     commands = {
         ("runserver", "--noreload", address): "1",
         ("consume_heroes",): "0",
@@ -205,7 +205,7 @@ def serve(address: str, engine: tuple[str, ...] = ()) -> int:
     try:
         for command, debug in commands.items():
             environment = {**os.environ, "DEBUG": os.environ.get("DEBUG", debug)}
-            # In a group of its own: Ctrl-C here and then SIGTERM would be the second signal, which forces a harvester.
+            # In a group of its own: otherwise Ctrl-C and SIGTERM would be two signals, and the second forces the stop.
             child = subprocess.Popen(
                 [sys.executable, str(HERE / "manage.py"), *command], env=environment, process_group=0
             )
@@ -218,7 +218,7 @@ def serve(address: str, engine: tuple[str, ...] = ()) -> int:
         return 0
     finally:
         end(children)
-    print(f"demo: ended by itself: {', '.join(ended)}", file=sys.stderr)
+    print(f"demo: {', '.join(ended)} ended before Ctrl-C; the output above names the cause.", file=sys.stderr)
     return 1
 
 

@@ -1,4 +1,4 @@
-"""Heroes can be looked at here, and made on the site: one made here would not be announced."""
+"""Read-only pages. Heroes are created on the site, because one created here would have no message."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Heroes, and what a consumer received about them."""
+"""Heroes, and the messages that a consumer has received about them."""
 
 from typing import Any
 
@@ -23,7 +23,7 @@ class Hero(models.Model):
 
 
 class Received(models.Model):
-    """A message as a consumer saw it. Its place in Kafka is unique: reading it again stores it once."""
+    """A message as a consumer received it. Its place in Kafka is unique, so reading it again stores nothing."""
 
     topic = models.CharField(max_length=249)
     partition = models.IntegerField()

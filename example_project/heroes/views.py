@@ -5,7 +5,7 @@
     curl -X POST -H 'Content-Type: application/json' -d '{"name": "Ada", "power": "engines"}' localhost:8000/heroes/
 
 JSON needs no token: another site's page cannot send this content type without a preflight request, which is not
-answered, and no cookie gives the request any right.
+answered, and no cookie gives the request any permission.
 """
 
 import json
@@ -45,7 +45,7 @@ def _post_form(request: HttpRequest) -> HttpResponse:
     if not form.is_valid():
         return _list(request, Hero.objects.all(), "heroes", {"form": form}, status=400)
     hero = create_hero(**form.cleaned_data)
-    messages.success(request, f"{hero.name} is a hero now, and Kafka will hear of it.")
+    messages.success(request, f"{hero.name} is a hero now. The harvester sends the message about it to Kafka.")
     return redirect("heroes:heroes")
 
 
@@ -54,7 +54,7 @@ def _post_json(request: HttpRequest) -> JsonResponse:
         data = json.loads(request.body)
         json.dumps(data, ensure_ascii=False).encode()  # half a surrogate pair is JSON, and no text
     except ValueError:  # also for bytes that are not text
-        return _refusal("The body is not JSON.")
+        return _refusal('The body is not JSON. Send e.g. {"name": "Ada", "power": "engines"}.')
     if not isinstance(data, dict):
         return _refusal('The body is not an object. Send e.g. {"name": "Ada", "power": "engines"}.')
     form = HeroForm(data)

@@ -1,8 +1,8 @@
-"""What ``make screenshots`` runs inside the devstack: it takes pictures of the admin's pages from the running demo.
+"""``make screenshots`` runs this inside the devstack: it takes pictures of the admin's pages from the running demo.
 
-The demo serves the site and harvests. What is shown as rejected was rejected by Kafka, and the operator acts in the
-browser. Two things alone are invented: the samples of the last hour, and how long ago something happened. The lists are
-those that the admin names, so a list that is new or renamed needs no change here.
+The demo serves the site and harvests. Kafka really rejects the records that are shown as rejected, and the operator
+acts in the browser. Only the samples of the last hour, and the ages of what is shown, are invented. The lists are those
+that the admin names, so a new or renamed list needs no change here.
 """
 
 import argparse
@@ -37,7 +37,7 @@ class Demo:
         from selenium.common.exceptions import WebDriverException
 
         if self._process.poll() is not None:
-            sys.exit("screenshots: the demo has ended; its output above says why.")
+            sys.exit("screenshots: the demo has ended; its output above names the cause.")
         try:
             browser.open(self, "/admin/login/")
         except WebDriverException:
@@ -56,12 +56,12 @@ def wait(what: str, condition: Callable[[], bool], timeout_s: float = WAIT_S) ->
     deadline = time.monotonic() + timeout_s
     while not condition():
         if time.monotonic() > deadline:
-            sys.exit(f"screenshots: the demo did not come so far within {timeout_s} s: {what}.")
+            sys.exit(f"screenshots: the demo did not reach this state within {timeout_s} s: {what}.")
         time.sleep(0.2)
 
 
 def take_all(camera: Any) -> None:
-    """The operator acts first, because the lists show what he did."""
+    """The operator acts first, because the lists show the results."""
     from example_project.screenshots import scene
     from outbox.models import DeadLetter, Hold
 
@@ -91,7 +91,7 @@ def take_all(camera: Any) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="make screenshots", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--folder", type=Path, default=IMAGES, help="where the pictures go (docs/images)")
+    parser.add_argument("--folder", type=Path, default=IMAGES, help="the folder of the pictures (docs/images)")
     arguments = parser.parse_args()
     from tests.support.browsers import installed
 

@@ -14,7 +14,7 @@ from tests.browser.site import Browser
 USER, PASSWORD = "admin", "admin"  # the demo's
 WIDTH, HEIGHT_MIN, HEIGHT_MAX = 1280, 500, 1850
 
-# This machine's name, as a lane shows its owner, is not for others.
+# A lane shows its owner with the name of this machine, which the pictures replace.
 _RENAME = """
 const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
 while (walker.nextNode())

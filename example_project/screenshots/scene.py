@@ -1,4 +1,4 @@
-"""What the pictures show: what is stashed, and how long ago that seems to have been."""
+"""The records that the pictures show, and the ages that they seem to have."""
 
 import itertools
 import json
@@ -41,7 +41,7 @@ def create_topics(servers: str) -> None:
 
 @contextmanager
 def steady_flow() -> Iterator[None]:
-    """Heroes are made at a steady rate in the meantime."""
+    """Creates heroes at a steady rate in the meantime."""
     ended = threading.Event()
 
     def flow() -> None:
@@ -59,7 +59,7 @@ def steady_flow() -> Iterator[None]:
 
 
 def stash_invoices() -> None:
-    """The second one of each customer has a document in it, which is too large for the topic."""
+    """The second invoice of each customer contains a document, which makes it too large for the topic."""
     noise = random.Random(1)
     for number, (turn, customer) in enumerate(itertools.product(range(INVOICES), CUSTOMERS), 1041):
         invoice = {"invoice": f"2026/{number}", "customer": "Heroes and Sons Ltd", "total": "129.00 EUR"}
@@ -69,7 +69,7 @@ def stash_invoices() -> None:
 
 
 def shortened(invoice: str) -> str:
-    """As the operator edits it."""
+    """The invoice after the operator's edit."""
     found = json.loads(invoice)
     return json.dumps({**found, "document": f"https://example.com/invoices/{found['invoice']}"})
 
@@ -108,7 +108,7 @@ def write_last_hour() -> None:
 
 
 def slow_down() -> None:
-    """As if all had taken longer: a second becomes a quarter of a minute."""
+    """Makes everything look older: a second becomes a quarter of a minute."""
     now = timezone.now()
 
     def earlier(at: datetime) -> datetime:

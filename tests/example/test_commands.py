@@ -50,7 +50,7 @@ def test_report_as_text() -> None:
 
 
 def test_senseless_numbers_are_refused() -> None:
-    with pytest.raises(CommandError, match="--per-transaction 1 or more"):
+    with pytest.raises(CommandError, match="--per-transaction to 1 or more"):
         call_command("make_heroes", "5", "--per-transaction", "0")
 
 

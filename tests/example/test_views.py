@@ -47,7 +47,7 @@ def test_json_creates_a_hero_with_its_message_in_one_transaction(client: Client)
 def test_the_form_creates_a_hero_with_its_message(client: Client) -> None:
     response = client.post(HEROES, {"name": "Grace", "power": "compilers"}, follow=True)
     assert response.redirect_chain == [(HEROES, 302)]
-    assert "Grace is a hero now" in response.content.decode()
+    assert "Grace is a hero now." in response.content.decode()
     assert_announced(Hero.objects.get(name="Grace"))
 
 
@@ -122,7 +122,7 @@ def test_lists_answer_what_is_accepted(client: Client) -> None:
 
 def test_pages_of_an_empty_site(client: Client) -> None:
     assert "No heroes yet" in client.get(HEROES).content.decode()
-    assert "Nothing yet" in client.get("/received/").content.decode()
+    assert "The consumer has read no messages yet." in client.get("/received/").content.decode()
     assert client.get("/").headers["Location"] == reverse("heroes:heroes")
     assert client.delete(HEROES).status_code == 405
     assert client.post("/received/").status_code == 405

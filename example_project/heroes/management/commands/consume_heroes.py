@@ -1,6 +1,6 @@
-"""``manage.py consume_heroes``: a consumer that knows nothing of the outbox, and stores what it receives.
+"""``manage.py consume_heroes``: a consumer that knows nothing of the outbox, and stores the messages.
 
-Its position is the last stored offset, written with the rows in one transaction, so it needs no consumer group; a
+Its position is the last stored offset, written with the rows in one transaction, so it needs no consumer group. A
 message that is in Kafka twice has two offsets and is stored twice.
 """
 
@@ -23,15 +23,15 @@ METADATA_S = 5.0
 
 
 class Command(BaseCommand):
-    help = "Read the heroes' topic as a read_committed consumer and store what arrives; Ctrl-C stops."
+    help = "Reads the topic of heroes as a read_committed consumer and stores the messages until Ctrl-C."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.add_argument("--count", type=int, help="stop after this many messages")
+        parser.add_argument("--count", type=int, help="stops after this many messages")
         parser.add_argument(
-            "--timeout", type=float, help="stop after this many seconds; fails when --count is not reached"
+            "--timeout", type=float, help="stops after this many seconds; fails if --count is not reached"
         )
-        parser.add_argument("--topic", default=TOPIC)
-        parser.add_argument("--json", action="store_true", help="print one JSON object")
+        parser.add_argument("--topic", default=TOPIC, help=f"the topic ({TOPIC})")
+        parser.add_argument("--json", action="store_true", help="prints one JSON object")
 
     def handle(
         self, *args: Any, count: int | None, timeout: float | None, topic: str, json: bool, **options: Any
@@ -45,12 +45,15 @@ class Command(BaseCommand):
                     wanted = BATCH_MAX if count is None else min(BATCH_MAX, count - received)
                     received += _store(consumer.consume(wanted, POLL_S))
         except KeyboardInterrupt:
-            self.stderr.write("stopped")
+            self.stderr.write("Ctrl-C stopped the consumer.")
         finally:
             consumer.close()
         self._print({"received": received, "topic": topic}, as_json=json)
         if timeout is not None and count is not None and received < count:
-            raise CommandError(f"received {received} of {count} messages from {topic!r} in {timeout:g} s.")
+            raise CommandError(
+                f"The consumer received {received} of {count} messages from {topic!r} within {timeout:g} s. "
+                "Raise --timeout."
+            )
 
     def _print(self, report: dict[str, Any], *, as_json: bool) -> None:
         line = json.dumps(report) if as_json else " ".join(f"{name}={value}" for name, value in report.items())
@@ -78,7 +81,7 @@ def _consumer() -> Any:
 
 
 def _assign(consumer: Any, topic: str, ends: float) -> bool:
-    """Take every partition from after its last stored offset; wait for a topic that is still to be made."""
+    """Reads every partition from its last stored offset on. Waits if the topic does not exist yet."""
     from confluent_kafka import OFFSET_BEGINNING, KafkaException, TopicPartition
 
     stored = Received.objects.filter(topic=topic).values("partition").annotate(last=Max("offset"))

@@ -1,4 +1,4 @@
-"""``manage.py make_heroes N``: load for demonstrations and tests."""
+"""``manage.py make_heroes N``: creates heroes for demonstrations and tests."""
 
 import itertools
 import json
@@ -13,7 +13,7 @@ from example_project.heroes.creation import create_heroes
 
 NAMES = ("Ada", "Grace", "Hedy", "Katherine", "Margaret", "Radia", "Barbara", "Frances")
 POWERS = ("engines", "compilers", "frequency hopping", "orbits", "priority displays", "spanning trees")
-# Told apart from the kept ones also where only the message is seen.
+# Distinguishes them from the kept ones, even if only the message is seen.
 ROLLED_BACK_POWER = "never was"
 PROGRESS_EVERY_S = 1.0
 
@@ -23,22 +23,27 @@ class _Regret(Exception):
 
 
 class Command(BaseCommand):
-    help = "Create heroes, with transactions in between that are rolled back."
+    help = "Creates heroes, and rolls back other transactions in between."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.add_argument("count", type=int, help="how many heroes to keep")
-        parser.add_argument("--per-transaction", type=int, default=10, help="heroes of one transaction (default 10)")
+        parser.add_argument("count", type=int, help="the number of heroes to keep")
         parser.add_argument(
-            "--rolled-back", type=int, default=1, help="heroes of the transaction rolled back after each (default 1)"
+            "--per-transaction", type=int, default=10, help="the number of heroes of one transaction (10)"
         )
-        parser.add_argument("--run", default="", help='put this text into the header "run" of every message')
-        parser.add_argument("--json", action="store_true", help="print one JSON object")
+        parser.add_argument(
+            "--rolled-back",
+            type=int,
+            default=1,
+            help="the number of heroes of the transaction that is rolled back after each (1)",
+        )
+        parser.add_argument("--run", default="", help='the text of the header "run" of every message')
+        parser.add_argument("--json", action="store_true", help="prints one JSON object")
 
     def handle(
         self, *args: Any, count: int, per_transaction: int, rolled_back: int, run: str, json: bool, **options: Any
     ) -> None:
         if count < 0 or per_transaction < 1 or rolled_back < 0:
-            raise CommandError("count and --rolled-back must be 0 or more, --per-transaction 1 or more.")
+            raise CommandError("Set count and --rolled-back to 0 or more, and --per-transaction to 1 or more.")
         headers = {"run": run} if run else None
         began = shown = time.monotonic()
         report = {"stashed": 0, "rolled_back": 0, "transactions": 0}
