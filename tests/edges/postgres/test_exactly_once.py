@@ -315,7 +315,7 @@ def test_a_sequence_that_is_made_anew_meanwhile_fails_the_read_as_an_outage(db):
     """ALTER SEQUENCE … RESTART replaces its file and does not wait for readers. They may see a file without a row."""
     db.execute("CREATE TABLE without_row (last_value bigint, is_called boolean)")
     insert(db, "t", ["k"])
-    with pytest.raises(psycopg.OperationalError, match="made anew"):
+    with pytest.raises(psycopg.OperationalError, match="restarted the sequence"):
         Reader("outbox", "without_row").read(db, 0, [0], [], 10)
 
 
