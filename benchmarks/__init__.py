@@ -1,1 +1,1 @@
-"""Measurements: `make bench`. Nothing here is asserted, except that what was measured had worked."""
+"""Measurements: `make bench`. They check no figure, only that the measured programs have worked."""

@@ -3,8 +3,8 @@
 make bench                          three rounds
 make bench ARGS="--rounds 1"        the quick form
 make bench ARGS="--only latency"    one part; --list names them
-make bench ARGS="--full"            the long rows as well: 5 million records, 30,000 batches, Debezium
-make bench ARGS="--json FILE"       writes the figures into a file as well, for python -m benchmarks.chart
+make bench ARGS="--full"            also the long rows: 5 million records, 30,000 batches, Debezium
+make bench ARGS="--json FILE"       also writes the figures into a file, for python -m benchmarks.chart
 make bench ARGS="--brief"           a row of every part in five minutes, to see that each still runs
 """
 
@@ -32,7 +32,7 @@ class Part:
     what: str
     run: Callable[[Drains], None]
     brief: Callable[[Drains], None] | None
-    """One row of it in seconds; None where the brief form of another part runs the same code."""
+    """Runs one row of it in seconds. None where the brief form of another part runs the same code."""
     long: bool = False
     once: bool = False
     """Not in every round."""
@@ -45,12 +45,12 @@ PARTS = {
         lambda drains: drains.main(FEW, brief=True),
     ),
     "lanes": Part(
-        "6 lanes in one process beside 1",
+        "6 lanes in one process, compared with 1",
         lambda drains: drains.lanes(RECORDS),
         lambda drains: drains.lanes(FEW, warm=0),
     ),
     "baseline": Part(
-        "one DELETE per record, the older way",
+        "one DELETE per record, the older method",
         lambda drains: drains.baseline(),
         lambda drains: drains.baseline(brief=True),
     ),
@@ -73,7 +73,7 @@ PARTS = {
         "the same after a minute", lambda drains: latency.silences(drains, 60, 10), None, long=True, once=True
     ),
     "payloads": Part(
-        "1 kB, 10 kB, five headers",
+        "records of 1 kB and 10 kB, and with five headers",
         lambda drains: drains.payloads(),
         lambda drains: drains.payloads(["5 headers"]),
     ),
@@ -83,7 +83,9 @@ PARTS = {
         lambda drains: drains.pinned(FEW, brief=True),
     ),
     "stash": Part(
-        "stash() and stash_many() beside bare statements", stash.rows, lambda drains: stash.rows(drains, brief=True)
+        "stash() and stash_many() compared with bare statements",
+        stash.rows,
+        lambda drains: stash.rows(drains, brief=True),
     ),
     "ordered": Part(
         "stash(ordered=True) under contention", contention.rows, lambda drains: contention.rows(drains, [1], 1.0)
@@ -102,13 +104,13 @@ PARTS = {
         once=True,
     ),
     "behind": Part(
-        "rejected records in front of everything",
+        "rejected records in front of all others",
         lambda drains: bad_days.behind(drains),
         lambda drains: bad_days.behind(drains, FEW, 200, brief=True),
         once=True,
     ),
     "outage": Part(
-        "Kafka away, a million behind",
+        "Kafka unavailable, a million records behind",
         lambda drains: bad_days.outage(drains, 1_000_000),
         lambda drains: bad_days.outage(drains, FEW, away_s=1.0),
         once=True,
@@ -120,14 +122,14 @@ PARTS = {
         once=True,
     ),
     "spark": Part(
-        "Spark: the naive sink beside KafkaSink",
+        "Spark: the naive sink compared with KafkaSink",
         spark.rows,
         lambda drains: spark.brief(drains, FEW),
         long=True,
         once=True,
     ),
     "verify": Part(
-        "Spark: the verification beside a count of the topic",
+        "Spark: the verification compared with a count of the topic",
         lambda drains: verify.verified(drains),
         lambda drains: verify.verified(drains, FEW),
         once=True,
@@ -183,7 +185,10 @@ def main() -> None:
                     say(f"round {number + 1} of {options.rounds}: {name}")
                     _run(name, run, drains, failed)
     head = describe(server)
-    head.append(f"{options.rounds} rounds in {time.monotonic() - begun:.0f} s; the load is the machine's, of a minute")
+    head.append(
+        f"{options.rounds} rounds in {time.monotonic() - begun:.0f} s; load: the load average of the machine "
+        "over a minute"
+    )
     table.show(head)
     if options.json:
         table.write(options.json, command(sys.argv[1:]), head)
@@ -192,7 +197,7 @@ def main() -> None:
 
 
 def _chosen(options: argparse.Namespace) -> dict[str, Callable[[Drains], None]]:
-    """What this run measures; the brief form has all parts."""
+    """The parts of this run; the brief form has all of them."""
     names = options.only or PARTS
     if options.brief:
         return {name: brief for name in names if (brief := PARTS[name].brief)}
@@ -200,14 +205,14 @@ def _chosen(options: argparse.Namespace) -> dict[str, Callable[[Drains], None]]:
 
 
 def _warm(drains: Drains) -> None:
-    """A broker that has just started compiles its own code for half a minute, on the cores that are measured with."""
+    """A broker that has just started compiles its own code for half a minute, on the cores of the measurement."""
     for _ in range(_WARM_DRAINS):
         drains.drain(Fill(RECORDS))
     latency.warm(drains)
 
 
 def _run(name: str, run: Callable[[Drains], None], drains: Drains, failed: list[str]) -> None:
-    """What fails costs its own rows, not those of the other parts."""
+    """A failure costs the rows of its own part only."""
     try:
         run(drains)
     except (Exception, SystemExit) as error:
@@ -216,7 +221,7 @@ def _run(name: str, run: Callable[[Drains], None], drains: Drains, failed: list[
 
 
 def command(arguments: list[str]) -> str:
-    """As it was typed, without the file that the figures are written into."""
+    """The command as typed, without the file for the figures."""
     options = re.sub(r"--json[= ]\S+", "", " ".join(arguments)).split()
     return f'make bench ARGS="{" ".join(options)}"' if options else "make bench"
 
@@ -224,11 +229,13 @@ def command(arguments: list[str]) -> str:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="make bench", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--brief", action="store_true", help="one round of few records, a row of each part, cold")
-    parser.add_argument("--full", action="store_true", help="the long rows as well")
-    parser.add_argument("--only", nargs="+", choices=PARTS, help="these parts alone")
+    parser.add_argument(
+        "--brief", action="store_true", help="measure one round of few records, a row of each part, cold"
+    )
+    parser.add_argument("--full", action="store_true", help="measure the long rows as well")
+    parser.add_argument("--only", nargs="+", choices=PARTS, help="measure only these parts")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures into this file as well")
-    parser.add_argument("--list", action="store_true", help="name the parts")
+    parser.add_argument("--list", action="store_true", help="print the names of the parts")
     options = parser.parse_args()
     if options.brief:
         options.rounds = 1

@@ -1,4 +1,6 @@
-"""Rows about bad days: a record that Kafka rejects, Kafka away with a million records behind; what looking costs."""
+"""Rows about bad days: a record that Kafka rejects, Kafka unavailable with a million records behind, and the cost of
+monitoring.
+"""
 
 from __future__ import annotations
 
@@ -19,15 +21,15 @@ _LOOKS = 20
 _SCRAPE_S = 5.0
 _AWAY_S = 10.0
 TOO_LARGE = {
-    # The client takes neither; what it compresses well enough would pass the broker's limit.
+    # The client takes neither. If the value compressed well, it would pass the broker's limit.
     "for the client": "repeat('x', 2000000)",
     "for the broker": "(SELECT string_agg(md5(random()::text || n), '') FROM generate_series(1, 20000) n)",
 }
 
 
 def poison(drains: Drains, records: int = 2 * RECORDS, names: Sequence[str] = tuple(TOO_LARGE)) -> None:
-    """One record among 1,000 keys is refused: its key waits, how fast is everything else? The shorter the drain, the
-    larger the share of the search for the record."""
+    """Kafka rejects one record among 1,000 keys, and its key waits. How fast are all other keys? The shorter the drain,
+    the larger the share of the search for the record."""
     fill = Fill(records)
     base = drains.drain(fill)
     label = f"{records:,} beside a poison record"
@@ -42,7 +44,7 @@ def poison(drains: Drains, records: int = 2 * RECORDS, names: Sequence[str] = tu
 
 
 def _poisoned(drains: Drains, fill: Fill, value: str) -> tuple[float, int]:
-    """The seconds until nothing but the key of the poison record is left, and how many of it are."""
+    """The seconds until only the key of the poison record is left, and the number of its records."""
     database, topic = drains.database, new_topic(drains.servers, PARTITIONS, **{"max.message.bytes": "500000"})
     database.fill(topic, fill)
     first, last = database.one("SELECT min(id) FROM outbox"), database.one("SELECT max(id) FROM outbox")
@@ -54,7 +56,7 @@ def _poisoned(drains: Drains, fill: Fill, value: str) -> tuple[float, int]:
         with harvesting(database, topic, LANES=1, DELIVERY=EXACTLY) as harvest:
             since = harvest.said("lane_taken")
             _wait(harvest, lambda: not database.one(others, last - 1_000, key))
-            seconds = time.monotonic() - since  # to look at all of it would walk what is deleted
+            seconds = time.monotonic() - since  # a query of the whole table would walk the deleted rows
             _wait(harvest, lambda: not database.one(others, 0, key))
         held = database.one("SELECT count(*) FROM outbox")
     finally:
@@ -65,12 +67,12 @@ def _poisoned(drains: Drains, fill: Fill, value: str) -> tuple[float, int]:
 
 
 def behind(drains: Drains, records: int = 2 * RECORDS, refused: int = 10_000, brief: bool = False) -> None:
-    """Refused records stand in front of everything, each with a key of its own: how fast is everything else?"""
+    """Kafka rejects records at the head of the table, each with a key of its own. How fast are all others?"""
     fill = Fill(records)
     for delivery in (EXACTLY,) if brief else (EXACTLY, "at-least-once"):
         base = drains.drain(fill, DELIVERY=delivery)
         for name, count, value in (
-            # What the client refuses has more than 1 MB, and all of it is read: fewer of them say as much.
+            # Records for the client have more than 1 MB, and the harvester reads all of it: fewer of them show as much.
             ("for the client", refused // 10, "repeat('x', 1100000)"),
             ("for the broker", refused, _HEX.format(150)),
         ):
@@ -82,7 +84,7 @@ def behind(drains: Drains, records: int = 2 * RECORDS, refused: int = 10_000, br
 
 
 def _behind(drains: Drains, fill: Fill, count: int, value: str, delivery: str) -> tuple[float, float, str]:
-    """The seconds until the first of the others are gone, their rate from then on, and what the lane told."""
+    """The seconds until the first of the others are gone, their rate from then on, and the lane's log."""
     database, topic = drains.database, new_topic(drains.servers, PARTITIONS, **{"max.message.bytes": "2000"})
     database.empty()
     database.connection.execute(
@@ -124,7 +126,7 @@ def _wait(harvest: Harvest, condition: Any) -> None:
 
 
 def outage(drains: Drains, records: int, away_s: float = _AWAY_S) -> None:
-    """Kafka is away while a million records are stashed: memory before, meanwhile and after; then the rate."""
+    """Kafka is unavailable while a million records are stashed: memory before, during and after; then the rate."""
     from outbox.devstack import Kafka
 
     database, fill = drains.database, Fill(records)
@@ -143,7 +145,9 @@ def outage(drains: Drains, records: int, away_s: float = _AWAY_S) -> None:
             since, seconds = _drained_after(drains, harvest, records)
             found["after"] = _resident_mb(harvest)
     for name, memory in found.items():
-        drains.table.row(f"Kafka away, {records:,} records behind: resident memory {name}", "MB", "flat").add(memory)
+        drains.table.row(f"Kafka unavailable, {records:,} records behind: resident memory {name}", "MB", "flat").add(
+            memory
+        )
     rate = records / seconds
     drains.table.row("  rate when it is back", "records/s").add(rate, f"the first left the table after {since:.1f} s")
     if drains.last_rate == drains.last_rate:
@@ -163,7 +167,7 @@ def _drained_after(drains: Drains, harvest: Harvest, records: int) -> tuple[floa
 
 @contextlib.contextmanager
 def _using(database: Any, servers: str) -> Any:
-    """Harvesters are led to other brokers."""
+    """Points harvesters to other brokers."""
     name = "OUTBOX_BOOTSTRAP_SERVERS"
     before, database.environment[name] = database.environment[name], servers
     try:
@@ -188,7 +192,7 @@ def _largest_mb(harvest: Harvest, seconds: float) -> float:
 
 
 def sampling(drains: Drains, records: int = RECORDS) -> None:
-    """What `--metrics-port` and the admin's samples cost, as a share of one core. A comparison of drains with and
+    """The cost of `--metrics-port` and the admin's samples, as a share of one core. A comparison of drains with and
     without them would show the noise of the machine."""
     from django.db import connection
 
@@ -215,7 +219,7 @@ def _sampling(drains: Drains) -> None:
 
 
 def _looks(drains: Drains) -> dict[str, tuple[Any, float]]:
-    """Each kind of look, and how often it is taken."""
+    """Each kind of query, and its interval."""
     import psycopg
 
     from outbox import conf

@@ -1,8 +1,8 @@
-"""The older way of working, as a yardstick: one DELETE per record, eight shards, two connections.
+"""The older method, as a yardstick: one DELETE per record, eight shards, two connections.
 
-One poller marks 100 rows at a time; each record goes to the shard of its key, which sends it when no other record of
-its key is undecided; each acknowledgement is followed by an autocommitted DELETE of that one record; marks and deletes
-share a pool of two connections. It is written as fast as that design allows in Python, and makes no promise.
+One poller marks 100 rows at a time. Each record goes to the shard of its key, which sends it when no other record of
+its key is undecided. After each acknowledgement an autocommitted DELETE removes that one record. Marks and deletes
+share a pool of two connections. It is written as fast as that design allows in Python, and promises nothing.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Each stage of a drain alone, as fast as it goes: what the whole is compared with."""
+"""Each stage of a drain by itself, as fast as possible: the drain is compared with these."""
 
 from __future__ import annotations
 
@@ -41,7 +41,9 @@ def produce(database: Database, servers: str, topic: str, fill: Fill, *, transac
             "queue.buffering.max.kbytes": 2_000_000,
         }
     )
-    producer.produce(new_topic(servers), b"", partition=0)  # asks for a producer id, which takes half a second
+    producer.produce(
+        new_topic(servers), b"", partition=0
+    )  # the client asks for a producer id, which takes half a second
     assert not producer.flush(10)
     begun = time.monotonic()
     for key, value, headers in messages:

@@ -1,7 +1,7 @@
-"""`python -m benchmarks.chart` draws docs/images/throughput.svg from what `make bench ARGS="--json FILE"` has written.
+"""`python -m benchmarks.chart` draws docs/images/throughput.svg from the files of `make bench ARGS="--json FILE"`.
 
 python -m benchmarks.chart                  from benchmarks/results/*.json
-python -m benchmarks.chart FILE [FILE ...]  from these; a figure that several have is the first one's
+python -m benchmarks.chart FILE [FILE ...]  from these; if several have a figure, the first one's is drawn
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ BARS = {
     "Debezium's outbox router, 1,000 keys": ("Debezium's outbox router, 1,000 keys", OTHERS),
     "one DELETE per record beside it, 10,000 keys": ("one DELETE per record, 10,000 keys", OTHERS),
 }
-"""Rows of the table that `make bench` prints: what the chart calls them, and whose figure it is."""
+"""Rows of the table that `make bench` prints, with their names in the chart, and whose figure each is."""
 
 WIDTH, LABELS, FIGURES = 900, 310, 90
 BAR, STEP, HEAD, LINE = 20, 30, 52, 17
@@ -65,10 +65,10 @@ class Bar:
 
 
 def draw(runs: Sequence[dict[str, Any]]) -> str:
-    """The chart of what these runs of `make bench` have measured."""
+    """The chart of the figures in these files."""
     bars = _bars(runs)
     if not bars:
-        sys.exit("None of the files has a figure for the chart. Measure: make bench ARGS='--only drain --json FILE'")
+        sys.exit("None of the files has a figure for the chart. Run: make bench ARGS='--only drain --json FILE'")
     foot = list(_foot(runs))
     height = HEAD + STEP * len(bars) + 12 + LINE * len(foot) + 12
     size = f'viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}"'

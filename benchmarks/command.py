@@ -1,6 +1,6 @@
-"""`python manage.py harvest` of the example project as a process of its own, as it is run in production.
+"""`python manage.py harvest` of the example project as a process of its own, as it runs in production.
 
-What it says on stderr is taken in with the time it was said; nothing else of it is looked into.
+This module reads only its stderr, and notes the time of each line.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from benchmarks.servers import MANAGE, Costs, Database, cpu_s
 START_TIMEOUT_S = 120.0
 DRAIN_TIMEOUT_S = 300.0
 STOP_TIMEOUT_S = 30.0
-_TAIL = 1_000  # ids below the highest that are looked at to see whether the end is near
+_TAIL = 1_000  # ids below the highest that are read to see whether the end is near
 
 
 @dataclass
 class Drained:
-    """What one emptying of the table took."""
+    """The result of one drain of the table."""
 
     records: int
     seconds: float
@@ -69,14 +69,14 @@ class Harvest:
                 self._said.notify_all()
 
     def said(self, pattern: str, count: int = 1, timeout_s: float = START_TIMEOUT_S) -> float:
-        """When the count-th line that holds the pattern was said; waits for it."""
+        """The time of the count-th line with the pattern; waits for it."""
         with self._said:
             found = self._said.wait_for(
                 lambda: len(self._found(pattern)) >= count or self.process.poll() is not None, timeout_s
             )
             lines = self._found(pattern)
         if not found or len(lines) < count:
-            sys.exit(f"The harvester did not say {pattern!r} ({self.process.poll()=}):\n" + self.log)
+            sys.exit(f"The harvester did not log {pattern!r} ({self.process.poll()=}):\n" + self.log)
         return lines[count - 1][0]
 
     def _found(self, pattern: str) -> list[tuple[float, str]]:
@@ -107,7 +107,7 @@ class Harvest:
 
     @property
     def stages(self) -> dict[str, float]:
-        """The seconds of each stage, as lanes and their reader tell them when they end; summed over the lanes."""
+        """The seconds of each stage, as lanes and their reader log them when they end; summed over the lanes."""
         total: dict[str, float] = {}
         for _, line in self._found("lane_ended|reading_ended"):
             for name, seconds in re.findall(r"(\w+)_s=([0-9.]+)", line):
@@ -144,7 +144,7 @@ class Harvest:
     def check(self, give_up_at: float) -> None:
         """Whether there is still something to wait for."""
         if time.monotonic() > give_up_at or self.process.poll() is not None:
-            sys.exit(f"The table was not emptied ({self.process.poll()=}):\n{self.log}")
+            sys.exit(f"The harvester did not empty the table ({self.process.poll()=}):\n{self.log}")
 
 
 @contextlib.contextmanager

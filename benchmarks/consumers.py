@@ -1,4 +1,4 @@
-"""Independent readers of a topic: everything that a read_committed consumer sees, and when."""
+"""Independent readers of a topic: they see what a read_committed consumer sees, and note when."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ def _consumer(servers: str, topic: str, offset: int, **properties: Any) -> Any:
 
 
 def check(servers: str, topic: str, records: int) -> int:
-    """See that every record is there once and every key in order; the number of keys. Values begin with 1, 2, ..."""
+    """Check that every record is there once and every key in order. Returns the number of keys. Values begin with 1, 2,
+    ..."""
     consumer = _consumer(servers, topic, 0, **{"enable.partition.eof": True})
     unfinished, last, seen = set(range(PARTITIONS)), dict[bytes, int](), 0
     while unfinished:
@@ -46,12 +47,12 @@ def check(servers: str, topic: str, records: int) -> int:
             last[key] = number
             seen += 1
     consumer.close()
-    assert seen == records, f"{seen} of {records} records arrived"
+    assert seen == records, f"only {seen} of {records} records arrived"
     return len(last)
 
 
 class Watch:
-    """A consumer in a process of its own, which notes when it saw each record. The monotonic clock is the machine's."""
+    """A consumer in a process of its own, which notes when it saw each record, by the machine's monotonic clock."""
 
     def __init__(self, servers: str, topic: str) -> None:
         context = multiprocessing.get_context("spawn")
@@ -62,7 +63,7 @@ class Watch:
         self._pipe.recv()
 
     def seen(self, count: int) -> dict[int, float]:
-        """When each value (a number) was seen first; waits for so many of them."""
+        """The time at which each value (a number) was first seen; waits for this many of them."""
         self._pipe.send(count)
         assert self._pipe.poll(2 * _SILENCE_S), "the watching consumer died"
         found: dict[int, float] = self._pipe.recv()

@@ -1,7 +1,7 @@
-"""Rows about `stash(ordered=True)` when writers want the same key: what it costs them, and what it costs others.
+"""Rows about `stash(ordered=True)` when writers want the same key: the cost for them, and for others.
 
-Writers are threads with connections of their own, which run the statement that `stash()` runs; each transaction stays
-open for a while after its stash, as one that does something else does.
+Writers are threads with connections of their own, which run the statement of `stash()`. Each transaction stays open for
+a while after its stash, like one that does other work.
 """
 
 from __future__ import annotations
@@ -35,7 +35,11 @@ def rows(drains: Drains, counts: Sequence[int] = (1, 1_000), seconds: float = SE
         name = f"ordered stash, {WRITERS} writers on {keys:,} key{'s' * (keys > 1)}"
         _show(drains, name, held[0], free[0], f"a transaction lasts {HOLD_S * 1000:g} ms and more")
         _show(
-            drains, f"  other keys beside them ({OTHERS} writers)", held[1], free[1], "their neighbours ordered or not"
+            drains,
+            f"  other keys at the same time ({OTHERS} writers)",
+            held[1],
+            free[1],
+            "their neighbours ordered or not",
         )
     drains.database.empty()
 
@@ -48,7 +52,7 @@ def _show(drains: Drains, name: str, found: Counted, free: Counted, note: str) -
 
 
 def _run(database: Database, seconds: float, *, keys: int, ordered: bool) -> tuple[Counted, Counted]:
-    """The writers in question, and those of other keys, which are ordered as well."""
+    """The writers that compete, and those of other keys, which are ordered as well."""
     stop, mutex = threading.Event(), threading.Lock()
     counted = Counted(seconds), Counted(seconds)
     threads = [

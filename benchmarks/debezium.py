@@ -1,11 +1,11 @@
 """Debezium's outbox event router on Kafka Connect standalone, as a yardstick: the same kind of rows, the same machine.
 
-    python -m benchmarks.debezium --lock        writes the lock file of its jars anew
+    python -m benchmarks.debezium --lock        writes the lock file of its jars again
 
-Its jars come as Kafka's do for the devstack: from the Maven registry, by jgo, verified by the checksums of
-`debezium.lock.json`. It reads the write-ahead log by pgoutput, so it gets a PostgreSQL of its own with
-wal_level=logical, and Java's second compiler, unlike the broker. Its queue and batches are larger than its defaults,
-which were slower here. It promises at-least-once.
+Its jars come from the Maven registry, by jgo, as Kafka's do for the devstack; the checksums of `debezium.lock.json`
+verify them. It reads the write-ahead log by pgoutput, so it gets a PostgreSQL of its own with wal_level=logical, and
+Java's second compiler, unlike the broker. Its queue and batches are larger than its defaults, which were slower here.
+It promises at-least-once.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def rate(servers: str, records: int, keys: int = 1_000, value_bytes: int = 100) 
             db.execute(_FILL.encode(), [keys, value_bytes, records])
             committed = time.monotonic()
             _await_records(servers, topic, begun_with + records, log)
-            # While the backlog is written nothing of it can be sent: the clock runs from its commit.
+            # Debezium cannot send records of the backlog before it is committed: the clock runs from the commit.
             took_s = time.monotonic() - committed
             say(f"Debezium: {records:,} records written in {committed - begun:.1f} s, sent {took_s:.1f} s after that")
             return records / took_s
@@ -143,14 +143,14 @@ def _classpath() -> str:
 
 
 def _await_streaming(db: Any, servers: str, topic: str, log: Path) -> int:
-    """Until a record arrives that was written after the slot was made; how many have arrived."""
+    """Wait for a record that was written after the slot was made. Returns the number of records that arrived."""
     give_up_at = time.monotonic() + START_TIMEOUT_S
     while not (found := _arrived(servers, topic)):
         db.execute(_FILL.encode(), [1, 1, 1])
         _check(give_up_at, log)
         time.sleep(1.0)
     written = -1
-    while written != found:  # those on their way
+    while written != found:  # those in flight
         written = found
         time.sleep(1.0)
         found = _arrived(servers, topic)
@@ -179,7 +179,7 @@ def _check(give_up_at: float, log: Path) -> None:
     if time.monotonic() > give_up_at:
         lines = log.read_text(errors="replace").splitlines()
         told = [line for line in lines if "ERROR" in line or "WARN" in line]
-        sys.exit("Debezium did not get on:\n" + "\n".join([*told[-20:], "...", *lines[-5:]]))
+        sys.exit("Debezium did not deliver the records:\n" + "\n".join([*told[-20:], "...", *lines[-5:]]))
 
 
 def write_lock() -> None:

@@ -1,7 +1,7 @@
 """Rows about emptying a full table: rate, ratio to the slowest stage alone, stages, sizes, lanes, headers, costs.
 
-The clock of a drain runs from the moment when the harvester says that it owns its lanes until the last DELETE is
-committed; what starting, the election and the takeover take is told apart.
+The clock of a drain starts when the harvester logs that it owns its lanes, and stops when the last DELETE is committed.
+Start, election and takeover are not in it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ RECORDS = 400_000
 FEW = 100_000
 """Of the brief form."""
 BASELINE_TIMEOUT_S = 120.0
-BASELINE_LEAST = 2_000.0  # records/s; a slower older way was held back by the machine, and shows nothing beside it
+BASELINE_LEAST = (
+    2_000.0  # records/s; if the older method is slower, the machine was too busy, and the ratio shows nothing
+)
 GOHARVEST_KEYS = 10_000
 _WARM_SIX_LANES = 4  # drains
 PAYLOADS = {
@@ -43,7 +45,7 @@ class Drains:
         self._six_lanes_warmed = 0
 
     def drain(self, fill: Fill, *, lanes: int = 1, check: str = "", **settings: Any) -> Drained:
-        """Fill and empty the table once. What `check` names is verified record by record, once per name."""
+        """Fill and empty the table once. With `check`, verify every record, once per name."""
         topic = new_topic(self.servers)
         self.database.fill(topic, fill)
         return self.empty(topic, fill, lanes=lanes, check=check, **settings)
@@ -65,7 +67,7 @@ class Drains:
     # ---- rows
 
     def main(self, records: int, *, brief: bool = False) -> None:
-        """The drain, its ceilings of the same round, and the variants that must stay near it."""
+        """The drain, its ceilings of the same round, and the variants that must not be much slower."""
         fill = Fill(records)
         topic = new_topic(self.servers)
         self.database.fill(topic, fill)
@@ -101,7 +103,7 @@ class Drains:
     def lanes(self, records: int, warm: int = _WARM_SIX_LANES) -> None:
         """A backlog that one transaction commits before harvesters that own their lanes already: one lane, and six.
 
-        Six lanes make many small requests of few large ones, and the broker's compilers begin again."""
+        Six lanes send many small requests instead of few large ones, and the broker's compilers start again."""
         while self._six_lanes_warmed < warm:
             self._six_lanes_warmed += 1
             self._committed_at_once(Fill(records), 6)
@@ -127,7 +129,8 @@ class Drains:
         return found
 
     def pinned(self, records: int, *, brief: bool = False) -> None:
-        """While a transaction elsewhere keeps every dead row alive, and without autovacuum; beside a drain as usual."""
+        """While a transaction elsewhere keeps every dead row alive, and without autovacuum; compared with a usual
+        drain."""
         fill = Fill(records)
         base = self.drain(fill)
         with self.database.connect() as other, other.transaction():
@@ -157,7 +160,7 @@ class Drains:
         self.table.row("  sequential scans of the table", "", "0").add(scans)
 
     def baseline(self, *, brief: bool = False) -> None:
-        """The older way: one DELETE per record."""
+        """The older method: one DELETE per record."""
         rate = self._one_by_one(Fill(5_000))
         self.table.row("one DELETE per record, 1,000 keys", "records/s").add(rate)
         self._times("one DELETE per record", rate, ">= 40")
@@ -185,10 +188,10 @@ class Drains:
     def _times(self, name: str, rate: float, goal: str) -> None:
         if math.isnan(self.last_rate):  # the part alone
             self.last_rate = self.drain(Fill(RECORDS)).rate
-        self.table.row(f"  the drain is so many times {name}", "", goal, "{:.1f}".format).add(self.last_rate / rate)
+        self.table.row(f"  ratio of the drain to {name}", "", goal, "{:.1f}".format).add(self.last_rate / rate)
 
     def at_least_once(self, records: int, *, brief: bool = False) -> None:
-        """At-least-once, and how many times the older way of the same round it is, with as many keys."""
+        """At-least-once, and its ratio to the older method of the same round, with as many keys."""
         many = self.drain(Fill(records, keys=GOHARVEST_KEYS), DELIVERY=GOHARVEST)
         older_many = self._one_by_one(Fill(records // 5, keys=GOHARVEST_KEYS))
         self._older.append(older_many)
@@ -205,11 +208,11 @@ class Drains:
         note = (
             ""
             if lowest >= BASELINE_LEAST
-            else f"does not count: older way {lowest:,.0f}/s, under {BASELINE_LEAST:,.0f}"
+            else f"does not count: older method {lowest:,.0f}/s, under {BASELINE_LEAST:,.0f}"
         )
         self.table.row(f"at-least-once drain, {keys}", "records/s").add(rate)
         self.table.row(f"one DELETE per record beside it, {keys}", "records/s").add(older)
-        name = f"  at-least-once is so many times one DELETE per record, {keys}"
+        name = f"  ratio of at-least-once to one DELETE per record, {keys}"
         self.table.row(name, "", goal, "{:.1f}".format).add(rate / older, note)
 
     def _costs(self, name: str, found: Drained) -> None:
@@ -221,7 +224,7 @@ class Drains:
         self.table.row(f"cost, {name}: WAL", "bytes per record").add(found.wal_bytes / found.records)
 
     def payloads(self, names: Sequence[str] = tuple(PAYLOADS)) -> None:
-        """Larger values: megabytes, beside what the client alone can produce in the same round."""
+        """Larger values: megabytes, compared with what the client can produce by itself in the same round."""
         for name in names:
             fill = PAYLOADS[name]
             topic = new_topic(self.servers)

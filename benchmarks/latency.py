@@ -1,7 +1,7 @@
 """Rows about time: from the return of a record's commit until a read_committed consumer has it.
 
-Writer, harvester, both servers and the consumer share the machine; each record is a transaction of its own. The
-consumer is a process of its own; the clock is the machine's monotonic one.
+Writer, harvester, both servers and the consumer share the machine. Each record is a transaction of its own. The
+consumer is a process of its own; all use the machine's monotonic clock.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def warm(drains: Drains) -> None:
 def rates(
     drains: Drains, seconds: float, partitions: Sequence[int] = (1, PARTITIONS), per_s: Sequence[int] = (200, 1000)
 ) -> None:
-    """A broker verifies each partition of each transaction, one after the other, so their number counts where
+    """A broker verifies each partition of each transaction, one after the other. So the number of partitions counts if
     transactions are small."""
     for count in partitions:
         for rate in per_s:
@@ -54,7 +54,8 @@ def silences(drains: Drains, silence_s: float, count: int, *, brief: bool = Fals
 
 
 def flat(drains: Drains, batches: int) -> None:
-    """150 small batches a second while a transaction elsewhere keeps every dead row: the last ones beside the first."""
+    """150 small batches a second while a transaction elsewhere keeps every dead row: the last ones against the
+    first."""
     with drains.database.connect() as other, other.transaction():
         other.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
         other.execute("SELECT 1")

@@ -1,4 +1,4 @@
-"""The one table that `make bench` prints. No measuring here."""
+"""The one table that `make bench` prints. It measures nothing."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ def load() -> float:
 
 
 def say(text: str) -> None:
-    """Progress, beside the table."""
+    """A line of progress, apart from the table."""
     print(f"# load {load():4.1f}  {text}", file=sys.stderr, flush=True)
 
 
 @dataclass
 class Row:
-    """One line: the figures of all rounds, of which the median and the extremes are shown."""
+    """One line: the figures of all rounds, shown as their median and their extremes."""
 
     name: str
     unit: str
@@ -54,7 +54,7 @@ class Row:
 
     @property
     def values(self) -> dict[str, str | float | None]:
-        """The same for programs; without a spread where there was one round."""
+        """The same for programs; without a spread if there was one round."""
         spread = len(self.figures) > 1
         return {
             "name": self.name,
@@ -75,7 +75,7 @@ class Table:
         self._rows: dict[str, Row] = {}
 
     def row(self, name: str, unit: str = "", goal: str = "", shape: Callable[[float], str] = "{:,.0f}".format) -> Row:
-        """The line of this name, new at the end when there is none yet."""
+        """The line of this name; a new one at the end if there is none yet."""
         return self._rows.setdefault(name, Row(name, unit, goal, shape))
 
     def show(self, head: Sequence[str]) -> None:
@@ -90,7 +90,7 @@ class Table:
         sys.stdout.flush()
 
     def write(self, path: Path, command: str, head: Sequence[str]) -> None:
-        """For `benchmarks.chart`, and to be compared with later runs."""
+        """For `benchmarks.chart`, and for comparison with later runs."""
         rows = [row.values for row in self._rows.values() if row.figures]
         found = {"command": command, "head": list(head), "rows": rows}
         path.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n")

@@ -1,7 +1,7 @@
-"""The PostgreSQL and the Kafka that are measured with: databases, topics, rows, and what the servers have cost.
+"""The PostgreSQL and the Kafka of the measurements: databases, topics, rows, and the cost of the servers.
 
-PostgreSQL's settings that bear on durability are shown with every table; they are those of the devstack, which turns
-nothing off.
+The head of every table shows PostgreSQL's settings for durability. They are those of the devstack, which turns nothing
+off.
 """
 
 from __future__ import annotations
@@ -30,13 +30,15 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 def required() -> tuple[str, str]:
     if not {"DATABASE_URL", "OUTBOX_BOOTSTRAP_SERVERS"} <= os.environ.keys():
-        sys.exit("Two servers are needed. Run: make bench, or python -m outbox.devstack run -- python -m benchmarks")
+        sys.exit(
+            "The benchmarks need two servers. Run: make bench, or python -m outbox.devstack run -- python -m benchmarks"
+        )
     return os.environ["DATABASE_URL"], os.environ["OUTBOX_BOOTSTRAP_SERVERS"]
 
 
 @dataclass(frozen=True)
 class Fill:
-    """What is put into the table."""
+    """The records for the table."""
 
     records: int = 400_000
     keys: int = 1_000
@@ -62,7 +64,7 @@ class Database:
         self.connection = self.connect()
 
     def connect(self) -> psycopg.Connection[Any]:
-        # So that what is asked here cannot be taken for a sequential scan of the harvester's.
+        # So that queries of this program do not count as sequential scans of the harvester.
         return psycopg.connect(self.url, autocommit=True, options="-c enable_seqscan=off")
 
     def close(self) -> None:
@@ -71,7 +73,7 @@ class Database:
             connection.execute(f"DROP DATABASE {self.name} WITH (FORCE)".encode())
 
     def fill(self, topic: str, fill: Fill) -> None:
-        """Rows as they stand some time after their transactions: vacuumed, and no checkpoint outstanding."""
+        """Rows as they are some time after their transactions: vacuumed, and with no checkpoint outstanding."""
         self.empty()
         self.insert(topic, fill)
         self.connection.execute("VACUUM ANALYZE outbox")
@@ -141,7 +143,7 @@ def _kafka_version() -> str:
 
 
 def cpu_s(pid: int | None, *, children: bool = False) -> float:
-    """Seconds of CPU that a process has used; with `children` also those that have ended, and their living ones."""
+    """Seconds of CPU that a process has used; with `children` also those of its ended and living children."""
     if pid is None:
         return float("nan")
     found = _stat(pid)
@@ -157,7 +159,7 @@ def cpu_s(pid: int | None, *, children: bool = False) -> float:
 
 
 def tree_cpu_s(pid: int) -> float:
-    """Seconds of CPU of a process and all that came of it."""
+    """Seconds of CPU of a process and all its descendants."""
     found = {int(name): stat for name in os.listdir("/proc") if name.isdigit() and (stat := _stat(int(name)))}
     total, wanted = 0, [pid]
     while wanted:
@@ -177,7 +179,7 @@ def _stat(pid: int) -> list[int] | None:
 
 
 def listener(port: int) -> int | None:
-    """The process that listens on a port of this machine, as far as this user may see it."""
+    """The process that listens on a port of this machine, if this user may see it."""
     inodes = {
         parts[9]
         for table in ("/proc/net/tcp", "/proc/net/tcp6")
@@ -196,7 +198,7 @@ def listener(port: int) -> int | None:
 
 
 class Costs:
-    """CPU seconds of both servers and the WAL written, since it was made."""
+    """CPU seconds of both servers and the WAL written, since this object was made."""
 
     def __init__(self, database: Database, server: str, servers: str) -> None:
         self._database = database

@@ -1,14 +1,14 @@
-"""Rows about Spark: one table drained by the naive form of a pipeline, by a bare form, and by ours.
+"""Rows about Spark: three forms of a pipeline empty the same table.
 
-- **naive**: what issue and DESIGN call the naive form, "one producer per task and batch": the first prototype. Exact,
-  but naive: rows as Python objects, a new producer for each slice of each batch, Spark's session as it comes.
-- **bare**: leaner than the naive form, for it is not exact: no slices, no order, no ledger. On our session.
+- **naive**: one producer per task and batch, like the first prototype. Exact, but slow: rows as Python objects, a new
+  producer for each slice of each batch, Spark's stock session.
+- **bare**: leaner than the naive form, but not exact: no slices, no order, no ledger. On our session.
 - **ours**: source and `KafkaSink`.
 
 Each form has a process and a JVM of its own. All get the same rows, micro-batches of the same size, two tasks on
 `local[2]`, and are warmed up; the measured drains are interleaved. The clock runs from the start of the first trigger
 that had records to the end of the last: marking, planning, reading, producing, Spark's own log, and the DELETE of every
-batch but the last. Starting the query is outside. `spark_naive.py` has the naive and the bare form.
+batch but the last. The start of the query does not count. `spark_naive.py` has the naive and the bare form.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ class Drained:
     cpu_us: float
     """Processor time of Spark with its Python workers, microseconds per record."""
     phases: Mapping[str, float]
-    """Medians of what Spark says that a micro-batch took, in ms."""
+    """Medians of the times of a micro-batch as Spark reports them, in ms."""
     batches: int
     renewed: int
-    """Producers that were made anew, after the first batch."""
+    """New producers after the first batch."""
     servers_us: float = 0.0
     """Processor time of PostgreSQL and Kafka, microseconds per record."""
 
@@ -145,7 +145,7 @@ class Form:
 
 
 def main() -> None:
-    """In the process of one form: drains the table whenever it is told how many records there are."""
+    """In the process of one form: drains the table each time it reads a number of records."""
     name, url, servers, max_records = sys.argv[1:]
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what Spark prints is no answer
@@ -179,7 +179,7 @@ def session() -> Any:
 
 
 class _Ours:
-    """`KafkaSink`, and how often it had to make a producer anew."""
+    """`KafkaSink`, with a count of the new producers."""
 
     def __init__(self, servers: str) -> None:
         from outbox.spark import KafkaSink

@@ -1,13 +1,13 @@
-"""Two forms of a Spark pipeline from the table to Kafka, as one writes them first; for comparison only.
+"""Two forms of a Spark pipeline from the table to Kafka, as one would write them first; for comparison only.
 
 The source of both: rows as tuples, a mark in `latestOffset`, a DELETE in `commit`, nothing that survives a second
 driver.
 
 `exact_sink` is the naive form that ours is compared with, the first prototype: slices by key, order and sentinel by
-DataFrame, then Python over Row objects, and for each slice of each batch a producer made anew: initialise, read the
-marker, produce, commit with the marker. On the session that Spark gives, `stock_session`. Two things are better than
-one would write them first: each slice has a task of its own, where Spark would hash both of two into one, and the
-client's pause before it asks again is 5 ms and not 100.
+DataFrame, then Python over Row objects. Each slice of each batch makes a new producer: initialise, read the marker,
+produce, commit with the marker. It runs on Spark's stock session, `stock_session`. Two things are better than in a
+first attempt: each slice has a task of its own, where Spark would hash both of two into one, and the client waits 5 ms
+and not 100 before it asks again.
 
 `bare_sink`: `foreachPartition`, one transactional producer per task and batch, no slices and no ledger. It doubles and
 loses records when an epoch is repeated or a task ends early.
@@ -87,7 +87,7 @@ class NaiveReader(DataSourceStreamReader):
 
 
 def stock_session(config: Mapping[str, str]) -> Any:
-    """As Spark's documents begin; only Java and the address of the driver are given, which a machine may not have."""
+    """As in Spark's documents; only Java and the address of the driver are set, which a machine may lack."""
     from pyspark.sql import SparkSession
 
     from outbox.spark import java_and_jars

@@ -1,9 +1,10 @@
-"""Rows about stashing, beside the bare statements it is made of.
+"""Rows about stashing, compared with the bare statements.
 
 `stash()` is compared with an INSERT of the same row through ``connection.cursor()``, `stash_many` with a COPY of the
-same rows (headers and message id included) in two forms: rows whose arrays are PostgreSQL literals already, the least a
-client can do, and rows as Python tuples and lists, which psycopg turns into text. The variants of a turn run one after
-the other, so that a slow moment of the machine hits all of them. In this process, with a connection of Django's.
+same rows (headers and message id included) in two forms: rows whose arrays are PostgreSQL literals already, the least
+work for a client, and rows as Python tuples and lists, which psycopg turns into text. The variants of a turn run one
+after the other, so that a slow moment of the machine affects all of them. All run in this process, on a connection of
+Django's.
 """
 
 import os
@@ -76,7 +77,7 @@ def measure_singles(connection: Any, table: Table) -> None:
     for name, seconds in timed.items():
         row = table.row(f"{name}, one record per call", "us per record", shape="{:.0f}".format)
         row.add(statistics.median(seconds) / SINGLES * 1e6)
-    _show_ratio(table, "  stash() takes so many times a raw INSERT", timed["stash()"], timed["raw INSERT"])
+    _show_ratio(table, "  ratio of stash() to a raw INSERT", timed["stash()"], timed["raw INSERT"])
 
 
 def insert_singles(connection: Any) -> None:
@@ -118,12 +119,15 @@ def measure_many(connection: Any, table: Table) -> None:
     for name, seconds in timed.items():
         table.row(f"{name}, {MANY:,} records", "records/s").add(MANY / statistics.median(seconds))
     _show_ratio(
-        table, "  stash_many str, of raw COPY of literals", timed["raw COPY, literals"], timed["stash_many str"]
+        table,
+        "  ratio of stash_many str to a raw COPY of literals",
+        timed["raw COPY, literals"],
+        timed["stash_many str"],
     )
 
 
 def _show_ratio(table: Table, name: str, upper: list[float], lower: list[float]) -> None:
-    # Of each turn by itself: what slows the machine down slows both.
+    # Within each turn: a slow machine slows both.
     found = statistics.median(own / other for own, other in zip(upper, lower, strict=True))
     table.row(name, shape="{:.2f}".format).add(found)
 
@@ -153,7 +157,7 @@ def stasher(value: Any) -> Callable[[Any], None]:
 
 
 def in_turns(connection: Any, variants: dict[str, Callable[[Any], None]]) -> dict[str, list[float]]:
-    """Seconds of each variant in each turn, after one to warm up; the commit is not counted."""
+    """Seconds of each variant in each turn, after one to warm up; the commit does not count."""
     from django.db import transaction
 
     timed: dict[str, list[float]] = {name: [] for name in variants}

@@ -1,7 +1,7 @@
-"""Rows about `outbox_verify`: its rate beside a plain `count()` of the same topic, and its memory.
+"""Rows about `outbox_verify`: its rate compared with a plain `count()` of the same topic, and its memory.
 
-What it reads was delivered by a harvester: the ledger is a genuine one. The count is Spark's, by the same connector, of
-the same offsets, in a warm session of `local[2]`. The large form runs the command as a process of its own, whose memory
+A harvester has delivered the records, so the ledger is a genuine one. The count is Spark's, by the same connector, of
+the same offsets, in a warm session of `local[2]`. The large form runs the command as a process of its own. Its memory
 is that of all its processes: the JVM, and Spark's Python workers.
 """
 
@@ -23,13 +23,13 @@ from benchmarks.servers import MANAGE, Fill, new_topic
 from benchmarks.spark import session
 from outbox.spark.verify.findings import VerificationRequest
 
-AUDITED, AUDITED_LARGE = 1_000_000, 10_000_000
+VERIFIED, VERIFIED_LARGE = 1_000_000, 10_000_000
 _GIVE_UP_S = 300.0
 _SAMPLES_S = 0.25
 
 
-def verified(drains: Drains, records: int = AUDITED) -> None:
-    """A drained table, in one session with the count; each the median of three, once warm."""
+def verified(drains: Drains, records: int = VERIFIED) -> None:
+    """A drained table, in one session with the count; each figure is the median of three, once warm."""
     from outbox.spark.verify.run import verify
 
     request, spark = _delivered(drains, records), session()
@@ -48,7 +48,7 @@ def verified(drains: Drains, records: int = AUDITED) -> None:
 
 
 def _delivered(drains: Drains, records: int) -> VerificationRequest:
-    """What a harvester has delivered, and what the verification is asked about it."""
+    """A harvester delivers the records. Returns the request of the verification."""
     place, topic = drains.database, new_topic(drains.servers)
     fill = Fill(records)
     place.fill(topic, fill)
@@ -72,7 +72,7 @@ def _count(request: VerificationRequest) -> float:
     return counted / (time.monotonic() - begun)
 
 
-def large(drains: Drains, records: int = AUDITED_LARGE) -> None:
+def large(drains: Drains, records: int = VERIFIED_LARGE) -> None:
     """The command over a backlog that does not fit its memory."""
     request = _delivered(drains, records)
     counts = [_count(request) for _ in range(2)]
@@ -103,8 +103,8 @@ def _shown(peak: dict[str, float]) -> str:
 
 
 class Memory:
-    """The most that a process and its descendants have had at one moment. What they share is counted once: that of a
-    process is its share of it (PSS)."""
+    """The most memory that a process and its descendants have had at one moment. Shared memory counts once: a process
+    counts with its share of it (PSS)."""
 
     def __init__(self, pid: int) -> None:
         self._pid, self._peak = pid, dict.fromkeys(("all", "java", "python"), 0.0)

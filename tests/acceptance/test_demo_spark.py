@@ -17,7 +17,7 @@ pytestmark = [
 ]
 
 
-def test_the_demo_harvests_with_spark_and_the_audit_agrees(own_servers):
+def test_the_demo_harvests_with_spark_and_the_verification_agrees(own_servers):
     left_out = ("DATABASE_URL", "OUTBOX_BOOTSTRAP_SERVERS", "DJANGO_SETTINGS_MODULE")
     done = subprocess.run(
         [
