@@ -1,7 +1,6 @@
-"""What holds in the end: flags over environment over file over defaults, judged as a whole.
+"""Merges flags over environment over file over defaults, and checks the result as a whole.
 
-The result is what the daemon takes, and everything that is wrong is told at once, each complaint with the place where
-its value was set.
+The daemon takes the result. All problems are reported at once, each with the place where the value was set.
 """
 
 import re
@@ -21,16 +20,15 @@ from outbox.cli.options import DATA_SOURCE, LOG_LEVEL, MEMBER_NAME, Overrides
 from outbox.conf import secrets
 
 # The partitioner of goharvest-compatible harvesters: a key must stay in its partition when another kind of member takes
-# over.
 PARTITIONER = "consistent_random"
 BOOTSTRAP = "bootstrap.servers"
 DELIVERY_PROPERTIES = ("delivery.timeout.ms", "message.timeout.ms")
-# Where the election decides, but a goharvest-compatible file may say so too.
+# The election decides these, but a goharvest-compatible file may set them too.
 _DERIVED = ("heartbeat.interval.ms", "max.poll.interval.ms", "partition.assignment.strategy", "group.protocol")
 
 
 class ConfigurationRefused(Exception):
-    """The configuration cannot be used; all reasons."""
+    """The configuration cannot be used; the text has all reasons."""
 
     def __init__(self, problems: list[Problem]) -> None:
         self.problems = problems
@@ -39,7 +37,7 @@ class ConfigurationRefused(Exception):
 
 @dataclass
 class Configuration:
-    """Everything a run needs."""
+    """All values that a run needs."""
 
     conf: conf.Conf
     settings: dict[str, Any] = field(repr=False)  # as OUTBOX in a Django project
@@ -50,7 +48,7 @@ class Configuration:
 
 
 def settle(text: str, name: str, environment: Mapping[str, str], flags: Overrides, process_id: int) -> Configuration:
-    """Judge all sources together; raise `ConfigurationRefused` with everything that is wrong."""
+    """Check all sources together; raise `ConfigurationRefused` with all problems."""
     file = reaper.read(text, name)
     variables = options.from_environment(environment)
     problems = [*flags.problems, *variables.problems, *file.problems]
@@ -70,7 +68,7 @@ def settle(text: str, name: str, environment: Mapping[str, str], flags: Override
 
 
 def _exposed(flags: Overrides) -> list[str]:
-    """Secrets that stand on the command line."""
+    """Warnings about secrets on the command line."""
     source = dsn.parse(flags.program.get(DATA_SOURCE, ""))
     found = {DATA_SOURCE: ["the password"] if any(source[name] for name in source if secrets.is_secret(name)) else []}
     for setting in ("KAFKA", "PRODUCER"):
@@ -84,7 +82,7 @@ def _exposed(flags: Overrides) -> list[str]:
 
 
 def _places(file: reaper.Reaper) -> dict[str, str]:
-    """Where each setting was set; program-wide ones by their name here."""
+    """The place where each setting was set; settings of this program by their name here."""
     places = {key.setting: file.given[key.path] for key in keys.KEYS if key.setting and key.path in file.given}
     for path, name in (("dataSource", DATA_SOURCE), (keys.LOG_LEVEL, LOG_LEVEL), ("name", MEMBER_NAME)):
         if path in file.given:
@@ -103,7 +101,7 @@ def _merge(file: reaper.Reaper, variables: Overrides, flags: Overrides) -> dict[
             merges = isinstance(value, Mapping) and isinstance(settings.get(setting), Mapping)
             settings[setting] = {**settings[setting], **value} if merges else value
     given = {*variables.settings, *flags.settings}
-    # What follows from another value follows from the one that holds in the end.
+    # A value that follows from another one follows from its final value.
     if "NAME" in given and "LEADER_TOPIC" not in given and "leaderTopic" not in file.given:
         settings["LEADER_TOPIC"] = f"{settings['NAME']}.neli"
     heartbeat = settings["HEARTBEAT_TIMEOUT"]
@@ -114,7 +112,7 @@ def _merge(file: reaper.Reaper, variables: Overrides, flags: Overrides) -> dict[
 
 
 def _split_table(settings: dict[str, Any], where: Mapping[str, str], problems: list[Problem]) -> str:
-    """Leave the bare table in the settings; the schema becomes the connection's search_path."""
+    """Leave only the table in the settings; the schema becomes the connection's search_path."""
     parts = split_identifier(str(settings["TABLE"]))
     if parts is None:
         text = f'is {settings["TABLE"]!r}. Write table, schema.table, or each in double quotes as in SQL: "My Table".'
@@ -141,12 +139,14 @@ def split_identifier(text: str) -> list[str] | None:
 
 
 def _settle_properties(settings: dict[str, Any], file: reaper.Reaper, given: Mapping[str, Any]) -> None:
-    """Bring the client properties of such a file into the terms of the settings."""
+    """Turn the client properties of such a file into values of the settings."""
     base, producer = dict(settings["KAFKA"]), dict(settings["PRODUCER"])
     for properties, section in ((base, "baseKafkaConfig"), (producer, "producerKafkaConfig")):
         for name in _DERIVED:
             if properties.pop(name, None) is not None:
-                file.notes.append(f"{section}.{name} is left out: it follows from heartbeatTimeout and the group.")
+                file.notes.append(
+                    f"{section}.{name} is ignored: the harvester derives it from heartbeatTimeout and the group."
+                )
     if "BOOTSTRAP_SERVERS" in given or "bootstrapServers" in file.given:
         base.pop(BOOTSTRAP, None)
     elif BOOTSTRAP not in base:
@@ -158,7 +158,9 @@ def _settle_properties(settings: dict[str, Any], file: reaper.Reaper, given: Map
     _settle_delivery(settings, producer, file, given)
     if settings.get("LEADER_TOPIC") in keys.INTERNAL_TOPICS:
         instead = f"{settings['NAME']}.neli"
-        file.notes.append(f"leaderTopic {settings['LEADER_TOPIC']} takes no heartbeats; {instead} is used instead.")
+        file.notes.append(
+            f"leaderTopic {settings['LEADER_TOPIC']} cannot take heartbeats; the harvester uses {instead} instead."
+        )
         settings["LEADER_TOPIC"] = instead
     settings["KAFKA"], settings["PRODUCER"] = base, producer
 
@@ -166,18 +168,19 @@ def _settle_properties(settings: dict[str, Any], file: reaper.Reaper, given: Map
 def _settle_delivery(
     settings: dict[str, Any], producer: dict[str, Any], file: reaper.Reaper, given: Mapping[str, Any]
 ) -> None:
-    """Longer than a leader may be trusted, a producer must not try: its last words could follow a successor's."""
+    """A producer must not try for longer than a leader is trusted: its last records could follow its successor's."""
     requested = [producer.pop(name) for name in DELIVERY_PROPERTIES if name in producer]
     if not requested or "DELIVERY_TIMEOUT" in given or "limits.deliveryTimeout" in file.given:
         return
     if not re.fullmatch(r"\d+", str(requested[0])):
-        producer[DELIVERY_PROPERTIES[0]] = requested[0]  # left to the client to refuse
+        producer[DELIVERY_PROPERTIES[0]] = requested[0]  # the client refuses it
         return
     longest_s = 0.9 * (settings["SESSION_TIMEOUT"] - settings["HEARTBEAT_TIMEOUT"])
     settings["DELIVERY_TIMEOUT"] = max(0.1, min(int(requested[0]) / 1000, longest_s))
     if int(requested[0]) / 1000 > longest_s:
         file.notes.append(
-            f"delivery.timeout.ms {requested[0]} is cut to {show_duration(longest_s)}: a leader is trusted no longer."
+            f"delivery.timeout.ms {requested[0]} is cut to {show_duration(longest_s)}: the group trusts a leader no "
+            "longer."
         )
 
 
@@ -203,10 +206,10 @@ def _from_database_url(url: str, schema: str, problems: list[Problem]) -> dict[s
     """As Django projects read it."""
     try:
         entry: dict[str, Any] = environ.Env.db_url_config(url)
-    except Exception:  # whatever the reader stumbles over; the URL is not repeated, it may hold a password
+    except Exception:  # any error of the reader; do not repeat the URL, it may hold a password
         entry = {}
     if "postgresql" not in str(entry.get("ENGINE")):
-        problems.append(Problem("DATABASE_URL", "is no postgres:// URL. Correct it, or set dataSource in the file."))
+        problems.append(Problem("DATABASE_URL", "is not a postgres:// URL. Correct it, or set dataSource in the file."))
         return {}
     if schema:
         chosen = dsn.search_path(schema)
@@ -218,7 +221,7 @@ def _from_database_url(url: str, schema: str, problems: list[Problem]) -> dict[s
 def _level(program: Mapping[str, str], file: reaper.Reaper, where: Mapping[str, str], problems: list[Problem]) -> str:
     level = program.get(LOG_LEVEL, file.level)
     if level not in logs.LEVELS:
-        text = f"is {level!r}. Set one of: {', '.join(logs.LEVELS)} (exactly so written)."
+        text = f"is {level!r}. Set one of: {', '.join(logs.LEVELS)}. Upper and lower case matter."
         problems.append(Problem(where[LOG_LEVEL], text))
     return level
 

@@ -1,6 +1,6 @@
-"""A YAML document as a tree that remembers its lines, so that every complaint can name one.
+"""A YAML document as a tree that keeps the line of each entry, so that every problem can name its line.
 
-Scalars keep their text: whether ``123`` is a topic or a count is known to whoever reads the key, not to YAML.
+Scalars keep their text: the reader of a key knows whether ``123`` is a topic or a count, YAML does not.
 """
 
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ from outbox.exceptions import missing_extra
 
 @dataclass(frozen=True)
 class Problem:
-    """One complaint about the configuration: where, what, and the remedy."""
+    """One problem of the configuration: where, what, and the remedy."""
 
     where: str
     text: str
@@ -22,7 +22,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Scalar:
-    """A value as it stands in the file, and what YAML takes it for."""
+    """A value as the file has it, and as YAML reads it."""
 
     text: str
     value: Any
@@ -50,7 +50,7 @@ class Document:
         self.problems.append(Problem(self.where(entry), text))
 
     def section(self, entry: DocumentEntry | None) -> dict[str, DocumentEntry]:
-        """The keys under an entry; absent and empty ones have none."""
+        """The keys under an entry; an absent or empty entry has none."""
         if entry is None or entry.content is None:
             return {}
         if not isinstance(entry.content, dict):
@@ -60,7 +60,7 @@ class Document:
 
 
 def load(text: str, name: str) -> Document:
-    """Read the text; what is wrong with its form is among the document's problems."""
+    """Read the text. The document lists the faults of its form among its problems."""
     try:
         import yaml
     except ImportError as error:
@@ -103,17 +103,17 @@ class _Tree:
         try:
             value = self.loader.construct_object(node)
         except (ValueError, ArithmeticError, LookupError, AttributeError):
-            value = node.value  # it looks like a date or a number, or is tagged as one, and is none: 2024-13-45
+            value = node.value  # it looks like a date or a number, or is tagged as one, but is none: 2024-13-45
         return None if value is None else Scalar(node.value, value)
 
     def _mapping(self, node: Any, path: str, above: tuple[int, ...]) -> dict[str, DocumentEntry]:
         own = [key.value for key, _ in node.value if key.id == "scalar" and key.value != "<<"]
-        self.loader.flatten_mapping(node)  # merge keys; what the mapping says itself comes last and wins
+        self.loader.flatten_mapping(node)  # merge keys; the mapping's own keys come last and win
         entries: dict[str, DocumentEntry] = {}
         for key, value in node.value:
             name = key.value if key.id == "scalar" else "?"
             below = f"{path}.{name}" if path else name
             entries[name] = DocumentEntry(below, key.start_mark.line + 1, self.content(value, below, above))
         for name in {name for name in own if own.count(name) > 1}:
-            self.document.complain(entries[name], "is set twice. Keep one of the two.")
+            self.document.complain(entries[name], "is set twice. Remove one of the two.")
         return entries

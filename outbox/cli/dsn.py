@@ -1,8 +1,8 @@
 """Data sources as Go's PostgreSQL driver reads them, turned into an entry of Django's DATABASES.
 
-Both forms: ``host=... dbname=...`` and ``postgres://...``. What differs from libpq is on purpose, because the same
-file must lead to the same server: TLS is required unless the source says otherwise, the host is localhost, and an
-unknown key is a run-time parameter of the server.
+Both forms: ``host=... dbname=...`` and ``postgres://...``. It differs from libpq on purpose, because the same file must
+lead to the same server: TLS is required unless the source says otherwise, the host is localhost, and an unknown key is
+a run-time parameter of the server.
 """
 
 import getpass
@@ -13,7 +13,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 SSL_MODES = ("disable", "require", "verify-ca", "verify-full")
 
-# Given to libpq by the same name.
+# libpq takes these under the same names.
 _LIBPQ = frozenset(
     (
         *("application_name", "channel_binding", "client_encoding", "connect_timeout", "fallback_application_name"),
@@ -44,7 +44,7 @@ _KEY = re.compile(r"\s*([A-Za-z_][A-Za-z0-9_.]*)\s*=")
 
 
 class BadDataSource(ValueError):
-    """The text is no data source; the message never repeats it, because it may hold a password."""
+    """The text is not a data source. The message never repeats it, because it may hold a password."""
 
 
 def parse(text: str) -> dict[str, str]:
@@ -61,15 +61,15 @@ def _from_pairs(text: str) -> dict[str, str]:
         found = _KEY.match(text, at)
         if not found:
             raise BadDataSource(
-                f'has no "=" after a key at character {at + 1}. Write e.g. '
-                '"host=localhost port=5432 user=app password=secret dbname=shop sslmode=disable".'
+                f'has no "=" after a key at character {at + 1}. Write e.g. "host=localhost port=5432 user=app '
+                'password=secret dbname=shop sslmode=disable".'
             )
         values[found[1]], at = _value(text, found.end())
     return values
 
 
 def _value(text: str, at: int) -> tuple[str, int]:
-    """One value, quoted or not, and where it ends.
+    """One value, quoted or not, and its end.
 
     Both libpq and the Go driver skip blanks after the "=", so that ``password= dbname=shop`` means the password
     "dbname=shop" to them. Nobody who writes it means that: a key that follows an empty value begins the next pair.
@@ -86,7 +86,7 @@ def _value(text: str, at: int) -> tuple[str, int]:
     plain = re.compile(r"(?:[^\s\\]|\\.)*", re.DOTALL).match(text, start)
     assert plain is not None
     if text[plain.end() : plain.end() + 1] == "\\":
-        raise BadDataSource("ends in a backslash. Write \\\\ for one.")
+        raise BadDataSource("ends in a backslash. Write \\\\ for one backslash.")
     return re.sub(r"\\(.)", r"\1", plain[0], flags=re.DOTALL), plain.end()
 
 
@@ -96,8 +96,8 @@ def _from_url(text: str) -> dict[str, str]:
         port = url.port
     except ValueError:
         raise BadDataSource(
-            'is not a URL that can be read. Write e.g. "postgres://app:secret@localhost:5432/shop?sslmode=disable"; '
-            "escape special characters of the password by %XX."
+            'is not a valid URL. Write e.g. "postgres://app:secret@localhost:5432/shop?sslmode=disable"; escape '
+            "special characters of the password by %XX."
         ) from None
     parts = {
         "user": unquote(url.username or ""),
@@ -110,7 +110,7 @@ def _from_url(text: str) -> dict[str, str]:
 
 
 def django_database(text: str, environ: Mapping[str, str], schema: str = "") -> dict[str, Any]:
-    """The entry of DATABASES; `schema`, when given, is the only one in which tables are looked up."""
+    """The entry of DATABASES. If `schema` is given, PostgreSQL searches only that one for tables."""
     inherited = {key: environ[variable] for variable, key in _VARIABLES.items() if environ.get(variable)}
     values = {"host": "localhost", "port": "5432", "sslmode": "require", **inherited, **parse(text)}
     values["user"] = values.get("user") or _login()
@@ -130,7 +130,7 @@ def django_database(text: str, environ: Mapping[str, str], schema: str = "") -> 
 
 
 def search_path(schema: str) -> str:
-    """The server option by which tables are looked up in `schema` alone."""
+    """The server option that makes `schema` the only one searched for tables."""
     return _runtime("search_path", '"' + schema.replace('"', '""') + '"')
 
 

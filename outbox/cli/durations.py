@@ -18,7 +18,7 @@ _MAX_S = (2**63 - 1) / 1e9
 
 
 def parse_duration(text: str) -> float:
-    """Seconds; raises ValueError for what is no duration. A number needs its unit, except 0."""
+    """Seconds; raises ValueError if the text is not a duration. A number needs its unit, except 0."""
     sign = -1 if text.startswith("-") else 1
     rest = text[1:] if text[:1] in ("-", "+") else text
     if rest == "0":

@@ -1,8 +1,8 @@
 """``outbox-harvest -f reaper.yaml``: the harvester as a program of its own, without a Django project.
 
-Exit codes: 0 after SIGTERM or SIGINT, with what was in flight finished; 1 when the harvester had to stop, or could not
-finish in time what was in flight; 2 when the flags or the configuration cannot be used; 5 when a second signal forced
-it, so that what was in flight is sent again."""
+Exit codes: 0 after SIGTERM or SIGINT, with all records in flight finished; 1 when the harvester had to stop, or could
+not finish the records in flight in time; 2 when the flags or the configuration cannot be used; 5 when a second signal
+forced it, so that the records in flight are sent again."""
 
 import logging
 import os
@@ -24,11 +24,11 @@ logger = logging.getLogger("outbox.cli")
 def main(arguments: Sequence[str] | None = None, environment: Mapping[str, str] | None = None) -> int:
     given = options.parser().parse_args(arguments)
     if not given.file:
-        return _refuse("required '-f' has not been set. Name the configuration: outbox-harvest -f reaper.yaml")
+        return _refuse("The flag -f is not set. Name the configuration: outbox-harvest -f reaper.yaml")
     try:
         text = Path(given.file).read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        return _refuse(f"{given.file} cannot be read: {error}. Name a readable YAML file in UTF-8.")
+        return _refuse(f"The program cannot read {given.file}: {error}. Name a readable YAML file in UTF-8.")
     try:
         found = configuration.settle(
             text, given.file, os.environ if environment is None else environment, options.from_flags(given), os.getpid()
@@ -48,7 +48,7 @@ def _refuse(*reasons: str) -> int:
 
 
 def describe(found: Configuration) -> list[str]:
-    """What holds in the end, without anything that may be secret."""
+    """The final values, without any that may be secret."""
     properties = {"KAFKA": found.conf.kafka.properties, "PRODUCER": found.conf.kafka.producer}
     values = conf.by_key(found.conf)
     shown = [f"{setting}={values[setting]}" for setting in sorted(options.SETTINGS) if setting not in properties]
@@ -83,7 +83,7 @@ def run(found: Configuration, file: str, *, fail_fast: bool = False) -> int:
         harvester.start()
         harvester.wait()
     except Exception as error:
-        # Whatever it was, the daemon has logged it, with its traceback where that tells more.
+        # The daemon has logged the error already, with a traceback where that helps.
         return _fail(error)
     return FORCED if signals.is_forced else OK
 
@@ -94,7 +94,7 @@ def _fail(error: Exception) -> int:
 
 
 def _set_up_django(found: Configuration) -> None:
-    """As much of Django as the harvester uses: the database alias and the app's own settings."""
+    """The part of Django that the harvester uses: the database alias and the app's own settings."""
     import django
     from django.conf import settings
 

@@ -1,7 +1,7 @@
 """Every key of the YAML file: the goharvest-compatible ones with their rules, and ours. Tables only.
 
-One row ties four names together: the key, the Django setting, the environment variable (``OUTBOX_`` + setting) and the
-flag (``--`` + setting in lower case). Reading a file is in ``reaper``, merging it with the rest in ``configuration``.
+One row has four names together: the key, the Django setting, the environment variable (``OUTBOX_`` + setting) and the
+flag (``--`` + setting in lower case). ``reaper`` reads a file, ``configuration`` merges it with the other sources.
 """
 
 from dataclasses import dataclass
@@ -18,12 +18,14 @@ class SettingKey:
 
     path: str
     kind: str  # text, duration, count, flag, properties
-    setting: str = ""  # empty: read and judged, but without effect
+    setting: str = ""  # empty: read and checked, but without effect
     default: Any = None  # None: that of the setting
-    shown: str = ""  # how the documents write a default that is worked out
+    shown: str = ""  # how the documents show a default that is computed
     least: float | None = None
     required: bool = False  # zero counts as blank
-    floor: float | None = None  # the least that the setting takes, where the goharvest-compatible key may be smaller
+    floor: float | None = (
+        None  # the least value that the setting takes, where the goharvest-compatible key may be smaller
+    )
     meaning: str = ""
 
     @property
@@ -39,7 +41,7 @@ def _shorter_wait(values: dict[str, Any]) -> float:
     return float(min(values["limits.maxPollInterval"], values["limits.queueTimeout"]))
 
 
-_UNUSED = "Read and judged; without effect, because the election has its own thread."
+_UNUSED = "The program reads and checks it; it has no effect, because the election has its own thread."
 
 GOHARVEST = (
     SettingKey(
@@ -48,7 +50,7 @@ GOHARVEST = (
         setting="KAFKA",
         default={},
         shown="bootstrap.servers: localhost:9092",
-        meaning="Properties of every client.",
+        meaning="Properties of every Kafka client.",
     ),
     SettingKey(
         path="producerKafkaConfig",
@@ -56,7 +58,7 @@ GOHARVEST = (
         setting="PRODUCER",
         default={},
         shown="{}",
-        meaning="Properties of the producers, over those of baseKafkaConfig.",
+        meaning="Properties of the producers. They win over those of baseKafkaConfig.",
     ),
     SettingKey(
         path="leaderGroupID", kind="text", setting="NAME", default="reaper", meaning="The group of the election."
@@ -67,13 +69,13 @@ GOHARVEST = (
         setting="LEADER_TOPIC",
         default=lambda values: f"{values['leaderGroupID']}.neli",
         shown="leaderGroupID + .neli",
-        meaning="The topic of the election; created if absent.",
+        meaning="The topic of the election. The harvester creates it if it is absent.",
     ),
     SettingKey(
         path="dataSource",
         kind="text",
         default="host=localhost port=5432 user=postgres password= dbname=postgres sslmode=disable",
-        meaning="Where the table is.",
+        meaning="The address of the database.",
     ),
     SettingKey(
         path="outboxTable",
@@ -87,7 +89,7 @@ GOHARVEST = (
         kind="text",
         default=None,
         shown="{host}_{process id}_{seconds}",
-        meaning="Names this process in its heartbeats and logs.",
+        meaning="The name of this process in its heartbeats and logs.",
     ),
     SettingKey(
         path="limits.ioErrorBackoff",
@@ -107,7 +109,7 @@ GOHARVEST = (
         default=5.0,
         least=MS,
         required=True,
-        meaning="A leader that has not read back its heartbeat for so long is fenced.",
+        meaning="A leader is fenced if it has not read back its heartbeat for this long.",
     ),
     SettingKey(
         path="limits.maxPollInterval",
@@ -116,7 +118,7 @@ GOHARVEST = (
         shown="heartbeatTimeout / 2",
         least=MS,
         required=True,
-        meaning="Read and judged; only the default of drainInterval depends on it.",
+        meaning="The program reads and checks it; only the default of drainInterval depends on it.",
     ),
     SettingKey(
         path="limits.queueTimeout",
@@ -125,7 +127,7 @@ GOHARVEST = (
         default=30.0,
         least=MS,
         required=True,
-        meaning="A key that waits longer for its turn is logged.",
+        meaning="The harvester logs a key that waits longer for its turn.",
     ),
     SettingKey(
         path="limits.drainInterval",
@@ -135,7 +137,7 @@ GOHARVEST = (
         shown="the lesser of maxPollInterval and queueTimeout",
         least=MS,
         required=True,
-        meaning="How long records in flight may take before everything is marked anew.",
+        meaning="How long records in flight may take before the harvester marks all of them again.",
     ),
     SettingKey(
         path="limits.markBackoff",
@@ -143,7 +145,7 @@ GOHARVEST = (
         setting="MARK_BACKOFF",
         least=0,
         floor=MS,
-        meaning="Longest pause between two mark queries when there is nothing to do. goharvest: 10ms, always.",
+        meaning="Longest pause between two mark queries of an idle harvester. goharvest: 10ms, always.",
     ),
     SettingKey(
         path="limits.maxInFlightRecords",
@@ -152,7 +154,7 @@ GOHARVEST = (
         default=1000,
         least=1,
         required=True,
-        meaning="Records sent and not yet purged, never more.",
+        meaning="Most records that are sent and not yet purged.",
     ),
     SettingKey(
         path="limits.sendConcurrency",
@@ -161,7 +163,7 @@ GOHARVEST = (
         default=8,
         least=1,
         required=True,
-        meaning="Producers side by side.",
+        meaning="Number of producers.",
     ),
     SettingKey(
         path="limits.sendBuffer",
@@ -179,7 +181,7 @@ GOHARVEST = (
         default=100,
         least=1,
         required=True,
-        meaning="Records that one mark query marks at most.",
+        meaning="Most records that one mark query marks.",
     ),
     SettingKey(
         path="limits.minMetricsInterval",
@@ -192,7 +194,7 @@ GOHARVEST = (
     ),
 )
 
-# What such a file means, whatever the environment says.
+# The values that such a file means, even if the environment says otherwise.
 FORCED = {"DELIVERY": AT_LEAST_ONCE, "LANES": 1, "ASSIGNOR": "range"}
 # Keys beside the goharvest-compatible ones.
 _OWN_SETTINGS = (
@@ -208,7 +210,7 @@ _OWN_SETTINGS = (
     "KEEP_EMPTY_KEY",
 )
 _KINDS = {"str": "text", "float": "duration", "int": "count", "bool": "flag"}
-# Where the goharvest-compatible harvester did otherwise, or what follows from its keys.
+# Where goharvest-compatible harvesters differ, and values that follow from other keys.
 _OWN_DEFAULTS: dict[str, tuple[Any, str]] = {
     "SESSION_TIMEOUT": (lambda values: 3 * values["limits.heartbeatTimeout"], "3 x heartbeatTimeout"),
     "KEEP_EMPTY_KEY": (True, ""),
@@ -233,10 +235,10 @@ OWN = tuple(map(_own, _OWN_SETTINGS))
 KEYS = (*GOHARVEST, *OWN)
 LOG_LEVEL = "logging.level"
 
-# Set by the election itself; in baseKafkaConfig they would reach it.
+# The election sets these itself; from baseKafkaConfig they would reach it.
 FORCED_BASE = ("group.id", "enable.auto.commit", "session.timeout.ms", "delivery.timeout.ms", "linger.ms")
 FORCED_EVERYWHERE = ("enable.idempotence",)
-# Nobody can write heartbeats there; an old sample of such a file names one of them.
+# Nobody can write heartbeats to these; an old sample of such a file names one of them.
 INTERNAL_TOPICS = ("__consumer_offsets", "__transaction_state")
 
 

@@ -1,11 +1,11 @@
-"""Where the program's log goes (standard error), in which form, and from which level on."""
+"""Sends the program's log to standard error, in one form, from one level on."""
 
 import logging
 import sys
 import time
 
 TRACE = 5
-# Names as the goharvest-compatible reaper writes them, exact and case-sensitive.
+# Names as the goharvest-compatible reaper writes them. Upper and lower case matter.
 LEVELS = {
     "All": logging.NOTSET + 1,
     "Trace": TRACE,
@@ -30,7 +30,7 @@ class LineFormatter(logging.Formatter):
 
 
 def configure(level: str) -> None:
-    """Send everything of the `outbox` loggers at `level` or above to standard error."""
+    """Send all records of the `outbox` loggers at `level` or above to standard error."""
     for name, number in LEVELS.items():
         if name not in ("All", "Off"):
             logging.addLevelName(number, name.lower())
@@ -38,5 +38,5 @@ def configure(level: str) -> None:
     handler.setFormatter(LineFormatter())
     root = logging.getLogger()
     root.handlers[:] = [handler]
-    root.setLevel(max(LEVELS[level], logging.WARNING))  # libraries: only what matters
+    root.setLevel(max(LEVELS[level], logging.WARNING))  # libraries: warnings and errors only
     logging.getLogger("outbox").setLevel(LEVELS[level])

@@ -12,21 +12,21 @@ from outbox.cli import keys, logs
 from outbox.cli.document import Problem
 from outbox.cli.durations import parse_duration
 
-# Not settings of Django, but of this program.
+# Settings of this program that a Django project does not have.
 DATA_SOURCE = "DATA_SOURCE"
 LOG_LEVEL = "LOG_LEVEL"
 MEMBER_NAME = "MEMBER_NAME"
 PROGRAM_ONLY = {
-    DATA_SOURCE: "Where the table is: host=... dbname=..., or a postgres:// URL. File: dataSource.",
-    MEMBER_NAME: "Names this process in its heartbeats and logs. File: name.",
-    LOG_LEVEL: f"One of {', '.join(logs.LEVELS)}. File: logging.level.",
+    DATA_SOURCE: "The address of the database: host=... dbname=..., or a postgres:// URL. File: dataSource.",
+    MEMBER_NAME: "The name of this process in its heartbeats and logs. File: name.",
+    LOG_LEVEL: f"The level from which on the program logs: {', '.join(logs.LEVELS)}. File: logging.level.",
 }
 SETTINGS = {key.setting: key for key in keys.KEYS if key.setting}
 DESCRIPTION = """\
-Move the records of an outbox table to Kafka, at least once, as a member of a group in which one leads.
+Move the records of an outbox table to Kafka, at least once. Several processes form a group and elect a leader.
 
-A flag goes before the environment variable of the same name (OUTBOX_...), that before the file, that before the
-defaults. For the data source DATABASE_URL is read last of all."""
+A flag wins over the environment variable of the same name (OUTBOX_...), the variable over the file, the file over the
+default. The program uses DATABASE_URL only if no other source names the database."""
 
 
 class _Parser(ArgumentParser):
@@ -39,17 +39,23 @@ def parser() -> ArgumentParser:
         prog="outbox-harvest", description=DESCRIPTION, formatter_class=RawDescriptionHelpFormatter, allow_abbrev=False
     )
     made.add_argument(
-        "-f", "--f", "-file", "--file", dest="file", metavar="FILE", help="The configuration, in YAML. Required."
+        "-f",
+        "--f",
+        "-file",
+        "--file",
+        dest="file",
+        metavar="FILE",
+        help="Read the configuration from this YAML file. Required.",
     )
-    made.add_argument("--check", action="store_true", help="Judge the configuration, say what holds, and exit.")
+    made.add_argument("--check", action="store_true", help="Check the configuration, print the final values, and exit.")
     made.add_argument(
-        "--fail-fast", action="store_true", help="Exit with 1 when PostgreSQL or Kafka is away at the start."
+        "--fail-fast", action="store_true", help="Exit with 1 if PostgreSQL or Kafka is unavailable at the start."
     )
     made.add_argument("--version", action="version", version=f"outbox {__version__}")
     own = made.add_argument_group("this program")
     for name, text in PROGRAM_ONLY.items():
         own.add_argument(keys.flag(name), dest=name, metavar="TEXT", help=text)
-    settings = made.add_argument_group("settings", "Durations as 100ms, 1.5s, 2m, or in seconds.")
+    settings = made.add_argument_group("settings", "Write durations as 100ms, 1.5s, 2m, or in seconds.")
     for setting, key in SETTINGS.items():
         text = f"{conf.SPECS[setting].metadata['help']} File: {key.path}.".replace("%", "%%")
         settings.add_argument(keys.flag(setting), dest=setting, metavar=key.kind.upper(), help=text)
@@ -58,7 +64,7 @@ def parser() -> ArgumentParser:
 
 @dataclass
 class Overrides:
-    """What one source says: by setting, with the place of each for complaints."""
+    """The values of one source: by setting, with the place of each for error texts."""
 
     settings: dict[str, Any] = field(default_factory=dict)
     program: dict[str, str] = field(default_factory=dict)
@@ -72,7 +78,7 @@ def from_flags(arguments: Namespace) -> Overrides:
 
 
 def from_environment(environment: Mapping[str, str]) -> Overrides:
-    """All ``OUTBOX_*`` variables; those that only matter where records are stashed are left alone."""
+    """All ``OUTBOX_*`` variables, without those that matter only for stashing records."""
     given = {
         name: environment[keys.variable(name)] for name in PROGRAM_ONLY if environment.get(keys.variable(name), "")
     }
@@ -84,7 +90,7 @@ def from_environment(environment: Mapping[str, str]) -> Overrides:
     for setting in shaped:
         where = keys.variable(setting)
         if setting in keys.FORCED and shaped[setting] != keys.FORCED[setting]:
-            text = f"is {shaped[setting]!r}, but this program means {keys.FORCED[setting]!r}. Leave it out."
+            text = f"is {shaped[setting]!r}, but this program uses {keys.FORCED[setting]!r}. Remove it."
             found.problems.append(Problem(where, text))
         elif setting not in conf.SPECS:
             error = next(conf.unknown_keys({setting: None}))

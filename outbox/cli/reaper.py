@@ -1,8 +1,7 @@
-"""Reads the YAML file of the goharvest-compatible reaper: ``harvest:`` and ``logging:``, every key, every rule, every
-complaint.
+"""Reads the YAML file of the goharvest-compatible reaper: ``harvest:`` and ``logging:``, every key and every rule.
 
-The result is plain: values by path, already defaulted and judged as the goharvest-compatible harvester judges them.
-What they mean together with flags and environment is settled in ``configuration``."""
+The result is plain: values by path, with defaults, checked as the goharvest-compatible harvester checks them.
+``configuration`` merges them with flags and environment."""
 
 import difflib
 from collections.abc import Iterable, Mapping
@@ -21,7 +20,7 @@ class _Unfit(ValueError):
 
 @dataclass
 class Reaper:
-    """What a file says. `given` are the paths that stand in it, with the place of each."""
+    """The values of a file. `given` are the paths that the file sets, with the place of each."""
 
     values: dict[str, Any] = field(default_factory=dict)
     given: dict[str, str] = field(default_factory=dict)
@@ -92,9 +91,9 @@ def _judge(key: SettingKey, value: Any, found: Reaper) -> None:
         return
     shown = show_duration if key.kind == "duration" else str
     if key.required and value == 0:
-        raise _Unfit(f"cannot be blank. It is {shown(value)}: set at least {shown(least)}, or leave it out.")
+        raise _Unfit(f"cannot be blank. It is {shown(value)}: set at least {shown(least)}, or remove it.")
     if value < least:
-        raise _Unfit(f"must be no less than {shown(least)}. It is {shown(value)}: raise it, or leave it out.")
+        raise _Unfit(f"must be no less than {shown(least)}. It is {shown(value)}: raise it, or remove it.")
 
 
 def _read_level(document: Document, found: Reaper) -> None:
@@ -105,7 +104,7 @@ def _read_level(document: Document, found: Reaper) -> None:
         return
     level = entry.content.text if isinstance(entry.content, Scalar) else ""
     if level not in logs.LEVELS:
-        document.complain(entry, f"is {level!r}. Set one of: {', '.join(logs.LEVELS)} (exactly so written).")
+        document.complain(entry, f"is {level!r}. Set one of: {', '.join(logs.LEVELS)}. Upper and lower case matter.")
         return
     found.log_at(level, document.where(entry))
 
@@ -119,7 +118,7 @@ def _refuse_forced(document: Document, harvest: Mapping[str, DocumentEntry], fou
         content = getattr(harvest.get(section), "content", None)
         for name in forced:
             if isinstance(content, dict) and name in content:
-                document.complain(content[name], f"cannot override configuration '{name}'. Leave it out.")
+                document.complain(content[name], f"cannot override configuration '{name}'. Remove it.")
                 found.values[section].pop(name, None)
 
 
@@ -145,7 +144,7 @@ def _duration(key: SettingKey, entry: DocumentEntry, found: Reaper) -> float:
         if key in keys.OWN and scalar.value:
             raise _Unfit(f"is {scalar.text} without a unit. Write e.g. {scalar.text}s or {scalar.text}ms.")
         if abs(scalar.value) < 2**63:
-            return scalar.value / 1e9  # a bare number is nanoseconds to Go
+            return scalar.value / 1e9  # Go reads a number without a unit as nanoseconds
     try:
         return parse_duration(scalar.text)
     except ValueError as error:
@@ -170,7 +169,7 @@ def _flag(key: SettingKey, entry: DocumentEntry, found: Reaper) -> bool:
 
 
 def _properties(key: SettingKey, entry: DocumentEntry, found: Reaper) -> dict[str, str]:
-    """Client properties as strings, which is what librdkafka takes; Go's own ``go.*`` are left out."""
+    """Client properties as strings, which librdkafka takes. Go's own ``go.*`` are dropped."""
     if not isinstance(entry.content, dict):
         raise _Unfit("is not a section. Put one property per line below it, e.g. security.protocol: ssl")
     result: dict[str, str] = {}
@@ -178,7 +177,7 @@ def _properties(key: SettingKey, entry: DocumentEntry, found: Reaper) -> dict[st
         if name in ("default.topic.config", "{topic}.config") and isinstance(item.content, dict):
             result |= _properties(key, item, found)
         elif name.startswith("go."):
-            found.notes.append(f"{item.path} is left out: it concerns the Go client.")
+            found.notes.append(f"{item.path} is ignored: it concerns the Go client.")
         elif isinstance(item.content, Scalar):
             result[name] = _property(item.content)
         else:
@@ -189,7 +188,7 @@ def _properties(key: SettingKey, entry: DocumentEntry, found: Reaper) -> dict[st
 def _property(scalar: Scalar) -> str:
     if isinstance(scalar.value, bool):
         return str(scalar.value).lower()
-    if isinstance(scalar.value, int) and ":" not in scalar.text:  # 1:30 is a number in old YAML only
+    if isinstance(scalar.value, int) and ":" not in scalar.text:  # only old YAML reads 1:30 as a number
         return str(scalar.value)
     return scalar.text
 

@@ -1,7 +1,7 @@
 """A real PostgreSQL and a real Apache Kafka for tests, demos and benchmarks, from Python wheels and Maven jars.
 
-Nothing of the system is used: no Docker, no Java, no PostgreSQL, no root. The names below are the public API; this
-module only forwards to them, so that importing it stays cheap and imports neither Django nor an optional dependency.
+It uses nothing of the system: no Docker, no Java, no PostgreSQL, no root. The names below are the public API. This
+module only forwards to them, so that importing it is cheap and imports neither Django nor an optional dependency.
 """
 
 from __future__ import annotations

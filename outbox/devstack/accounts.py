@@ -1,7 +1,7 @@
-"""Running PostgreSQL, which refuses root, when the owner is root.
+"""Runs PostgreSQL, which refuses root, when the owner is root.
 
-The server then runs as the unprivileged account `nobody`, which every system has; nothing is added to the system and
-no folder of root's is opened to others. What that account cannot reach is copied to where it can.
+The server then runs as the unprivileged account `nobody`, which every system has. The system gets no new account, and
+no folder of root's is opened to others. Files that the account cannot reach are copied to a place where it can.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ ACCOUNT = "nobody"
 
 
 def server_account() -> tuple[int, int] | None:
-    """User and group for PostgreSQL; None when the owner's own will do."""
+    """User and group for PostgreSQL; None when it can run as the owner."""
     if os.geteuid() != 0:
         return None
     try:
         entry = pwd.getpwnam(ACCOUNT)
     except KeyError:
         raise DevstackError(
-            f'PostgreSQL refuses to run as root, and this system has no account "{ACCOUNT}" to run it as: '
-            "add that account, or run as an ordinary user."
+            f'PostgreSQL refuses to run as root, and this system has no account "{ACCOUNT}" for it. Add that account, '
+            "or run as an ordinary user."
         ) from None
     return entry.pw_uid, entry.pw_gid
 
@@ -45,7 +45,8 @@ def reachable(path: Path) -> bool:
 
 
 def public_copy(root: Path, parts: Sequence[str]) -> Path:
-    """A copy of parts of a folder that the server's account can read, made once per place and time of the original."""
+    """A copy of parts of a folder that the server's account can read. It is made once per place and time of the
+    original."""
     changed = max(_newest_change(root / part) for part in parts)
     mark = hashlib.sha256(f"{root.resolve()} {sorted(parts)} {changed}".encode()).hexdigest()[:16]
     target = _shelf() / mark
@@ -56,7 +57,7 @@ def public_copy(root: Path, parts: Sequence[str]) -> Path:
                 shutil.copytree(root / part, private / "tree" / part, symlinks=True)
             os.rename(private / "tree", target)
         except OSError:
-            if not target.exists():  # else another process was quicker
+            if not target.exists():  # else another process was faster
                 raise
         finally:
             shutil.rmtree(private, ignore_errors=True)
@@ -68,7 +69,7 @@ def _shelf() -> Path:
     shelf.mkdir(mode=0o755, exist_ok=True)
     found = shelf.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
-        raise DevstackError(f"{shelf} is not a folder that only this user may write to: remove it and start again.")
+        raise DevstackError(f"Other users can write to {shelf}, or it is not a folder. Remove it and start again.")
     return shelf
 
 

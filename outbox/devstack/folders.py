@@ -1,4 +1,4 @@
-"""Folders of running servers: removed with their process, kept with their logs after a failure."""
+"""Folders of running servers. They are removed with their process, but keep their logs after a failure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LOGS_KEPT_S = 24 * 3600.0
 
 
 def new_folder(name: str) -> Path:
-    """A folder that goes when this process goes; every account may pass through it, none may list it."""
+    """A folder that is removed when this process ends. Every account may pass through it, none may list it."""
     sweep(Path(tempfile.gettempdir()))
     folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{name}-"))
     folder.chmod(0o711)
@@ -30,7 +30,7 @@ def new_folder(name: str) -> Path:
 
 @cache
 def sweep(parent: Path) -> None:
-    """Remove what processes left behind that were killed together with their watchdog, and logs kept a day ago."""
+    """Remove the folders of processes that were killed together with their watchdog, and logs that are a day old."""
     for folder in parent.glob(f"{_PREFIX}*"):
         with contextlib.suppress(OSError):
             if folder.stat().st_uid == os.getuid() and _is_stale(folder):
@@ -45,7 +45,7 @@ def _is_stale(folder: Path) -> bool:
     except BlockingIOError:
         return False
     except FileNotFoundError:
-        # Either a log kept on purpose, or a folder whose owner is about to lock it.
+        # Either a log that is kept on purpose, or a folder whose owner is about to lock it.
         return time.time() - folder.stat().st_mtime > _LOGS_KEPT_S
 
 

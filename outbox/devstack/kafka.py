@@ -1,6 +1,6 @@
 """Apache Kafka on loopback ports: one or three brokers in KRaft's combined mode, on the Java of a wheel.
 
-Each broker has three listeners: CLIENT for clients, whose advertised port can be another one (a proxy's), INTERNAL
+Each broker has three listeners. CLIENT is for clients; its advertised port can be another one (a proxy's). INTERNAL is
 for the brokers among themselves and for the devstack's own questions, CONTROLLER for the quorum.
 """
 
@@ -20,7 +20,7 @@ from outbox.devstack.processes import ServerProcess, wait_until
 from outbox.downloads import installs
 from outbox.downloads.errors import DevstackError, StartError
 
-_START_TIMEOUT_S = 180.0  # of a server that neither ends nor gets ready, as on a machine with too much to do
+_START_TIMEOUT_S = 180.0  # for a server that neither ends nor becomes ready, as on an overloaded machine
 _STOP_TIMEOUT_S = 20.0
 _PROTOCOLS = ",".join(f"{listener}:PLAINTEXT" for listener in ("CLIENT", "INTERNAL", "CONTROLLER"))
 DEFAULTS = {
@@ -38,7 +38,7 @@ DEFAULTS = {
     "log.cleaner.dedupe.buffer.size": "8388608",  # 128 MiB of the small heap otherwise
     "controller.quorum.election.timeout.ms": "250",
     "controller.quorum.election.backoff.max.ms": "250",
-    # A killed broker is let in again only when its old session is over.
+    # Kafka lets a killed broker in again only when its old session is over.
     "broker.session.timeout.ms": "2000",
     "broker.heartbeat.interval.ms": "400",
     "controlled.shutdown.max.retries": "1",
@@ -80,12 +80,16 @@ class Broker:
         return self
 
     def wait_ready(self) -> None:
-        """Until the broker answers and sees every broker that runs."""
+        """Wait until the broker answers and sees every broker that runs."""
         process = self._running()
         wait_until(lambda: self._sees_its_peers() or not process.is_running, _START_TIMEOUT_S)
         if not self._sees_its_peers():
             code = process.poll()
-            self._fail(f"it ended with {code}" if code is not None else f"not ready within {_START_TIMEOUT_S:g} s")
+            self._fail(
+                f"the process ended with {code}"
+                if code is not None
+                else f"it was not ready within {_START_TIMEOUT_S:g} s"
+            )
 
     def stop(self) -> None:
         """Controlled shutdown: leaderships move first."""
@@ -107,7 +111,7 @@ class Broker:
         return self.start()
 
     def pause(self) -> None:
-        """SIGSTOP: connections stay open and nothing answers."""
+        """SIGSTOP: connections stay open, and the broker does not answer."""
         self._running().pause()
 
     def resume(self) -> None:
@@ -119,13 +123,13 @@ class Broker:
 
     def _running(self) -> ServerProcess:
         if self.process is None:
-            raise DevstackError(f"Broker {self.number} is not started: call start().")
+            raise DevstackError(f"Broker {self.number} is not started. Call start().")
         return self.process
 
     def _sees_its_peers(self) -> bool:
         answer = wire.cluster(ports.HOST, self.internal_port)
         expected = {broker.number for broker in self.cluster.brokers if broker.process is not None}
-        # Elections among the survivors of a kill take their time, hence "every broker that runs" and no more.
+        # After a kill the survivors need time for elections: so wait for every broker that runs, and no more.
         return answer is not None and answer.cluster_id == self.cluster.cluster_id and expected <= answer.brokers
 
     def _prepare(self) -> None:
@@ -184,7 +188,9 @@ class Kafka:
         folder: Path | None = None,
     ) -> None:
         if brokers not in (1, 3):
-            raise DevstackError(f"brokers is {brokers}; a quorum that survives a loss has 3, the small one 1.")
+            raise DevstackError(
+                f"brokers is {brokers}. Set 3 for a quorum that survives a loss, or 1 for the small one."
+            )
         self.requested_version = version
         self.properties = dict(properties or {})
         self.java_options = tuple(java_options)
@@ -193,7 +199,9 @@ class Kafka:
         self.folder = folder or new_folder("kafka")
         advertised = [advertised_port] if isinstance(advertised_port, int) else list(advertised_port or ())
         if advertised and len(advertised) != brokers:
-            raise DevstackError(f"advertised_port names {len(advertised)} ports for {brokers} brokers: one each.")
+            raise DevstackError(
+                f"advertised_port names {len(advertised)} ports for {brokers} brokers. Set one for each broker."
+            )
         self.brokers = [
             Broker(self, number, advertised[number - 1] if advertised else None) for number in range(1, brokers + 1)
         ]
@@ -223,7 +231,7 @@ class Kafka:
 
     def start(self) -> Kafka:
         """Start all brokers and wait until each sees all."""
-        kafka_install.bootstrap_checkpoint(self.install)  # once, before the brokers ask for it side by side
+        kafka_install.bootstrap_checkpoint(self.install)  # once, before the brokers ask for it at the same time
         for broker in self.brokers:
             broker.start(wait=False)
         for broker in self.brokers:
@@ -251,7 +259,7 @@ class Kafka:
             broker.resume()
 
     def discard(self, *, keep_log: bool = False) -> None:
-        """Stop without care for the data and remove it."""
+        """Stop without saving the data, and remove it."""
         self.kill()
         for broker in self.brokers:
             for port in (broker.port, broker.internal_port, broker.controller_port):
@@ -260,7 +268,7 @@ class Kafka:
             dispose(self.folder, self.logs if keep_log else [])
 
     def give_up(self) -> None:
-        """After a failed start: end all brokers, leave the logs alone."""
+        """After a failed start: end all brokers, keep the logs."""
         self.kill()
         if self._own_folder:
             dispose(self.folder, self.logs)

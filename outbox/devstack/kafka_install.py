@@ -15,7 +15,7 @@ from outbox.downloads.errors import DevstackError
 from outbox.downloads.progress import step
 
 JAVA_OPTIONS = (
-    "-XX:TieredStopAtLevel=1",  # short runs: the second compiler would cost more than it brings
+    "-XX:TieredStopAtLevel=1",  # short runs: the second compiler costs more than it saves
     "-XX:+UseSerialGC",
     "-Xms64m",
     "-Xmx512m",
@@ -57,11 +57,11 @@ class LockedKafka:
 
 
 def locked(line: str | None = None) -> LockedKafka:
-    """What the lock file says of a line, by default of the newest."""
+    """The entry of the lock file for a line; by default the newest."""
     known = lines()
     chosen = line or known[-1]
     if chosen not in known:
-        raise DevstackError(f"Kafka {chosen!r} is not available; choose one of {', '.join(known)}.")
+        raise DevstackError(f"Kafka {chosen!r} is not available. Choose one of {', '.join(known)}.")
     entry = store.locked()["kafka"][chosen]
     return LockedKafka(chosen, entry["version"], tuple(store.Jar(**jar) for jar in entry["jars"]))
 
@@ -91,8 +91,8 @@ def _java(found: KafkaInstall, options: Sequence[str] = ()) -> list[str]:
 def bootstrap_checkpoint(found: KafkaInstall) -> bytes:
     """The feature levels of a new cluster, for instance of transactions.
 
-    Without this file a broker starts with fewer features than an ordinary installation has. It says nothing of the
-    single cluster, so that Kafka's tool, a Java process of its own, need write it only once.
+    Without this file a broker starts with fewer features than an ordinary installation has. The file does not depend on
+    the single cluster, so Kafka's tool, a Java process of its own, writes it only once.
     """
     place = store.folder() / f"kafka-{found.version}.bootstrap.checkpoint"
     if not place.exists() or not place.stat().st_size:

@@ -1,8 +1,8 @@
-"""`up`, `down` and `status`: a stack that a background process keeps until it is told to stop.
+"""`up`, `down` and `status`: a background process keeps a stack until `down` stops it.
 
-The folder (`.devstack/` by default) holds `lock`, held by the keeper as long as it lives; `state.json`, written when
-the stack is ready; and `keeper.log`. Whether a stack runs is asked of the lock, never of a process id that may have
-become somebody else's.
+The folder (`.devstack/` by default) holds `lock`, which the keeper holds as long as it lives; `state.json`, written
+when the stack is ready; and `keeper.log`. The lock shows whether a stack runs. A process id would not: it may belong to
+another process by now.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ class Place:
 
     @property
     def state(self) -> dict[str, Any] | None:
-        """What the keeper wrote; None when none runs or it is not ready. Leftovers of a killed keeper are removed."""
+        """The state that the keeper wrote. None when no keeper runs or it is not ready. Removes leftovers of a killed
+        keeper."""
         if not self.is_kept():
             self.clean()
             return None
@@ -67,7 +68,7 @@ class Place:
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise DevstackError(f"A devstack already runs in {self.folder}: stop it with `down`.") from None
+                raise DevstackError(f"A devstack already runs in {self.folder}. Stop it with `down`.") from None
             handle.truncate(0)
             handle.write(str(os.getpid()))
             handle.flush()
@@ -105,7 +106,7 @@ def up(place: Place, arguments: list[str]) -> dict[str, Any]:
 
 @contextmanager
 def _shown(log: Path) -> Iterator[None]:
-    """Pass the keeper's progress on to this process' standard error."""
+    """Copy the keeper's progress to the standard error of this process."""
     done = threading.Event()
 
     def follow() -> None:
@@ -128,7 +129,7 @@ def _shown(log: Path) -> Iterator[None]:
 
 
 def down(place: Place) -> bool:
-    """Whether there was something to stop."""
+    """Whether a stack was running."""
     if not place.is_kept():
         place.clean()
         return False
@@ -158,7 +159,7 @@ def keep(place: Place, options: StackOptions) -> None:
 
 
 def _write(path: Path, state: dict[str, Any]) -> None:
-    """All at once, and for this user alone: the address holds the password."""
+    """Written in one step, and readable by this user only: the address holds the password."""
     draft = path.with_suffix(".new")
     draft.unlink(missing_ok=True)
     with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as handle:

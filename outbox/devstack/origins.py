@@ -1,4 +1,4 @@
-"""Which Java, Kafka and PostgreSQL run, and where they came from."""
+"""Reports which Java, Kafka and PostgreSQL run, and where they come from."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ Origins = dict[str, dict[str, str]]
 
 
 def origin() -> Origins:
-    """Version, origin and path of each part: of the stack that this process runs in, else of what would be started."""
+    """Version, origin and path of each part: of the stack that this process runs in, else of the stack it would
+    start."""
     told = os.environ.get(VARIABLE)
     if told:
         origins: Origins = json.loads(told)
@@ -46,7 +47,7 @@ def _kafka(line: str | None) -> dict[str, str]:
 
 
 def given_from_outside() -> Origins:
-    """What is known when both addresses stood in the environment: that nothing here was started."""
+    """The report when both addresses come from the environment: the devstack has started no server."""
     return {name: {"version": "unknown", "origin": "the environment", "path": ""} for name in ("Kafka", "PostgreSQL")}
 
 

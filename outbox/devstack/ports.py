@@ -1,7 +1,7 @@
-"""Loopback ports that stay ours between two starts of a server.
+"""Loopback ports that stay reserved between two starts of a server.
 
-Ports come from below the kernel's range for outgoing connections: a client that keeps connecting to a killed server
-could otherwise be given the server's own port, connect to itself and keep the server from coming back.
+Ports come from below the kernel's range for outgoing connections. Otherwise a client that keeps connecting to a killed
+server could get the server's own port, connect to itself and keep the server from starting again.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Port(int):
 
 
 def reserve() -> Port:
-    # Own randomness: test runners seed the global generator, and two runs with one seed would meet on every port.
+    # A generator of its own: test runners seed the global one, and two runs with one seed would choose the same ports.
     draw = random.SystemRandom()
     for _ in range(_ATTEMPTS_MAX):
         number = draw.randrange(_FIRST, _LAST)
@@ -49,8 +49,8 @@ def reserve() -> Port:
             return Port.held_by(fd, number)
         os.close(fd)
     raise DevstackError(
-        f"No free port on {HOST} after {_ATTEMPTS_MAX} attempts between {_FIRST} and {_LAST}: "
-        "stop something that listens."
+        f"The devstack found no free port on {HOST} after {_ATTEMPTS_MAX} attempts between {_FIRST} and {_LAST}. Stop "
+        "a program that listens there."
     )
 
 

@@ -21,14 +21,14 @@ from outbox.exceptions import missing_extra
 if TYPE_CHECKING:
     import psycopg
 
-_START_TIMEOUT_S = 180.0  # of a server that neither ends nor gets ready, as on a machine with too much to do
+_START_TIMEOUT_S = 180.0  # for a server that neither ends nor becomes ready, as on an overloaded machine
 _STOP_TIMEOUT_S = 20.0
 _ENVIRONMENT = {"LC_ALL": "C", "TZ": "UTC", "PATH": "/usr/bin:/bin"}
 DEFAULTS = {
     "listen_addresses": ports.HOST,
-    "unix_socket_directories": "",  # long paths of test folders do not fit into a socket's name
+    "unix_socket_directories": "",  # the path of a socket is limited, and test folders have long paths
     "max_connections": "200",
-    "dynamic_shared_memory_type": "mmap",  # its files go with the data folder, also after SIGKILL
+    "dynamic_shared_memory_type": "mmap",  # its files are removed with the data folder, also after SIGKILL
     "timezone": "UTC",
     "log_timezone": "UTC",
     "log_line_prefix": "%m [%p] %a ",
@@ -39,7 +39,7 @@ DEFAULTS = {
 
 
 class Postgres:
-    """A server with its own data; start, kill and restart keep the data and the port."""
+    """A server with its own data. Start, kill and restart keep the data and the port."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class Postgres:
 
     @property
     def install(self) -> installs.PostgresInstall:
-        """The programs, reachable by the server's account."""
+        """The programs, readable by the server's account."""
         if self._install is None:
             found = installs.postgres(self.requested_version)
             if self._account is not None and not accounts.reachable(found.bin):
@@ -99,7 +99,7 @@ class Postgres:
 
     def _running(self) -> ServerProcess:
         if self.process is None:
-            raise DevstackError("This PostgreSQL is not started: call start().")
+            raise DevstackError("This PostgreSQL is not started. Call start().")
         return self.process
 
     def start(self) -> Postgres:
@@ -126,7 +126,7 @@ class Postgres:
         self.process = None
 
     def kill(self) -> None:
-        """SIGKILL to the server and all its children at once, as when the machine loses them."""
+        """SIGKILL to the server and all its children at once, as when the machine loses power."""
         if self.process is not None:
             self.process.kill()
             self.process = None
@@ -136,9 +136,9 @@ class Postgres:
         return self.start()
 
     def pause(self) -> None:
-        """SIGSTOP to the server and its children: connections stay open and nothing answers."""
+        """SIGSTOP to the server and its children: connections stay open, and the server does not answer."""
         process = self._running()
-        # The children may be paused while the server is already: it can start no further ones.
+        # The server is paused first, so that it starts no further children while they are paused.
         process.pause()
         process.pause(tree=True)
 
@@ -146,7 +146,7 @@ class Postgres:
         self._running().signal(signal.SIGCONT, tree=True)
 
     def discard(self, *, keep_log: bool = False) -> None:
-        """Stop without care for the data and remove it."""
+        """Stop without saving the data, and remove it."""
         if self.process is not None and self.process.is_running:
             self.process.signal(signal.SIGCONT, tree=True)
             self.process.signal(signal.SIGQUIT)
@@ -181,7 +181,7 @@ class Postgres:
         secret.touch(mode=0o600)
         secret.write_text(self.password)
         accounts.hand_over(secret, self._account)
-        # --no-sync skips flushing the empty cluster, whose loss is a new start; the server itself syncs as usual.
+        # --no-sync skips flushing the empty cluster: a lost one is made again. The server itself syncs as usual.
         arguments = ["-D", self.data, "-U", "postgres", "-A", "scram-sha-256", f"--pwfile={secret}", "-E", "UTF8"]
         self._run([str(self.install.bin / "initdb"), *map(str, arguments), "--locale=C", "--no-sync"])
         secret.unlink()
@@ -192,7 +192,7 @@ class Postgres:
             configuration.write("\n".join(["", *lines, ""]))
 
     def _run(self, argv: list[str]) -> None:
-        """A program that ends by itself; run by the watchdog, so that it too ends with its owner."""
+        """A program that ends by itself. The watchdog runs it, so that it too ends with its owner."""
         process = self._spawn(argv)
         if not process.wait(_START_TIMEOUT_S) or process.poll():
             self._fail(f"{argv[0]} ended with {process.poll()}")
@@ -204,13 +204,17 @@ class Postgres:
         return self.process
 
     def _launch(self) -> None:
-        (self.data / "postmaster.pid").unlink(missing_ok=True)  # of a killed server, whose children kill() awaited
+        (self.data / "postmaster.pid").unlink(missing_ok=True)  # of a killed server; kill() has waited for its children
         program = str(self.install.bin / "postgres")
         process = self._spawn([program, "-D", str(self.data)], signal.SIGQUIT)
         wait_until(lambda: self._is_ready() or not process.is_running, _START_TIMEOUT_S)
         if not self._is_ready():
             code = process.poll()
-            self._fail(f"it ended with {code}" if code is not None else f"not ready within {_START_TIMEOUT_S:g} s")
+            self._fail(
+                f"the process ended with {code}"
+                if code is not None
+                else f"it was not ready within {_START_TIMEOUT_S:g} s"
+            )
 
     def _is_ready(self) -> bool:
         try:

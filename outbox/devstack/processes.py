@@ -1,4 +1,4 @@
-"""The owner's side of the watchdog: starting, signalling and awaiting server processes."""
+"""The owner's side of the watchdog: starts, signals and awaits server processes."""
 
 from __future__ import annotations
 
@@ -49,14 +49,16 @@ class Guardian:
             except OSError:
                 line = b""
         if not line:
-            raise DevstackError(f"The devstack's watchdog (pid {self._child.pid}) is gone, and the servers with it.")
+            raise DevstackError(
+                f"The devstack's watchdog (pid {self._child.pid}) has ended, and the servers with it. Start them again."
+            )
         reply = json.loads(line)
         if "error" in reply:
             raise DevstackError(f"The devstack's watchdog could not {op}: {reply['error']}")
         return reply["result"]
 
     def close(self) -> None:
-        """End the watchdog, which ends whatever still runs."""
+        """End the watchdog, which ends every server that still runs."""
         if self.owner == os.getpid():
             self._lines.close()
             self._channel.close()
@@ -92,8 +94,8 @@ class ServerProcess:
     ) -> None:
         if os.environ.get(FORBIDDEN):
             raise DevstackError(
-                f"This run of tests starts no servers (--no-servers), so {Path(argv[0]).name} was not started. "
-                "A test that starts a server asks for one of the fixtures postgres, kafka and own_servers."
+                f"You passed --no-servers, so the devstack did not start {Path(argv[0]).name}. Let a test that starts "
+                "a server use one of the fixtures postgres, kafka and own_servers."
             )
         user, group = account or (None, None)
         self._guardian = guardian()
@@ -120,7 +122,7 @@ class ServerProcess:
         self._guardian.ask("signal", pid=self.pid, number=int(number), tree=tree)
 
     def pause(self, *, tree: bool = False) -> None:
-        """SIGSTOP, and wait until no thread runs any more: a busy server answers for some milliseconds else."""
+        """SIGSTOP, and wait until no thread runs any more: a busy server would answer for some more milliseconds."""
         self.signal(signal.SIGSTOP, tree=tree)
         paused = self.tree() if tree else [self.pid]
         wait_until(lambda: all(is_paused(pid) for pid in paused), 10)
@@ -133,7 +135,7 @@ class ServerProcess:
         return wait_until(lambda: not self.is_running, timeout_s)
 
     def kill(self) -> None:
-        """SIGKILL to the process and everything below it, and wait until all of it is gone."""
+        """SIGKILL to the process and all its children, and wait until all of them have ended."""
         doomed = self.tree()
         self.signal(signal.SIGKILL, tree=True)
         self.wait(10)
@@ -141,7 +143,7 @@ class ServerProcess:
 
 
 def exists(pid: int) -> bool:
-    """Whether the process exists and is more than an entry waiting for its parent."""
+    """Whether the process exists, and is not only an entry that waits for its parent."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -160,7 +162,8 @@ def _state(stat: Path) -> str:
 
 
 def is_paused(pid: int) -> bool:
-    """Whether all threads of the process are stopped; also when there is none left, or nobody can tell."""
+    """Whether all threads of the process are stopped. True also if it has ended, or the system does not report
+    states."""
     for thread in Path(f"/proc/{pid}/task").glob("*/stat"):
         try:
             if _state(thread) not in "TtZX":

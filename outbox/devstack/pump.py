@@ -1,9 +1,9 @@
-"""The load generator behind ``manage.py outbox_pump``: transactions full of records whose order can be checked.
+"""The load generator behind ``manage.py outbox_pump``: transactions of records whose order can be checked.
 
 Every record carries the headers ``Run`` (this run), ``Seq`` (its index among the committed records of its key, without
-gaps) and, if its transaction is to be rolled back, ``Rolled-Back``: whoever reads the topics sees a loss as a gap, a
-disorder as a step back and a phantom by name. Each key belongs to one writer, so that its order is defined. Here: plan,
-writers and the numbers; how they are shown belongs to the command.
+gaps) and, if its transaction is to be rolled back, ``Rolled-Back``. So a reader of the topics sees a loss as a gap, a
+disorder as a step back and a phantom by name. Each key belongs to one writer, so that its order is defined. This module
+has the plan, the writers and the numbers; the command prints them.
 """
 
 import math
@@ -32,7 +32,7 @@ class _RolledBack(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class PumpPlan:
-    """What is to be written."""
+    """The plan of a run: how many records, keys and transactions to write."""
 
     keys: int
     records: int
@@ -47,7 +47,7 @@ class PumpPlan:
     seed: int | None = None
 
     def problems(self) -> Iterator[str]:
-        """Everything that is wrong with it, each with its remedy."""
+        """All faults of the plan, each with its remedy."""
         if self.keys < 1:
             yield f"--keys is {self.keys}. Set at least 1: every record needs a key."
         if self.records < 1:
@@ -57,9 +57,9 @@ class PumpPlan:
         if self.value_size is not None and not 0 <= self.value_size <= 100_000_000:
             yield f"--value-size is {self.value_size}. Set 0 to 100,000,000 bytes."
         if self.value_size is not None and self.blank:
-            yield "--value-size and --blank contradict each other: a blank record has no value. Leave one out."
+            yield "--value-size and --blank contradict each other: a blank record has no value. Remove one of them."
         if self.transactions_per_second is not None and not 0 < self.transactions_per_second < 1e6:
-            yield f"--transactions-per-second is {self.transactions_per_second:g}. Set more than 0, or leave it out."
+            yield f"--transactions-per-second is {self.transactions_per_second:g}. Set more than 0, or remove it."
         if not 0 <= self.rollback_share <= 0.99:
             yield f"--rollback-share is {self.rollback_share:g}. Set 0 to 0.99: some transactions must commit."
         if self.writers < 1:
@@ -73,7 +73,7 @@ class PumpPlan:
 
 @dataclass(frozen=True)
 class Numbers:
-    """What has been written so far."""
+    """The records and transactions that were written so far."""
 
     run: str
     committed: int
@@ -104,7 +104,7 @@ class _Tally:
     slowest_s: float = 0.0
 
     def reserve(self, records: int) -> int:
-        """How many of so many in all the next transaction holds."""
+        """The number of records in the next transaction, committed and rolled back."""
         with self.lock:
             count = min(RECORDS_PER_TRANSACTION, records - self.reserved)
             self.reserved += count
@@ -141,7 +141,7 @@ class Pump:
         from outbox.models import OutboxRecord
 
         self.plan = plan
-        # Asked once: each transaction must be opened where its records go.
+        # Computed once: each transaction must be opened on the database of the records.
         self._using = plan.using or router.db_for_write(OutboxRecord)
         self.run = uuid.UUID(int=random.Random(plan.seed).getrandbits(128)).hex[:12]
         self._tally = _Tally()
@@ -205,16 +205,16 @@ class Pump:
             connections.close_all()
 
     def _claim(self) -> int:
-        """How many records the next committed transaction of a writer holds; 0 when there is nothing left."""
+        """How many records the next committed transaction of a writer holds; 0 at the end."""
         count = self._tally.reserve(self.plan.records)
         return 0 if self._stopping.is_set() else count
 
     def _paced(self, count: int) -> bool:
-        """Wait for this transaction's turn; False when there will be none."""
+        """Wait for this transaction's turn. False when it has none any more."""
         slot = self._tally.next_slot()
         wait_s = self.plan.interval_s * count if slot >= self.plan.writers else 0.0
         if rate := self.plan.transactions_per_second:
-            # By the schedule, not by the last transaction: a slow one is caught up with.
+            # The schedule counts, not the last transaction: after a slow one the writer catches up.
             wait_s = max(wait_s, self._started + slot / rate - time.monotonic())
         return not self._stopping.wait(wait_s) if wait_s > 0 else not self._stopping.is_set()
 
@@ -237,7 +237,7 @@ class Pump:
 
 
 class _Writer:
-    """What one thread writes: the keys whose index is its own modulo the writers."""
+    """The keys of one thread: those whose index is its own modulo the writers."""
 
     def __init__(self, plan: PumpPlan, run: str, number: int) -> None:
         self.plan, self.run, self.number = plan, run, number

@@ -1,17 +1,17 @@
 """pytest plugin: one PostgreSQL and one Kafka per run, started only when tests need them.
 
-Load it with `-p outbox.devstack.pytest_plugin`, so that the addresses stand in the environment before pytest-django
-reads the settings. Addresses that already stand there are used and nothing is started.
+Load it with `-p outbox.devstack.pytest_plugin`, so that the addresses are in the environment before pytest-django reads
+the settings. If the environment has addresses already, the tests use these, and the plugin starts nothing.
 
 After the collection PostgreSQL starts if a selected test asks for a database, Kafka if one asks for `kafka` or
-`bootstrap_servers`. A part that cannot start skips the tests that need it, with one line in the summary; with `CI` or
-`OUTBOX_TEST_REQUIRE` in the environment it ends the run instead.
+`bootstrap_servers`. If a server cannot start, the tests that need it are skipped, with one line in the summary. With
+`CI` or `OUTBOX_TEST_REQUIRE` in the environment the run ends instead.
 
-With pytest-xdist the workers share a Kafka, which the controlling process starts before them and which to them came
-from outside. Each has a PostgreSQL of its own: locks and snapshots are the server's, so that a transaction of one
-worker's test could be seen in another's, or hold it up.
+With pytest-xdist the workers share a Kafka, which the controlling process starts before them; they treat it as one from
+outside. Each worker has a PostgreSQL of its own: locks and snapshots are the server's, so one worker's test could see a
+transaction of another's, or wait for it.
 
-`--no-servers` selects the tests that ask for no server, sets no addresses and lets nothing start.
+`--no-servers` selects the tests that ask for no server. It sets no addresses and starts nothing.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def _must_be_complete() -> bool:
 
 
 class _Start:
-    """A part being started in the background."""
+    """A server that is being started in the background."""
 
     def __init__(self, name: str, start: Callable[[], None]) -> None:
         self.name = name
@@ -62,7 +62,7 @@ class _Start:
         assert self._thread is not None
         self._thread.join()
         if self.error is not None and _must_be_complete():
-            pytest.exit(f"{self.name} is missing, and it is required here: {self.error}", returncode=3)
+            pytest.exit(f"{self.name} is missing, but this run requires it: {self.error}", returncode=3)
 
     def _run(self) -> None:
         try:
@@ -108,7 +108,8 @@ class DevstackPlugin:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
-        """Before a worker starts: it has to know what is missing, and nobody else collects tests that would tell."""
+        """Before a worker starts: it must know which server is missing. No other process collects tests and could say
+        so."""
         self.kafka.finish()
         node.workerinput[_MISSING] = self.kafka.error and str(self.kafka.error)
 
@@ -131,10 +132,12 @@ class DevstackPlugin:
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         for part in self.parts:
             if part.error is not None:
-                terminalreporter.line(f"devstack: left out what needs {part.name}: {str(part.error).splitlines()[0]}")
+                terminalreporter.line(
+                    f"devstack: tests that need {part.name} were skipped: {str(part.error).splitlines()[0]}"
+                )
         if self._failed:
             for log in self.logs:
-                terminalreporter.line(f"devstack: the log of this run is kept: {log}")
+                terminalreporter.line(f"devstack: this run kept its log: {log}")
 
     def pytest_unconfigure(self) -> None:
         for part in self.parts:
@@ -164,14 +167,14 @@ def _needs_database(item: pytest.Item) -> bool:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("devstack", "embedded PostgreSQL and Kafka")
-    group.addoption("--kafka-version", metavar="LINE", help="Kafka's line, for instance 3.9")
+    group.addoption("--kafka-version", metavar="LINE", help="Kafka's release line, for instance 3.9")
     group.addoption("--postgres-version", metavar="MAJOR", help="PostgreSQL's major version, for instance 14")
-    group.addoption("--no-servers", action="store_true", help="run the tests that need no server, and start none")
+    group.addoption("--no-servers", action="store_true", help="run only the tests that need no server, and start none")
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_load_initial_conftests(early_config: pytest.Config) -> Generator[None, None, None]:
-    """Set the addresses; a wrapper, because pytest-django reads the settings in this very hook."""
+    """Set the addresses. A wrapper, because pytest-django reads the settings in this same hook."""
     options = early_config.known_args_namespace
     if options.no_servers:
         before = {processes.FORBIDDEN: os.environ.get(processes.FORBIDDEN)}
@@ -212,7 +215,7 @@ def _begin(config: pytest.Config, options: StackOptions) -> None:
     except OutboxError as error:
         if _must_be_complete():
             raise pytest.UsageError(str(error)) from error
-        config.issue_config_time_warning(UserWarning(f"devstack: nothing is started: {error}"), stacklevel=2)
+        config.issue_config_time_warning(UserWarning(f"devstack: no server is started: {error}"), stacklevel=2)
         return
     config.add_cleanup(lambda: _restore(before))
     config.pluginmanager.register(plugin, "outbox-devstack-run")
@@ -221,7 +224,7 @@ def _begin(config: pytest.Config, options: StackOptions) -> None:
 
 
 def _is_distributed(options: Any) -> bool:
-    """Whether this process hands the tests to workers."""
+    """Whether this process distributes the tests to workers."""
     return bool(getattr(options, "numprocesses", None) or getattr(options, "tx", None))
 
 
@@ -240,7 +243,7 @@ def _plugin(config: pytest.Config) -> DevstackPlugin | None:
 
 @pytest.fixture(scope="session")
 def postgres(pytestconfig: pytest.Config) -> Postgres | None:
-    """The run's PostgreSQL, started; None when DATABASE_URL came from outside. Do not kill it: others use it too."""
+    """The run's PostgreSQL, started. None if DATABASE_URL came from outside. Do not kill it: other tests use it too."""
     plugin = _plugin(pytestconfig)
     if plugin is None:
         _skip_unless(DATABASE)
@@ -251,7 +254,7 @@ def postgres(pytestconfig: pytest.Config) -> Postgres | None:
 
 @pytest.fixture(scope="session")
 def kafka(pytestconfig: pytest.Config) -> Kafka | None:
-    """The run's Kafka, started; None when OUTBOX_BOOTSTRAP_SERVERS came from outside. Do not kill it."""
+    """The run's Kafka, started. None if OUTBOX_BOOTSTRAP_SERVERS came from outside. Do not kill it."""
     plugin = _plugin(pytestconfig)
     if plugin is None:
         _skip_unless(SERVERS)
@@ -273,12 +276,12 @@ def _skip_unless(variable: str) -> None:
 
 @pytest.fixture(scope="session")
 def own_servers() -> None:
-    """Asked for by tests that start servers by themselves, so that `--no-servers` leaves them out."""
+    """For tests that start servers by themselves: with it, `--no-servers` skips them."""
 
 
 @pytest.fixture
 def kafka_factory(pytestconfig: pytest.Config) -> Iterator[Callable[..., Kafka]]:
-    """Makes a started Kafka of the test's own, to kill, pause or configure; takes the arguments of `Kafka`."""
+    """Makes a started Kafka for one test, to kill, pause or configure; takes the arguments of `Kafka`."""
     with ExitStack() as own:
 
         def make(version: str | None = None, **arguments: Any) -> Kafka:
@@ -290,7 +293,7 @@ def kafka_factory(pytestconfig: pytest.Config) -> Iterator[Callable[..., Kafka]]
 
 @pytest.fixture
 def postgres_factory(pytestconfig: pytest.Config) -> Iterator[Callable[..., Postgres]]:
-    """Makes a started PostgreSQL of the test's own; takes the arguments of `Postgres`."""
+    """Makes a started PostgreSQL for one test; takes the arguments of `Postgres`."""
     with ExitStack() as own:
 
         def make(version: str | None = None, **arguments: Any) -> Postgres:

@@ -1,4 +1,4 @@
-"""`run`: a command with a stack of its own, which ends with it."""
+"""`run`: runs a command with a stack of its own, and stops the stack when the command ends."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def run(options: StackOptions, command: list[str]) -> int:
 
 
 def _leave(number: int, frame: FrameType | None) -> None:
-    # While the stack starts: unwind, so that what has started is stopped.
+    # While the stack starts: unwind, so that servers that have started are stopped.
     sys.exit(128 + number)
 
 
@@ -37,9 +37,9 @@ def _attend(command: list[str], environment: Mapping[str, str]) -> int:
     try:
         child = subprocess.Popen(command, env=environment)
     except OSError as error:
-        raise DevstackError(f"{command[0]!r} cannot be run: {error.strerror}.") from error
+        raise DevstackError(f"The system cannot run {command[0]!r}: {error.strerror}.") from error
     guardian().ask("adopt", pid=child.pid)
-    # The terminal sends Ctrl-C to the command as well, which decides what it means; here it must not end the wait.
+    # The terminal sends Ctrl-C to the command as well, which decides how to react. Here it must not end the wait.
     signal.signal(signal.SIGINT, lambda *_: None)
     for number in _FORWARDED:
         signal.signal(number, lambda number, _frame: child.send_signal(number))

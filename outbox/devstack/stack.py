@@ -1,4 +1,4 @@
-"""PostgreSQL and Kafka together, with the environment variables that lead to them."""
+"""PostgreSQL and Kafka together, with the environment variables that hold their addresses."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class StackOptions:
 
 
 class Stack:
-    """The two servers; what the environment already names is used and not started."""
+    """The two servers. If the environment has the address of one already, that one is used and not started."""
 
     def __init__(self, options: StackOptions | None = None, *, environment: Mapping[str, str] = os.environ) -> None:
         chosen = self.options = options or StackOptions()
@@ -50,11 +50,11 @@ class Stack:
                 java_options=chosen.kafka_java_options,
             )
         )
-        self.origin = self._origin()  # which also refuses versions that there are not, before anything starts
+        self.origin = self._origin()  # this also refuses unknown versions before a server starts
 
     @property
     def environment(self) -> dict[str, str]:
-        """The variables for those who use the stack; known before it is started."""
+        """The variables for users of the stack, known before it is started."""
         own = dict(self._given)
         if self.postgres is not None:
             own[DATABASE] = self.postgres.url

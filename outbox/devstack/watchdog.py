@@ -1,12 +1,12 @@
 """The process that starts the servers and outlives its owner just long enough to end them.
 
-Runs as a plain script (standard library only, no site-packages) and talks JSON lines over a socket whose other end
-only the owner holds. When the owner ends, however it ends, the socket closes and everything is killed. Two nets below
-that: a changed parent (a forked child of the owner may hold a copy of the socket) and, on Linux, the parent-death
-signal (somebody may kill this process too). The parent-death signal alone would not do: it fires when the *thread*
-that started a server ends, and a server started by an owner killed in between would never be known.
+It runs as a plain script (standard library only, no site-packages) and exchanges JSON lines over a socket; only the
+owner holds the other end. When the owner ends, for any reason, the socket closes and the watchdog kills every server.
+Two guards back it up: a changed parent (a forked child of the owner may hold a copy of the socket) and, on Linux, the
+parent-death signal (somebody may kill the watchdog too). The parent-death signal would not suffice: it fires when the
+*thread* that started a server ends, and a server whose owner was killed during the start would never be known.
 
-The servers are its children, not the owner's, so that no server can exist which it does not know.
+The servers are children of the watchdog, not of the owner, so that it knows every server.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ LOCK = ".in-use"
 
 
 def parents() -> dict[int, int]:
-    """Parent by process id, for every process that can be seen."""
+    """The parent of every process that this user may see, by process id."""
     proc = pathlib.Path("/proc/self/stat")
     if not proc.exists():
         listing = subprocess.run(["/bin/ps", "-axo", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
@@ -81,7 +81,7 @@ class Watchdog:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,  # a Ctrl-C in the terminal must reach the owner alone
+                start_new_session=True,  # only the owner may get a Ctrl-C of the terminal
                 user=user,
                 group=group,
                 extra_groups=None if user is None else [],
@@ -174,7 +174,7 @@ def main() -> None:
         signal.signal(number, lambda *_: None)
     watchdog = Watchdog(socket.socket(fileno=int(sys.argv[1])))
     if watchdog.owner != int(sys.argv[2]):
-        return  # the owner was gone before the first line
+        return  # the owner had ended before the first line
     try:
         watchdog.serve()
     finally:

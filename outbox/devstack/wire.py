@@ -1,4 +1,4 @@
-"""The one question that the devstack asks Kafka itself, so that it needs no Kafka client: who is in the cluster?"""
+"""The one request that the devstack sends to Kafka itself, so that it needs no Kafka client: who is in the cluster?"""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import struct
 from dataclasses import dataclass
 
 _TIMEOUT_S = 2.0
-_METADATA, _VERSION = 3, 2  # the oldest version that tells the cluster's id; every Kafka up to now answers it
+_METADATA, _VERSION = 3, 2  # the oldest version that returns the cluster's id; every Kafka up to now answers it
 _CLIENT_ID = b"devstack"
 
 
@@ -42,7 +42,7 @@ def _exactly(connection: socket.socket, size: int) -> bytes:
     while len(received) < size:
         chunk = connection.recv(size - len(received))
         if not chunk:
-            raise ConnectionError("closed by the broker")
+            raise ConnectionError("the broker closed the connection")
         received += chunk
     return received
 

@@ -1,7 +1,7 @@
-"""The folder of downloaded parts, and the lock file of the package that says what must be in it.
+"""The folder of downloads, and the package's lock file that lists its files.
 
-Every file is verified on every use, so that a cut download or a damaged disk heals by itself; a file lock lets many
-processes share the folder, and a finished file appears by rename only.
+Every file is verified on every use, so a partial download or a damaged disk is repaired by another download. A file
+lock lets several processes share the folder, and a finished file appears by rename only.
 """
 
 from __future__ import annotations
@@ -53,13 +53,15 @@ def folder() -> Path:
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise DevstackError(f"{path} cannot be the cache: {error.strerror}. Set OUTBOX_DEVSTACK_CACHE.") from error
+        raise DevstackError(
+            f"The cache cannot be in {path}: {error.strerror}. Set OUTBOX_DEVSTACK_CACHE to another folder."
+        ) from error
     return path.resolve()
 
 
 @contextmanager
 def exclusively() -> Iterator[Path]:
-    """The cache's folder while no other process changes it."""
+    """The cache's folder, locked against changes of other processes."""
     path = folder()
     with open(path / ".lock", "a") as handle:
         fcntl.flock(handle, fcntl.LOCK_EX)
@@ -68,7 +70,7 @@ def exclusively() -> Iterator[Path]:
 
 @contextmanager
 def staging(parent: Path) -> Iterator[Path]:
-    """A private folder beside the final place, so that a rename is all that is missing."""
+    """A private folder beside the final place, so that only a rename is left to do."""
     path = Path(tempfile.mkdtemp(prefix=".staging-", dir=parent))
     try:
         yield path
@@ -87,7 +89,7 @@ def is_intact(root: Path, jar: Jar) -> bool:
 
 
 def jars(name: str, wanted: list[Jar]) -> list[Path]:
-    """The verified files, downloaded as far as they are missing or damaged."""
+    """The verified files. Those that are missing or damaged are downloaded."""
     root = folder() / "maven"
     if not all(is_intact(root, jar) for jar in wanted):
         with exclusively() as cache:
@@ -96,7 +98,7 @@ def jars(name: str, wanted: list[Jar]) -> list[Path]:
 
 
 def _fetch(name: str, root: Path, missing: list[Jar], cache: Path) -> None:
-    if not missing:  # another process was quicker
+    if not missing:  # another process was faster
         return
     with (
         step(f"downloading {name} ({len(missing)} jar{'s' * (len(missing) > 1)}) into {cache}"),
@@ -111,8 +113,8 @@ def _fetch_one(root: Path, jar: Jar, private: Path) -> None:
     found = sha256(downloaded)
     if found != jar.sha256:
         raise DevstackError(
-            f"{jar.coordinate} has the SHA-256 {found}, the lock file says {jar.sha256}: the repository serves another "
-            "file than the one this version of outbox was made with. Check the mirror and the network's proxy."
+            f"{jar.coordinate} has the SHA-256 {found}, but the lock file says {jar.sha256}: the repository serves "
+            "another file than the one for this version of outbox. Check the mirror and the network's proxy."
         )
     target = root / jar.path
     target.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""What can go wrong with the devstack, each error with its remedy; and the check for the extra."""
+"""The errors of the devstack, each with its remedy, and the check for the extra."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ _LOG_TAIL_LINES = 25
 
 
 class DevstackError(OutboxError):
-    """The embedded stack could not do what was asked."""
+    """The devstack could not do its work."""
 
 
 class StartError(DevstackError):
-    """A server did not become ready; the message ends with its log and names the file, which is kept."""
+    """A server did not become ready. The message ends with its log and names the file, which is kept."""
 
     def __init__(self, what: str, log: Path) -> None:
         self.log = log
@@ -35,5 +35,7 @@ def package_folder(module: str) -> Path:
     """The folder of an installed wheel, without importing it."""
     spec = importlib.util.find_spec(module)
     if spec is None or not spec.submodule_search_locations:
-        raise MissingExtra(f"The devstack needs the module {module}, which is not installed: {install('devstack')}")
+        raise MissingExtra(
+            f"The devstack needs the module {module}, which is not installed. Run: {install('devstack')}"
+        )
     return Path(next(iter(spec.submodule_search_locations)))

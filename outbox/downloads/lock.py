@@ -1,7 +1,7 @@
-"""Regenerates the lock file: `python -m outbox.devstack lock`.
+"""Writes the lock file again: `python -m outbox.devstack lock`.
 
-Takes the newest release of every line in `KAFKA_LINES` and `POSTGRES_MAJORS`, downloads each jar and records its
-SHA-256. Only coordinates are written, never the host they came from.
+It takes the newest release of every line in `KAFKA_LINES` and `POSTGRES_MAJORS`, downloads each jar and records its
+SHA-256. It writes coordinates only, never the host they came from.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from outbox.downloads import cache, maven
 from outbox.downloads.progress import step
 
-# Kafka's jar brings the logging facade alone: each line gets the backend that its distribution ships.
+# Kafka's jar has the logging facade only: each line gets the backend that its distribution ships.
 KAFKA_LINES = {
     "3.9": ["org.slf4j:slf4j-reload4j:1.7.36"],
     "4.1": ["org.apache.logging.log4j:log4j-slf4j-impl:2.25.3"],
@@ -44,7 +44,7 @@ def regenerate(target: Path) -> None:
 def _kafka(line: str, extra: list[str], private: Path) -> dict[str, Any]:
     version = newest(maven.releases("org.apache.kafka", "kafka_2.13", private), line)
     with step(f"locking Kafka {version}"):
-        # One after the other: resolved together, the logging backend could move Kafka's own dependencies.
+        # One after the other: if they are resolved together, the logging backend can change Kafka's own dependencies.
         needed = maven.resolve([f"org.apache.kafka:kafka_2.13:{version}"], private)
         names = {coordinate.rpartition(":")[0] for coordinate in needed}
         for coordinate in extra:
@@ -53,7 +53,7 @@ def _kafka(line: str, extra: list[str], private: Path) -> dict[str, Any]:
 
 
 def _postgres(major: str, private: Path) -> dict[str, Any]:
-    """By platform, because not every platform gets every release."""
+    """By platform, because not every platform has every release."""
     found = {}
     for platform in PLATFORMS:
         name = f"embedded-postgres-binaries-{platform}"

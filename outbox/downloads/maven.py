@@ -1,7 +1,7 @@
-"""jgo, the Maven resolver written in Python: which jars a program needs, and fetching one of them.
+"""jgo, the Maven resolver written in Python. It says which jars a program needs, and downloads one of them.
 
-jgo streams into the final file, takes whatever stands there for complete, and only warns of a wrong checksum; so it is
-given a private folder, and the caller verifies what it brings.
+jgo writes directly to the final file, takes any file there for complete, and only warns of a wrong checksum. So it gets
+a private folder, and the caller verifies the result.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def _context(repository: Path) -> Any:
         from jgo.maven import MavenContext, PythonResolver
     except ImportError as error:
         missing_extra("devstack", error)
-    # The repositories of the user's jgo configuration come as well: that is how a mirror is named.
+    # The repositories of the user's jgo configuration are used too: a mirror is named there.
     remote = {"central": MAVEN_CENTRAL_URL, **GlobalSettings.load().repositories}
     return MavenContext(
         resolver=PythonResolver(), repo_cache=repository, local_repos=[], remote_repos=remote, timeout=_TIMEOUT_S
@@ -33,7 +33,7 @@ def _context(repository: Path) -> Any:
 
 
 def download(coordinate: str, private: Path) -> Path:
-    """Fetch one jar into a private folder."""
+    """Download one jar into a private folder."""
     group, artifact, version = coordinate.split(":")
     component = _context(private).project(group, artifact).at_version(version)
     for attempt in range(1, _ATTEMPTS_MAX + 1):
@@ -43,15 +43,15 @@ def download(coordinate: str, private: Path) -> Path:
             shutil.rmtree(private / component.path_prefix, ignore_errors=True)
             if attempt == _ATTEMPTS_MAX:
                 raise DevstackError(
-                    f"{coordinate} could not be downloaded in {_ATTEMPTS_MAX} attempts: {error}. Check the network; "
-                    "a mirror is named in jgo's configuration, a filled cache by OUTBOX_DEVSTACK_CACHE."
+                    f"The devstack could not download {coordinate} in {_ATTEMPTS_MAX} attempts: {error}. Check the "
+                    "network, name a mirror in jgo's configuration, or set OUTBOX_DEVSTACK_CACHE to a filled cache."
                 ) from error
             time.sleep(0.5 * 2**attempt)
     raise AssertionError("unreachable")
 
 
 def resolve(coordinates: list[str], private: Path) -> list[str]:
-    """The coordinates of everything needed at run time."""
+    """The coordinates of all jars that are needed at run time."""
     from jgo.parse import Coordinate
 
     context = _context(private)

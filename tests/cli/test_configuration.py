@@ -125,8 +125,9 @@ def test_level_and_member_name_come_from_anywhere():
     assert (settle(text).level, settle(text).member_name) == ("Error", "file")
     found = settle(text, "--log-level", "Off", OUTBOX_LOG_LEVEL="Info", OUTBOX_MEMBER_NAME="env")
     assert (found.level, found.member_name) == ("Off", "env")
+    levels = "All, Trace, Debug, Info, Warn, Error, Off"
     assert refusals(text, OUTBOX_LOG_LEVEL="info") == [
-        "OUTBOX_LOG_LEVEL: is 'info'. Set one of: All, Trace, Debug, Info, Warn, Error, Off (exactly so written)."
+        f"OUTBOX_LOG_LEVEL: is 'info'. Set one of: {levels}. Upper and lower case matter."
     ]
 
 
@@ -141,7 +142,9 @@ def test_the_documented_sample_with_sasl_ssl_works():
         "sasl.password": "alice-secret",
     }
     assert found.conf.election.leader_topic == "my-app-name.neli"
-    assert found.notes == ["leaderTopic __consumer_offsets takes no heartbeats; my-app-name.neli is used instead."]
+    assert found.notes == [
+        "leaderTopic __consumer_offsets cannot take heartbeats; the harvester uses my-app-name.neli instead."
+    ]
     assert "alice" not in repr(found)
     assert (found.database["PASSWORD"], found.database["NAME"]) == ("", "postgres")
 
@@ -166,7 +169,7 @@ def test_delivery_timeouts_stay_below_the_time_a_leader_is_trusted():
 
     assert delivery(4000).conf.at_least_once.delivery_timeout_s == 4
     assert delivery(10000).conf.at_least_once.delivery_timeout_s == 9
-    assert delivery(10000).notes == ["delivery.timeout.ms 10000 is cut to 9s: a leader is trusted no longer."]
+    assert delivery(10000).notes == ["delivery.timeout.ms 10000 is cut to 9s: the group trusts a leader no longer."]
     assert delivery(4000, "--delivery-timeout", "2s").conf.at_least_once.delivery_timeout_s == 2
     assert "delivery.timeout.ms" not in delivery(4000).conf.kafka.producer
 

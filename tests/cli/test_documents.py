@@ -1,4 +1,4 @@
-"""The one table of docs/outbox-harvest.md is what the program knows. Run as a program, this file prints the table."""
+"""The one table of docs/outbox-harvest.md names every key. Run as a program, this file prints the table."""
 
 from outbox import conf
 from outbox.cli import keys, logs
@@ -23,7 +23,7 @@ def table():
             code(flag),
             key.meaning,
         )
-    level = "From which level on the log is written: " + ", ".join(logs.LEVELS) + "."
+    level = "The level from which on the program logs: " + ", ".join(logs.LEVELS) + "."
     yield (code(keys.LOG_LEVEL), code(logs.DEFAULT_LEVEL), code("LOGGING"), code(keys.variable(LOG_LEVEL)),
            code(keys.flag(LOG_LEVEL)), level)  # fmt: skip
 

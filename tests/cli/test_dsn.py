@@ -84,7 +84,7 @@ def test_run_time_parameters_go_to_the_server_and_driver_instructions_do_not():
         ("host=a s3cr3t-word", 'has no "=" after a key at character 7'),
         ("password='s3cr3t", "unterminated quoted value"),
         ("password=s3cr3t\\", "ends in a backslash"),
-        ("postgres://u:s3cr3t@db:port/x", "not a URL that can be read"),
+        ("postgres://u:s3cr3t@db:port/x", "not a valid URL"),
         ("user=u sslmode=prefer", "Set one of: disable, require, verify-ca, verify-full"),
         ("user=u port=x", "has port="),
         ("user=u connect_timeout=1s", "Set whole seconds"),

@@ -375,7 +375,7 @@ def running(*arguments, **environment):
 def test_a_missing_file_flag_is_an_error():
     with running() as process:
         assert process.process.returncode == 2
-        assert process.lines[0].startswith("Error: required '-f' has not been set.")
+        assert process.lines[0].startswith("Error: The flag -f is not set.")
 
 
 @pytest.mark.parametrize("flag", ["-f", "-file", "--file", "--f"])

@@ -133,7 +133,7 @@ def test_a_bare_number_is_nanoseconds_as_in_go():
     found = limits(markBackoff=10_000_000, minPollInterval=100)
     assert found.values["limits.markBackoff"] == 0.01
     assert [str(problem) for problem in found.problems] == [
-        "r.yaml:4: harvest.limits.minPollInterval: must be no less than 1ms. It is 100ns: raise it, or leave it out."
+        "r.yaml:4: harvest.limits.minPollInterval: must be no less than 1ms. It is 100ns: raise it, or remove it."
     ]
 
 
@@ -223,7 +223,7 @@ def test_levels(level):
 def test_other_levels_are_refused(level):
     levels = "All, Trace, Debug, Info, Warn, Error, Off"
     assert complaints(f"logging:\n  level: {level}") == [
-        f"r.yaml:2: logging.level: is {level!r}. Set one of: {levels} (exactly so written)."
+        f"r.yaml:2: logging.level: is {level!r}. Set one of: {levels}. Upper and lower case matter."
     ]
 
 
@@ -242,7 +242,7 @@ def test_other_levels_are_refused(level):
 @pytest.mark.parametrize("value", ["true", "false", "5000"])
 def test_forced_properties_cannot_be_overridden(section, name, value):
     assert complaints(f"harvest:\n  {section}:\n    {name}: {value}\n") == [
-        f"r.yaml:3: harvest.{section}.{name}: cannot override configuration '{name}'. Leave it out."
+        f"r.yaml:3: harvest.{section}.{name}: cannot override configuration '{name}'. Remove it."
     ]
 
 
@@ -263,7 +263,7 @@ def test_property_values_of_every_kind_become_what_the_client_takes():
         "f": "text",
         "acks": "all",
     }
-    assert found.notes == ["harvest.producerKafkaConfig.go.batch.producer is left out: it concerns the Go client."]
+    assert found.notes == ["harvest.producerKafkaConfig.go.batch.producer is ignored: it concerns the Go client."]
 
 
 def test_a_property_without_a_value_is_refused():

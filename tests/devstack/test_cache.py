@@ -52,7 +52,7 @@ def test_a_cut_or_damaged_file_heals(repository, damage):
 
 def test_a_file_that_the_lock_file_does_not_know_is_refused(repository):
     repository["content"] = b"something else"
-    with pytest.raises(DevstackError, match=f"the lock file says {JAR.sha256}"):
+    with pytest.raises(DevstackError, match=f"but the lock file says {JAR.sha256}"):
         cache.jars("a thing", [JAR])
     assert not (cache.folder() / "maven" / JAR.path).exists()
     assert [path.name for path in cache.folder().iterdir()] == [".lock"]
@@ -144,5 +144,5 @@ def test_an_unreachable_repository_is_told_with_its_remedy(tmp_path, monkeypatch
 
     monkeypatch.setattr(requests, "request", refuse)
     monkeypatch.setattr(maven.time, "sleep", lambda _: None)
-    with pytest.raises(DevstackError, match="could not be downloaded in 4 attempts: no route"):
+    with pytest.raises(DevstackError, match=r"could not download .* in 4 attempts: no route"):
         maven.download("org.example:thing:1.0", tmp_path)

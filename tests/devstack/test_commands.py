@@ -156,7 +156,7 @@ def test_up_status_down(own_servers, devstack, tmp_path):
     assert down.returncode == 0
     assert wait_gone(status["pids"]) == []
     assert not state.exists()
-    assert "nothing runs" in devstack("status").stdout
+    assert "No servers run in" in devstack("status").stdout
 
 
 def test_what_a_killed_up_leaves_is_detected_and_cleaned(own_servers, devstack, tmp_path):
@@ -190,4 +190,4 @@ def test_a_command_that_does_not_exist_is_named(devstack):
         "run", "--", "no-such-program", DATABASE_URL="postgresql://elsewhere/db", OUTBOX_BOOTSTRAP_SERVERS="elsewhere:1"
     )
     assert done.returncode == 1
-    assert "'no-such-program' cannot be run" in done.stderr
+    assert "The system cannot run 'no-such-program'" in done.stderr

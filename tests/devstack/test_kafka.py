@@ -142,5 +142,5 @@ def test_impossible_clusters_are_refused(arguments, text):
 
 
 def test_an_unknown_line_names_those_there_are():
-    with pytest.raises(DevstackError, match=r"'2\.8' is not available; choose one of 3\.9, 4\.1"):
+    with pytest.raises(DevstackError, match=r"'2\.8' is not available\. Choose one of 3\.9, 4\.1"):
         _ = Kafka("2.8").version
