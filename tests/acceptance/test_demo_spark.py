@@ -1,5 +1,5 @@
-"""`make demo SPARK=1`'s program, inside its own devstack: the Spark engine harvests, the verification has the last
-word."""
+"""`make demo SPARK=1`'s program, inside its own devstack: the Spark engine harvests, then the verification checks the
+result."""
 
 import importlib.util
 import os

@@ -53,7 +53,7 @@ def numbers(received):
 
 
 def assert_in_order(received):
-    """Per key the numbers rise."""
+    """Check that in each key the numbers rise."""
     for key in {message.key for message in received}:
         numbers_of_key = [int(message.value) for message in received if message.key == key]
         assert numbers_of_key == sorted(numbers_of_key)

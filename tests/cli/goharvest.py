@@ -2,8 +2,8 @@
 state them.
 
 One group with the client's default assignor, leader by partition 0, heartbeats ``{ns}%{name}``, marks by ``leader_id``,
-a delete per acknowledged record. Run as a program: ``goharvest.py BOOTSTRAP DSN GROUP NAME``; it says what it does on
-standard output and stops on SIGTERM like any process that handles no signal: at once.
+a delete per acknowledged record. Run as a program: ``goharvest.py BOOTSTRAP DSN GROUP NAME``. It reports each step on
+standard output. On SIGTERM it ends at once, like any process that handles no signal.
 """
 
 import sys
@@ -49,8 +49,10 @@ def main(bootstrap: str, dsn: str, group: str, name: str) -> None:
             leader.clear()
             say("revoked")
 
-    consumer = Consumer(  # with the shortest session that brokers allow: a test that kills it waits for its end
-        {"bootstrap.servers": bootstrap, "group.id": group, "enable.auto.commit": False, "session.timeout.ms": 6000}
+    consumer = (
+        Consumer(  # with the shortest session that brokers allow: a test that kills it waits until the session ends
+            {"bootstrap.servers": bootstrap, "group.id": group, "enable.auto.commit": False, "session.timeout.ms": 6000}
+        )
     )
     consumer.subscribe([f"{group}.neli"], on_assign=assigned, on_revoke=revoked)
     heartbeats = Producer({"bootstrap.servers": bootstrap, "delivery.timeout.ms": 5000, "linger.ms": 0})
@@ -69,7 +71,7 @@ def harvest(connection, records, leader: uuid.UUID) -> None:
     for row in sorted(connection.execute(MARK, {"leader": leader}).fetchall()):
         id_, topic, key, value, names, values = row
         records.produce(topic, value, key, headers=list(zip(names, values, strict=True)))
-        records.flush()  # one record at a time is slower and as ordered as the shards of the original
+        records.flush()  # one record at a time is slower, but keeps the same order as the shards of the original
         connection.execute(PURGE, [id_])
 
 

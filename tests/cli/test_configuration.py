@@ -1,4 +1,4 @@
-"""Flags over environment over file over defaults, and what a goharvest-compatible file means."""
+"""Flags over environment over file over defaults, and the values that a goharvest-compatible file implies."""
 
 import pytest
 
@@ -187,7 +187,7 @@ def test_the_partitioner_of_the_file_is_kept():
     assert settle("harvest: {baseKafkaConfig: {partitioner: murmur2}}").conf.kafka.producer == {}
 
 
-def test_all_complaints_of_all_sources_come_at_once_with_their_place():
+def test_all_problems_of_all_sources_come_at_once_with_their_place():
     found = refusals(
         "harvest:\n  leaderTopic: a b\n  dataSource: nonsense\n  limits: {heartbeatTimeout: 100ms, nope: 1}\n",
         "--in-flight-max",
@@ -238,7 +238,7 @@ def test_table_names_are_read_as_in_sql(text, names):
     assert split_identifier(text) == names
 
 
-def test_a_wrong_table_is_told():
+def test_a_wrong_table_is_reported():
     (told,) = refusals("harvest: {outboxTable: a.b.c}")
     assert told.startswith("r.yaml:1: harvest.outboxTable: is 'a.b.c'. Write table, schema.table, or each in double")
 

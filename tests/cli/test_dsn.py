@@ -97,7 +97,7 @@ def test_refuses_without_repeating_what_may_be_secret(text, message):
 
 
 @pytest.mark.django_db
-def test_a_schema_is_where_tables_are_looked_up_whatever_its_name():
+def test_tables_are_searched_in_the_schema_whatever_its_name():
     ours = connection.settings_dict
     source = "host={HOST} port={PORT} user={USER} password='{PASSWORD}' dbname={NAME} sslmode=disable".format(**ours)
     found = entry(f"{source} statement_timeout=7s", schema='odd "schema')

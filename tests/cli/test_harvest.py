@@ -130,7 +130,7 @@ class Site:
         return self.processes[-1]
 
     def received(self, count):
-        """All messages of the topic, `count` different ones at least, per key in the order of arrival."""
+        """All messages of the topic, `count` different ones at least, in each key in the order of arrival."""
         found = {}
 
         def arrived():
@@ -183,7 +183,7 @@ def orders(found):
 
 
 def without_adjacent_repeats(sequences):
-    """What is left when repeats are taken out; a step back that is not a repeat of what went before stays visible."""
+    """The numbers without their repeats. A step back that is no repeat of an earlier number stays in the list."""
     result = []
     for sequence in sequences:
         if not result or sequence > result[-1]:
@@ -192,7 +192,7 @@ def without_adjacent_repeats(sequences):
 
 
 def test_a_table_that_is_delivered_exactly_once_is_left_alone_while_that_goes_on(site):
-    """Companion tables may come at any time: the next heartbeat finds them."""
+    """Companion tables may be created at any time: the next heartbeat finds them."""
     site.stash(0, 9)
     ours = site.harvester()
     until(lambda: site.left() == 0, "an empty table", ours)
@@ -265,7 +265,7 @@ def test_a_table_in_a_schema_with_names_that_need_quotes(site):
 
 @pytest.mark.slow
 def test_both_kinds_stand_in_one_group_and_take_over_from_each_other(site):
-    """The leadership goes goharvest, ours, goharvest, ours while records come in; nothing is lost or reordered."""
+    """Goharvest and our program lead in turn, twice each, while records come in. No record is lost or reordered."""
     site.create_topics(NewTopic(f"{site.group}.neli", 1, 1))  # the goharvest-compatible one does not create it
     site.stash(0, 499)
     first = site.goharvest("first")
@@ -325,7 +325,7 @@ def test_an_unreachable_broker_and_database_do_not_keep_it_from_stopping(site, t
     assert process.stop() == 0
 
 
-def test_fail_fast_exits_when_a_server_is_away(tmp_path):
+def test_fail_fast_exits_when_a_server_is_unavailable(tmp_path):
     path = tmp_path / "away.yaml"
     path.write_text("harvest: {dataSource: 'host=127.0.0.1 port=1 user=u dbname=d sslmode=disable'}\n")
     with running("-f", str(path), "--fail-fast") as process:
@@ -333,7 +333,7 @@ def test_fail_fast_exits_when_a_server_is_away(tmp_path):
         assert process.lines[-1].startswith("Error: "), process
 
 
-def test_the_first_signal_waits_for_what_is_in_hand_and_the_second_does_not(site):
+def test_the_first_signal_waits_for_records_in_flight_and_the_second_does_not(site):
     site.stash(0, 9)
     with psycopg.connect(site.url) as other:
         other.execute("SELECT FROM outbox FOR KEY SHARE")  # lets marks through and holds up purges

@@ -1,5 +1,5 @@
-"""The YAML file of the goharvest-compatible reaper: keys, defaults, rules, and every complaint at once with its
-line."""
+"""The YAML file of the goharvest-compatible reaper: keys, defaults, rules, and all problems at once with their
+lines."""
 
 import pytest
 
@@ -178,7 +178,7 @@ def test_zero_is_allowed_where_the_goharvest_harvester_allows_it():
     assert found.problems == []
 
 
-def test_max_poll_interval_is_judged_against_a_given_min_poll_interval_only():
+def test_max_poll_interval_is_compared_with_a_given_min_poll_interval_only():
     assert limits(maxPollInterval="50ms").problems == []
     assert "no less than 1s" in str(limits(minPollInterval="1s", maxPollInterval="50ms").problems[0])
 
@@ -200,7 +200,7 @@ def test_names_are_case_sensitive():
     ]
 
 
-def test_everything_is_told_at_once_in_the_order_of_the_file():
+def test_all_problems_are_reported_at_once_in_the_order_of_the_file():
     found = complaints(
         "harvest:\n  nam: x\n  limits:\n    drainInterval: 0s\n    sendBuffer: x\n"
         "  baseKafkaConfig:\n    group.id: g\nlogging:\n  level: debug\n"
@@ -270,7 +270,7 @@ def test_a_property_without_a_value_is_refused():
     assert "has no usable value for a" in complaints("harvest:\n  baseKafkaConfig:\n    a:\n")[0]
 
 
-def test_texts_stay_texts_whatever_yaml_takes_them_for():
+def test_texts_stay_texts_even_if_yaml_reads_another_type():
     found = read("harvest:\n  leaderTopic: 123\n  leaderGroupID: yes\n  name: 2020-01-01\n")
     assert [found.values[name] for name in ("leaderTopic", "leaderGroupID", "name")] == ["123", "yes", "2020-01-01"]
 

@@ -40,7 +40,7 @@ def authority():
 
 @pytest.fixture(scope="module")
 def broker(authority, tmp_path_factory, pytestconfig):
-    """A Kafka whose client listener speaks SASL_SSL alone; the user is made over the internal, plain one."""
+    """A Kafka whose client listener accepts only SASL_SSL. The user is created over the internal, plain one."""
     server = authority.write_server(tmp_path_factory.mktemp("broker") / "server.pem")
     properties = {**BROKER, "listener.name.client.ssl.keystore.location": str(server)}
     with Kafka(pytestconfig.getoption("kafka_version"), properties=properties) as cluster:
@@ -61,14 +61,14 @@ def internal_address(cluster):
 
 
 class SecureSite(Site):
-    """A site whose harvesters and consumers use the sample; only its topics are made over the plain listener."""
+    """A site whose harvesters and consumers use the sample. Only its topics are created over the plain listener."""
 
     def __init__(self, url, cluster, folder):
         super().__init__(url, internal_address(cluster), folder)
         self.address = cluster.bootstrap_servers
 
     def sample(self, password=PASSWORD):
-        """The document's text; only the address, the password and what any site adds differ."""
+        """The document's text with another address and password, and the lines that any site adds."""
         text = SAMPLE[1].replace(PROPERTIES["bootstrap.servers"], self.address).replace(PASSWORD, password)
         path = self.folder / "reaper.yaml"
         path.write_text(
@@ -118,7 +118,7 @@ def site(postgres, broker, authority, tmp_path):
 
 
 def assert_discreet(process, *secrets):
-    """Neither a secret nor a traceback in what the program wrote, down to the clients' own lines."""
+    """The program's output, down to the clients' own lines, has neither a secret nor a traceback."""
     assert process.lines, "nothing was written, so nothing is shown"
     for line in process.lines:
         assert not any(secret in line for secret in secrets), line
@@ -130,7 +130,7 @@ def warnings(process):
 
 
 def assert_kept_out(process):
-    """Not even the election's clients got in, whose properties are put together apart from the producers'."""
+    """The election's clients could not connect either; their properties are built apart from the producers'."""
     assert not any("leader_topic_created" in line or "leader_acquired" in line for line in process.lines), process
 
 
@@ -143,7 +143,7 @@ def test_the_sample_harvests_over_tls_with_a_password(site):
     assert_discreet(ours, PASSWORD)
 
 
-def test_a_wrong_password_is_told_in_a_line_and_nothing_is_harvested(site):
+def test_a_wrong_password_is_one_line_and_nothing_is_harvested(site):
     site.stash(0, 9)
     patient = site.harvester(password=WRONG_PASSWORD)
     hasty = site.harvester("--fail-fast", password=WRONG_PASSWORD)

@@ -1,4 +1,4 @@
-"""Processes that own a stack, to be killed, and looking for what they leave."""
+"""Processes that own a stack, for tests that kill them, and a search for what they leave behind."""
 
 import os
 import signal
@@ -30,7 +30,7 @@ def wait_gone(pids, timeout_s=15):
 
 @pytest.fixture
 def empty_environment(tmp_path):
-    """Nothing of this run's stack, and a PATH without anything."""
+    """An environment without this run's stack, and with an empty PATH."""
     kept = {name: value for name, value in os.environ.items() if name not in HIDDEN}
     (tmp_path / "empty").mkdir()
     return {**kept, "PATH": str(tmp_path / "empty"), "JAVA_HOME": "/nonexistent"}

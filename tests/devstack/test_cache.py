@@ -1,4 +1,4 @@
-"""The cache heals, is shared, and holds only what the lock file names."""
+"""The cache repairs itself, can be shared, and holds only files of the lock file."""
 
 import hashlib
 import json
@@ -21,7 +21,7 @@ JAR = cache.Jar("org.example:thing:1.0", hashlib.sha256(CONTENT).hexdigest())
 
 @pytest.fixture
 def repository(tmp_path, monkeypatch):
-    """An empty cache, and a download that is counted and comes from here."""
+    """An empty cache, and a stand-in for downloads that counts them."""
     monkeypatch.setenv("OUTBOX_DEVSTACK_CACHE", str(tmp_path / "cache"))
     served = {"content": CONTENT, "downloads": 0}
 
@@ -75,7 +75,7 @@ def test_side_by_side_only_one_downloads(repository, monkeypatch):
 
 
 def test_two_processes_fill_one_cache(tmp_path):
-    """With the real jars of the present cache, served by a resolver that reads them from there."""
+    """With the real jars of the present cache, which a resolver reads from there."""
     program = (
         "import pathlib, shutil, sys\n"
         "from outbox.devstack import kafka_install\n"
@@ -136,7 +136,7 @@ def test_the_newest_final_release_of_a_line_is_chosen():
     assert lock.newest(["4.1.0", "4.1.10", "4.1.9", "4.10.0", "4.1.11-rc1"], "4.1") == "4.1.10"
 
 
-def test_an_unreachable_repository_is_told_with_its_remedy(tmp_path, monkeypatch):
+def test_an_unreachable_repository_is_an_error_with_its_remedy(tmp_path, monkeypatch):
     import requests
 
     def refuse(*_, **__):

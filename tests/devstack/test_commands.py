@@ -1,4 +1,4 @@
-"""`run`, `up`, `status` and `down`, and what is left of them however they end."""
+"""`run`, `up`, `status` and `down`, and the processes that are left after each kind of end."""
 
 import contextlib
 import json
@@ -33,14 +33,14 @@ raise SystemExit(7)
 
 
 def below(pid):
-    """Everything that the owner started: its children and those of its watchdog."""
+    """All processes of the owner: its children and those of its watchdog."""
     from outbox.devstack.watchdog import descendants
 
     return descendants(pid)
 
 
 def programs(pids):
-    """Their command lines, of those that still run."""
+    """The command lines of those that still run."""
     shown = []
     for pid in pids:
         with contextlib.suppress(OSError):
@@ -50,7 +50,7 @@ def programs(pids):
 
 @pytest.fixture
 def running(owner):
-    """A `run` in the background whose command waits; with everything below it."""
+    """A `run` in the background whose command waits, with all processes below it."""
     process, line = owner("-m", "outbox.devstack", "run", "--", sys.executable, "-c", COMMAND)
     pids = below(process.pid)
     shown = " ".join(programs(pids))
@@ -178,7 +178,7 @@ def test_what_a_killed_up_leaves_is_detected_and_cleaned(own_servers, devstack, 
         (["run", "--kafka", "1", "--", "true"], "Kafka '1' is not available"),
     ],
 )
-def test_mistakes_are_told_in_one_line(devstack, arguments, text):
+def test_mistakes_are_one_line(devstack, arguments, text):
     done = devstack(*arguments)
     assert done.returncode == 1
     assert text in done.stderr

@@ -40,7 +40,7 @@ def configuration(servers):
 
 @pytest.fixture(scope="module")
 def cluster(own_servers):
-    """One broker of the default line, which every test leaves running."""
+    """One broker of the default line; every test leaves it running."""
     with Kafka(properties={"message.max.bytes": "2000000"}) as cluster:
         yield cluster
 

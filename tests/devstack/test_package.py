@@ -1,4 +1,4 @@
-"""What importing the package costs, and what it says when its extra is absent."""
+"""The cost of importing the package, and its error when the extra is absent."""
 
 import subprocess
 import sys

@@ -131,7 +131,7 @@ def test_given_addresses_are_used(project):
 
 @pytest.mark.parametrize("workers", [(), ("-n", "1")])
 def test_what_cannot_start_is_left_out_with_a_line_or_ends_the_run_in_ci(project, tmp_path, workers):
-    """A cache that cannot be filled: where its lock should be there is a folder."""
+    """A cache that cannot be filled: a folder is in the place of its lock."""
     (tmp_path / "cache" / ".lock").mkdir(parents=True)
     broken = {"OUTBOX_DEVSTACK_CACHE": str(tmp_path / "cache")}
     tests = "def test_it(kafka): pass\ndef test_other(): pass\n"
@@ -145,7 +145,7 @@ def test_what_cannot_start_is_left_out_with_a_line_or_ends_the_run_in_ci(project
 
 
 def test_parallel_workers_share_kafka_and_have_a_postgresql_each(own_servers, project):
-    """Each of the two tests waits for what the other has written, so that both workers must have run."""
+    """Each of the two tests waits for the file of the other, so both workers must have run."""
     done = project(
         "import time\n"
         "import pytest\n"

@@ -107,7 +107,7 @@ def test_a_paused_server_can_be_discarded(own_servers):
     server.pause()
     began = time.monotonic()
     server.discard()
-    assert time.monotonic() - began < 15  # it acted on its signal, before patience ended
+    assert time.monotonic() - began < 15  # it acted on its signal before the timeout
     assert not [pid for pid in pids if exists(pid)]
     assert not server.folder.exists()
 

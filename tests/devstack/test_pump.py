@@ -1,4 +1,4 @@
-"""`outbox_pump` writes what it says, and what it writes can be checked."""
+"""`outbox_pump` writes as many records as it reports, and a reader can check them."""
 
 import io
 import json
@@ -110,7 +110,7 @@ def test_the_interval_holds_records_back():
     assert summary["seconds"] >= 0.2  # two pauses of 20 records
 
 
-def test_all_refusals_are_told_at_once():
+def test_all_refusals_are_reported_at_once():
     with pytest.raises(CommandError) as refused:
         pump("--keys", "0", "--records", "0", "--rollback-share", "1", "--writers", "0", "--interval", "-1")
     lines = str(refused.value).splitlines()
@@ -122,7 +122,7 @@ def test_more_writers_than_keys_are_refused():
     assert "one writer per key" in " ".join(PumpPlan(keys=2, records=1, writers=3).problems())
 
 
-def test_a_failing_writer_stops_the_others_and_its_error_is_told():
+def test_a_failing_writer_stops_the_others_and_its_error_is_reported():
     with connection.cursor() as cursor:
         cursor.execute(f"ALTER TABLE {OutboxRecord._meta.db_table} ADD CONSTRAINT pumped CHECK (id < 0) NOT VALID")
     try:

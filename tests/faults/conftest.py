@@ -28,14 +28,14 @@ class Scene:
             tables(connection)
         self.topic = create_topic(servers, 3, copies=copies)
         self.writers = []
-        self.logs = []  # of what was written by others
+        self.logs = []  # of the records that others have written
         self._stack = stack
         self.fleet = stack.enter_context(
             Fleet(folder, url=fleet_url or url, servers=fleet_servers or servers, name=self.name, **fleet)
         )
 
     def write(self, **options):
-        """A writer that goes on until `settle`."""
+        """A writer that continues until `settle`."""
         writer = self._stack.enter_context(Writer(self.url, self.topic, seed=len(self.writers), **options))
         self.writers.append(writer)
         return writer
@@ -48,7 +48,7 @@ class Scene:
         return self.query("SELECT count(*) FROM outbox")
 
     def wait_delivered(self, more=200, timeout_s=60):
-        """Until records have left the table that were not delivered when this was called."""
+        """Wait until records have left the table that were not delivered at the time of this call."""
         begun = self.query("SELECT coalesce(max(id), 0) FROM outbox") + more
         wait_until(
             lambda: (
@@ -60,7 +60,7 @@ class Scene:
         )
 
     def settle(self, timeout_s=60):
-        """Writers stop, the backlog drains; what the judge says of it."""
+        """Stop the writers, wait until the backlog is empty, return the judge's result."""
         for writer in self.writers:
             writer.stop()
         wait_until(lambda: self.backlog() == 0, timeout_s, lambda: f"the backlog drains\n{self.fleet.logs()[-6000:]}")
@@ -69,7 +69,7 @@ class Scene:
 
 @contextmanager
 def open_scene(folder, *, url, servers, **given):
-    """A scene whose harvesters reach the database by way of `scene.proxy`."""
+    """A scene whose harvesters reach the database through `scene.proxy`."""
     with ExitStack() as stack:
         fresh = stack.enter_context(fresh_database(url))
         proxy = stack.enter_context(Proxy(target=urlsplit(url).port))
@@ -81,7 +81,7 @@ def open_scene(folder, *, url, servers, **given):
 @pytest.fixture(scope="session")
 def scenes(postgres, bootstrap_servers, tmp_path_factory):
     """Opens scenes on the servers that the whole run shares, also from several threads."""
-    tmp_path_factory.getbasetemp()  # which two threads must not make at once
+    tmp_path_factory.getbasetemp()  # two threads must not create these at the same time
     return lambda: open_scene(
         tmp_path_factory.mktemp("scene"), url=os.environ["DATABASE_URL"], servers=bootstrap_servers
     )

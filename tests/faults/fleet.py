@@ -50,7 +50,7 @@ class Harvester:
 
     @property
     def is_paused(self) -> bool:
-        """By SIGSTOP, as a failpoint may do it."""
+        """Wait until SIGSTOP has stopped it; a failpoint may send that."""
         try:
             state = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()[0]
         except OSError:
@@ -69,13 +69,13 @@ class Harvester:
         return self.process.wait(timeout_s)
 
     def stop(self, timeout_s: float = 60) -> int:
-        """SIGTERM, and its exit code. Before it has started there is nothing that a signal could drain."""
+        """SIGTERM, and its exit code. Before it has started, a signal has no records to drain."""
         wait_until(lambda: "harvester_started" in self.log.read_text() or not self.is_running, timeout_s, "it starts")
         self.send(signal.SIGTERM)
         return self.wait(timeout_s)
 
     def where(self) -> None:
-        """End it, and have the log say where each of its threads was."""
+        """End it, and let the log show where each of its threads was."""
         self.send(signal.SIGABRT)
         self.process.wait(10)
 

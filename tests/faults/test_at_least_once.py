@@ -1,7 +1,7 @@
-"""At-least-once harvesters as processes that are killed, paused, cut off and replaced while writers go on.
+"""At-least-once harvesters as processes that are killed, paused, cut off and replaced while writers continue.
 
-Most acts wait for a session to expire: they are played side by side, each on a table, topic and group of its own, and
-each has a test that tells its outcome. Where nothing at all may be repeated, the scene has the machine for itself.
+Most acts wait for a session to expire, so they run at the same time, each on a table, topic and group of its own. Each
+has a test that reports its outcome. A scene in which nothing may be repeated has the machine for itself.
 """
 
 import random
@@ -30,7 +30,7 @@ WORKER = {
     *("before-purge", "after-purge", "before-reset"),
 }
 ENDING = {"before-reset", "revoking", "before-leave"}  # reached by a harvester that stops
-ONCE = {"after-take", "assigned", "acquired"}  # reached once by a harvester that goes on
+ONCE = {"after-take", "assigned", "acquired"}  # reached once by a harvester that continues
 
 
 def kill_at(name, nth=3, rate=100):
@@ -42,7 +42,7 @@ def kill_at(name, nth=3, rate=100):
         victim = scene.fleet.start(failpoints=f"{name}=kill{when}", **LIMITS)
         if name in ENDING:
             scene.wait_delivered(50, timeout_s=60)
-            if name == "before-reset":  # there is something to give back only where more is marked than was sent
+            if name == "before-reset":  # the harvester gives records back only if it has marked more than it has sent
                 hot = scene.write(rate=2000, keys=1)
                 wait_until(lambda: scene.backlog() > 150, 60, "a key waits for itself")
                 hot.stop()
@@ -55,7 +55,7 @@ def kill_at(name, nth=3, rate=100):
 
 
 def pause(scene):
-    """What it had handed to its client before may still arrive: counted, at most the window."""
+    """Records that it had handed to its client before may still arrive: they are counted, at most the window."""
     scene.write(rate=150)
     first = scene.fleet.start(**LIMITS)
     scene.wait_delivered(timeout_s=60)
@@ -127,14 +127,14 @@ def test_every_failpoint_of_the_worker_is_an_act():
 
 @pytest.fixture(scope="module")
 def outcomes(scenes):
-    """All acts, begun together."""
+    """All acts, started together."""
 
-    def play(act, opener):
+    def run(act, opener):
         with opener() as scene:
             act(scene)
 
     with ThreadPoolExecutor(SIDE_BY_SIDE) as pool:
-        begun = {name: pool.submit(play, act, scenes) for name, act in ACTS.items()}
+        begun = {name: pool.submit(run, act, scenes) for name, act in ACTS.items()}
         yield begun
 
 
@@ -146,7 +146,7 @@ def test_nothing_is_lost_invented_or_turned_back(outcomes, name):
 
 @pytest.fixture
 def quiet(outcomes):
-    """No act is being played any more."""
+    """No act is running any more."""
     wait(outcomes.values(), timeout=230)
 
 

@@ -1,4 +1,4 @@
-"""Signals that are heard, harvesters that are ended, and a table with its topic."""
+"""Signals that are recorded, harvesters that are ended, and a table with its topic."""
 
 from collections import defaultdict
 

@@ -1,6 +1,6 @@
-"""Kafka clients for the election whose coordinator does what the test says; heartbeats come back from a list.
+"""Kafka clients for the election whose coordinator obeys the test; heartbeats come back from a list.
 
-They stand in for the client library alone, at the seam that `Clients` is: everything behind it is the real thing.
+They replace only the client library, at the seam `Clients`: everything behind it is the real code.
 """
 
 import threading
@@ -37,7 +37,7 @@ def done(value):
 
 
 class Log:
-    """The leader topic: what was produced, per partition. While `swallowing` it loses what it is given."""
+    """The leader topic: the produced heartbeats, per partition. While `swallowing` it loses them."""
 
     def __init__(self):
         self.changed = threading.Condition()
@@ -104,7 +104,7 @@ class Reader:
 
 
 class Standing:
-    """The consumer that stands in the group."""
+    """The consumer that is a member of the group."""
 
     def __init__(self, on_commit):
         self.on_commit, self.steps, self.assigned = on_commit, SimpleQueue(), set()
@@ -125,7 +125,7 @@ class Standing:
         self._do(self._lose, partitions)
 
     def answer(self, error):
-        """What `poll` gives or raises next."""
+        """The next result or error of `poll`."""
         self.steps.put((None, error, threading.Event()))
 
     def _do(self, step, partitions):
@@ -260,7 +260,7 @@ class Loopback:
 
 
 class Worker:
-    """Sends nothing, gives its lane back when asked, remembers what it was told."""
+    """Sends nothing, gives its lane back when asked, and records the calls."""
 
     made: list = []
 

@@ -1,4 +1,4 @@
-"""How long a group without members takes to have a leader, again and again."""
+"""The time in which a group without members gets a leader, over many starts."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""The harvester beside a coordinator that does as it is told, and beside clients that fail."""
+"""The harvester with a coordinator that obeys the test, and with clients that fail."""
 
 import ast
 import logging
@@ -32,7 +32,7 @@ def names(heard):
     return [name for name, _ in heard]
 
 
-# ---- an orderly life
+# ---- a whole life
 
 
 def test_it_subscribes_once_and_closes_every_client_once(started):
@@ -183,7 +183,7 @@ def test_a_subscription_that_fails_ends_it_and_closes_the_consumer(started):
     assert clients.standing.closed == 1
 
 
-def test_a_recoverable_error_of_the_group_is_told_once_and_survived(started, caplog):
+def test_a_recoverable_error_of_the_group_is_logged_once_and_survived(started, caplog):
     caplog.set_level(logging.INFO, "outbox.election")
     one = leads(started.standing())
     for _ in range(3):
@@ -195,7 +195,7 @@ def test_a_recoverable_error_of_the_group_is_told_once_and_survived(started, cap
     assert one.wait(20) is True
     kinds = "election_failed kind=_TRANSPORT", "election_works_again"
     told = [r.levelname for r in caplog.records if r.getMessage().startswith(kinds)]
-    # It is over with each heartbeat that is read, which may come between two of the errors.
+    # Each heartbeat that is read ends it, and one may come between two of the errors.
     assert re.fullmatch("WARNING( INFO WARNING)*( INFO)?", " ".join(told))
 
 
@@ -219,7 +219,7 @@ def test_an_exception_in_the_polling_thread_ends_it_and_surfaces(started, heard,
     assert any("harvester_failed reason='simulated'" in r.getMessage() for r in caplog.records)
 
 
-def test_a_heartbeat_that_cannot_be_sent_is_told_and_survived(started, caplog):
+def test_a_heartbeat_that_cannot_be_sent_is_logged_and_survived(started, caplog):
     errors = [BufferError("full: simulated"), KafkaException(KafkaError(KafkaError._TRANSPORT, "cut: simulated"))]
     both = [leads(started.standing()) for _ in errors]
     for one, error in zip(both, errors, strict=True):
@@ -260,11 +260,11 @@ def test_a_close_that_hangs_is_left_behind_with_a_warning(started, monkeypatch, 
     assert one._member.join(10)
 
 
-# ---- two who both believe
+# ---- two members that both believe they lead
 
 
 def test_of_two_members_forced_on_one_lane_the_older_is_fenced(started, heard):
-    """As members are that the brokers have evicted and that go on: fetching is not tied to membership."""
+    """Like members that the brokers have evicted and that continue: fetching is not tied to membership."""
     first = leads(started.standing())
     second = started(Loopback(first.clients.log))
     wait_until(lambda: second.clients.standing and second.clients.standing.subscribed)
@@ -300,8 +300,8 @@ def test_jumps_of_the_wall_clock_change_nothing(started, heard, monkeypatch):
 
 
 def test_nothing_that_decides_reads_the_wall_clock():
-    """It names a member, says when a span and a minute of samples began, stands in the entry that a lane without one
-    is given, and is compared with the other clock."""
+    """The wall clock names a member, dates a span and a minute of samples, is written into the entry for a lane that
+    has none, and is compared with the other clock."""
     found = set()
     for package in ("core", "election", "edges", "harvest", "runtime", "service"):
         for path in sorted((ROOT / "outbox" / package).rglob("*.py")):
@@ -318,7 +318,7 @@ def test_nothing_that_decides_reads_the_wall_clock():
     }
 
 
-# ---- what is asked of the core alone
+# ---- questions to the core alone
 
 
 def test_before_the_first_heartbeat_there_is_no_trust_and_afterwards_it_moves():

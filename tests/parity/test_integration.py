@@ -1,4 +1,4 @@
-"""One, four and eight harvesters of one table while a writer goes on, with producers that fail and reports that lie."""
+"""One, four and eight harvesters of one table under load, with producers that fail and false reports."""
 
 import random
 import threading
@@ -18,7 +18,7 @@ from tests.harvest.hosts import wait_until
 from tests.support.checker import Writer, judge
 
 pytestmark = pytest.mark.slow
-# What is tested is not how fast a busy machine answers: a leader that is fenced for that would repeat records.
+# The test does not measure a busy machine: a leader that is fenced for a slow answer would repeat records.
 UNHURRIED = {"HEARTBEAT_TIMEOUT": 5, "SESSION_TIMEOUT": 12, "DELIVERY_TIMEOUT": 6}
 
 

@@ -1,4 +1,4 @@
-"""What is said about a harvest: events, meter, log lines. Pure."""
+"""The reports about a harvest: events, meter, log lines. Pure."""
 
 import logging
 import uuid
@@ -194,7 +194,7 @@ def test_a_finish_that_exceeds_its_deadline_leaves_nothing_that_could_be_sent():
     assert len(bench.sent()) == 10
     bench.board.finish(bench.now, bench.now + 1.0)
     assert bench.tick(DropProducers, after=1.1) == [DropProducers(1)]
-    bench.ack(*range(10))  # reports of producers that are no more
+    bench.ack(*range(10))  # reports of producers that were dropped
     assert bench.tick(object) == [Finished()]
     assert bench.board.tick(bench.now + 100) == []
 

@@ -1,4 +1,4 @@
-"""The at-least-once worker where parts of it break, and how much it asks of the database."""
+"""The at-least-once worker while parts of it break, and the number of its database statements."""
 
 import re
 import threading
@@ -71,7 +71,7 @@ def test_a_producer_that_cannot_be_made_ends_the_harvester_with_the_cause(bench,
     assert bench.count == 1
 
 
-def test_a_rebalance_goes_on_while_the_database_is_silent_and_another_leads(bench, started):
+def test_a_rebalance_continues_while_the_database_is_silent_and_another_leads(bench, started):
     """A coordinator that obeys, the real worker: the lane is given back in time, and the next owner harvests."""
     conf = hosts.settings(BOOTSTRAP_SERVERS=bench.servers, HEARTBEAT_TIMEOUT=1, SESSION_TIMEOUT=4, FLUSH_TIMEOUT=2)
     with Proxy(target=urlsplit(bench.url).port) as proxy:
@@ -209,7 +209,7 @@ def test_a_producer_that_fails_for_good_is_replaced_by_another(bench):
     assert (len(made), host.refreshes) == (2, 0)
 
 
-# ---- what it asks of the database
+# ---- its database statements
 
 
 def test_purges_take_many_records_at_once(bench, monkeypatch):
@@ -334,7 +334,7 @@ def test_heartbeats_name_the_member_and_take_no_partition_but_their_lane(bench):
 
 
 def test_a_generation_that_was_dropped_takes_no_more(bench):
-    """Handing records to producers that have ended never blocks; nothing of it is sent."""
+    """Passing records to producers that have ended never blocks, and sends none of them."""
     from outbox.edges.postgres.at_least_once.marks import MarkedRow
 
     producers = Producers({"bootstrap.servers": bench.servers}, delivery_timeout_s=5)

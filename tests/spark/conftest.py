@@ -36,7 +36,7 @@ CONFIG = {
 
 
 def pytest_collection_modifyitems(items):
-    """PySpark leaves the sockets between Python and its JVM to the garbage collector; a JVM takes its time to start."""
+    """PySpark leaves the sockets between Python and its JVM to the garbage collector, and a JVM starts slowly."""
     for item in items:
         if Path(__file__).parent in item.path.parents:
             if item.get_closest_marker("timeout") is None:  # one that is added here would come before a module's
@@ -46,7 +46,7 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(scope="module", autouse=True)
 def collected():
-    """The sockets go before a test of another folder hears of them."""
+    """The sockets are closed before a test of another folder can see them."""
     yield
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)
@@ -55,7 +55,7 @@ def collected():
 
 @pytest.fixture(scope="session", autouse=True)
 def scratch(tmp_path_factory):
-    """Where Spark keeps its blocks: drivers that are killed leave theirs behind, and pytest tidies up."""
+    """The folder of Spark's blocks: killed drivers leave theirs behind, and pytest removes them."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SPARK_LOCAL_DIRS", str(tmp_path_factory.mktemp("spark")))
         yield

@@ -1,4 +1,4 @@
-"""Processes that drive Spark, as a harvester starts them, told directly: no election stands between two deaths."""
+"""Processes that drive Spark, started and commanded as by a harvester, but without an election between two deaths."""
 
 import json
 import os
@@ -64,7 +64,7 @@ class Process:
         return self
 
     def is_stopped(self):
-        """At a failpoint, in the process itself or in one that belongs to it."""
+        """Wait until it stands at a failpoint, itself or one of its processes."""
         return is_stopped(self.pid) or bool(stopped(self.pid))
 
     def finish(self):
@@ -81,8 +81,8 @@ class Process:
                 continue
 
     def kill(self):
-        """With its JVM and every Python worker, at one moment."""
-        self.signal(signal.SIGSTOP)  # nobody may be born meanwhile
+        """Kill it with its JVM and every Python worker, at one moment."""
+        self.signal(signal.SIGSTOP)  # no process may start meanwhile
         kill(self.pid, *children(self.pid))
         self._process.wait(60)
         self._close()

@@ -14,11 +14,11 @@ from tests.harvest.processes import Harvest
 from tests.support.topics import read_topic
 
 PATIENCE_S = 240
-POLL_S = 0.2  # a look at all processes costs milliseconds
+POLL_S = 0.2  # reading all processes takes milliseconds
 
 
 class Channel:
-    """What a driver says, kept."""
+    """The events of a driver, kept."""
 
     def __init__(self):
         self.said, self.changed = [], threading.Condition()
@@ -35,7 +35,7 @@ class Channel:
 
 
 class Running:
-    """A driver in a thread of this process; ends with `finish`, or with what it refused."""
+    """A driver in a thread of this process. It ends with `finish`, or with the error of its refusal."""
 
     def __init__(self, spark, outbox, servers, place, **given):
         self.channel, self.refused, self.outbox = Channel(), None, outbox
@@ -132,7 +132,7 @@ class Engines:
                 continue
 
     def state(self):
-        """(batch, whether everything that was marked is purged)"""
+        """(batch, whether all marked records are purged)"""
         found = self.outbox.run("SELECT batch, purged AND prior_leader_id IS NULL FROM {spark}")
         return found[0] if found else (0, True)
 
@@ -145,7 +145,7 @@ class Engines:
         found.process.wait(60)
 
     def wait_gone(self, pids, patience_s=PATIENCE_S):
-        """Until none of these processes is left."""
+        """Wait until none of these processes is left."""
         give_up_at = time.monotonic() + patience_s
         while left := [pid for pid in pids if _state(pid) not in ("", "Z")]:
             if time.monotonic() > give_up_at:
@@ -190,7 +190,7 @@ def children(pid):
 
 
 def processes():
-    """Parent and state of every process. Tests ask several times a second, so one question is one look at each."""
+    """Parent and state of every process. Tests ask several times a second, so one question reads all processes once."""
     found = {}
     for name in filter(str.isdigit, os.listdir("/proc")):
         try:
@@ -226,7 +226,7 @@ def javas(pid):
 
 
 def verified(spark, outbox, servers, topics):
-    """What the verification says of everything that went through the ledger of this table's sink: nothing."""
+    """The verification finds no fault in the records that went through the ledger of this table's sink."""
     request = VerificationRequest({"conninfo": outbox.url}, outbox.table, {"bootstrap.servers": servers},
                       (f"outbox-spark-{outbox.table}",), tuple(topics))  # fmt: skip
     result = run.verify(spark, request)

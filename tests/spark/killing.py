@@ -1,4 +1,4 @@
-"""Ends tasks as Spark does when it has no use for them any more."""
+"""Ends tasks as Spark does when it does not need them any more."""
 
 import threading
 

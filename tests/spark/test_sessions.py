@@ -1,4 +1,4 @@
-"""What a session needs is found, or its absence is said in one line with the remedy."""
+"""A session finds what it needs, or raises an error of one line with the remedy."""
 
 import importlib.util
 import json
@@ -98,7 +98,7 @@ def test_sparks_folder_has_programs_and_jars_but_no_zip_to_compile():
 
 
 def test_a_secret_of_the_configuration_is_not_on_the_command_line_of_the_jvm(spark):
-    """Where every user of the machine could read it."""
+    """Every user of the machine could read it there."""
     [(name, value)] = SECRET.items()
     assert spark.sparkContext.getConf().get(name) == value
     assert spark.sparkContext._jsc.hadoopConfiguration().get(name.removeprefix("spark.hadoop.")) == value

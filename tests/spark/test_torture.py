@@ -1,5 +1,5 @@
 """Long fault runs that need no process of their own: queries on the session that all tests share, each fault twenty
-times over one table, judged by what a consumer sees and by the verification."""
+times over one table. A consumer and the verification check the result."""
 
 import random
 import shutil
@@ -66,7 +66,7 @@ def insert(table, topic):
 def test_epochs_delivered_in_part_are_completed_with_other_shuffle_partitions(
     spark, run, outbox_table, bootstrap_servers
 ):
-    """One key goes to a topic that is not there yet: its slice fails, the other one may be delivered."""
+    """One key goes to a topic that does not exist yet: its slice fails, the other one may be delivered."""
     topics = [create_topic(bootstrap_servers, 3)]
     running = run()
     try:
@@ -93,7 +93,7 @@ def test_epochs_delivered_in_part_are_completed_with_other_shuffle_partitions(
 def test_a_checkpoint_that_is_gone_is_refused_and_the_restored_one_goes_on(
     spark, run, outbox_table, bootstrap_servers, tmp_path, monkeypatch
 ):
-    """After an orderly end; or with a batch under way, which another sink would deliver too."""
+    """After a clean end; or with an unfinished batch, which another sink would deliver too."""
     topic, place, copy = create_topic(bootstrap_servers, 3), tmp_path / "checkpoint", tmp_path / "copy"
     broken = tmp_path / "broken"
     monkeypatch.setattr(transforms, "fails_while", str(broken))
@@ -122,8 +122,8 @@ def test_a_checkpoint_that_is_gone_is_refused_and_the_restored_one_goes_on(
 
 
 def test_tasks_that_spark_kills_lose_and_double_nothing(spark, outbox_table, bootstrap_servers):
-    """The input of a killed task ends early and silently. Two tasks of every epoch are killed, while they read or
-    before they commit."""
+    """The input of a killed task ends early and without an error. Two tasks of every epoch are killed, while they read
+    or before they commit."""
     topic, context = create_topic(bootstrap_servers, 3), spark.sparkContext
     sink = KafkaSink(outbox_table.table, bootstrap_servers, slices=2, id_header="outbox-id")
     try:

@@ -1,5 +1,5 @@
-"""What befalls exactly-once harvesters in the long runs and in their short forms. Each act is played on one scene and
-ends with the judge: nothing lost, nothing invented, nothing twice, every key in order."""
+"""The faults that the long runs and their short forms inject into exactly-once harvesters. Each act runs on one scene
+and ends with the judge: nothing lost, nothing invented, nothing twice, every key in order."""
 
 import signal
 import time
@@ -18,12 +18,18 @@ WORKER = (
     *("before-commit", "after-commit", "before-purge", "after-purge"),
 )
 CAREFUL = ("careful",)  # reached in the first batches after an owner that ended without a clean release
-LANES = ("lanes-grown", "lanes-closed", "lane-settled", "change-marked", "lanes-opened")  # of a change of their count
+LANES = (
+    "lanes-grown",
+    "lanes-closed",
+    "lane-settled",
+    "change-marked",
+    "lanes-opened",
+)  # of a change of the lane count
 MEMBER = ("assigned", "acquired", "revoking", "before-leave")
 POINTS = (*WORKER, *CAREFUL, *LANES, *MEMBER)
 ENDING = {"revoking", "before-leave"}  # reached by a harvester that stops
-ONCE = {"after-init", "before-settle", "assigned", "acquired", *CAREFUL, *LANES}  # reached once by one that goes on
-AFTER_A_CRASH = {"before-settle": "after-commit", "careful": "before-send"}  # and where it must have happened
+ONCE = {"after-init", "before-settle", "assigned", "acquired", *CAREFUL, *LANES}  # reached once by one that continues
+AFTER_A_CRASH = {"before-settle": "after-commit", "careful": "before-send"}  # and the fault must have happened there
 LANES_WANTED = 3
 
 
@@ -32,19 +38,19 @@ def armed(point, action, nth=3):
 
 
 def settle(scene, timeout_s=90):
-    """Writers stop, the backlog drains, the judge speaks."""
+    """Stop the writers, wait until the backlog is empty, return the judge's result."""
     scene.settle(timeout_s).assert_kept(repeats_max=0)
 
 
 def arrange(scene, point):
-    """What must have happened before a harvester can reach the point."""
+    """Bring about the state in which a harvester can reach the point."""
     if point in AFTER_A_CRASH:
         victim = scene.fleet.start(failpoints=f"{AFTER_A_CRASH[point]}=kill@2")
         assert victim.wait(60) == -signal.SIGKILL
 
 
 def reach(scene, member, point):
-    """Bring it to a point that is passed only by an ending harvester, or by one that changes the lane count."""
+    """Bring it to a point that only an ending harvester passes, or one that changes the lane count."""
     if point in ENDING:
         scene.wait_delivered(50, timeout_s=60)
         member.send(signal.SIGTERM)
@@ -54,7 +60,7 @@ def reach(scene, member, point):
 
 
 def conclude(scene, point):
-    """What its successor must have gone on with."""
+    """The point from which its successor must have continued."""
     if point in LANES:
         counts = "SELECT (lanes, lanes_wanted, resize_to)::text FROM outbox_state"
         wait_until(lambda: scene.query(counts) == f"({LANES_WANTED},,)", 60, "the lane count is changed")
@@ -75,7 +81,7 @@ def kill_at(point, nth=3):
 
 
 def stop_at(point, nth=3):
-    """Paused for longer than its session lasts; a successor takes over and goes on; then the first one wakes up."""
+    """Paused for longer than its session lasts. A successor takes over and continues; then the first one wakes up."""
 
     def act(scene):
         scene.write(rate=300)
@@ -94,7 +100,7 @@ def stop_at(point, nth=3):
 
 
 def believe_they_lead(count, rate=300):
-    """No election: all of them own the lane, as far as they know. Each is killed in turn, and comes again."""
+    """No election: each of them believes that it owns the lane. Each is killed in turn, and starts again."""
 
     def act(scene, turns=1):
         scene.write(rate=rate)
@@ -149,7 +155,7 @@ def late_transaction(scene, keys=7):
 
 
 def join_and_leave(scene, chance, *, members, seconds, pause_s):
-    """The lanes move with every one that comes or goes."""
+    """The lanes move with every harvester that comes or goes."""
     scene.write(rate=500)
     scene.write(rate=500)
     present = []
@@ -165,8 +171,8 @@ def join_and_leave(scene, chance, *, members, seconds, pause_s):
 
 
 def roll(scene, turns):
-    """A rolling restart by SIGTERM under load: repeats for no reader, also of what was never committed, and hardly a
-    pause."""
+    """A rolling restart by SIGTERM under load. No reader sees a repeat, not even one that reads uncommitted records,
+    and the pause is short."""
     scene.write(rate=1000)
     older = scene.fleet.start()
     scene.wait_delivered(timeout_s=60)
@@ -188,7 +194,7 @@ def roll(scene, turns):
 
 
 def lose_the_servers(scene, turns=1):
-    """Each is killed while it is being used: the broker in the middle of a commit, PostgreSQL beside it."""
+    """Each is killed while it is in use: the broker in the middle of a commit, PostgreSQL at the same time."""
     scene.write(rate=300)
     scene.fleet.start()
     for _ in range(turns):

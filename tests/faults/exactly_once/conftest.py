@@ -19,7 +19,7 @@ LINES = ("4.1", "3.9")
 
 @pytest.fixture
 def chance(pytestconfig):
-    """Every random choice of a long run; `--seed` replays it."""
+    """The source of every random choice of a long run; `--seed` repeats it."""
     seed = pytestconfig.getoption("seed")
     seed = random.randrange(1_000_000) if seed is None else seed
     print("--seed", seed)

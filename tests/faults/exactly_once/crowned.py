@@ -2,7 +2,7 @@
 
     python -m tests.faults.exactly_once.crowned harvest
 
-Then nothing but the brokers' fencing and the two numbers, m and n, keep records single.
+Then only the brokers' fencing and the two numbers, m and n, keep records single.
 """
 
 import sys
@@ -18,7 +18,7 @@ from outbox.harvest import harvester
 
 
 class Crown:
-    """Stands where the member of the group would: it asks nobody."""
+    """Takes the place of the member of the group, and asks nobody."""
 
     denied_s, is_cut_off = 0.0, False
 
@@ -64,7 +64,7 @@ class Crown:
             self._left.set()
 
     def doubt(self, lane):
-        """Whatever is seen of others, it goes on."""
+        """Continues whatever it sees of others."""
 
     refresh = step_down = doubt
 

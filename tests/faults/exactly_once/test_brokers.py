@@ -1,4 +1,4 @@
-"""Three brokers of which each may be missing: leaders change, two copies must acknowledge, and nothing is taken over
+"""Three brokers, each of which may be missing: leaders change, two copies must acknowledge, and no lane is taken over
 without need."""
 
 import subprocess
@@ -12,12 +12,13 @@ from tests.support.databases import ROOT
 
 
 def renewals(member):
-    """Not takeovers: on a busy machine the election may ask for one of those."""
+    """A limit that is not for takeovers: on a busy machine the election may need one of those."""
     return member.says("producer_renewed")
 
 
 def lose_brokers(scene, turns):
-    """Each in turn, and with it whatever it led: partitions of the topic, the ledger, the lane's transactions."""
+    """Each broker is lost in turn, with all that it leads: partitions of the topic, the ledger, the lane's
+    transactions."""
     scene.write(rate=300)
     member = scene.fleet.start()
     scene.wait_delivered(timeout_s=60)
@@ -33,8 +34,8 @@ def lose_brokers(scene, turns):
 
 
 def goes_on_without_it(scene, member):
-    """The client logs a failure whenever it tries the missing broker (`FAIL ... in state CONNECT`). A lane that took
-    this for trouble would renew its producer, which tries that broker too, and so on for ever."""
+    """The client logs a failure each time it tries the missing broker (`FAIL ... in state CONNECT`). A lane that
+    counted this as an error would renew its producer, which tries that broker too, and so on for ever."""
 
     def is_calm():
         before = renewals(member)
@@ -69,8 +70,8 @@ print(sorted(seen))
 
 
 def test_a_moment_without_any_broker_is_an_outage(kafka_factory):
-    """Brokers that answer and that their controller has missed, as on a machine that is too busy, or at their start.
-    The client's other question for brokers aborts the process then, hence one of its own."""
+    """Brokers that answer although their controller misses them, as on a machine that is too busy, or at their start.
+    The client's other request for brokers aborts the process then, so the harvester has one of its own."""
     late = {"broker.session.timeout.ms": "1500", "broker.heartbeat.interval.ms": "3000"}
     asked = [sys.executable, "-c", ASK, kafka_factory(properties=late).bootstrap_servers]
     answered = subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)

@@ -1,6 +1,6 @@
-"""PostgreSQL's side of exactly-once delivery: crashes that forget, ids drawn again, transactions that show late.
+"""PostgreSQL's side of exactly-once delivery: crashes that lose commits, ids drawn again, transactions seen late.
 
-Where a guard is at stake, the same events are played with its naive form, and do the harm."""
+For each guard, a second run of the same events uses the form without the guard, which does the harm."""
 
 import os
 import shutil
@@ -19,12 +19,12 @@ from outbox.core import lease
 from outbox.core.frontier import Frontier
 from outbox.edges.postgres.exactly_once import companions
 from outbox.edges.postgres.exactly_once.reader import Reader
-from tests.faults.exactly_once import naive
+from tests.faults.exactly_once import without_guards
 from tests.faults.exactly_once.acts import settle
 from tests.harvest.exactly_once.bench import stopped, wait_until
 from tests.harvest.exactly_once.test_resolve import PURGE_SENT, resolve
 
-# The waits inside of one test may together take longer than a test may otherwise.
+# The waits of one test may together take longer than a test may otherwise.
 pytestmark = pytest.mark.timeout(420)
 
 NO_SWEEP = {"SWEEP_INTERVAL": 3600}
@@ -35,12 +35,12 @@ def repeats(bench):
     return len(values) - len(set(values))
 
 
-# ---- crashes that forget
+# ---- crashes that lose commits
 
 
 @pytest.fixture(scope="module")
 def forgetful():
-    """A PostgreSQL that writes commits to its disk only when somebody waits for them."""
+    """A PostgreSQL that writes commits to its disk only when a session waits for them."""
     from outbox.devstack import Postgres
 
     settings = {"wal_writer_delay": "10s", "autovacuum": "off", "max_prepared_transactions": "4"}
@@ -49,7 +49,7 @@ def forgetful():
 
 
 def pause_writing_of_wal(connection):
-    """Else the server's own processes flush what no session has asked to flush."""
+    """Otherwise the server's own processes flush records that no session has asked to flush."""
     for (pid,) in connection.execute(
         "SELECT pid FROM pg_stat_activity WHERE backend_type IN ('walwriter', 'background writer')"
     ).fetchall():
@@ -58,7 +58,7 @@ def pause_writing_of_wal(connection):
 
 @contextmanager
 def crash(server, bench, gate):
-    """What no session has waited for is gone after the block, in which there is no server."""
+    """Commits for which no session has waited are lost after the block, in which no server runs."""
     server.kill()
     bench.close()
     gate.bar()
@@ -74,13 +74,14 @@ def start_again(server, bench):
 
 @pytest.mark.parametrize("flushed", [True, False])
 def test_a_crash_forgets_nothing_that_was_sent(forgetful, bench_on, monkeypatch, flushed):
-    """Writers do not wait for the disk. Without the flush before the commit, consumers know of what never was."""
+    """Writers do not wait for the disk. Without the flush before the commit, consumers get records that the database
+    has lost."""
     with bench_on(url=forgetful.url) as bench, ExitStack() as down:
         bench.db.execute("CREATE TABLE business (value text)")
         if not flushed:
-            naive.never_flush(monkeypatch)
-        gate = naive.gate_purges(monkeypatch)
-        monkeypatch.setattr(lease, "BEAT_S", 600)  # each commits, and that flushes what was before it
+            without_guards.never_flush(monkeypatch)
+        gate = without_guards.gate_purges(monkeypatch)
+        monkeypatch.setattr(lease, "BEAT_S", 600)  # each commits, and that flushes the records before it
         with bench.working(SESSION_TIMEOUT=60) as host:
             wait_until(lambda: host.worker._rounds and host.worker._rounds.reads, 60)
             wait_until(lambda: bench.db.execute("SELECT 1 FROM outbox_lane").fetchone())  # the first heartbeat
@@ -99,7 +100,7 @@ def test_a_crash_forgets_nothing_that_was_sent(forgetful, bench_on, monkeypatch,
 
 
 class ForgottenWriters:
-    """Each writes a table of its application and the outbox in one transaction, for whose commit it does not wait."""
+    """Each writes a table of its application and the outbox in one transaction, and does not wait for its commit."""
 
     def __init__(self, bench, count):
         self._bench, self._stop, self.committed = bench, threading.Event(), 0
@@ -153,7 +154,7 @@ def crashing(forgetful, bench_on, crashes):
 
 
 def test_crashes_while_writers_do_not_wait_for_the_disk(forgetful, bench_on):
-    """What the application still knows of is in Kafka once and in order, and nothing else is."""
+    """Kafka has the records that the application still knows, once and in order, and no others."""
     crashing(forgetful, bench_on, 3)
 
 
@@ -164,7 +165,7 @@ def test_crashes_again_and_again_while_writers_do_not_wait_for_the_disk(forgetfu
 
 
 def test_files_from_before_take_over_under_a_living_owner(bench_on):
-    """As a standby that lagged behind: table, transaction ids and sequence go back, and connections break."""
+    """As with a standby that was behind: table, transaction ids and sequence go back, and connections break."""
     from outbox.devstack import Postgres
 
     with Postgres() as server, bench_on(url=server.url) as bench:
@@ -192,13 +193,13 @@ def test_files_from_before_take_over_under_a_living_owner(bench_on):
 
 @pytest.mark.parametrize("flushed", [True, False])
 def test_a_crash_forgets_no_purge_on_which_the_next_commit_relies(forgetful, bench_on, monkeypatch, flushed):
-    """Batch 2 is in Kafka and PostgreSQL crashes. Had it forgotten that batch 1 was purged, the lane would stop: the
-    two numbers show that its time went back."""
+    """Batch 2 is in Kafka and PostgreSQL crashes. If it had lost the purge of batch 1, the lane would stop: the two
+    numbers show that the database went back in time."""
     with bench_on(url=forgetful.url) as bench, ExitStack() as down, monkeypatch.context() as patch:
         pause_writing_of_wal(bench.db)
         if not flushed:
-            naive.purge_without_waiting_for_the_disk(patch)
-        gate = naive.gate_purges(patch, first_batch=2)
+            without_guards.purge_without_waiting_for_the_disk(patch)
+        gate = without_guards.gate_purges(patch, first_batch=2)
         with bench.working() as host:
             wait_until(lambda: host.worker.statistics().takeovers)
             bench.stash([f"key-{n % 7}" for n in range(200)])
@@ -219,10 +220,10 @@ def test_a_crash_forgets_no_purge_on_which_the_next_commit_relies(forgetful, ben
 
 
 @pytest.mark.parametrize("guarded", [True, False])
-def test_new_rows_under_old_ids_outlive_a_purge_that_was_under_way(bench, monkeypatch, guarded):
-    gate = naive.gate_purges(monkeypatch)
+def test_new_rows_under_old_ids_outlive_a_running_purge(bench, monkeypatch, guarded):
+    gate = without_guards.gate_purges(monkeypatch)
     if not guarded:
-        naive.purge_by_id_alone(monkeypatch)
+        without_guards.purge_by_id_alone(monkeypatch)
     bench.stash(["k"] * 50)
     with bench.working() as host:
         assert gate.reached.wait(60)
@@ -240,12 +241,12 @@ def test_new_rows_under_old_ids_outlive_a_purge_that_was_under_way(bench, monkey
 @pytest.mark.parametrize("guarded", [True, False])
 def test_new_rows_under_old_ids_outlive_a_takeover(bench, monkeypatch, guarded):
     bench.stash(["k"] * 50)
-    with naive.never_purging(monkeypatch), bench.working():
+    with without_guards.never_purging(monkeypatch), bench.working():
         wait_until(bench.read)
     bench.db.execute("TRUNCATE outbox RESTART IDENTITY")
     bench.stash(["k"] * 50)
     if not guarded:
-        naive.compare_nothing(monkeypatch)
+        without_guards.compare_nothing(monkeypatch)
     with bench.working() as host:
         if guarded:
             assert "ids were drawn a second time" in stopped(host)
@@ -257,9 +258,9 @@ def test_new_rows_under_old_ids_outlive_a_takeover(bench, monkeypatch, guarded):
 
 @pytest.mark.parametrize("by_id", [True, False])
 def test_a_late_purge_deletes_what_was_sent_and_nothing_between(bench, monkeypatch, by_id):
-    """A transaction has drawn an id between those of a batch, and commits between the batch's read and its purge; the
+    """A transaction has drawn an id between those of a batch, and commits between the batch's read and its purge. The
     next read comes later."""
-    gate, read, turn = naive.gate_purges(monkeypatch), Reader.read, threading.Lock()
+    gate, read, turn = without_guards.gate_purges(monkeypatch), Reader.read, threading.Lock()
 
     def read_in_turn(self, *given):
         with turn:
@@ -267,7 +268,7 @@ def test_a_late_purge_deletes_what_was_sent_and_nothing_between(bench, monkeypat
 
     monkeypatch.setattr(Reader, "read", read_in_turn)
     if not by_id:
-        naive.purge_by_range(monkeypatch)
+        without_guards.purge_by_range(monkeypatch)
     with psycopg.connect(bench.url) as late:
         ids = bench.stash(["k"] * 10)
         (between,) = bench.stash(["late"], connection=late)
@@ -287,10 +288,10 @@ def test_a_late_purge_deletes_what_was_sent_and_nothing_between(bench, monkeypat
 
 
 @pytest.mark.parametrize("after_the_read", [False, True])
-def test_what_is_in_flight_is_known_before_the_read(bench, monkeypatch, after_the_read):
-    """A purge may finish between the snapshot of a read and what is done with its rows. Reads begin below what is in
-    flight as long as an older transaction is open."""
-    naive.exclude(monkeypatch, after_the_read=after_the_read)
+def test_records_in_flight_are_known_before_the_read(bench, monkeypatch, after_the_read):
+    """A purge may end between the snapshot of a read and the use of its rows. While an older transaction is open, reads
+    begin below the records in flight."""
+    without_guards.exclude(monkeypatch, after_the_read=after_the_read)
     with psycopg.connect(bench.url) as late:
         bench.stash(["late"], connection=late)
         bench.stash([f"key-{n % 7}" for n in range(2000)])
@@ -302,7 +303,7 @@ def test_what_is_in_flight_is_known_before_the_read(bench, monkeypatch, after_th
         bench.check()
 
 
-# ---- transactions that show late
+# ---- transactions that are seen late
 
 
 DRAWN = "SELECT last_value FROM outbox_id_seq"
@@ -310,7 +311,7 @@ DRAWN = "SELECT last_value FROM outbox_id_seq"
 
 @contextmanager
 def slow_trigger(bench):
-    """An insert that waits between the drawing of its id and whatever comes next."""
+    """An insert that waits between the drawing of its id and the rest."""
     bench.db.execute(
         "CREATE FUNCTION hold() RETURNS trigger LANGUAGE plpgsql AS "
         "$$ BEGIN IF NEW.kafka_key = 'slow' THEN PERFORM pg_advisory_xact_lock(7); END IF; RETURN NEW; END $$"
@@ -329,9 +330,9 @@ def slow_trigger(bench):
 
 @contextmanager
 def slow_copy(bench):
-    """Rows that the server has read and not yet written into the table: it does so by the thousand."""
+    """Rows that the server has read and not yet written into the table; it writes them by the thousand."""
     drawn = bench.db.execute(DRAWN).fetchone()
-    # More bytes than the client keeps to itself; fewer rows than bring a transaction id by the way.
+    # More bytes than the client buffers, but fewer rows than would also take a transaction id.
     values = [f"c{number}".ljust(2000, "x") for number in range(20)]
     statement = "COPY outbox (kafka_topic, kafka_key, kafka_value) FROM STDIN"
     with psycopg.connect(bench.url) as writer, writer.cursor() as cursor, cursor.copy(statement) as copy:
@@ -345,13 +346,13 @@ def slow_copy(bench):
 @pytest.mark.parametrize("slow", [slow_trigger, slow_copy])
 @pytest.mark.parametrize("guarded", [True, False])
 def test_a_transaction_is_known_from_the_moment_it_draws_an_id(undisturbed, slow, guarded):
-    """The default takes a transaction id before the row's id. Without it nothing shows that somebody holds a low id
+    """The default takes a transaction id before the row's id. Without it nothing shows that a session holds a low id
     while higher ones are read, and only the sweep finds the row."""
     bench = undisturbed
     if not guarded:
         bench.db.execute("ALTER TABLE outbox ALTER id SET DEFAULT nextval('outbox_id_seq')")
     with bench.working(**NO_SWEEP):
-        bench.stash(["first"])  # the first id of a sequence brings a transaction id with it
+        bench.stash(["first"])  # the first id of a sequence also takes a transaction id
         bench.wait_empty()
         with slow(bench):
             for _ in range(3):
@@ -415,8 +416,8 @@ def fill(bench, rows):
 
 @contextmanager
 def reading_beside_the_dead(bench, rows):
-    """A reader that has read so many rows, all of them deleted now and pinned by a transaction of another database
-    that was open before: connection, reader, frontier."""
+    """A reader of this many rows, all of them deleted now, and pinned by a transaction of another database that was
+    open before: connection, reader, frontier."""
     with (
         psycopg.connect(bench.url, dbname="postgres") as elsewhere,
         companions.connect({"conninfo": bench.url}, statement_timeout_s=120, application_name="test") as connection,
@@ -437,7 +438,7 @@ def poll(connection, reader, frontier):
 
 
 def test_a_poll_walks_no_dead_rows_whatever_pins_them(undisturbed):
-    """Blocks are counted instead of milliseconds."""
+    """The test counts blocks instead of milliseconds."""
     with reading_beside_the_dead(undisturbed, 50_000) as (connection, reader, frontier):
         poll(connection, reader, frontier)
         assert blocks(connection, reader, frontier.start()) < 20
@@ -469,7 +470,7 @@ def test_a_poll_beside_millions_of_dead_rows(bench, rows):
 @pytest.mark.torture
 @pytest.mark.timeout(1200)
 def test_a_takeover_that_walks_millions_of_dead_rows_is_not_fenced(exact):
-    """Its first read begins at 0. The election has threads of its own and is not held up."""
+    """Its first read begins at 0. The election has threads of its own, and the read does not delay it."""
     with psycopg.connect(exact.url) as writer:
         writer.execute(
             "INSERT INTO outbox (kafka_topic, kafka_key) SELECT 't', 'k' FROM generate_series(1, 5000000) AS n"

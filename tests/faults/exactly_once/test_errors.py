@@ -1,7 +1,8 @@
-"""What real brokers and the client say when a transaction fails: the table in tests/faults/MATRIX.md, as assertions.
+"""The errors of real brokers and the client when a transaction fails: the table in tests/faults/MATRIX.md, as
+assertions.
 
-The code of an error alone decides nothing, one of them has three meanings; so whatever is raised, the producer is
-thrown away and the ledger asked. These tests notice when a new client or broker tells something else.
+The code of an error by itself decides nothing, because one of them has three meanings. So after any error the producer
+is dropped and the ledger is read. These tests notice when a new client or broker reports something else.
 """
 
 import time
@@ -13,13 +14,13 @@ from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 from outbox.devstack import Kafka
 from outbox.edges.kafka.exactly_once.transactional import TransactionalProducer, kafka_error, properties_of
-from tests.faults.exactly_once import naive
+from tests.faults.exactly_once import without_guards
 from tests.harvest.exactly_once.bench import wait_until
 from tests.harvest.exactly_once.test_kills import _is_stopped as is_stopped
 from tests.support.proxy import END_TXN, HOLD, INIT_PRODUCER_ID, PRODUCE
 from tests.support.topics import create_topic
 
-# The waits inside of one test may together take longer than a test may otherwise.
+# The waits of one test may together take longer than a test may otherwise.
 pytestmark = pytest.mark.timeout(420)
 
 NEVER = lambda: False  # noqa: E731
@@ -27,7 +28,7 @@ NEVER = lambda: False  # noqa: E731
 
 @pytest.fixture(scope="module")
 def hasty(pytestconfig):
-    """Brokers that look for transactions and transactional ids that have been idle too long every half second."""
+    """Brokers that check every half second for transactions and transactional ids that have been idle too long."""
     properties = {
         "transaction.abort.timed.out.transaction.cleanup.interval.ms": "500",
         "transaction.remove.expired.transaction.cleanup.interval.ms": "500",
@@ -39,7 +40,7 @@ def hasty(pytestconfig):
 
 @pytest.fixture
 def producing():
-    """Makes producers as a lane has them, and drops them."""
+    """Makes producers with a lane's settings, and drops them."""
     made = []
 
     def make(servers, name, *, timeout_s=10, **properties):
@@ -70,7 +71,7 @@ def error_of(action, *arguments):
     return kafka_error(raised.value)
 
 
-def test_a_commit_without_reply_times_out_and_goes_on_when_it_is_called_again(proxied, producing):
+def test_a_commit_without_reply_times_out_and_continues_when_it_is_called_again(proxied, producing):
     producer = producing(proxied.servers, proxied.name)
     send(producer, proxied.topic)
     producer.wait_reports(NEVER)
@@ -94,8 +95,8 @@ def test_a_commit_beyond_the_time_of_its_records_must_be_aborted(proxied, produc
     assert proxied.read() == []
 
 
-def test_a_request_that_times_out_is_trouble(proxied, producing):
-    """The other line of the client's log after which a producer must be renewed."""
+def test_a_request_that_times_out_is_an_error(proxied, producing):
+    """The other line of the client's log after which a lane must renew a producer."""
     producer = producing(proxied.servers, proxied.name, timeout_s=5, socket_timeout_ms=1000)
     send(producer, proxied.topic)
     producer.wait_reports(NEVER)
@@ -106,10 +107,10 @@ def test_a_request_that_times_out_is_trouble(proxied, producing):
     rule.release()
 
 
-def test_a_missing_broker_would_be_trouble_if_every_failure_counted(bench, producing, monkeypatch):
-    """The control: a new producer would have to be renewed at once if it tries that broker first, as every second
-    one does; the others never come to it."""
-    naive.take_every_failure_for_trouble(monkeypatch)
+def test_a_missing_broker_would_be_an_error_if_every_failure_counted(bench, producing, monkeypatch):
+    """The control: a lane would have to renew a new producer at once if the producer tries that broker first, as every
+    second one does; the others never try it."""
+    without_guards.take_every_failure_for_trouble(monkeypatch)
 
     def one_more():
         producer = producing(f"127.0.0.1:1,{bench.servers}", bench.name)
@@ -125,8 +126,8 @@ def commit_again(producer, topic):
 
 
 def test_a_commit_that_races_with_a_successor_s_init(proxied, producing):
-    """Both are on their way at once. What the client says of such a commit differs, and decides nothing: the entry is
-    there if and only if the record is, and the successor finds it or never will."""
+    """Both are in flight at once. The client's error for such a commit differs, and decides nothing: the entry is there
+    if and only if the record is, and the successor finds it or never will."""
     topic, ledger = proxied.topic, create_topic(proxied.servers)
     said, expected = {}, set()
 
@@ -159,7 +160,7 @@ def test_a_commit_that_races_with_a_successor_s_init(proxied, producing):
             expected |= {str(turn)} & entries
             if said[turn] is not None:
                 assert said[turn].fatal() or said[turn].txn_requires_abort(), said[turn]
-            error_of(commit_again, older, topic)  # also after a success: nothing more is done with it
+            error_of(commit_again, older, topic)  # also after a success: the producer is not used again
             send(successor, topic, values=(f"after {turn}",))
             successor.commit(10)
             expected.add(f"after {turn}")
@@ -168,7 +169,7 @@ def test_a_commit_that_races_with_a_successor_s_init(proxied, producing):
     assert sorted(found) == sorted(expected), "what the entries said when each successor began"
 
 
-def test_whoever_is_fenced_can_do_nothing_any_more(bench, producing):
+def test_a_fenced_producer_can_do_nothing_any_more(bench, producing):
     older = producing(bench.servers, bench.name)
     send(older, bench.topic)
     older.wait_reports(NEVER)
@@ -190,13 +191,13 @@ def ends(servers, topic):
 
 
 def wait_aborted(servers, topic):
-    """Until the brokers have ended the transaction that is open there."""
+    """Wait until the brokers have ended the transaction that is open there."""
     begun = ends(servers, topic)
     wait_until(lambda: time.sleep(0.1) or ends(servers, topic) > begun)
 
 
-def test_whoever_takes_too_long_is_told_that_it_is_fenced(hasty, bench_on, producing):
-    """Its records are acknowledged long before: else their own time would be over first."""
+def test_a_producer_that_takes_too_long_is_fenced(hasty, bench_on, producing):
+    """Its records are acknowledged long before: otherwise their own time would be over first."""
     with bench_on(hasty) as bench:
         producer = producing(hasty, bench.name, timeout_s=3)
         send(producer, bench.topic)
@@ -206,7 +207,7 @@ def test_whoever_takes_too_long_is_told_that_it_is_fenced(hasty, bench_on, produ
         assert (error.name(), error.fatal()) == ("_FENCED", True)
 
 
-def test_an_expired_transactional_id_is_unknown_and_taken_anew(hasty, bench_on, producing):
+def test_an_expired_transactional_id_is_unknown_and_initialised_again(hasty, bench_on, producing):
     """By a producer of the test's, and by a lane that was idle meanwhile."""
     with bench_on(hasty) as bench, bench.working() as host:
         producer = producing(hasty, f"{bench.name}-other")
@@ -228,8 +229,8 @@ def test_an_expired_transactional_id_is_unknown_and_taken_anew(hasty, bench_on, 
         bench.check()
 
 
-def test_a_lane_paused_beyond_its_transaction_goes_on_without_a_successor(hasty, bench_on):
-    """The brokers fence it although nobody else leads: it takes the lane over again by itself."""
+def test_a_lane_paused_beyond_its_transaction_continues_without_a_successor(hasty, bench_on):
+    """The brokers fence it although nobody else leads. The lane takes itself over again."""
     import os
     import signal
 
@@ -248,7 +249,7 @@ def test_a_lane_paused_beyond_its_transaction_goes_on_without_a_successor(hasty,
 
 
 def test_one_record_that_is_too_large_takes_its_neighbours_with_it(bench, producing):
-    """So reports alone do not name the poison record; and a producer that has aborted is of no use any more."""
+    """So the reports do not name the poison record; and a producer that has aborted is of no use any more."""
     topic, failed = create_topic(bench.servers, 1, **{"max.message.bytes": "2000"}), []
     producer = producing(bench.servers, bench.name, compression_type="none", linger_ms=200)
 
@@ -267,7 +268,7 @@ def test_one_record_that_is_too_large_takes_its_neighbours_with_it(bench, produc
 
 
 def test_an_unknown_topic_stalls_a_transaction_and_ends_it(bench, producing):
-    """For as long as the client hopes that the topic is only new: hence topics are asked for before."""
+    """The client waits as long as the topic may be new. So a lane asks for topics before."""
     producer = producing(bench.servers, bench.name, topic_metadata_propagation_max_ms=500)
     assert list(producer.unknown_topics(["not-there", bench.topic], 5)) == ["not-there"]
     send(producer, "not-there")
@@ -285,7 +286,7 @@ def test_a_full_queue_of_the_client_is_waited_for(bench):
 @pytest.mark.parametrize("what", ["too large", "queue full"])
 def test_a_swallowed_error_of_produce_is_a_silent_loss(bench, monkeypatch, what):
     """The control: the transaction stays committable without the record."""
-    naive.swallow_errors_of_produce(monkeypatch)
+    without_guards.swallow_errors_of_produce(monkeypatch)
     ids = bench.stash([f"key-{n}" for n in range(40)])
     if what == "too large":
         bench.db.execute("UPDATE outbox SET kafka_value = repeat('x', 2000000) WHERE id = %s", [ids[30]])

@@ -4,14 +4,14 @@ import time
 
 import pytest
 
-from tests.faults.exactly_once import naive
+from tests.faults.exactly_once import without_guards
 from tests.faults.exactly_once.acts import terminate
 from tests.faults.exactly_once.conftest import LINES
 from tests.harvest.exactly_once.bench import wait_until
 from tests.harvest.exactly_once.test_faults import drained, late_commits
 from tests.support.proxy import ADD_PARTITIONS_TO_TXN, CLIENT, END_TXN, HOLD, INIT_PRODUCER_ID, PASS, PRODUCE, TO_SERVER
 
-# The waits inside of one test may together take longer than a test may otherwise.
+# The waits of one test may together take longer than a test may otherwise.
 pytestmark = pytest.mark.timeout(420)
 
 APIS = (PRODUCE, ADD_PARTITIONS_TO_TXN, END_TXN, INIT_PRODUCER_ID)
@@ -28,12 +28,13 @@ def lost(bench):
 
 @pytest.mark.parametrize("lane_of_its_own", [True, False])
 def test_a_neighbour_that_stands_still_hides_no_entry(bench, monkeypatch, lane_of_its_own):
-    """Its open transaction would, on a partition that lanes share: above it nothing counts as committed yet."""
+    """If lanes shared a partition, its open transaction would hide the entries above: none of them counts as
+    committed."""
     if not lane_of_its_own:
-        naive.one_partition_for_all_lanes(monkeypatch)
+        without_guards.one_partition_for_all_lanes(monkeypatch)
     bench.stash([f"key-{n % 10}" for n in range(100)])
-    with naive.stalled_neighbour(bench):
-        with naive.never_purging(monkeypatch), bench.working(LANES=2):
+    with without_guards.stalled_neighbour(bench):
+        with without_guards.never_purging(monkeypatch), bench.working(LANES=2):
             wait_until(bench.read)
         sent = len(bench.read())
         with bench.working(LANES=2) as host:
@@ -43,19 +44,19 @@ def test_a_neighbour_that_stands_still_hides_no_entry(bench, monkeypatch, lane_o
 
 
 def test_owners_that_do_not_fence_each_other_repeat_records(bench, monkeypatch):
-    """The control: both are told that they lead, and each has a transactional id of its own."""
-    naive.fence_nobody(monkeypatch)
+    """The control: both believe that they lead, and each has a transactional id of its own."""
+    without_guards.fence_nobody(monkeypatch)
     with bench.working(), bench.working():
         wait_until(lambda: bench.stash([f"key-{n}" for n in range(300)]) and repeats(bench), 60)
 
 
 @pytest.mark.parametrize("entry", ["last", "first"])
 def test_a_torn_transaction_can_repeat_records_and_lose_none(proxied, monkeypatch, entry):
-    """A late commit ends a transaction half-way, and its owner dies. What was committed is known only by the entry: as
-    the last record it is not there yet, as the first it speaks for records that never came."""
-    naive.keep_the_producer(monkeypatch)
+    """A late commit ends a transaction in the middle, and its owner dies. Only the entry shows which records were
+    committed. As the last record it is not there yet; as the first it lists records that never came."""
+    without_guards.keep_the_producer(monkeypatch)
     if entry == "first":
-        naive.entry_first(monkeypatch)
+        without_guards.entry_first(monkeypatch)
     proxied.stash([f"key-{n % 20}" for n in range(2000)])
     with proxied.working(BATCH_MAX=200, COMMIT_TIMEOUT=9) as host:
         wait_until(lambda: host.worker.statistics().delivered)
@@ -75,7 +76,7 @@ def test_a_torn_transaction_can_repeat_records_and_lose_none(proxied, monkeypatc
 
 
 def kill_the_broker_during_commits(bench, moments):
-    """Before a commit reaches it, or after it was carried out and before its reply has left."""
+    """Before a commit reaches it, or after it has carried the commit out and before its reply has left."""
     bench.stash([f"key-{n % 20}" for n in range(3000)])
     with bench.working() as host, bench.writing():
         for on in moments:
@@ -118,7 +119,7 @@ def race(bench, rounds, chance):
                 for rule in (end, init) if number % 2 else (init, end):
                     rule.release()
                     time.sleep(chance.uniform(0, 0.01))
-                # Nothing more is begun with that producer: the lane is taken over, and the ledger asked.
+                # The producer is not used again: the lane is taken over, and the ledger read.
                 wait_until(lambda before=before: host.worker.statistics().takeovers > before.takeovers)
         assert host.errors == []
     drained(bench)
@@ -192,7 +193,7 @@ def strike(bench, chance, kinds):
 
 
 def soak(bench, chance, faults, kinds, *, until=lambda: False):
-    """So many faults under load, the lane going on after each."""
+    """This many faults under load; the lane continues after each."""
     struck = 0
     with bench.writing(writers=4, pause_s=0.005), bench.working(COMMIT_TIMEOUT=3) as host:
         while struck < faults and not until():
@@ -224,8 +225,8 @@ def test_a_hundred_mixed_faults(proxied, chance):
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("proxied_kafka", LINES, indirect=True)
 def test_mixed_faults_without_renewal_repeat_records(proxied, chance, monkeypatch):
-    """The comparison: late commits among the same faults do the harm when a producer is kept after trouble."""
-    naive.keep_the_producer(monkeypatch)
+    """The comparison: among the same faults, late commits do the harm if a producer is kept after an error."""
+    without_guards.keep_the_producer(monkeypatch)
     for _ in range(5):
         if not repeats(proxied):
             late_commits(proxied, rounds=3)

@@ -1,7 +1,7 @@
-"""A lost EndTxn whose loss the client's log does not name as a lost connection: during a new authentication, and after
-a line that hides its equal. The late frame then ends the next transaction, unless the producer was renewed.
+"""A lost EndTxn that the client's log does not report as a lost connection: during a new authentication, and after a
+line that hides its equal. The late frame then ends the next transaction, unless the producer was renewed.
 
-The scenes are played by a producer alone: what a lane does after trouble is shown in test_frames.py.
+A producer by itself runs the scenes: test_frames.py shows what a lane does after an error.
 """
 
 import logging
@@ -15,7 +15,7 @@ import pytest
 
 from outbox.devstack import Kafka
 from outbox.edges.kafka.exactly_once.transactional import TransactionalProducer, properties_of
-from tests.faults.exactly_once import naive
+from tests.faults.exactly_once import without_guards
 from tests.harvest.exactly_once.bench import wait_until
 from tests.support.proxy import API_VERSIONS, CLIENT, CUT, END_TXN, HOLD, INIT_PRODUCER_ID, PASS, TO_SERVER, Proxy
 from tests.support.topics import create_topic, read_topic
@@ -62,7 +62,7 @@ class Scene:
         return made
 
     def failures(self):
-        """What the client has said of connections to the coordinator."""
+        """The client's log lines about connections to the coordinator."""
         lines = [record.getMessage() for record in self.caplog.records if record.name == "outbox.kafka"]
         return [line for line in lines if line.startswith("FAIL") and COORDINATOR in line]
 
@@ -84,7 +84,7 @@ class Scene:
         producer.wait_reports(NEVER)
 
     def lose_an_end(self, producer, when):
-        """Commit a transaction whose EndTxn stays on its way: the rule that holds it. The client repeats it."""
+        """Commit a transaction whose EndTxn stays in flight. Returns the rule that holds it. The client repeats it."""
         self.send(producer, "first")
         end = self.proxy.on_request(END_TXN, HOLD)
         lost = threading.Thread(target=lambda: (end.wait(), when(), end.cut(CLIENT)))
@@ -155,14 +155,14 @@ def authenticating(asking_for_passwords, caplog):
 
 @pytest.fixture
 def three(three_brokers, caplog):
-    """More than one broker: a client that has lost all begins anew, with new objects that hide nothing."""
+    """More than one broker: a client that has lost all of them starts again, with new objects that hide nothing."""
     with scene_on(*three_brokers, caplog) as scene:
         yield scene
 
 
 def lose_during_authentication(scene):
-    """The client authenticates itself anew at nine tenths of the connection's time; the broker takes nothing after all
-    of it."""
+    """The client authenticates again at nine tenths of the connection's time; after all of it the broker takes no
+    request."""
     producer = scene.producer()
     connected = time.monotonic()
     scene.send(producer, "before")
@@ -173,7 +173,8 @@ def lose_during_authentication(scene):
 
 
 def lose_behind_a_hiding_line(scene):
-    """The connection that carries the EndTxn is closed with the words of those that were closed before they were up."""
+    """The connection that carries the EndTxn is closed with the log line of those that were closed before they were
+    up."""
     producer = scene.failing_at_first()
     return producer, scene.lose_an_end(producer, lambda: None)
 
@@ -184,9 +185,9 @@ SITUATIONS = {
 }
 
 
-def play(scene, lose, trouble):
-    """The late frame arrives while the next transaction is open, and its owner dies; how often a consumer sees what
-    was in that one."""
+def run_scene(scene, lose, trouble):
+    """The late frame arrives while the next transaction is open, and its owner dies. Returns how often a consumer sees
+    the records of that transaction."""
     producer, end = lose(scene)
     assert trouble in producer.trouble if trouble else not producer.trouble, (
         producer.trouble
@@ -210,22 +211,22 @@ def play(scene, lose, trouble):
 @pytest.mark.parametrize("situation", SITUATIONS)
 def test_a_hidden_end_that_arrives_late_ends_no_other_transaction(request, situation):
     lose, trouble = SITUATIONS[situation]
-    assert play(request.getfixturevalue(situation), lose, trouble) == 1
+    assert run_scene(request.getfixturevalue(situation), lose, trouble) == 1
 
 
 @pytest.mark.parametrize("situation", SITUATIONS)
 def test_a_hidden_end_would_commit_a_half_if_the_state_of_the_connection_were_trusted(request, monkeypatch, situation):
     """The control."""
-    naive.trust_the_state_of_connections(monkeypatch)
+    without_guards.trust_the_state_of_connections(monkeypatch)
     scene = request.getfixturevalue(situation)
     lose, _trouble = SITUATIONS[situation]
-    assert any(play(scene, lose, "") == 2 for _ in range(3)), (
+    assert any(run_scene(scene, lose, "") == 2 for _ in range(3)), (
         "a frame that comes too late for its connection is refused"
     )
 
 
 def test_a_producer_whose_first_connections_fail_serves_for_one_transaction(three):
-    """Else a lane would stand still where brokers, or what is before them, close every first connection."""
+    """Otherwise a lane would stop where brokers, or a proxy before them, close every first connection."""
     producer = three.failing_at_first()
     assert producer.trouble == ""
     three.send(producer, "first")
@@ -235,7 +236,7 @@ def test_a_producer_whose_first_connections_fail_serves_for_one_transaction(thre
 
 def test_the_statistics_tell_of_a_repeated_end_that_the_log_hides(three, monkeypatch):
     """The second witness: more requests than transactions."""
-    naive.trust_the_state_of_connections(monkeypatch)
+    without_guards.trust_the_state_of_connections(monkeypatch)
     three.given["statistics.interval.ms"] = 200
     producer, _end = lose_behind_a_hiding_line(three)
     assert producer.trouble == ""
@@ -244,7 +245,7 @@ def test_the_statistics_tell_of_a_repeated_end_that_the_log_hides(three, monkeyp
 
 
 def test_the_client_closes_no_connection_where_an_answer_is_awaited(three):
-    """For being idle it would close it without a line in its log."""
+    """The client closes an idle connection without a line in its log."""
     three.given["connections.max.idle.ms"] = 500
     producer = three.producer()
     three.send(producer, "first")

@@ -1,7 +1,7 @@
-"""`manage.py harvest` with exactly-once delivery: killed, paused, crowned, cut off and replaced while writers go on.
+"""`manage.py harvest` with exactly-once delivery: killed, paused, crowned, cut off and replaced under load.
 
-The acts wait for sessions to expire, so they are played side by side, each on a table, topic and group of its own: a
-few at a time, else a slow machine stands still for longer than an act waits. The long forms are in `test_torture.py`.
+The acts wait for sessions to expire, so they run at the same time, each on a table, topic and group of its own. Only a
+few run at once, else a slow machine stops for longer than an act waits. The long forms are in `test_torture.py`.
 """
 
 import re
@@ -51,13 +51,13 @@ def test_every_failpoint_of_the_worker_is_an_act():
 def outcomes(exact_scenes, fragile_exact_scenes):
     """All acts, in their order, a few at a time."""
 
-    def play(act, scene):
+    def run(act, scene):
         with scene as opened:
             act(opened)
 
     with ThreadPoolExecutor(SIDE_BY_SIDE) as pool:
-        servers = pool.submit(play, lose_the_servers, fragile_exact_scenes("3.9"))  # the longest first
-        begun = {name: pool.submit(play, act, exact_scenes()) for name, act in ACTS.items()}
+        servers = pool.submit(run, lose_the_servers, fragile_exact_scenes("3.9"))  # the longest first
+        begun = {name: pool.submit(run, act, exact_scenes()) for name, act in ACTS.items()}
         yield {**begun, "servers of 3.9": servers}
 
 
@@ -69,7 +69,7 @@ def test_every_record_arrives_exactly_once(outcomes, name):
 
 @pytest.fixture
 def quiet(outcomes):
-    """No act is being played any more."""
+    """No act is running any more."""
     wait(outcomes.values(), timeout=PLAYED_S)
 
 

@@ -1,5 +1,5 @@
-"""The long forms: `make torture`, on Kafka 4.1 and 3.9. Every random choice follows from the seed that is printed;
-`--seed` replays it."""
+"""The long forms: `make torture`, on Kafka 4.1 and 3.9. Every random choice follows from the printed seed; `--seed`
+repeats it."""
 
 import signal
 import time
@@ -54,19 +54,19 @@ def scenes(servers, tmp_path):
 
 
 def play_all(scenes, acts):
-    """Side by side, as each waits for sessions to expire."""
+    """All at the same time, as each waits for sessions to expire."""
 
-    def play(number, act):
+    def run(number, act):
         with scenes(number) as scene:
             act(scene)
 
     with ThreadPoolExecutor(SIDE_BY_SIDE) as pool:
-        for played in [pool.submit(play, number, act) for number, act in enumerate(acts)]:
-            played.result()
+        for running in [pool.submit(run, number, act) for number, act in enumerate(acts)]:
+            running.result()
 
 
 def test_killed_two_hundred_times(scenes, chance):
-    """At every point, at random passages of it. Three harvesters share three lanes; whoever dies comes again."""
+    """At every point, at random passages of it. Three harvesters share three lanes; one that dies starts again."""
     points = [*WORKER, *CAREFUL, "assigned", "acquired"]
     lanes = {"LANES": 3, "BATCH_MAX": 100}
 
@@ -152,7 +152,7 @@ def test_a_transaction_commits_minutes_after_its_neighbours(scenes):
         settle(scene)
 
 
-def test_a_rolling_restart_goes_on_and_on(scenes):
+def test_rolling_restarts_without_end(scenes):
     with scenes() as scene:
         roll(scene, 20)
 

@@ -1,4 +1,4 @@
-"""Others take every connection of PostgreSQL while the harvester must connect anew."""
+"""Other programs take every connection of PostgreSQL while the harvester must connect again."""
 
 import time
 from contextlib import ExitStack
@@ -11,7 +11,10 @@ from tests.faults.conftest import open_scene
 from tests.faults.exactly_once.conftest import GIVEN
 from tests.faults.fleet import wait_until
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]  # as a file; its own waits come to more than the usual
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(420),
+]  # time for the whole file; its own waits take longer than usual
 ENDED = (
     "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity "
     "WHERE datname = current_database() AND application_name LIKE 'outbox %'"
@@ -20,7 +23,7 @@ THEIRS = "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'out
 
 
 def take_all(operator, url, stack):
-    """Until not one is left, also none of the harvester's; it tries to get its own back meanwhile."""
+    """Wait until none is left, also none of the harvester's, which tries to connect again meanwhile."""
     were_none = False
     for _ in range(200):
         operator.execute(ENDED)
@@ -34,7 +37,7 @@ def take_all(operator, url, stack):
         if are_none and were_none:
             return
         were_none = are_none
-        time.sleep(0.1)  # a session that was told to end frees its place a little later
+        time.sleep(0.1)  # a session that must end frees its place a little later
     raise AssertionError("the harvester kept its connections")
 
 

@@ -1,4 +1,4 @@
-"""Whoever looks on may raise or hang: receivers of signals, metrics, the redactor. Delivery is unaffected."""
+"""Observers may raise or hang: receivers of signals, metrics, the redactor. Delivery is unaffected."""
 
 import socket
 import threading
@@ -15,11 +15,11 @@ from tests.harvest.exactly_once.test_harvester import harvester
 from tests.harvest.test_harvester import SIGNALS
 from tests.support.databases import leading
 
-pytestmark = pytest.mark.slow  # as a file
+pytestmark = pytest.mark.slow  # time for the whole file
 
 
 class Hook:
-    """Stands in for any of them; `hang` returns when the test is over."""
+    """Takes the place of any of them; `hang` returns when the test is over."""
 
     def __init__(self):
         self.over, self.calls = threading.Event(), 0
@@ -63,7 +63,7 @@ def test_receivers_metrics_and_samples_do_not_hold_up_delivery(bench, hook, hear
     bench.db.execute("UPDATE outbox SET kafka_value = repeat('x', 2000000) WHERE id = %s", poison)
     with harvester(bench, METRICS_INTERVAL=1) as one, serving(one, "127.0.0.1:0") as address:
         for _ in range(3):
-            with socket.create_connection(address) as scraper:  # who asks and never reads the answer
+            with socket.create_connection(address) as scraper:  # a client that asks and never reads the answer
                 scraper.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
                 bench.stash([f"k{n % 5}" for n in range(100)])
                 wait_until(lambda: bench.count == 1)
@@ -76,7 +76,7 @@ def test_receivers_metrics_and_samples_do_not_hold_up_delivery(bench, hook, hear
 
 
 def test_a_redactor_holds_no_record_back(bench, hook, settings, django_db_blocker, monkeypatch):
-    """It is asked while a page is made; what it is asked about is delivered meanwhile."""
+    """The admin asks the redactor while it makes a page; the records of the page are delivered meanwhile."""
     settings.OUTBOX = {**settings.OUTBOX, "REDACTOR": f"{__name__}.redactor"}
     monkeypatch.setattr(f"{__name__}.redactor", hook.act)
     bench.stash(["a"] * 20)

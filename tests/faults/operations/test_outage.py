@@ -1,4 +1,4 @@
-"""Kafka is away while writers go on and a bulk is stashed: memory stays flat, and everything arrives once."""
+"""Kafka is unavailable while writers continue and a bulk is stashed: memory stays flat, every record arrives once."""
 
 import re
 import time
@@ -8,7 +8,10 @@ import pytest
 
 from tests.harvest.exactly_once.bench import wait_until
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]  # as a file; its own waits come to more than the usual
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(420),
+]  # time for the whole file; its own waits take longer than usual
 GROWTH_MAX_MB = 60  # a million records, or only their ids, would take more
 
 
@@ -17,8 +20,8 @@ def resident_mb(process):
     return int(re.search(r"VmRSS:\s+(\d+)", text)[1]) / 1024
 
 
-def test_a_backlog_grows_while_kafka_is_away(proxied):
-    """Its connections are cut and refused, as those of a broker that has ended are."""
+def test_a_backlog_grows_while_kafka_is_unavailable(proxied):
+    """Its connections are cut and refused, like those of a broker that has ended."""
 
     def stop():
         proxied.proxy.refuse()
@@ -29,7 +32,7 @@ def test_a_backlog_grows_while_kafka_is_away(proxied):
 
 @pytest.mark.torture
 @pytest.mark.timeout(1800)
-def test_a_million_records_wait_while_kafka_is_away_for_minutes(bench_on, kafka_factory):
+def test_a_million_records_wait_while_kafka_is_unavailable_for_minutes(bench_on, kafka_factory):
     kafka = kafka_factory()
     with bench_on(kafka.bootstrap_servers) as bench:
         stay_away(bench, kafka.stop, kafka.start, 1_000_000, 180)

@@ -1,4 +1,4 @@
-"""Kafka is away for longer than a session: the metrics tell of it, and of what waits in the table meanwhile."""
+"""Kafka is unavailable for longer than a session: the metrics show this, and the records that wait in the table."""
 
 import os
 import urllib.request
@@ -17,7 +17,7 @@ INSERT = "INSERT INTO outbox (kafka_topic, kafka_key, kafka_value) SELECT %s, 'k
 TIMES = {"OUTBOX_HEARTBEAT_TIMEOUT": "1", "OUTBOX_SESSION_TIMEOUT": "6"}
 
 
-def test_an_outage_of_kafka_is_seen_and_the_backlog_goes_on_being_measured(migrated_template, proxied_kafka, tmp_path):
+def test_an_outage_of_kafka_is_seen_and_the_backlog_is_still_measured(migrated_template, proxied_kafka, tmp_path):
     with fresh_database(os.environ["DATABASE_URL"], template=migrated_template) as url:
         topic = create_topic(proxied_kafka.address, 1)
         process = Harvest(

@@ -1,4 +1,4 @@
-"""A topic is deleted under a harvester at work, and made again: it waits as a whole, the others go on."""
+"""A topic is deleted under a running harvester, and created again: its records wait, all others are sent."""
 
 import pytest
 from confluent_kafka.admin import AdminClient
@@ -6,7 +6,7 @@ from confluent_kafka.admin import AdminClient
 from tests.harvest.exactly_once.bench import wait_until
 from tests.support.topics import create_topic
 
-pytestmark = pytest.mark.slow  # as a file
+pytestmark = pytest.mark.slow  # time for the whole file
 
 
 def delete_topic(servers, topic):
@@ -22,7 +22,8 @@ def held_topics(bench):
 
 @pytest.mark.parametrize("is_missed", [True, False], ids=["missed", "at once"])
 def test_a_topic_is_deleted_and_made_again(bench, is_missed):
-    """Records stashed while it is away arrive once, in the order of their keys; what it held before is gone with it."""
+    """Records stashed while the topic is absent arrive once, in the order of their keys. Those that it held are lost
+    with it."""
     lost = create_topic(bench.servers, 3)
     with bench.working() as host:
         bench.stash(["a", "b"] * 10, topic=lost)

@@ -7,7 +7,7 @@ import pytest
 from outbox.core.exactly_once import ledger
 from outbox.harvest.exactly_once.resolve import Resolver
 from outbox.harvest.exactly_once.rounds import read_connection
-from tests.faults.exactly_once import naive
+from tests.faults.exactly_once import without_guards
 from tests.harvest.exactly_once.bench import finish, stopped, wait_until
 from tests.harvest.exactly_once.test_kills import wait_killed
 from tests.harvest.exactly_once.test_resolve import PURGE_SENT, examine, resolve
@@ -29,7 +29,7 @@ def sent_and_not_purged(bench):
 
 
 def test_a_rewritten_table_whose_times_are_ahead_of_the_clock_is_purged(bench, monkeypatch):
-    gate = naive.gate_purges(monkeypatch)
+    gate = without_guards.gate_purges(monkeypatch)
     supply(bench, ["a", "b"] * 10, AHEAD)
     with bench.working():
         assert gate.reached.wait(60)
@@ -85,7 +85,7 @@ def test_equal_records_under_ids_drawn_again_are_told_apart_by_their_time(bench)
 
 def test_the_entry_of_an_older_release_is_settled(bench, monkeypatch):
     bench.stash(["a", "b"] * 3)
-    with naive.never_purging(monkeypatch) as patch, bench.working():
+    with without_guards.never_purging(monkeypatch) as patch, bench.working():
         patch.setattr(ledger, "headers", lambda entry: [])
         wait_until(bench.read)
     with bench.working():
@@ -99,7 +99,7 @@ def test_the_entry_of_an_older_release_is_settled(bench, monkeypatch):
 def test_of_an_older_release_s_entry_the_rows_ahead_of_its_reading_are_kept_and_sent_again(bench, monkeypatch):
     bench.stash(["a"] * 4)
     supply(bench, ["b"] * 2, "clock_timestamp() + interval '1 h'")
-    with naive.never_purging(monkeypatch) as patch, bench.working():
+    with without_guards.never_purging(monkeypatch) as patch, bench.working():
         patch.setattr(ledger, "headers", lambda entry: [])
         wait_until(lambda: len(bench.read()) == 6)
     bench.db.execute("VACUUM FULL outbox")

@@ -265,4 +265,4 @@ FOUND_BY: dict[str, int] = {
     "successors of what is gone sleep on": 187,
     "any deletion is believed": 787,
 }
-"""Seeds that catch them; `make check` plays these alone."""
+"""Seeds that catch them; `make check` runs only these."""

@@ -66,7 +66,7 @@ class SimulatedKafka:
     def refuse_keyless(self) -> None:
         self.world.faults.refuse_keys = {"": None}
 
-    def play(self, case: Callable[[], None]) -> None:
+    def run(self, case: Callable[[], None]) -> None:
         ended: list[bool] = []
 
         def run() -> None:
@@ -107,7 +107,7 @@ class RealKafka:
     def refuse_keyless(self) -> None:
         self._config = {"cleanup.policy": "compact"}
 
-    def play(self, case: Callable[[], None]) -> None:
+    def run(self, case: Callable[[], None]) -> None:
         case()
 
 
@@ -302,14 +302,14 @@ CASES = (
 
 
 def simulated(case: Callable[[Script], None]) -> Script:
-    return in_thread(lambda: _played(SimulatedKafka(), case))  # type: ignore[no-any-return]
+    return in_thread(lambda: _run(SimulatedKafka(), case))  # type: ignore[no-any-return]
 
 
 def real(case: Callable[[Script], None], bootstrap_servers: str) -> Script:
-    return _played(RealKafka(bootstrap_servers), case)
+    return _run(RealKafka(bootstrap_servers), case)
 
 
-def _played(side: Any, case: Callable[[Script], None]) -> Script:
+def _run(side: Any, case: Callable[[Script], None]) -> Script:
     script = Script(side)
-    side.play(lambda: case(script))
+    side.run(lambda: case(script))
     return script

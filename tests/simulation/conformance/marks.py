@@ -78,7 +78,7 @@ class SimulatedTable:
     def hold_ids(self) -> list[int]:
         return sorted(self.world.table.holds_by_id)
 
-    def play(self, case: Callable[[], None]) -> None:
+    def run(self, case: Callable[[], None]) -> None:
         ended: list[bool] = []
         self.runtime.thread(lambda: (case(), ended.append(True)), "script").start()  # type: ignore[func-returns-value]
         self.world.run_until(self.world.now + 600, lambda: bool(ended))
@@ -122,7 +122,7 @@ class RealTable:
     def hold_ids(self) -> list[int]:
         return [row[0] for row in self._admin.execute("SELECT id FROM outbox_hold ORDER BY id")]
 
-    def play(self, case: Callable[[], None]) -> None:
+    def run(self, case: Callable[[], None]) -> None:
         try:
             case()
         finally:
@@ -364,22 +364,22 @@ CASES = (
 
 
 def simulated(case: Callable[[Script], None]) -> Script:
-    return in_thread(lambda: _played(SimulatedTable(), case))  # type: ignore[no-any-return]
+    return in_thread(lambda: _run(SimulatedTable(), case))  # type: ignore[no-any-return]
 
 
 def real(case: Callable[[Script], None], url: str) -> Script:
-    return _played(RealTable(url), case)
+    return _run(RealTable(url), case)
 
 
-def _played(side: Any, case: Callable[[Script], None]) -> Script:
+def _run(side: Any, case: Callable[[Script], None]) -> Script:
     script = Script(side)
 
-    def play() -> None:
+    def closing() -> None:
         try:
             case(script)
         finally:
             for connection in script.connections:
                 connection.close()
 
-    side.play(play)
+    side.run(closing)
     return script

@@ -175,7 +175,7 @@ class SimulatedSide:
         self.runtime.sleep(0.5)
         return list(self.checkers.delivered)
 
-    def play(self, case: Callable[[Any], None], script: Any) -> None:
+    def run(self, case: Callable[[Any], None], script: Any) -> None:
         ended: list[bool] = []
 
         def run() -> None:
@@ -301,7 +301,7 @@ class RealSide:
     def delivered(self) -> list[int]:
         return [int(record.value or b"") for record in read_topic(self._servers, self.topic)]
 
-    def play(self, case: Callable[[Any], None], script: Any) -> None:
+    def run(self, case: Callable[[Any], None], script: Any) -> None:
         case(script)
 
 
@@ -544,21 +544,21 @@ def _told(error: KafkaError) -> Any:
 
 
 def simulated(case: Callable[[Script], None]) -> Script:
-    return in_thread(lambda: _played(SimulatedSide(), case))  # type: ignore[no-any-return]
+    return in_thread(lambda: _run(SimulatedSide(), case))  # type: ignore[no-any-return]
 
 
 def real(case: Callable[[Script], None], url: str, bootstrap_servers: str) -> Script:
     side = RealSide(url, bootstrap_servers)
     try:
-        return _played(side, case)
+        return _run(side, case)
     finally:
         side.close()
 
 
-def _played(side: Any, case: Callable[[Script], None]) -> Script:
+def _run(side: Any, case: Callable[[Script], None]) -> Script:
     script = Script(side)
 
-    def play(script: Script) -> None:
+    def closing(script: Script) -> None:
         try:
             case(script)
         finally:
@@ -568,5 +568,5 @@ def _played(side: Any, case: Callable[[Script], None]) -> Script:
                 producer.drop()
             script.kafka.close()
 
-    side.play(play, script)
+    side.run(closing, script)
     return script

@@ -603,4 +603,4 @@ FOUND_BY: dict[str, int] = {
     "a lane that fails keeps its turn": 140,
     "a turn is waited for as long as it takes": 140,
 }
-"""Seeds that catch them; `make check` plays these alone."""
+"""Seeds that catch them; `make check` runs only these."""

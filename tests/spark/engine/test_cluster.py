@@ -52,7 +52,7 @@ def engines(outbox_table, bootstrap_servers, tmp_path):
 
 
 def run(spark, cluster, engines, outbox, servers, kills):
-    """Kill the executor of a stopped worker so many times, then let others go on."""
+    """Kill the executor of a stopped worker this many times, then let the others continue."""
     topic = create_topic(servers, 3)
     outbox.insert(topic, RECORDS)
     process, killed = engines.start().leads(), set()
@@ -113,8 +113,8 @@ SPECULATION = (
 def test_twenty_faults_of_executors_lose_and_double_nothing(
     spark, request, engines, outbox_table, bootstrap_servers, fault
 ):
-    """Workers are stopped before the commit of every slice. With their executors they are killed there; or one in two
-    sleeps until its copy has fenced it, and then goes on."""
+    """Workers are stopped before the commit of every slice. Either they are killed there with their executors, or one
+    in two sleeps until its copy has fenced it, and then continues."""
     topic = create_topic(bootstrap_servers, 3)
     kills = fault == "killed executors"
     cluster = request.getfixturevalue("cluster" if kills else "two_hosts")
@@ -158,7 +158,7 @@ def test_twenty_faults_of_executors_lose_and_double_nothing(
 def test_drivers_killed_beside_their_executors_lose_and_double_nothing(
     spark, cluster, engines, outbox_table, bootstrap_servers
 ):
-    """With a worker in an open transaction, which is killed, or commits when nobody waits for it any more."""
+    """With a worker in an open transaction. It is killed, or it commits when nobody waits for it any more."""
     topic = create_topic(bootstrap_servers, 3)
     fleet = engines(cluster, max_records=100)
     for number in range(DEATHS):

@@ -1,4 +1,4 @@
-"""The engine's driver on the session that all tests share: what a query survives, and what it refuses."""
+"""The engine's driver on the session that all tests share: the faults that a query survives, and its refusals."""
 
 import shutil
 
@@ -59,13 +59,13 @@ def test_epochs_without_a_record_are_purged_too_and_a_lost_checkpoint_is_refused
     first = run(transform="tests.spark.transforms.only_some").drain()
     outbox_table.insert(topic, 7)
     first.drain().finish()
-    counts = {said["epoch"]: said["count"] for said in first.channel.of("epoch")}  # one that is repeated is told twice
+    counts = {said["epoch"]: said["count"] for said in first.channel.of("epoch")}  # a repeated one is reported twice
     assert counts == {0: 0, 1: 0, 2: 1}
     judge(bootstrap_servers, [topic], [407])
     assert verified(spark, outbox_table, bootstrap_servers, [topic]).absent == 0
     assert not first.channel.of("holds")
 
-    # Refused before anything is marked: the checkpoint that is restored still fits.
+    # The driver refuses before it marks: the checkpoint that is restored still fits.
     (tmp_path / "checkpoint").rename(tmp_path / "copy")
     outbox_table.insert(topic, 7)
     refusal = run().refusal()
@@ -74,7 +74,7 @@ def test_epochs_without_a_record_are_purged_too_and_a_lost_checkpoint_is_refused
     (tmp_path / "copy").rename(tmp_path / "checkpoint")
     restored = run(transform="tests.spark.transforms.failing_for_now").drain()
 
-    # With a batch under way.
+    # With an unfinished batch.
     broken.touch()
     outbox_table.insert(topic, 7)
     restored.until(lambda: restored.channel.of("retry"))
@@ -87,8 +87,8 @@ def test_epochs_without_a_record_are_purged_too_and_a_lost_checkpoint_is_refused
 
 
 @pytest.mark.part
-def test_what_is_held_back_counts_as_left_when_the_rest_is_delivered(spark, run, outbox_table, bootstrap_servers):
-    """`harvest --once` gives up over what is held back, and may not do so before the first batch."""
+def test_held_records_count_as_left_when_the_rest_is_delivered(spark, run, outbox_table, bootstrap_servers):
+    """`harvest --once` exits when only held records are left, but not before the first batch."""
     topic, paused = create_topic(bootstrap_servers, 1), create_topic(bootstrap_servers, 1)
     outbox_table.insert(paused, 5)
     outbox_table.insert(topic, 900)
@@ -104,10 +104,10 @@ def test_what_is_held_back_counts_as_left_when_the_rest_is_delivered(spark, run,
     assert verified(spark, outbox_table, bootstrap_servers, [topic]).waiting == 5
 
 
-def test_a_marked_record_that_was_deleted_is_refused_and_the_way_out_works(
+def test_a_marked_record_that_was_deleted_is_refused_and_the_remedy_works(
     spark, run, outbox_table, bootstrap_servers, tmp_path, monkeypatch
 ):
-    """As the refusal says: a new checkpoint, another sink name and resend."""
+    """As the error says: a new checkpoint, another sink name and resend."""
     topic, broken = create_topic(bootstrap_servers, 1), tmp_path / "broken"
     monkeypatch.setattr(transforms, "fails_while", str(broken))
     broken.touch()
@@ -131,7 +131,7 @@ def test_a_record_that_can_never_be_sent_ends_the_query(run, outbox_table, boots
     assert outbox_table.count() == 3
 
 
-def test_what_a_transformation_does_wrong_is_told_in_a_line(run):
+def test_an_error_of_a_transformation_is_one_line(run):
     refusal = run(transform="tests.spark.transforms.failing").refusal()
     assert refusal.startswith("Spark cannot start the query: AnalysisException: [UNRESOLVED_COLUMN")
     assert "\n" not in refusal
@@ -148,8 +148,9 @@ def test_what_a_transformation_does_wrong_is_told_in_a_line(run):
         assert not isinstance(error.value, QueryRefused)
 
 
-def test_a_driver_whose_table_another_one_has_does_not_claim_it_again(outbox_table):
-    """It was paused, and wakes up to any trouble: in the checkpoint, say, which the other one writes too."""
+def test_a_driver_that_has_lost_its_table_does_not_take_it_again(outbox_table):
+    """The driver was paused, and then meets any error: in the checkpoint, for instance, which the other one writes
+    too."""
     channel = Channel()
     channel.finishing.set()
     job = Job(outbox_table.url, outbox_table.table, name="n", checkpoint="", properties={}, owner="mine")
@@ -183,7 +184,7 @@ def test_restarts_of_both_servers_lose_and_double_nothing(spark, run, postgres_f
     verified(spark, table, kafka.bootstrap_servers, [topic])
 
 
-def test_a_driver_whose_servers_are_away_for_long_ends_for_one_with_the_secrets_of_then(outbox_table, monkeypatch):
+def test_after_a_long_outage_a_driver_ends_so_that_the_next_one_reads_its_secrets_again(outbox_table, monkeypatch):
     channel, now = Channel(), [1000.0]
     channel.finishing.set()
     monkeypatch.setattr(driver_module.time, "monotonic", lambda: now[0])

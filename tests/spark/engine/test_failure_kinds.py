@@ -1,4 +1,4 @@
-"""What Spark's words about an error mean for the engine."""
+"""The meaning of Spark's error texts for the engine."""
 
 import pytest
 

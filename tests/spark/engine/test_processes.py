@@ -1,5 +1,5 @@
-"""`manage.py harvest --engine spark` as processes: the election, a transformation, stops and deaths. A JVM takes its
-seconds to start, so one story is told in full."""
+"""`manage.py harvest --engine spark` as processes: the election, a transformation, stops and deaths. A JVM takes
+seconds to start, so one test has all of it."""
 
 import pytest
 
@@ -12,8 +12,8 @@ RECORDS = 3000
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_it_filters_routes_and_masks_through_deaths_and_a_stop(spark, engines, outbox_table, bootstrap_servers):
-    """The first leads and dies between Kafka's commit and the checkpoint's. The second stood by without a JVM, goes on,
-    loses Python workers in open transactions, and is stopped while records wait."""
+    """The first leads and dies between Kafka's commit and the checkpoint's. The second stood by without a JVM. It
+    continues, loses Python workers in open transactions, and is stopped while records wait."""
     topic = create_topic(bootstrap_servers, 3)
     routed = create_topic(bootstrap_servers, 1, name=f"{topic}-routed")
     outbox_table.insert(topic, RECORDS)

@@ -1,4 +1,4 @@
-"""What `harvest --engine spark` looks at before the election, and what it makes of settings and flags."""
+"""The checks of `harvest --engine spark` before the election, and its job from settings and flags."""
 
 import importlib.util
 import json
@@ -20,7 +20,7 @@ from outbox.spark.engine.settings import Flags
 
 @pytest.fixture
 def alias(outbox_table):
-    """Django's default alias at the tests' database, with a search path of its own."""
+    """Django's default alias, connected to the tests' database, with a search path of its own."""
     django = connections["default"]
     before = django.settings_dict
     parts = psycopg.conninfo.conninfo_to_dict(outbox_table.url)
@@ -64,7 +64,7 @@ def test_without_java_the_command_says_how_to_get_it(monkeypatch):
     assert refusal().startswith("Spark needs Java 17 to 21 (this machine has none). Set JAVA_HOME to one")
 
 
-def test_a_connector_that_cannot_be_had_is_said_before_the_election(monkeypatch):
+def test_a_connector_that_cannot_be_downloaded_is_reported_before_the_election(monkeypatch):
     def away(version):
         raise DevstackError("The Kafka connector cannot be fetched.")
 

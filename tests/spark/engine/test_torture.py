@@ -1,7 +1,6 @@
-"""Long fault runs of the Spark engine's processes, judged by what a consumer sees and by the verification. Each fault
-comes twenty times over one table, one ledger and one checkpoint, so that what one death leaves behind is what the next
-one finds. What every moment of a death means for the parts is asked in `source/test_datasource` and
-`sink/test_slice_writer`."""
+"""Long fault runs of the Spark engine's processes. A consumer and the verification check the result. Each fault is
+injected twenty times over one table, one ledger and one checkpoint, so that each death finds what the last one left
+behind. `source/test_datasource` and `sink/test_slice_writer` test what each moment of a death means for the parts."""
 
 import os
 import random
@@ -38,7 +37,8 @@ def drivers(outbox_table, bootstrap_servers, tmp_path):
 
 
 def killed_at(drivers, outbox, failpoints, insert):
-    """One after the other stops itself there and is killed; the next one's JVM starts meanwhile. One more drains."""
+    """One after the other stops itself there and is killed, while the next one's JVM starts. One more drains the
+    table."""
     following = drivers.start(failpoints[0])
     for number in range(len(failpoints)):
         current = following.until(lambda found=following: found.of("ready"))
@@ -52,7 +52,7 @@ def killed_at(drivers, outbox, failpoints, insert):
 
 def moments(stage):
     """In the first, second or third micro-batch; in slices that follow one another: before, between and after them."""
-    if stage == "after-take":  # nothing was marked: it matters what the one before has left
+    if stage == "after-take":  # it has marked nothing: the state that the one before has left matters
         return ["epoch-delivered=stop@1", "after-take=stop@1"] * (RUNS // 2) + ["after-take=stop@1"] * (RUNS // 2)
     return [f"{stage}=stop@{1 + number % (4 if stage in IN_SLICES else 3)}" for number in range(RUNS)]
 
@@ -70,7 +70,7 @@ def test_drivers_killed_at_a_stage_lose_and_double_nothing(spark, drivers, outbo
 def test_drivers_killed_in_epochs_without_records_lose_and_double_nothing(
     spark, drivers, outbox_table, bootstrap_servers
 ):
-    """Two thirds of what is inserted is filtered out as a whole."""
+    """The transformation filters out two thirds of the inserted records."""
     topic = create_topic(bootstrap_servers, 3)
     plan = [f"{STAGES[1:][number % 7]}=stop@{1 + number % 3}" for number in range(RUNS)]
     wanted = []
@@ -116,7 +116,7 @@ def test_killed_workers_lose_and_double_nothing(spark, drivers, outbox_table, bo
 
 
 def test_a_driver_that_wakes_up_beside_its_successor_does_no_harm(spark, drivers, outbox_table, bootstrap_servers):
-    """Without an election: it was paused wherever it was, another has the table, and it finds that out by itself."""
+    """Without an election: it was paused at any point, another has the table, and it finds that out by itself."""
     topic = create_topic(bootstrap_servers, 3)
     chance, fleet = random.Random(1), drivers()
     following = fleet.start()
@@ -128,7 +128,7 @@ def test_a_driver_that_wakes_up_beside_its_successor_does_no_harm(spark, drivers
         following.until(lambda found=following: found.of("ready"))
         time.sleep(chance.uniform(0, 0.5))
         current.signal(signal.SIGSTOP)
-        outbox_table.insert(topic, 1000)  # on a busy machine nothing else would be left to its successor
+        outbox_table.insert(topic, 1000)  # on a busy machine the successor would find no work
         following.go().until(lambda found=following, count=number % 3: len(found.of("epoch")) > count)
         current.signal(signal.SIGCONT)
         current.until(lambda found=current: found.of("failed"))
@@ -145,7 +145,7 @@ def test_a_driver_that_wakes_up_beside_its_successor_does_no_harm(spark, drivers
 def test_a_harvester_killed_at_twenty_random_moments_loses_and_doubles_nothing(
     spark, engines, outbox_table, bootstrap_servers, request
 ):
-    """Alone, so that what it has started ends by itself, or with all of that."""
+    """Alone, so that the processes that it has started end by themselves, or with all of them."""
     topic = create_topic(bootstrap_servers, 3)
     chance = random.Random(request.config.getoption("--seed") or 1)
     fleet = engines()
@@ -168,8 +168,8 @@ def test_a_harvester_killed_at_twenty_random_moments_loses_and_doubles_nothing(
 
 
 def test_a_harvester_that_wakes_up_beside_its_successor_does_no_harm(spark, engines, outbox_table, bootstrap_servers):
-    """Paused beyond the session time-out: alone, while its Spark goes on, or with all that it has started. It stands by
-    then, and is the successor of the next."""
+    """Paused beyond the session timeout: alone, while its Spark continues, or with all its processes. It stands by
+    then, and is the successor of the next one."""
     topic = create_topic(bootstrap_servers, 3)
     fleet = engines()
     leader, other = fleet.start().leads(), fleet.start().stands_by()
@@ -179,7 +179,7 @@ def test_a_harvester_that_wakes_up_beside_its_successor_does_no_harm(spark, engi
         fleet.wait_for(lambda before=before: fleet.state()[0] > before[0])
         fleet.signal(leader, signal.SIGSTOP, with_children=bool(number % 2))
         fleet.wait_for(lambda other=other, started=started: other.log.count("spark_started") > started)
-        before = fleet.state()  # asked for later, these records might be gone already
+        before = fleet.state()  # later these records might be delivered already
         outbox_table.insert(topic, 300)
         fleet.wait_for(lambda before=before: fleet.state()[0] > before[0])
         fleet.signal(leader, signal.SIGCONT, with_children=bool(number % 2))
@@ -193,7 +193,7 @@ def test_a_harvester_that_wakes_up_beside_its_successor_does_no_harm(spark, engi
 
 
 def test_a_million_records_pass_a_driver_of_half_a_gigabyte(engines, outbox_table, bootstrap_servers, capsys):
-    """Whose results may be one megabyte: nothing but counters comes to it."""
+    """Its results may take one megabyte: only counters come to it."""
     topic = create_topic(bootstrap_servers, 3)
     for _ in range(10):
         outbox_table.insert(topic, MILLION // 10, keys=1000)

@@ -1,4 +1,4 @@
-"""The worker of the Spark engine and the process that it starts: a small program in place of the one that drives Spark,
+"""The worker of the Spark engine and the process that it starts: a small program replaces the one that drives Spark,
 which takes seconds to start."""
 
 import sys
@@ -115,7 +115,7 @@ def test_a_leadership_runs_until_it_is_finished(run):
 
 
 def test_holds_count_when_nothing_else_is_left(run, caplog):
-    """`--once` gives up over them: a batch that is on its way may take longer than it waits."""
+    """`--once` exits when it sees them: a batch in flight may take longer than it waits."""
     busy = run("busy")
     busy.host.wait_for("emit")
     until(lambda: "database_unavailable" in caplog.text)

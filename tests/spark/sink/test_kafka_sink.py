@@ -54,8 +54,8 @@ def test_a_batch_arrives_once_and_every_key_in_order(spark, bootstrap_servers, t
 
 
 def test_an_epoch_delivered_in_part_is_completed(spark, bootstrap_servers, topic, name):
-    """One slice fails (its topic is not there yet), the other is delivered; the next attempt finds it so, whatever
-    the number of shuffle partitions. Another slice count is refused until the epoch is complete."""
+    """One slice fails (its topic does not exist yet), the other is delivered. The next attempt finds it so, with any
+    number of shuffle partitions. Another slice count is refused until the epoch is complete."""
     later = f"later-{name}"
     frame = records(spark, topic, 400, keys=2).withColumn(
         "topic", expressions_of(spark, f"CASE WHEN key = 'k0' THEN '{later}' ELSE topic END")
@@ -92,7 +92,7 @@ def expressions_of(spark, text):
 
 
 def test_a_task_that_spark_kills_loses_nothing(spark, bootstrap_servers, topic, name):
-    """Its input ends early and silently, while it reads; or its Python worker goes on, while it commits."""
+    """Its input ends early and without an error, while it reads; or its Python worker continues, while it commits."""
     context = spark.sparkContext
     context.environment["OUTBOX_FAILPOINTS"] = "before-commit=sleep:2"
     try:
@@ -106,7 +106,8 @@ def test_a_task_that_spark_kills_loses_nothing(spark, bootstrap_servers, topic, 
 
 
 def test_partitions_instead_of_slices_would_lose_and_double(bootstrap_servers, topic):
-    """The naive form, for comparison: one transaction per partition, an epoch repeated with other partitions."""
+    """The form without the guard, for comparison: one transaction per partition, an epoch repeated with other
+    partitions."""
 
     def attempt(partitions, committed, upto):
         for number, ids in enumerate(partitions[:upto]):
@@ -169,7 +170,7 @@ def test_a_slice_goes_where_the_worker_that_was_free_first_is_lent_first():
 
 
 def test_workers_with_producers_are_not_lent_to_other_tasks(spark, bootstrap_servers, topic, name):
-    """Tasks in Python before the slices, as those of the source are, took the workers in any order."""
+    """Tasks in Python before the slices, like those of the source, used to take the workers in any order."""
     sink = KafkaSink(name, bootstrap_servers, slices=1)
     renewed = []
     for epoch in range(4):
@@ -198,7 +199,7 @@ def test_a_header_without_a_name_is_refused(spark, bootstrap_servers, topic, nam
     assert read_topic(bootstrap_servers, topic) == []
 
 
-def test_what_is_wrong_is_said_at_once(spark, bootstrap_servers):
+def test_wrong_arguments_and_columns_are_reported_at_once(spark, bootstrap_servers):
     with pytest.raises(OutboxError, match=r"name='a b'.*slices=0.*servers=\"\""):
         KafkaSink("a b", slices=0)
     with pytest.raises(OutboxError, match=r"needs the columns key, id.*order="):

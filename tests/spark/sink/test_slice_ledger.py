@@ -1,4 +1,4 @@
-"""Ledger entries of slices, and the result at the start of a driver."""
+"""Ledger entries of slices, and the decision at the start of a driver."""
 
 import dataclasses
 

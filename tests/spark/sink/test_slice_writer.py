@@ -78,7 +78,7 @@ def last_entry(plan, slice_):
     return producers.ledger_of(plan.properties, plan.ledger).last_entry(slice_, time.monotonic() + 30)
 
 
-def test_slices_of_one_task_are_told_apart(plan, topic, bootstrap_servers):
+def test_slices_of_one_task_are_kept_apart(plan, topic, bootstrap_servers):
     whole = pa.Table.from_batches([batch(topic, 0, [1, 2]), batch(topic, 1, [3])]).combine_chunks().to_batches()
     results = write(plan, *whole)
     assert [(row["slice"], row["count"]) for row in results] == [(0, 2), (1, 1)]
@@ -107,10 +107,11 @@ def test_an_input_that_ends_early_is_not_committed(plan, topic, bootstrap_server
 
 
 def test_without_the_sentinel_a_truncated_input_would_be_lost(plan, topic, bootstrap_servers):
-    """The naive form, for comparison: what the input's end commits is recognised as the whole slice later."""
-    naive = slice_writer._Slice(plan, 0)
-    naive.take(batch(topic, 0, [1, 2], sentinel=False))
-    naive.finish()
+    """The form without the guard, for comparison: a part that was committed at the input's end counts as the whole
+    slice later."""
+    unguarded = slice_writer._Slice(plan, 0)
+    unguarded.take(batch(topic, 0, [1, 2], sentinel=False))
+    unguarded.finish()
     forget(plan)
     with pytest.raises(slice_ledger.ReplayDiffers):
         write(plan, batch(topic, 0, [1, 2, 3]))
@@ -149,7 +150,7 @@ def test_a_producer_that_missed_an_epoch_is_renewed(plan, topic, bootstrap_serve
     assert ids_on(bootstrap_servers, topic) == [1, 2, 3]
 
 
-def test_a_producer_after_trouble_is_renewed(plan, topic, bootstrap_servers):
+def test_a_producer_is_renewed_after_an_error(plan, topic, bootstrap_servers):
     write(plan, batch(topic, 0, [1]))
     producers.held[plan.transactional_id(0)].producer._log.trouble = "FAIL a connection that was up"
     assert [row["renewed"] for row in write(after(plan), batch(topic, 0, [2]))] == [True]
@@ -157,7 +158,7 @@ def test_a_producer_after_trouble_is_renewed(plan, topic, bootstrap_servers):
 
 
 def test_two_copies_of_a_task_deliver_once(plan, topic, bootstrap_servers):
-    """Whichever comes last fences the other, which begins again and finds the slice delivered."""
+    """The last one fences the other, which starts again and finds the slice delivered."""
     straggler = slice_writer._Slice(plan, 0)
     straggler.take(batch(topic, 0, [1, 2], sentinel=False))
     assert [row["skipped"] for row in write(plan, batch(topic, 0, [1, 2]))] == [False]
@@ -190,7 +191,8 @@ def test_a_kept_producer_that_was_fenced_begins_again(plan, topic, bootstrap_ser
 
 
 class ReadsBeforeItFences(slice_writer._Slice):
-    """The naive form: another copy of the task delivers between the look into the ledger and the fence."""
+    """The form without the guard: another copy of the task delivers after this one has read the ledger and before it
+    fences."""
 
     def _open(self):
         self._entry = self._look_up()
@@ -199,13 +201,13 @@ class ReadsBeforeItFences(slice_writer._Slice):
         return producers.HeldProducer(producers.initialise(self.plan, self.number, self._give_up_at), self.plan)
 
 
-def test_a_look_into_the_ledger_before_the_fence_would_double(plan, topic, bootstrap_servers):
-    """The naive form, for comparison: what it has read is no longer true, and its fence hits nobody. In the other order
-    the copy that comes last finds the slice delivered."""
+def test_reading_the_ledger_before_the_fence_would_double(plan, topic, bootstrap_servers):
+    """The form without the guard, for comparison: its reading is out of date, and its fence hits nobody. In the other
+    order the copy that comes last finds the slice delivered."""
     ReadsBeforeItFences.others = batch(topic, 0, [1, 2])
-    naive = ReadsBeforeItFences(plan, 0)
-    naive.take(batch(topic, 0, [1, 2], sentinel=False))
-    assert naive.finish()["skipped"] == [False]
+    unguarded = ReadsBeforeItFences(plan, 0)
+    unguarded.take(batch(topic, 0, [1, 2], sentinel=False))
+    assert unguarded.finish()["skipped"] == [False]
     forget(plan)
     assert ids_on(bootstrap_servers, topic) == [1, 2, 1, 2]
     assert [row["skipped"] for row in write(plan, batch(topic, 0, [1, 2]))] == [True]
@@ -213,9 +215,10 @@ def test_a_look_into_the_ledger_before_the_fence_would_double(plan, topic, boots
 
 
 def test_a_mark_without_compare_and_set_would_lose(plan, topic, bootstrap_servers, outbox_table):
-    """A driver is paused just before it marks, another one delivers and deletes that batch and more comes in. The naive
-    form, for comparison: the first one goes on, marks what came in under the number it had in mind, finds that number
-    delivered, and deletes. With the comparison it marks nothing; were it to, the digest would tell."""
+    """A driver is paused just before it marks. Another one delivers and deletes that batch, and more records come in.
+    The form without the guard, for comparison: the first one continues, marks the new records under the old number,
+    finds that number delivered, and deletes. With the comparison of owners it marks nothing; if it did, the digest
+    would differ."""
     outbox_table.insert(topic, 5)
     paused = Query(outbox_table)
     paused.start()
@@ -230,8 +233,8 @@ def test_a_mark_without_compare_and_set_would_lose(plan, topic, bootstrap_server
     outbox_table.insert(topic, 5)
     forget(plan)
 
-    def naive(epoch):
-        """Mark, deliver what the ledger does not have, delete."""
+    def unguarded(epoch):
+        """Mark, deliver the epochs that the ledger lacks, delete."""
         outbox_table.run("UPDATE {table} SET leader_id = %s WHERE leader_id IS NULL", leader := uuid.uuid4())
         if last_entry(epoch, 0).epoch < epoch.epoch:
             raise AssertionError("not delivered yet")
@@ -242,7 +245,7 @@ def test_a_mark_without_compare_and_set_would_lose(plan, topic, bootstrap_server
     with pytest.raises(slice_ledger.ReplayDiffers):
         write(second, batch(topic, 0, range(11, 16)))
     assert outbox_table.count() == 5
-    naive(second)
+    unguarded(second)
     assert successor.drain() == []
     assert outbox_table.count() == 0
     assert ids_on(bootstrap_servers, topic) == list(range(1, 11)), "11 to 15 are lost"

@@ -1,4 +1,4 @@
-"""The streaming side of the source, asked as Spark asks it, on a real PostgreSQL; no JVM."""
+"""The streaming side of the source, called as Spark calls it, on a real PostgreSQL; no JVM."""
 
 import pickle
 from concurrent.futures import ThreadPoolExecutor
@@ -21,14 +21,15 @@ from tests.support.pooler import Pooler
 
 
 class Query:
-    """What Spark does with a stream, its checkpoint included; `reader` is the process beside the driver."""
+    """Spark's part of a stream, its checkpoint included; `reader` is the process beside the driver."""
 
     def __init__(self, outbox, **options):
         self.options = {"url": outbox.url, "table": outbox.table, "maxRecords": "10", "slices": "3", **options}
         self.offsets, self.committed, self.reader = [], 0, None
 
     def start(self):
-        """A new driver with the same checkpoint. As Spark does: what was logged and not finished is repeated first."""
+        """A new driver with the same checkpoint. Like Spark, it first repeats the batch that was logged and not
+        finished."""
         self.end()
         self.reader = pickle.loads(pickle.dumps(OutboxStreamReader(Options.parse(self.options))))
         self.start_offset = None
@@ -40,12 +41,12 @@ class Query:
 
     def end(self):
         if self.reader is not None:
-            with suppress(Exception):  # of a job that nobody asks about any more
+            with suppress(Exception):  # of a job whose result nobody reads any more
                 self.reader._beside.wait()
             self.reader._drop()
 
     def plan(self):
-        """Log the next batch; False when there is nothing new."""
+        """Log the next batch. False when the table has no new record."""
         if not self.offsets and self.start_offset is None:
             self.start_offset = self.reader.initialOffset()
         end = self.reader.latestOffset()
@@ -117,7 +118,7 @@ def test_an_idle_query_purges_its_last_batch(query, outbox_table):
 
 
 def test_a_full_batch_is_followed_by_a_mark_while_it_runs(query, outbox_table):
-    """And the batch before is deleted; a batch that was not full is followed by neither."""
+    """The batch before is deleted too; a batch that was not full is followed by neither."""
     outbox_table.insert("t", 25)
     running = query()
 
@@ -140,7 +141,7 @@ def test_a_full_batch_is_followed_by_a_mark_while_it_runs(query, outbox_table):
     assert running.drain() == [26, 27, 28]
 
 
-def test_an_error_beside_a_batch_is_told_at_the_next_question(query, outbox_table):
+def test_an_error_beside_a_batch_is_raised_at_the_next_question(query, outbox_table):
     outbox_table.insert("t", 25)
     running = query()
     running.plan()
@@ -160,7 +161,7 @@ def test_a_batch_is_cut_into_slices(query, outbox_table):
 
 
 @pytest.mark.parametrize("slices", [1, 2, 3, 4, 7, 20])
-def test_a_mark_cuts_the_batch_as_a_later_look_would(query, outbox_table, slices):
+def test_a_mark_cuts_the_batch_as_a_later_read_would(query, outbox_table, slices):
     outbox_table.insert("t", 30)
     outbox_table.run("DELETE FROM {table} WHERE id IN (1, 7, 13)")
     running = query(slices=str(slices))
@@ -209,7 +210,8 @@ def test_a_time_that_spark_has_no_date_for_is_null(query, outbox_table, is_by_ro
 
 
 def test_records_of_every_kind_come_in_order(query, outbox_table):
-    """Small ones by the page, then a large one and what follows it row by row; the goharvest-compatible layout too."""
+    """Small records by the page, then a large one and all later ones row by row; also in the goharvest-compatible
+    layout."""
     outbox_table.insert("t", 6)
     outbox_table.run("UPDATE {table} SET kafka_value = NULL WHERE id = 2")
     outbox_table.run("UPDATE {table} SET kafka_value = 'é', kafka_key = '' WHERE id = 3")
@@ -247,7 +249,8 @@ def test_a_record_that_commits_late_joins_a_later_batch(query, outbox_table):
 
 @pytest.mark.parametrize("stage", ["after the mark", "after the log", "after the read", "after the commit"])
 def test_a_driver_that_dies_loses_and_doubles_nothing(query, outbox_table, stage):
-    """Delivered is what a committed batch held, or one that is recognised at its replay: the same rows."""
+    """Delivered are the records of a committed batch, or of one that is recognised when it is repeated: the same
+    rows."""
     outbox_table.insert("t", 25)
     running = query()
     delivered = [running.step()]
@@ -277,7 +280,7 @@ def test_a_driver_that_dies_before_its_first_batch_was_planned_needs_no_operator
 
 
 def test_available_now_asks_before_it_repeats(query, outbox_table):
-    """That trigger wants the latest offset once, first of all, then repeats the unfinished batch."""
+    """That trigger first asks once for the latest offset, then repeats the unfinished batch."""
     outbox_table.insert("t", 15)
     running = query()
     running.plan()
@@ -328,7 +331,7 @@ def test_a_resumed_driver_marks_plans_and_purges_nothing(query, outbox_table):
     ahead, paused.reader._cut = paused.reader._cut, (statements.MarkedBatch(0), [])
     with pytest.raises(Fenced):
         paused.reader.latestOffset()
-    paused.reader._cut = ahead  # marked beside the batch before
+    paused.reader._cut = ahead  # marked while the batch before ran
     paused.reader._beaten_at = float("-inf")
     with pytest.raises(Fenced):
         paused.reader.latestOffset()
@@ -338,7 +341,7 @@ def test_a_resumed_driver_marks_plans_and_purges_nothing(query, outbox_table):
 
 
 def test_without_the_comparison_a_resumed_driver_would_mark(query, outbox_table):
-    """For comparison: the same mark with the owner of the successor takes what is not its own."""
+    """For comparison: without the owner in the comparison, the mark takes records of the successor."""
     outbox_table.insert("t", 5)
     paused = query()
     paused.reader.initialOffset()
@@ -377,7 +380,7 @@ def test_an_old_copy_of_the_checkpoint_is_refused(query, outbox_table):
 
 
 def test_a_batch_that_another_checkpoint_has_planned_is_sent_again_when_that_is_wanted(query, outbox_table):
-    """A query with a new checkpoint was refused by its sink: the right checkpoint does not know its batch."""
+    """The sink has refused a query with a new checkpoint: the right checkpoint does not know its batch."""
     outbox_table.insert("t", 15)
     right = query()
     assert right.drain() == list(range(1, 16))
@@ -455,7 +458,7 @@ def test_an_answer_that_was_lost_does_not_lose_the_mark(query, outbox_table):
     assert running.drain() == list(range(1, 16))
 
 
-def test_another_way_is_refused_while_the_query_runs_and_while_a_batch_is_not_purged(query, outbox_table):
+def test_another_mode_is_refused_while_the_query_runs_and_while_a_batch_is_not_purged(query, outbox_table):
     outbox_table.insert("t", 5)
     running = query()
     running.step()
@@ -474,7 +477,7 @@ def test_another_way_is_refused_while_the_query_runs_and_while_a_batch_is_not_pu
             query().plan()
 
 
-def test_finish_waits_for_the_batch_under_way_and_for_its_purge(query, outbox_table):
+def test_finish_waits_for_the_current_batch_and_for_its_purge(query, outbox_table):
     outbox_table.insert("t", 15)
     running = query()
     running.plan()
@@ -506,8 +509,8 @@ def confirmed(outbox):
     return outbox.run("SELECT topic, key, confirmed_by FROM {hold} WHERE reason IN ('paused', 'editing') ORDER BY id")
 
 
-def test_what_is_held_back_is_left_alone_and_told_so(query, outbox_table):
-    """A key, a topic, a record without key and a lane; refused by another mode, paused, or being edited."""
+def test_held_records_are_left_out_and_reported(query, outbox_table):
+    """A key, a topic, a record without key and a lane; rejected in another mode, paused, or in an edit."""
     outbox_table.insert("t", 14)
     outbox_table.insert("u", 2)
     outbox_table.run("INSERT INTO {table} (kafka_topic, kafka_key) VALUES ('t', ''), ('t', '')")
@@ -559,7 +562,7 @@ def test_a_hold_concerns_no_other_record_with_the_id_of_its_own(query, outbox_ta
     assert outbox_table.run("SELECT * FROM {hold}") == []
 
 
-def test_a_pause_is_confirmed_when_nothing_of_it_is_on_its_way(query, outbox_table):
+def test_a_pause_is_confirmed_when_none_of_its_records_is_in_flight(query, outbox_table):
     outbox_table.insert("t", 14)
     running = query()
     running.plan()
@@ -610,7 +613,7 @@ def test_a_pooler_of_transactions_is_refused(query, outbox_table, rotates):
 
 @pytest.mark.parametrize("body", ["RETURN NULL;", "IF OLD.kafka_key = 'k1' THEN RETURN NULL; END IF; RETURN OLD;"])
 def test_a_batch_that_survives_its_delete_is_not_sent_again(query, outbox_table, body):
-    """The trigger came while the query ran. When it is gone the batch is deleted, and the query goes on."""
+    """The trigger came while the query ran. When it is removed, the batch is deleted, and the query continues."""
     outbox_table.insert("t", 5)
     running = query()
     assert running.step() == list(range(1, 6))

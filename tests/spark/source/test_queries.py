@@ -9,7 +9,7 @@ import pytest
 from outbox.spark import KafkaSink, stream
 from tests.support.topics import create_topic, read_topic
 
-pytestmark = pytest.mark.slow  # by the JVM that it starts
+pytestmark = pytest.mark.slow  # the JVM that it starts needs this
 
 
 def wait_for(condition, query, timeout_s=90):
@@ -32,8 +32,8 @@ def running(spark, outbox, sink, place, transform=lambda frame: frame, **options
 
 
 class Started:
-    """A query. Spark gives its Python processes ten seconds to start, which is little on a loaded machine; so does the
-    engine begin again then."""
+    """A query. Spark gives its Python processes ten seconds to start, which is little on a busy machine: then the query
+    starts again, as in the engine."""
 
     def __init__(self, writer):
         self._writer, self._left = writer, 5
@@ -95,7 +95,7 @@ def test_a_query_that_fails_and_is_started_again_delivers_everything_once(
     everything = ids_on(bootstrap_servers, topic) + ids_on(bootstrap_servers, later)
     assert sorted(everything) == [number for number in range(1, 606) if number % 10]
 
-    # Everything is purged, but the ledger knows another query: a new checkpoint cannot go on under this name.
+    # All records are purged, but the ledger knows another query: a new checkpoint cannot continue under this name.
     outbox_table.insert(topic, 5)
     match = "checkpoint was deleted or moved, restore it"
     with running(spark, outbox_table, sink(), tmp_path / "another") as query, pytest.raises(Exception, match=match):
@@ -125,6 +125,6 @@ def test_a_batch_read_changes_nothing(spark, outbox_table):
     assert outbox_table.run("SELECT count(*) FROM {table} WHERE leader_id IS NOT NULL") == [(0,)]
 
 
-def test_wrong_options_are_said_by_spark(spark):
+def test_spark_reports_wrong_options(spark):
     with pytest.raises(Exception, match="url is missing: set it, for instance"):
         spark.read.format("outbox").option("table", "outbox").load()

@@ -88,7 +88,7 @@ def insert(outbox_table, id_):
 
 
 @pytest.mark.part
-def test_what_was_delivered_well_passes_and_the_rest_is_told(spark, outbox_table, bootstrap_servers, name):
+def test_a_clean_delivery_passes_and_every_fault_is_reported(spark, outbox_table, bootstrap_servers, name):
     """By a harvester of two lanes and by two sinks, each judged by its ledger. The order of another column than the id
     is not judged."""
     *topics, sunk, turned = topics_of_all = [create_topic(bootstrap_servers, 2) for _ in range(4)]
@@ -281,7 +281,7 @@ def test_the_command_tells_stores_and_exits(verified, bootstrap_servers, name):
         assert json.loads(cursor.fetchone()[0]) == told
 
 
-def test_every_sink_of_this_database_is_judged_and_no_other(verified, spark, bootstrap_servers, name):
+def test_every_sink_of_this_database_is_verified_and_no_other(verified, spark, bootstrap_servers, name):
     """After `--sink`, the remedy for a lost checkpoint, a second ledger lists what the first one does not. A topic is
     left out by its name, not by the end of it."""
     with connection.cursor() as cursor:
@@ -304,7 +304,7 @@ def test_every_sink_of_this_database_is_judged_and_no_other(verified, spark, boo
     assert f"outbox-spark-{name}-foreign" not in told["topics"]
 
 
-def test_a_server_that_is_away_is_one_line_and_waited_for(verified, spark, bootstrap_servers, name, monkeypatch):
+def test_an_unavailable_server_is_one_line_and_waited_for(verified, spark, bootstrap_servers, name, monkeypatch):
     topic = create_topic(bootstrap_servers, 1, f"{name}-topic")
     Delivered(bootstrap_servers, name, 1).lane(0, topic)
     real, asked = Offsets.topics, []
@@ -345,7 +345,7 @@ def test_a_verification_that_ends_gives_its_reason_in_a_line(spark, outbox_table
     assert str(attempt(request)).startswith("Spark's JVM has ended")
 
 
-def test_what_is_wrong_with_the_command_line_is_said_before_spark_starts(settings, bootstrap_servers):
+def test_a_wrong_command_line_is_reported_before_spark_starts(settings, bootstrap_servers):
     with pytest.raises(CommandError, match="NAME=VALUE"):
         call_command("outbox_verify", "--spark-conf", "spark.driver.memory")
     settings.OUTBOX = {**settings.OUTBOX, "ID_HEADER": ""}

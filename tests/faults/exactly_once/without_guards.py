@@ -1,5 +1,5 @@
-"""The naive form of each guard, to be put in its place by `monkeypatch`: a fault must then do the harm that the guard
-prevents, else the test of the guard shows nothing."""
+"""The forms without the guards. A test puts one in the place of a guard by `monkeypatch`: then the fault must do the
+harm that the guard prevents. Otherwise the test of the guard proves nothing."""
 
 import threading
 import time
@@ -21,7 +21,8 @@ from outbox.harvest.exactly_once.rounds.database import PurgeSession
 
 
 class Gate:
-    """Where purges wait: `reached` when one has come. It goes on when the gate opens, and fails once it is barred."""
+    """A gate where purges wait. `reached`: one has come. It continues when the gate opens, and fails once it is
+    barred."""
 
     def __init__(self):
         self.reached = threading.Event()
@@ -56,7 +57,7 @@ def gate_purges(monkeypatch, first_batch=1):
 
 @contextmanager
 def never_purging(monkeypatch):
-    """What is committed inside the block is left to a successor."""
+    """The purge of each batch that is committed inside the block is left to a successor."""
     with monkeypatch.context() as patch:
 
         def refuse(self, ticket, attempt, connection):
@@ -67,7 +68,7 @@ def never_purging(monkeypatch):
 
 
 def purge_by_id_alone(monkeypatch):
-    """Whatever stands under the ids of a batch is taken for what was sent."""
+    """Takes any rows under the ids of a batch for the rows that were sent."""
 
     def purge(self, connection, lane, batch, ids, filenode, *, compared=False):
         with connection.transaction():
@@ -79,7 +80,7 @@ def purge_by_id_alone(monkeypatch):
 
 
 def purge_by_range(monkeypatch):
-    """Whatever lies between the lowest and the highest id of a batch was sent with it."""
+    """Takes all rows between the lowest and the highest id of a batch for rows that were sent with it."""
 
     def purge(self, connection, lane, batch, ids, filenode, *, compared=False):
         with connection.transaction():
@@ -91,12 +92,12 @@ def purge_by_range(monkeypatch):
 
 
 def compare_nothing(monkeypatch):
-    """A takeover deletes the rows of the last entry without looking at them."""
+    """A takeover deletes the rows of the last entry without reading them."""
     monkeypatch.setitem(decisions._SETTLED, decisions.Rows.DIFFERENT, decisions.PurgeEntry)
 
 
 def never_flush(monkeypatch):
-    """What other sessions have committed without waiting for the disk is sent all the same."""
+    """Sends records that other sessions have committed without waiting for the disk."""
     monkeypatch.setattr(Companions, "flush", lambda self, connection: None)
 
 
@@ -106,12 +107,12 @@ def purge_without_waiting_for_the_disk(monkeypatch):
 
 
 def keep_the_producer(monkeypatch):
-    """After a connection was lost, go on as if nothing were under way any more."""
+    """Continues after a lost connection as if no request were in flight."""
     monkeypatch.setattr(transactional, "is_trouble", lambda facility, text, was_connected: False)
 
 
 def trust_the_state_of_connections(monkeypatch):
-    """A connection that fails in a state before UP is taken for one that never was."""
+    """Treats a connection that fails in a state before UP as one that never was."""
 
     def is_trouble(facility, text, was_connected):
         not_up = transactional._NOT_CONNECTED.search(text) or transactional._NOT_YET_UP.search(text)
@@ -131,14 +132,14 @@ def fence_nobody(monkeypatch):
 
 
 def take_every_failure_for_trouble(monkeypatch):
-    """Also that of a connection that never was."""
+    """Also the loss of a connection that never was."""
     monkeypatch.setattr(
         transactional, "is_trouble", lambda facility, text, was_connected: facility in ("FAIL", "REQTMOUT")
     )
 
 
 def entry_first(monkeypatch):
-    """The ledger's entry is sent before the records that it speaks for."""
+    """Sends the ledger's entry before the records that it lists."""
     producer = transactional.TransactionalProducer
     send, send_entry, later = producer.send, producer.send_entry, {}
 
@@ -153,7 +154,7 @@ def entry_first(monkeypatch):
         self.client.flush(2)
 
     monkeypatch.setattr(producer, "send", keep)
-    monkeypatch.setattr(producer, "announce", lambda *_: None)  # what comes first is the entry itself
+    monkeypatch.setattr(producer, "announce", lambda *_: None)  # the first message is the entry itself
     monkeypatch.setattr(producer, "send_entry", entry_then_rows)
 
 
@@ -169,7 +170,7 @@ def swallow_errors_of_produce(monkeypatch):
 
 
 def exclude(monkeypatch, *, after_the_read):
-    """Leave out what is in flight here instead of in the statement: by what was in flight before, or is after it."""
+    """Leaves out the records in flight here instead of in the statement: by those before it, or those after it."""
     of_rounds, read = [], Reader.read
     init = rounds.Rounds.__init__
 
@@ -180,7 +181,7 @@ def exclude(monkeypatch, *, after_the_read):
     def filtered(self, connection, look, lanes, excluded, limit, *rest):
         page = read(self, connection, look, lanes, (), 100_000, *rest)
         if after_the_read:
-            time.sleep(0.03)  # a purge that was under way finishes
+            time.sleep(0.03)  # a purge that is running finishes
             excluded = {id_ for batch in list(of_rounds[-1]._lanes.flights._batches) for id_ in batch.ids}
         left = set(excluded)
         rows = sorted(row for row in page.rows if row[0] not in left)
@@ -192,7 +193,7 @@ def exclude(monkeypatch, *, after_the_read):
 
 
 def one_partition_for_all_lanes(monkeypatch):
-    """Every lane's entries on partition 0, the last stable one taken for the last."""
+    """Puts every lane's entries on partition 0, and takes the last stable one for the last."""
     high, between, send = (
         LedgerTopic._high_watermark,
         LedgerTopic._last_between,
