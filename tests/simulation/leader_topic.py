@@ -181,7 +181,7 @@ class GroupConsumer(_Client):
     # ---- the client's own thread
 
     def _beat(self) -> None:
-        """Heartbeats to the coordinator, and its own look at the session."""
+        """Heartbeats to the coordinator, and its own check of the session."""
         if self._is_closed:
             return
         now, group = self._world.now, self._group

@@ -130,7 +130,7 @@ class Simulated:
     def thread(self, target: Callable[[], None], name: str) -> Thread:
         return Thread(self, target, name)
 
-    # ---- what befalls the process
+    # ---- faults of the process
 
     def kill(self) -> None:
         self.is_alive = False

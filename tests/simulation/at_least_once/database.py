@@ -1,5 +1,5 @@
-"""The table as one simulated process reaches it: a `MarkDatabasePort`. What befalls statements is chosen by the
-scenario, as in exactly-once delivery."""
+"""The table as one simulated process reaches it: a `MarkDatabasePort`. The scenario chooses the faults of statements,
+as in exactly-once delivery."""
 
 from __future__ import annotations
 

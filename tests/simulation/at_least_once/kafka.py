@@ -1,6 +1,6 @@
-"""The idempotent producer of a simulated process. What its records become is in the checkers: nobody else reads them.
+"""The idempotent producer of a simulated process. Its records go to the checkers: nobody else reads them.
 
-Each key has a partition of its own, so that one that stalls or is refused keeps back no other.
+Each key has a partition of its own, so that one that stalls or is rejected keeps back no other.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class Client:
     def __len__(self) -> int:
         return len(self._messages) + len(self._reports)
 
-    # ---- what befalls the process
+    # ---- faults of the process
 
     @property
     def undecided(self) -> list[Message]:

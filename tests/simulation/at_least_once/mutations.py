@@ -85,7 +85,7 @@ def _skip_refused(set_back: Any, queues: Queues, id_: int, until: float) -> None
 
 
 def _free_by_report(acknowledged: Any, board: Scoreboard, generation: int, ids: Iterable[int], now: float) -> None:
-    """The key goes on at the acknowledgement, before its purge has committed."""
+    """The key continues at the acknowledgement, before its purge has committed."""
     ids = list(ids)
     acknowledged(board, generation, ids, now)
     for id_ in ids:
@@ -96,7 +96,7 @@ def _free_by_report(acknowledged: Any, board: Scoreboard, generation: int, ids: 
 
 
 def _skip_undelivered(board: Scoreboard, generation: int, ids: Iterable[int], now: float) -> None:
-    """A record is dropped from memory when its delivery fails, and its successors go on."""
+    """A record is dropped from memory when its delivery fails, and its successors continue."""
     if generation == board._generation and board.phase is Phase.RUNNING:
         for id_ in ids:
             if board._window.fail(id_):
@@ -108,7 +108,7 @@ def _tick_untrusted(tick: Any, board: Scoreboard, now: float, **given: Any) -> l
 
 
 def _retry_for_this_term(board: Scoreboard, id_: int, at: float) -> None:
-    """A record whose deletion was under way sleeps for ever when it is marked anew."""
+    """A record that is marked again while its deletion runs sleeps for ever."""
     if board.phase is Phase.RUNNING and board.is_asleep(id_):
         board._rejections.put_off(board._queues.name_of(id_), at)
         board._queues.sleep_until(id_, at)
@@ -123,7 +123,7 @@ def _forget_only_sleepers(gone: Any, board: Scoreboard, ids: Iterable[int], now:
 
 
 def _succeed(new_producers: Any, worker: AtLeastOnce) -> Producers:
-    """Reports of producers that were thrown away are taken for those of the new ones."""
+    """Reports of producers that were dropped are taken for those of the new ones."""
     made: Any = new_producers(worker)
     if (before := getattr(worker, "_producers", None)) is not None:
         before.successor = made

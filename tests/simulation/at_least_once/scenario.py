@@ -1,7 +1,7 @@
-"""Scenarios of at-least-once delivery: from one seed, who writes what and which faults strike when.
+"""Scenarios of at-least-once delivery: one seed decides who writes which records, and which faults occur when.
 
-What elects and harvests is the product. Threads, clock, the group, the table and the clients of Kafka are simulated
-below it. No promise is checked here.
+The product elects and harvests. Threads, clock, the group, the table and the clients of Kafka are simulated below it.
+The scenario checks no promise.
 """
 
 from __future__ import annotations
@@ -303,7 +303,7 @@ class Scenario:
             self.spawn()
 
     def ignorant(self) -> None:
-        """The coordinator has evicted a member that goes on producing and consuming for a while."""
+        """The coordinator has evicted a member that continues to produce and consume for a while."""
         if process := self.anyone():
             process.ignorant_until, process.is_evicted = self.world.now + 4.0, True
             for client in process.clients:

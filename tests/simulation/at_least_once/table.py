@@ -31,7 +31,7 @@ class Stored:
 
     @property
     def row(self) -> tuple[Any, ...]:
-        """As the table of holds looks at it."""
+        """The row as the table of holds sees it."""
         return self.id, TOPIC, self.key
 
     def shown(self) -> MarkedRow:

@@ -1,5 +1,6 @@
-"""What both sides are asked. A case says what must come of it only where that is its point: that both sides answer the
-same, call by call, is compared by the test."""
+"""The questions to both sides. The test compares the answers call by call. A case states the expected answer only if it
+is the point of the case.
+"""
 
 from __future__ import annotations
 

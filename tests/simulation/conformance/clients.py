@@ -278,7 +278,7 @@ def a_refused_record_is_named(s: Script) -> None:
 
 
 def _ask(s: Script, list_topics: Callable[[], Any]) -> None:
-    """Nobody waits for the answer: that a broker is asked is told by a time-out."""
+    """The client does not wait for the answer: only a timeout shows that it has asked a broker."""
 
     def is_asked() -> bool:
         try:

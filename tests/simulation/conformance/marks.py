@@ -1,6 +1,6 @@
-"""The simulated table with marks against PostgreSQL's: what both sides are asked, and the sides.
+"""The simulated table with marks against PostgreSQL's: the questions to both sides, and the sides.
 
-Ids, rows and what is held are the same numbers on both; leader ids are given.
+Ids, rows and holds are the same numbers on both; leader ids are given.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ class RealTable:
 
 
 class Script:
-    """Calls ports of one side, and writes down what was answered and what the table then holds."""
+    """Calls ports of one side, and records the answers and the rows that the table then holds."""
 
     def __init__(self, side: Any) -> None:
         self.side, self.lines, self.called = side, list[Any](), set[tuple[str, str]]()

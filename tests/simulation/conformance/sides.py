@@ -1,7 +1,7 @@
 """The two sides of the comparison: the simulated servers below the ports, and PostgreSQL and Kafka below the product's.
 
-A script calls the ports of one side. What it has asked, what was answered and what the table then holds is written
-down, in words that do not depend on the side: transaction ids, files, times and names are told by their order.
+A script calls the ports of one side. It records each question, the answer and the rows that the table then holds, in
+words that do not depend on the side: transaction ids, files, times and names are replaced by their order.
 """
 
 from __future__ import annotations

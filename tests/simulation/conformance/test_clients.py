@@ -1,7 +1,7 @@
 """The simulated clients of the election and the simulated producer do as those of confluent-kafka: one script for both.
 
-What befalls members and connections (evictions, sessions that end, records that arrive late) is the scenarios' and is
-not compared here.
+Scenarios inject the faults of members and connections (evictions, sessions that end, records that arrive late). These
+tests do not compare them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The simulated servers answer as the real ones do, call by call: one script for both.
 
-What befalls servers and connections (crashes, copies that take over, statements that are slow or lost, frames that
-arrive late) is the scenarios' and is not compared here; nor is a transaction that the brokers end for its age.
+Scenarios inject the faults of servers and connections (crashes, copies that take over, statements that are slow or
+lost, frames that arrive late). These tests compare neither them nor a transaction that the brokers end for its age.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ IGNORED = {
     ("client", "list_topics"): {"timeout"},  # every topic is there
     ("client", "purge"): {"blocking"},
 }
-"""Arguments that a simulated call does not look at. None may be added."""
+"""Arguments that a simulated call ignores. None may be added."""
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +89,7 @@ def test_what_a_producer_calls_on_its_client_is_found() -> None:
 
 
 def test_every_argument_counts() -> None:
-    """A simulated call looks at what it is told, but for what is not simulated."""
+    """A simulated call uses all its arguments, but those for parts that are not simulated."""
     of = {
         "StatementsPort": database.Statements,
         "HoldsPort": holds.Holds,

@@ -1,6 +1,6 @@
 """The simulated table with marks answers as PostgreSQL does, call by call: one script for both.
 
-What befalls servers and connections is the scenarios' and is not compared here.
+Scenarios inject the faults of servers and connections. These tests do not compare them.
 """
 
 from __future__ import annotations

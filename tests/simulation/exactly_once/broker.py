@@ -1,9 +1,9 @@
 """The simulated brokers: transactional ids with epochs, logs with a last stable offset, frames that arrive late.
 
-A transaction is open from its first record, *prepared* once its end is decided, and decided in each log by a marker of
-that log's own; until then nothing behind it is stable there. `hasty` brokers initialise a producer while markers of
-the older owner's transaction are still on their way: worse than Kafka was ever seen to be, and what the wait for the
-last stable offset is for.
+A transaction is open from its first record, and *prepared* once its end is decided. In each log a marker of that log
+ends it; until then nothing behind it is stable there. `hasty` brokers initialise a producer while markers of the older
+owner's transaction are still on their way. Kafka was never seen to be that bad; the wait for the last stable offset
+guards against it.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""The database as one simulated process reaches it: a `DatabasePort` over simulated servers. Statements are slow, are
-refused, are executed without an answer, or long after whoever sent them has given up; answers arrive late."""
+"""The database as one simulated process reaches it: a `DatabasePort` over simulated servers. Statements are slow or
+refused, or run without an answer, or long after their sender has given up; answers arrive late."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The brokers as one simulated process reaches them: a `KafkaPort`, and below the product's own producer a client that
-repeats by itself what got no answer, and tells of it only in its log.
+"""The brokers as one simulated process reaches them: a `KafkaPort`, and below the product's own producer a client. The
+client repeats requests without an answer by itself, and reports that only in its log.
 
-Frames of one connection arrive in order. When it is cut, each frame under way is lost or arrives much later, and the
+Frames of one connection arrive in order. When it is cut, each frame in flight is lost or arrives much later, and the
 client sends it again over another connection: EndTxn too, which may then end a transaction that it was not sent for.
 """
 
@@ -130,7 +130,7 @@ class Client:
         self._lines.append(("FAIL", _CUT))
 
     def end(self) -> None:
-        """What is under way arrives or not."""
+        """The frames in flight arrive or not."""
         self._is_dropped = True
         self._process.clients.pop(self, None)
         if self._world.chance(0.3):

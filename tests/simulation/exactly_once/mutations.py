@@ -90,7 +90,7 @@ class NothingHasEnded(NearFrontier):
 
 
 def _exclude_late(read_from: Any, reading: ReadConnection, connection: Any, plan: Plan, bytes_max: int) -> Page:
-    """Asks what is in flight when the rows are there."""
+    """Asks which records are in flight after it has read the rows."""
     page: Page = read_from(reading, connection, replace(plan, flights=()), bytes_max)
     lanes = getattr(reading._leave_out, "__self__")._lanes  # noqa: B009
     flights = lanes.flights.plan(lanes.known.values(), 1).flights
@@ -176,7 +176,7 @@ def _forget_left_out(left_out: Any, rounds: Rounds, lane: Any, *given: Any, **na
 
 
 def _post_first(reader: PageReader, batches: list[Batch], read: Read) -> None:
-    """Outside of the lock; that the lane is at work is noted afterwards."""
+    """Outside of the lock; that the lane works is noted afterwards."""
     runtime: Any = reader._runtime
     flushed, lanes = Awaited(runtime), []
     for batch in batches:
@@ -252,7 +252,7 @@ def _flush_nothing(reader: PageReader, flushed: Awaited) -> None:
 
 
 def _reuse(initialised: Any, make: Any, transactional_id: str, give_up_at: float, may_go_on: Any, runtime: Any) -> Any:
-    """A producer that has failed aborts and goes on."""
+    """A producer that has failed aborts and continues."""
     if make.__self__._settling is not None:
         return initialised(make, transactional_id, give_up_at, may_go_on, runtime)
     kept = runtime.__dict__.setdefault("producers", {})

@@ -1,5 +1,5 @@
-"""What operators do about holds and dead letters, as `outbox.operations` does it: each in one transaction, which waits
-for whoever has locked the rows that it wants."""
+"""The actions of operators on holds and dead letters, as `outbox.operations` does them: each in one transaction, which
+waits for any owner of a lock on the rows."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Operators:
         self._when_free([record_id], [id_], want)
 
     def edit(self, id_: int) -> None:
-        """The record is left alone first, which its lane confirms; then it is changed, and goes on."""
+        """First the operator holds the record, which its lane confirms; then it changes and continues."""
         stored = self._server.now.rows[id_]
         topic, key = stored.row[1:3]
         placed = self._server.holds.place(Hold(0, topic, key, None, id_, stored.create_time, EDITING))
@@ -104,7 +104,7 @@ class Operators:
         server.holds.delete([hold.id])
 
     def requeue(self, id_: int) -> None:
-        """A dead letter becomes a new record, behind what its key has sent since."""
+        """A dead letter becomes a new record, behind the records that its key has sent since."""
         server = self._server
         xid = server.begin()
         record = self._rewritten(server.now.dead[id_].stored.uid, id_=server.draw_id())

@@ -1,7 +1,7 @@
 """Simulated PostgreSQL servers: transactions and snapshots, commits that a crash may lose, the guarded purge, copies
-that lag. They obey; what a connection makes of it is in `database`, what befalls them is chosen by the scenario.
+that are behind. They obey; `database` has the effects on a connection, and the scenario chooses the faults.
 
-The statements are those of `outbox.edges`, with what they guard. `tests/simulation/conformance` asks both the same, and
+The statements are those of `outbox.edges`, with their guards. `tests/simulation/conformance` asks both the same, and
 compares the answers.
 """
 
@@ -186,7 +186,7 @@ class Server:
         supplied = self._postgres.supplied
         return time_of(self.clock() + timedelta(seconds=supplied.uniform(-5.0, 5.0) if supplied is not None else 0.0))
 
-    # ---- what befalls it
+    # ---- its faults
 
     def crash(self, *, restarts: bool) -> None:
         """What was not on the disk is gone, ids are drawn a second time. A backend that dies takes every session with

@@ -1,4 +1,4 @@
-"""One simulated harvester of exactly-once delivery, and what may befall it."""
+"""One simulated harvester of exactly-once delivery, and its faults."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Process(Harvester):
             client.cut()
 
     def perhaps_evicted(self) -> None:
-        """It stands still for so long that others take its lanes over."""
+        """It stops for so long that others take its lanes over."""
         world = self.world
         if world.chance(world.faults.evicted) and not self.paused and world.group.others(self.name):
             world.group.leave(self.name)

@@ -1,7 +1,7 @@
-"""Scenarios of exactly-once delivery: from one seed, who writes what and which faults strike when.
+"""Scenarios of exactly-once delivery: one seed decides who writes which records, and which faults occur when.
 
-What harvests is the product: its lanes, readers, purges, takeovers, changes of the lane count and its producer.
-Threads, clock, servers and the client of Kafka are simulated below it.
+The product harvests: its lanes, readers, purges, takeovers, changes of the lane count and its producer. Threads, clock,
+servers and the client of Kafka are simulated below it.
 """
 
 from __future__ import annotations
@@ -177,14 +177,14 @@ class World(surroundings.World):
         self.late: Callable[[float], None] = lambda delay_s: None
         self.evicted: Callable[[], None] = lambda: None
         self.turns: Any = None
-        """Is told when a client begins a transaction, and when it is handed a record."""
+        """Called when a client begins a transaction, and when it gets a record."""
         self.limits: dict[str, int] = {}
         """Rows of the page that each process has asked for last."""
         self.has_other_mode, self.leased_at = False, 0.0
         self.watches = False
         """Whether processes end without warning only for what they send."""
         self.poison: set[int] | None = None
-        """Records that end whoever sends them."""
+        """Records that end every process that sends them."""
         self.poisoned: Callable[[Process, int], None] = lambda process, uid: None
 
     def fail(self, error: BaseException) -> None:
@@ -426,7 +426,7 @@ class Scenario:
             self.spawn()
 
     def ignorant(self) -> None:
-        """The coordinator has evicted a member that goes on producing and consuming for a while."""
+        """The coordinator has evicted a member that continues to produce and consume for a while."""
         if process := self.anyone():
             process.ignorant_until = self.world.now + 2.0
             self.world.group.leave(process.name)

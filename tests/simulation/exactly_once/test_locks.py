@@ -1,4 +1,4 @@
-"""The simulation notices what the product must not do while it holds a lock; see tests/test_protocol.py."""
+"""The simulation notices calls that the product must not make while it holds a lock; see tests/test_protocol.py."""
 
 import logging
 from unittest.mock import patch

@@ -140,7 +140,7 @@ class Operated(Scenario):
 
 
 class Undecided(Operated):
-    """Operators give rejected records up, and want them tried again when their lanes are somebody else's."""
+    """Operators give rejected records up, and retry them when their lanes belong to another process."""
 
     sizes = ((looks, "PAUSE_S", 0.1),)
 
@@ -368,7 +368,7 @@ class Leased(Scenario):
         return super().run()
 
     def write(self) -> None:
-        """Nothing is under way when the connection breaks."""
+        """No statement runs when the connection breaks."""
         world = self.world
         if not self.writing:
             return
@@ -480,7 +480,7 @@ class Hopeless(Scenario):
         self.operators = Operators(world, lambda uid: None)
 
     def run(self) -> Outcome:
-        """What is refused stands in front of everything else, and as much of the same keys behind it."""
+        """Rejected records are in front of all others, and as many of the same keys behind them."""
         for begin in range(0, 2 * HOPELESS, 50):
             self.write_all([self.hopeless[i % HOPELESS] for i in range(begin, begin + 50)])
         self.heads = sorted(self.world.postgres.primary.now.rows)[:HOPELESS]
