@@ -585,14 +585,6 @@ def test_options_are_checked_all_at_once():
         assert part in str(error.value)
 
 
-def test_holds_of_an_older_release_are_to_be_migrated(outbox_table):
-    outbox_table.run("ALTER TABLE {hold} DROP COLUMN stashed_at")
-    reader = OutboxStreamReader(Options(outbox_table.url, outbox_table.table))
-    with pytest.raises(statements.WrongTable, match=r"lacks stashed_at.*migrate"):
-        reader.initialOffset()
-    reader._drop()
-
-
 def test_tables_that_are_not_there_are_named(outbox_table):
     outbox_table.run("DROP TABLE {spark}")
     reader = OutboxStreamReader(Options(outbox_table.url, outbox_table.table))
