@@ -341,7 +341,7 @@ def test_a_verification_that_ends_gives_its_reason_in_a_line(spark, outbox_table
     request = request_of(outbox_table, bootstrap_servers, f"{name}.ledger", topic)
     away = dataclasses.replace(request, parameters={"conninfo": "host=127.0.0.1 port=1 dbname=x"})
     assert re.search("^Spark failed: .*(refused|failed)", str(attempt(away)))
-    monkeypatch.setattr(run, "verification", lambda *given: (_ for _ in ()).throw(Py4JNetworkError("Answer from Java")))
+    monkeypatch.setattr(run, "verify", lambda *given: (_ for _ in ()).throw(Py4JNetworkError("Answer from Java")))
     assert str(attempt(request)).startswith("Spark's JVM has ended")
 
 
