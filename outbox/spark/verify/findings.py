@@ -67,7 +67,7 @@ class Result:
     seconds: float
     faults: Sequence[Fault] = ()
     batches: int = 0
-    """Judged."""
+    """Batches that were checked."""
     records: int = 0
     """Records in these batches."""
     read: int = 0

@@ -119,7 +119,7 @@ def test_the_engine_waits_for_another_mode(alias, outbox_table, settings_of):
         "INSERT INTO {state} (lanes, lease_mode, lease_owner, lease_time) "
         "VALUES (1, 'exactly-once', 'a', clock_timestamp())"
     )
-    with pytest.raises(OtherMode, match="this process is for 'spark'"):
+    with pytest.raises(OtherMode, match="This process is for 'spark'"):
         settings.look(settings_of(), "somebody")
 
 
