@@ -1,7 +1,24 @@
-"""Headings of Markdown and the anchors that links name them by."""
+"""Headings of Markdown, the anchors that links name them by, and the files of the checkout."""
 
 import re
+import subprocess
 from functools import cache
+from pathlib import Path
+
+from tests.support.databases import ROOT
+
+
+@cache
+def tracked():
+    """The files that the project consists of, seen from its root."""
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"],
+        cwd=ROOT,
+        capture_output=True,
+        check=True,
+    )
+    names = listed.stdout.decode().split("\0")
+    return [Path(name) for name in names if name and (ROOT / name).is_file()]
 
 
 def slug(heading):
