@@ -276,7 +276,7 @@ SITUATIONS = {
     "OutboxRecordsWaitLong": {"outbox_oldest_record_age_seconds": "300x30"},
     "OutboxBacklogGrows": {"outbox_backlog_records": "20000+500x30"},
     "OutboxServerUnavailable": {"outbox_circuits_open": "1x30"},
-    "OutboxKeysParked": {"outbox_held_keys": "2x30"},
+    "OutboxKeysHeld": {"outbox_held_keys": "2x30"},
     "OutboxDeadLetters": {"outbox_dead_letters": "1x30"},
     "OutboxLedgerLags": {
         "outbox_ledger_lag_batches": "1x30",
