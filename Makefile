@@ -40,7 +40,7 @@ $(VENV)/.dev-installed: $(VENV)/.venv-made pyproject.toml
 
 install: $(VENV)/.dev-installed  ## everything that the other targets need
 
-demo: $(VENV)/.demo$(if $(SPARK),-spark)-installed  ## from a Django transaction to a Kafka topic, counted by a consumer (SERVE=1 stays up, SPARK=1 harvests with Spark and audits)
+demo: $(VENV)/.demo$(if $(SPARK),-spark)-installed  ## from a Django transaction to a Kafka topic, counted by a consumer (SERVE=1 stays up, SPARK=1 harvests with Spark and verifies)
 	$(STACK) $(abspath $(BIN))/python example_project/demo.py $(if $(SERVE),--serve) $(if $(SPARK),--spark)
 
 check: lint  ## format, style, types and every test that needs no server, in a minute
