@@ -19,7 +19,7 @@ import outbox.devstack.__main__
 from outbox.cli import options
 from tests.support.databases import ROOT
 
-NOT_RUN = "# not run"
+NOT_RUN = "# not run by the tests"
 
 
 class Refused(Exception):
