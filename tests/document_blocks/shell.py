@@ -62,9 +62,8 @@ def _is_taken(words: list[str]) -> bool:
         case ["python", "-c", code]:
             ast.parse(code)
         case ["pip", "install", *arguments]:
-            for argument in arguments:
-                _requirement(argument)
-            return False
+            are_ours = [_requirement(argument) for argument in arguments]
+            return all(are_ours)
         case _:
             at = next((at for at, word in enumerate(words) if word.endswith("manage.py")), None)
             if at is None:
@@ -102,11 +101,13 @@ def _devstack(arguments):
 
 
 def _requirement(argument):
-    """Of this distribution, with its extras; other options and packages are pip's own concern."""
+    """Whether it is this distribution, with its extras; other options and packages are pip's own concern."""
     if argument.startswith((".", "django-transactional-outbox")):
         found = Requirement(argument.replace(".", "checkout", 1) if argument.startswith(".") else argument)
         if unknown := found.extras - _extras():
             raise Refused(f"there is no extra {unknown}")
+        return True
+    return False
 
 
 @cache
