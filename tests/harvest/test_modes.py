@@ -136,7 +136,7 @@ def test_a_new_connection_looks_at_the_claim_before_it_reads(bench, monkeypatch,
         )
         bench.stash(["b"])
         if is_heeded:
-            assert "harvested by 'else'" in str(wait_until(lambda: host.errors)[0])
+            assert "'else' harvests the table" in str(wait_until(lambda: host.errors)[0])
         else:
             bench.wait_empty()
     assert bench.count == is_heeded

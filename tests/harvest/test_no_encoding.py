@@ -24,18 +24,32 @@ from tests.support.databases import django, leading
 from tests.support.tables import insert
 
 BAD = {
-    "topic": ("'t' || {bad}", "'k1'", "'x'", "'h'", "'v'", "topic is not UTF-8: its byte 1 is 0xff"),
-    "key": ("%s", "'k' || {bad}", "'x'", "'h'", "'v'", "key is not UTF-8: its byte 1 is 0xff"),
+    "topic": ("'t' || {bad}", "'k1'", "'x'", "'h'", "'v'", "The topic of the record is not UTF-8: its byte 1 is 0xff"),
+    "key": ("%s", "'k' || {bad}", "'x'", "'h'", "'v'", "The key of the record is not UTF-8: its byte 1 is 0xff"),
     "value": (
         "%s",
         "'k3'",
         "convert_from('\\xc3a9', 'SQL_ASCII') || {bad}",
         "'h'",
         "'v'",
-        "value is not UTF-8: its byte 2 is 0xff",
+        "The value of the record is not UTF-8: its byte 2 is 0xff",
     ),
-    "name of a header": ("%s", "'k4'", "'x'", "'h' || {bad}", "'v'", "name of a header is not UTF-8: its byte 1"),
-    "value of a header": ("%s", "'k5'", "'x'", "'h'", "{bad}", "value of a header is not UTF-8: its byte 0"),
+    "name of a header": (
+        "%s",
+        "'k4'",
+        "'x'",
+        "'h' || {bad}",
+        "'v'",
+        "The name of a header of the record is not UTF-8: its byte 1",
+    ),
+    "value of a header": (
+        "%s",
+        "'k5'",
+        "'x'",
+        "'h'",
+        "{bad}",
+        "The value of a header of the record is not UTF-8: its byte 0",
+    ),
 }
 BYTE = "convert_from('\\xff', 'SQL_ASCII')"
 
@@ -165,7 +179,7 @@ def test_spark_names_the_record(url):
         insert_bad(db, "t")
         insert(db, "t", ["k"] * 3)
     for record, part in enumerate(BAD, 1):
-        with pytest.raises(RecordNotText, match=f"Record {record}: the {part} is not UTF-8"):
+        with pytest.raises(RecordNotText, match=f"Record {record}: The {part} of the record is not UTF-8"):
             list(read(Options(url), Range(record, record + 3)))
     (page,) = read(Options(url), Range(len(BAD) + 1, len(BAD) + 3))
     assert page.column("key").to_pylist() == ["k"] * 3

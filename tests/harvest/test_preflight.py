@@ -200,7 +200,7 @@ def test_rights_are_named_one_after_another_and_transactions_need_no_more_than_d
     ))  # fmt: skip
     allow(bench, ResourceType.GROUP, bench.name, AclOperation.READ)
     text = str(error_of(harvester(bench, bench.outside, KAFKA=LOGIN)))
-    assert f"The ledger topic '{bench.name}.ledger' cannot be" in text
+    assert f"cannot describe the ledger topic '{bench.name}.ledger'" in text
     assert "Allow the user" in text
 
     allow_all_but_transactions(bench)

@@ -30,7 +30,7 @@ def database(migrated_template, monkeypatch):
 
 def rows(connection):
     return connection.execute(
-        "SELECT backlog, oldest_age_s, stashed, delivered, refused, holds, dead FROM outbox_sample"
+        "SELECT backlog, oldest_age_s, stashed, delivered, rejected, holds, dead FROM outbox_sample"
     ).fetchall()
 
 
@@ -74,7 +74,7 @@ def test_a_check_tells_who_is_in_the_way(database, blocked, delivery):
     blocked.execute("SELECT pg_advisory_lock(%s, -1)", [space])
     found = list(check._locks(database, conf.parse({"DELIVERY": delivery})))
     assert [finding.level for finding in found] == [Level.WARNING] * (1 + (delivery == conf.AT_LEAST_ONCE))
-    assert "writers of ordered=True wait: 1, the longest for 0 s, for pid" in found[0].text
+    assert "Writers with ordered=True wait for pid" in found[0].text
     assert all(f"pid {blocked.info.backend_pid} (role 'postgres'" in finding.text for finding in found)
     assert all(f"pg_terminate_backend({blocked.info.backend_pid})" in finding.remedy for finding in found)
     blocked.close()
@@ -91,8 +91,8 @@ def test_a_sample_says_how_the_table_is(database):
     database.execute("INSERT INTO outbox_dead (record_id, topic, key, reason) VALUES (9, 'heroes', 'a', 'rejected')")
     database.execute("SELECT pg_stat_force_next_flush()")
     assert sampler().take()
-    ((backlog, oldest_age_s, stashed, delivered, refused, holds, dead),) = rows(database)
-    assert (backlog, stashed, delivered, refused, holds, dead) == (2, 3, 1, 7, 1, 1)
+    ((backlog, oldest_age_s, stashed, delivered, rejected, holds, dead),) = rows(database)
+    assert (backlog, stashed, delivered, rejected, holds, dead) == (2, 3, 1, 7, 1, 1)
     assert oldest_age_s > 0
 
 

@@ -189,7 +189,7 @@ def test_a_topic_that_would_forget_is_refused_with_the_command(bootstrap_servers
     topic = LedgerTopic({"bootstrap.servers": bootstrap_servers}, name)
     with pytest.raises(LedgerRefused, match=r"kafka-configs.sh .* --add-config cleanup.policy=compact"):
         topic.prepare(1, 3600)
-    with pytest.raises(LedgerRefused, match=r"has 1 partitions for 3 lanes"):
+    with pytest.raises(LedgerRefused, match=r"has 1 partitions, but needs 3"):
         topic.prepare(3, 3600)
     topic.close()
 

@@ -85,7 +85,7 @@ def test_a_stop_that_cannot_purge_in_time_does_not_look_like_one_in_good_order(b
         bench.stash(["b"])
         wait_until(lambda: len(bench.read()) == 2)
         running.stop()
-        with pytest.raises(StopOutOfTime, match=r"lane 0: PostgreSQL did not confirm.*harvest --once"):
+        with pytest.raises(StopOutOfTime, match=r"Lane 0: PostgreSQL did not confirm.*harvest --once"):
             running.wait(40)
     assert "unclean_release lane=0" in caplog.text
     with harvester(bench):

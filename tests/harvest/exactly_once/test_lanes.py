@@ -200,7 +200,7 @@ def test_a_restore_from_before_a_change_stops_every_lane(bench):
     bench.stash(["key-1"])
     with bench.working() as host:
         text = stopped(host)
-    assert "the lane count is 1" in text
+    assert "The lane count is 1" in text
     assert "outbox_resolve --lane 1 with either --delete-sent" in text
     assert bench.count == 1
 

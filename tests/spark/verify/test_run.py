@@ -327,7 +327,7 @@ def test_an_unavailable_server_is_one_line_and_waited_for(verified, spark, boots
     assert (code, out.splitlines()[-1]) == (0, "result: nothing lost, nothing twice, order kept")
     assert err.count("No result: Kafka does not answer") == 1
     assert "follows in 7 s" in err
-    assert "not stored: no harvester" in err
+    assert "not stored, because no harvester" in err
 
 
 def test_a_verification_that_ends_gives_its_reason_in_a_line(spark, outbox_table, bootstrap_servers, name, monkeypatch):
