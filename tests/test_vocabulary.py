@@ -24,7 +24,7 @@ FORBIDDEN = {
     r"classic (?:harvesters?|reapers?|delivery)": "goharvest-compatible",
     r"play(?:s|ed|ing)? (?:a|the|this|that|each|every) faults?": "inject",
     # names of commands, settings, columns and metrics, see decision 111
-    r"outbox_(?:audit|purge)": "outbox_verify, or outbox_discard --dead-letters",
+    r"outbox_(?:audit(?!_log)|purge)": "outbox_verify, or outbox_discard --dead-letters",
     r"(?-i:AUDIT_WINDOW)": "LEDGER_RETENTION",
     r"(?-i:REFUSAL_(?:POLIC\w+|ATTEMPTS))": "REJECTION_POLICY and others",
     r"way_(?:owner|time|seen_s)": "lease_owner and others",

@@ -9,7 +9,7 @@ from typing import Any
 from outbox.conf.errors import WrongValue, seen
 
 # PostgreSQL cuts identifiers at 63 bytes; the longest companion of the table adds "_id_seq".
-TABLE_MAX_BYTES = 63 - len("_id_seq")
+TABLE_MAX_BYTES = 63 - len("_dead_record")  # the longest of the names that are made from it
 # A Kafka topic name has 249 characters at most, and ".ledger" is appended to NAME.
 NAME_MAX = 200
 BLOCK = "block"
