@@ -12,19 +12,21 @@ if TYPE_CHECKING:
     from outbox.api import correlation as correlation
     from outbox.api import stash as stash
     from outbox.api import stash_many as stash_many
+    from outbox.consumers.registry import consumer as consumer
     from outbox.messages.consumed import identity as identity
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "Message": "outbox.api",
+    "consumer": "outbox.consumers.registry",
     "correlation": "outbox.api",
     "identity": "outbox.messages.consumed",
     "stash": "outbox.api",
     "stash_many": "outbox.api",
 }
 
-__all__ = ["Message", "__version__", "correlation", "identity", "stash", "stash_many"]
+__all__ = ["Message", "__version__", "consumer", "correlation", "identity", "stash", "stash_many"]
 
 
 def __getattr__(name: str) -> Any:

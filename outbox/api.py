@@ -16,7 +16,7 @@ from django.db.models import Model
 
 from outbox.conf import Conf, current
 from outbox.exceptions import InvalidMessage, OutboxError, StashOutsideTransaction
-from outbox.messages.context import correlation
+from outbox.messages.context import correlation, stash_alias
 from outbox.messages.inserts import InsertStatements, copy_many, insert_few, insert_one, lock_many, statements
 from outbox.messages.message import Headers, Message, as_pairs, shown
 from outbox.messages.validation import Row, Validator
@@ -178,8 +178,8 @@ def _require_key(row: Row, where: str = "") -> None:
 
 
 def _connection(using: str | None, conf: Conf, call: str) -> BaseDatabaseWrapper:
-    """Return the connection of the alias, after checking that it may write the record now."""
-    connection = connections[using or router.db_for_write(_model())]
+    """The connection of the alias, once it is sure that the record may be written there now."""
+    connection = connections[using or stash_alias.get() or router.db_for_write(_model())]
     if connection.vendor != "postgresql":
         raise OutboxError(
             f"{call} needs PostgreSQL, but the database alias {connection.alias!r} is {connection.vendor}. Pass using= "

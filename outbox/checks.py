@@ -29,6 +29,7 @@ CHECKS = {
     "outbox.E006": "The outbox table does not exist.",
     "outbox.E007": "The table lacks a column, or a column has the wrong type.",
     "outbox.E008": "The sequence or default of the id does not keep ids in order.",
+    "outbox.E009": "A consumer is declared wrongly, or the module inbox of an app cannot be imported.",
     "outbox.W001": "OUTBOX names no bootstrap servers.",
     "outbox.W002": "The harvester runs with DEBUG on.",
     "outbox.W003": "The PostgreSQL server is newer than every version that this release was tested with.",
@@ -54,6 +55,7 @@ _COLUMN_TYPES = {
 def register_all() -> None:
     register(check_settings)
     register(check_debug)
+    register(check_consumers)
     register(check_table, Tags.database)
 
 
@@ -160,6 +162,37 @@ def check_debug(app_configs: Sequence[AppConfig] | None = None, **kwargs: Any) -
             )
         ]
     return []
+
+
+def check_consumers(app_configs: Sequence[AppConfig] | None = None, **kwargs: Any) -> list[CheckMessage]:
+    from outbox.consumers.registry import registered
+
+    try:
+        found = registered()
+    except Exception as error:  # of a module of the project
+        return [
+            Error(
+                f"The consumers cannot be used: {type(error).__name__}: {error}",
+                hint=f"Correct the module inbox that the error names; {page('inbox')} has the arguments.",
+                id="outbox.E009",
+            )
+        ]
+    return [
+        Error(
+            f"The consumer {consumer.name!r} uses the database {consumer.using!r}, which does not fit: {reason}.",
+            hint="Set using= to the alias of a PostgreSQL database that has the tables of outbox.",
+            id="outbox.E009",
+        )
+        for consumer in found.values()
+        if consumer.using and (reason := _unusable(consumer.using))
+    ]
+
+
+def _unusable(alias: str) -> str:
+    if alias not in connections:
+        return "DATABASES does not have it"
+    vendor = connections[alias].vendor
+    return "" if vendor == "postgresql" else f"it is {vendor}"
 
 
 def check_table(

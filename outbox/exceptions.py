@@ -17,6 +17,10 @@ class InvalidMessage(OutboxError, ValueError):
     """Kafka or the table would reject this message. The text names the field, the value seen and the limit."""
 
 
+class InvalidConsumer(OutboxError, ValueError):
+    """A consumer that could not work as it is declared; names everything that is wrong with it."""
+
+
 class StashOutsideTransaction(OutboxError):
     """The caller used ``stash()`` in autocommit mode: the record could outlive a rolled-back change."""
 

@@ -36,6 +36,12 @@ FAILPOINTS = {
     "assigned": "Kafka has assigned partitions, and the member does not lead yet",
     "acquired": "the member has acquired a lane, and has not started its worker yet",
     "revoking": "Kafka revokes partitions, and the batch in flight is not finished",
+    "batch-taken": "consumers: a batch is chosen, and its positions are not locked yet",
+    "batch-locked": "consumers: the positions are locked and compared, and no function was called yet",
+    "batch-begun": "consumers: the function has returned for the first time in the transaction",
+    "batch-handled": "consumers: the function has handled the whole batch, and no position is written yet",
+    "batch-written": "consumers: the positions are written, and COMMIT is about to start",
+    "batch-committed": "consumers: PostgreSQL has committed the transaction, and this process has not counted it yet",
     "before-leave": "the member has given every lane back, and has not left the group yet",
 }
 

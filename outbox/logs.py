@@ -151,6 +151,23 @@ EVENTS: Mapping[str, str] = {
     "lag_sampling_failed": "The harvester could not read the ledger's lag for metrics; other metrics are not affected.",
     "lag_sampling_works_again": "The harvester can read the ledger's lag for metrics again.",
     "dropped_client": "A discarded Kafka client has reported an error.",
+    "consumers_started": "The process with consumers starts.",
+    "consumers_stopping": "The process with consumers was asked to stop.",
+    "consumers_stopped": "The process with consumers has stopped.",
+    "consumers_failed": "The process with consumers stops because of this error.",
+    "consumer_left_behind": "A stop has ended the process before a consumer's function returned.",
+    "group_failed": "The Kafka client of a consumer reports an error. The consumer tries again.",
+    "partition_stopped": "A consumer no longer reads a partition. The reason says what an operator has to do.",
+    "message_failed": "A consumer's function raised an error. The consumer tries again, or stops the partition.",
+    "batch_repeated": "A lock or a conflict ended a consumer's transaction. It tries again with fewer.",
+    "consumer_waits": "A server does not answer a consumer. No message has failed.",
+    "consumer_goes_on": "The server answers the consumer again.",
+    "commit_settled": "A consumer lost its connection in COMMIT. Its positions say whether it took effect.",
+    "blocking_session_ended": "A consumer ended the session of an earlier owner, which held its locks for too long.",
+    "database_went_back": "The database lost committed positions, as after a failover. The consumer handles the "
+    "messages again from the position that the database has.",
+    "hook_failed": "A function of on_commit raised an error. The messages are handled, and the other functions run.",
+    "function_overrun": "A consumer's function took longer than `timeout_s`. The process logs its stack and ends.",
 }
 
 _PAIR = re.compile(r"""(\w+)=('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|\[[^\]]*\]|\([^)]*\)|\S*)""")

@@ -16,6 +16,7 @@ ALLOWED = {
     "service": "core runtime",
     "election": "core edges service",
     "harvest": "core edges service election",
+    "consumers": "core edges service",
     "spark": "core edges downloads",
     "operations": "core edges",
     "admin": "core edges operations",

@@ -138,8 +138,8 @@ class ElectionSettings:
     session_timeout_s: float = setting(
         parsers.seconds(1, 3600),
         6.0,
-        "Another harvester replaces a crashed one after this time plus up to 3 s. The brokers limit the value (by "
-        "default to 6 s or more).",
+        "Another harvester or consumer replaces a crashed one after this time plus up to 3 s. The brokers limit the "
+        "value (by default to 6 s or more).",
         unit="seconds",
     )
     assignor: str = setting(
@@ -341,6 +341,25 @@ class RejectionsSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ConsumersSettings:
+    """Consumers: functions that handle messages of Kafka."""
+
+    consumer_threads: int = setting(
+        parsers.count(1, 256),
+        1,
+        "How many threads each consumer has in one process. Each thread has its own connection to PostgreSQL.",
+        unit="threads",
+    )
+    consumer_transaction_max_s: float = setting(
+        parsers.seconds(0.001, 3600),
+        0.25,
+        "A consumer's transaction takes no further message after this time, because it keeps the locks of its "
+        "functions.",
+        unit="seconds",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class CelerySettings:
     """Tasks of ``outbox.contrib.celery``."""
 
@@ -394,6 +413,7 @@ class Conf:
     harvest: HarvestSettings
     exactly_once: ExactlyOnceSettings
     rejections: RejectionsSettings
+    consumers: ConsumersSettings
     celery: CelerySettings
 
     @property

@@ -71,6 +71,9 @@ def _checked(correlation_id: object) -> str | None:
 
 current_correlation_id = _correlation_id.get
 
+stash_alias: ContextVar[str | None] = ContextVar("outbox_stash_alias", default=None)
+"""The database that `stash` writes to unless it is given another: of the consumer whose function runs."""
+
 TRACE_PARENT, TRACE_STATE, STASHED_AT = "traceparent", "tracestate", "outbox-stashed-at"
 
 

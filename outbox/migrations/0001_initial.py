@@ -17,9 +17,12 @@ from outbox.conf import table_name
 from outbox.schema.adoption import CreateOrAdoptTable
 from outbox.schema.companions import CreateCompanions, quoted
 
-STATE, PURGED, LANE, WATCH, SPARK, HOLD, DEAD, DEAD_INDEX, AUDIT_LOG, SAMPLE = (
+STATE, PURGED, LANE, WATCH, SPARK, HOLD, DEAD, DEAD_INDEX, AUDIT_LOG, SAMPLE, POSITION = (
     quoted(f"{table_name()}_{suffix}")
-    for suffix in ("state", "purged", "lane", "watch", "spark", "hold", "dead", "dead_record", "audit_log", "sample")
+    for suffix in (
+        *("state", "purged", "lane", "watch", "spark", "hold", "dead", "dead_record", "audit_log", "sample"),
+        "position",
+    )
 )
 
 COMPANIONS = f"""
@@ -137,8 +140,22 @@ CREATE TABLE IF NOT EXISTS {WATCH} (
     started bigint[] NOT NULL DEFAULT '{{}}',
     suspected bigint[] NOT NULL DEFAULT '{{}}'
 );
+-- To move a position is to insert a row and to delete the one before: a reader finds the newest row at the end of the
+-- index, however many dead ones lie before it.
+CREATE TABLE IF NOT EXISTS {POSITION} (
+    consumer text NOT NULL,
+    topic varchar(249) NOT NULL,
+    partition integer NOT NULL,
+    next bigint NOT NULL,
+    topic_id text NOT NULL DEFAULT '',
+    leader_epoch integer NOT NULL DEFAULT -1,
+    PRIMARY KEY (consumer, topic, partition, next)
+) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
 """
-DROPPED = f"DROP TABLE IF EXISTS {STATE}, {PURGED}, {LANE}, {WATCH}, {SPARK}, {HOLD}, {DEAD}, {AUDIT_LOG}, {SAMPLE};"
+DROPPED = (
+    f"DROP TABLE IF EXISTS {STATE}, {PURGED}, {LANE}, {WATCH}, {SPARK}, {HOLD}, {DEAD}, {AUDIT_LOG}, {SAMPLE}, "
+    f"{POSITION};"
+)
 
 BIG_ID: Any = ("id", models.BigAutoField(primary_key=True, serialize=False))
 NOW = django.db.models.functions.datetime.Now()

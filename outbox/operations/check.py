@@ -35,7 +35,7 @@ _POSTGRESQL = range(14, 19)  # major versions that the tests run on
 
 def examine(conf: Conf, alias: str, *, topics: tuple[str, ...] = ()) -> list[Finding]:
     """All findings, in the order in which an operator should read them."""
-    findings = [*_system_checks(alias)]
+    findings = [*system_checks(alias)]
     seen: set[str] = set(topics)
     database = [*_database(conf, alias, seen)]
     findings += database
@@ -53,7 +53,7 @@ def examine(conf: Conf, alias: str, *, topics: tuple[str, ...] = ()) -> list[Fin
     return findings
 
 
-def _system_checks(alias: str) -> Iterator[Finding]:
+def system_checks(alias: str) -> Iterator[Finding]:
     """The findings of `manage.py check` for this application."""
     from django.apps import apps
     from django.core.checks import ERROR, run_checks

@@ -1,8 +1,8 @@
-"""The locks of a harvester, what each guards, outermost first; and its threads.
+"""The locks of a harvester and of consumers, what each guards, outermost first; and its threads.
 
 A thread that holds a lock takes only locks that come later in this list, so no two threads ever wait for each other.
 While one of `LEAVES` is held nothing is waited for but another of them, nothing is logged and no connection, client or
-receiver is called: every thread of the harvester may need such a lock at any moment.
+receiver is called: every thread of the process may need such a lock at any moment.
 """
 
 LOCKS = {
@@ -17,10 +17,11 @@ LOCKS = {
     "database identity": "which database the first connection has found; state row and tables, as the last one has",
     "ledger client": "the consumer that reads the ledger",
     "lane's host": "whether the end of a leadership was announced, and whether it is over",
+    "consumer": "the partitions that a consumer has in this process, and what was fetched of them",
     "receivers": "events that receivers of signals have not seen yet",
 }
 
-LEAVES = frozenset({"round", "lease"})
+LEAVES = frozenset({"round", "lease", "consumer"})
 
 THREADS = {
     "outbox-harvester": "starts the election and ends it, and ends the workers that are left",
@@ -33,7 +34,13 @@ THREADS = {
     "outbox-ear": "exactly-once: waits for notifications; owns a connection",
     "outbox-mark-N": "at-least-once: takes the lane, marks and resets records of lane N; owns a connection",
     "outbox-purge-N": "at-least-once: purges records of lane N; owns a connection",
+    "outbox-consumers": "starts consumers and ends them",
+    "outbox-member-N": "consumers: polls the group of consumer N, hands messages to workers, ends a process that hangs",
+    "outbox-consumer-N-N": "consumers: a worker: calls the function of consumer N; owns a Django connection",
+    "outbox-topics-N": "consumers: asks whether topics were created again, or hold a position after all",
+    "outbox-cancel-N": "consumers: cancels a statement before the process ends",
     "outbox-events": "runs the receivers of signals",
+    "outbox-metrics": "answers requests for metrics and probes",
     "outbox-samples": "writes a sample of the table each minute, where lane 0 is owned",
     "outbox-disposal": "ends a client that is done with: that may take a while",
     "outbox-nudge": "hands a message to clients that wait by a clock that was set back",

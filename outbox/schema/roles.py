@@ -1,19 +1,24 @@
-"""Least-privilege roles as SQL, for writers, harvesters, operators and readers. `manage.py outbox_roles` prints it."""
+"""Least-privilege roles as SQL, for writers, consumers, harvesters, operators and readers.
+
+`manage.py outbox_roles` prints it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from psycopg import sql
 
-COMPANIONS = ("state", "purged", "lane", "spark", "hold", "dead", "audit_log", "sample", "watch")
-"""Suffixes of the companion tables. The harvester writes them. Operators also write holds, dead letters and the audit
-log, by the commands and the admin."""
+COMPANIONS = ("state", "purged", "lane", "spark", "hold", "dead", "audit_log", "sample", "watch", "position")
+"""Suffixes of the companion tables. The harvester writes them, but for those of consumers. Operators also write holds,
+dead letters and the audit log, by the commands and the admin."""
 OPERATED = ("hold", "dead", "audit_log")
+CONSUMED = ("position",)
 
 HELP: Mapping[str, str] = {
     "writer": "stashes: inserts records and reads their ids; reads no other column, and changes no record",
+    "consumer": "consumes: keeps the positions of consumers, and may stash as a writer does; reads no record",
     "harvester": "moves records: reads, marks and deletes them, and writes the companion tables; inserts no record",
     "operator": "decides: reads, adds and changes records, holds and dead letters; deletes no record",
     "reader": "reads records and the companion tables, as the admin and the metrics do; changes nothing",
@@ -51,11 +56,9 @@ def _role(found: Relations, purpose: str, name: str) -> list[tuple[str, sql.Comp
         "table": tables[0],
         "tables": sql.SQL(", ").join(tables),
         "companions": sql.SQL(", ").join(tables[1:]),
-        "operated": sql.SQL(", ").join(
-            sql.Identifier(found.schema, table)
-            for table in found.companions
-            if table in {f"{found.table}_{suffix}" for suffix in OPERATED}
-        ),
+        "harvested": _named(found, [suffix for suffix in COMPANIONS if suffix not in CONSUMED]),
+        "operated": _named(found, OPERATED),
+        "consumed": _named(found, CONSUMED),
         "sequence": sql.SQL(found.sequence),
     }
     texts = [
@@ -65,10 +68,18 @@ def _role(found: Relations, purpose: str, name: str) -> list[tuple[str, sql.Comp
         "REVOKE ALL ON SEQUENCE {sequence} FROM {role}",
         *_GRANTS[purpose],
     ]
-    empty = [f"{{{name}}}" for name in ("companions", "operated") if not parts[name].as_string()]
+    empty = [
+        f"{{{name}}}" for name in ("companions", "harvested", "operated", "consumed") if not parts[name].as_string()
+    ]
     texts = [text for text in texts if not any(name in text for name in empty)]
     composed = [sql.SQL(text).format(**parts) for text in texts]
     return [(f"{purpose} {HELP[purpose]}" if not at else "", statement) for at, statement in enumerate(composed)]
+
+
+def _named(found: Relations, suffixes: Sequence[str]) -> sql.Composed:
+    """Those companions that there are."""
+    wanted = {f"{found.table}_{suffix}" for suffix in suffixes}
+    return sql.SQL(", ").join(sql.Identifier(found.schema, table) for table in found.companions if table in wanted)
 
 
 _CREATE = (
@@ -90,11 +101,17 @@ _GRANTS: Mapping[str, tuple[str, ...]] = {
         "GRANT INSERT, SELECT (id) ON {table} TO {role}",
         "GRANT USAGE ON SEQUENCE {sequence} TO {role}",
     ),
+    # UPDATE, because a lock of a row asks for it.
+    "consumer": (
+        "GRANT INSERT, SELECT (id) ON {table} TO {role}",
+        "GRANT USAGE ON SEQUENCE {sequence} TO {role}",
+        "GRANT SELECT, INSERT, UPDATE, DELETE ON {consumed} TO {role}",
+    ),
     # The value of leader_id is the mark of at-least-once delivery and of Spark.
     "harvester": (
         "GRANT SELECT, DELETE, UPDATE (leader_id) ON {table} TO {role}",
         "GRANT SELECT ON SEQUENCE {sequence} TO {role}",
-        "GRANT SELECT, INSERT, UPDATE, DELETE ON {companions} TO {role}",
+        "GRANT SELECT, INSERT, UPDATE, DELETE ON {harvested} TO {role}",
     ),
     # It inserts requeued dead letters.
     "operator": (

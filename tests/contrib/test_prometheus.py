@@ -18,11 +18,12 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from outbox.contrib import metrics_server, prometheus
-from outbox.contrib.metrics_server import address_of, serving
+from outbox.contrib.metrics_server import serving
 from outbox.contrib.prometheus import CATALOGUE
 from outbox.edges.postgres.counts.backlog import Backlog
 from outbox.exceptions import OutboxError
 from outbox.harvest.metrics import Measurements
+from outbox.service.http import address_of
 from tests.harvest.processes import Harvest
 from tests.support import promtool
 from tests.support.databases import ROOT, fresh_database
@@ -112,7 +113,7 @@ def test_an_address_that_cannot_be_had_is_named():
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        with pytest.raises(OutboxError, match=f"--metrics-port 127.0.0.1:{port}: the harvester cannot listen there: "):
+        with pytest.raises(OutboxError, match=f"--metrics-port 127.0.0.1:{port}: the process cannot listen there: "):
             serving(fake(), f"127.0.0.1:{port}").__enter__()
     for spec in ("", "http", "1:2:x", "70000", "-1"):
         with pytest.raises(OutboxError, match="is not a port"):

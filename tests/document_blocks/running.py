@@ -14,13 +14,16 @@ from asgiref.sync import async_to_sync
 from django.apps import apps
 from django.conf import settings as django_settings
 from django.core.checks import run_checks
-from django.db import connection
+from django.db import connection, transaction
 from django.db.migrations import Migration
 from django.db.migrations.loader import MigrationLoader
 from django.db.migrations.state import ProjectState
 from django.test import RequestFactory, override_settings
 
 import outbox
+from outbox.consumers import registry
+from outbox.consumers.handle import Handling
+from outbox.core.consumers.values import Fetched
 from outbox.core.election.neli import LeaderAcquired, LeaderRevoked
 from outbox.models import OutboxRecord
 from outbox.service.receivers import translate
@@ -62,6 +65,7 @@ def defined_by(block, names):
 
 def _try(new, request):
     own = {name: value for name, value in new.items() if _is_own(value)}
+    consumers = {consumer.function: consumer for consumer in registry._consumers.values()}
     for name, value in own.items():
         if inspect.isclass(value) and issubclass(value, unittest.TestCase):
             _pass(value)
@@ -75,6 +79,8 @@ def _try(new, request):
             _place_an_order(value)
         elif hasattr(value, "delay"):
             _perform(value)
+        elif inspect.isfunction(value) and value in consumers:
+            _consume(consumers[value])
     _tell_receivers()
     _take_settings(new)
 
@@ -113,6 +119,15 @@ def _place_an_order(view):
 def _perform(task):
     """As the harvester's thread has a worker call it."""
     task(event="leader_acquired", at=datetime.now(UTC).isoformat(), lane=0, leader_id=str(uuid.uuid4()), epoch=1)
+
+
+def _consume(consumer):
+    """As a worker calls it."""
+    before = OutboxRecord.objects.count()
+    fetched = Fetched(consumer.names[0], 0, 0, 0, b"42", b'{"amount": 7}', (), 0)
+    with transaction.atomic():
+        Handling(consumer, "default")([fetched], 1)
+    assert OutboxRecord.objects.count() == before + 1
 
 
 def _tell_receivers():

@@ -23,6 +23,7 @@ from django.dispatch import Signal as DjangoSignal
 
 import outbox
 from outbox import signals
+from outbox.consumers import registry
 from outbox.contrib import celery
 from outbox.testing.pytest_plugin import assert_stashed, harvest_all, outbox_kit, stashed
 from tests.document_blocks.pages import blocks, blocks_until
@@ -38,7 +39,7 @@ SHOP = Path(__file__).parent / "shop"
 SPARK = "docs/spark.md"
 PYTHON = [block for block in blocks("python") if block.page != SPARK]
 _DATABASE = re.compile(r"\batomic\(|\bobjects\b|\bTestCase\b|\bharvest_all\b|\boutbox_kit\b|\bRunSQL\b")
-_KAFKA = re.compile(r"\bHarvester\(|\bconsumer\b")
+_KAFKA = re.compile(r"\bHarvester\(|(?<!outbox\.)\bconsumer\b")
 
 
 def of_pages_with(pattern):
@@ -59,6 +60,7 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.setattr(_state, "_apps", WeakSet())
     monkeypatch.setattr(_state, "_on_app_finalizers", set())
     monkeypatch.setattr(_state._tls, "current_app", Celery("shop", set_as_current=False))
+    monkeypatch.setattr(registry, "_consumers", {})
     every = [found for module in (signals, celery) for found in vars(module).values() if isinstance(found, SIGNALS)]
     for signal in every:
         monkeypatch.setattr(signal, "receivers", list(signal.receivers))

@@ -68,7 +68,7 @@ def test_the_version_of_postgresql_is_judged(major, level):
 
 def test_topics_that_were_asked_for_are_examined_however_many_wait(monkeypatch):
     asked = []
-    monkeypatch.setattr(check, "_system_checks", lambda alias: [])
+    monkeypatch.setattr(check, "system_checks", lambda alias: [])
     monkeypatch.setattr(check, "_database", lambda conf, alias, seen: seen.update(f"a{n:03}" for n in range(150)) or [])
     monkeypatch.setattr(check_kafka, "examine", lambda conf, topics: asked.extend(topics) or [])
     findings = check.examine(conf.parse({"DELIVERY": "at-least-once"}), "default", topics=("zzz", "a000", "zzz"))

@@ -12,6 +12,8 @@ from django.db import connection, transaction
 from django.db.utils import ProgrammingError
 
 import outbox
+from outbox.core.consumers.values import Partition, Position
+from outbox.edges.postgres.consumers.positions import Positions
 from outbox.models import DeadLetter, Hold
 from outbox.operations import actions
 from outbox.operations.actions import Selector
@@ -78,7 +80,15 @@ FORBIDDEN = {
         "INSERT INTO outbox_purged (lane, batch) VALUES (7, 7)",
         "SELECT setval('outbox_id_seq', 1)",
     ],
+    "consumer": [
+        "SELECT kafka_value FROM outbox",
+        "DELETE FROM outbox",
+        "SELECT * FROM outbox_state",
+        "DELETE FROM outbox_purged",
+        "TRUNCATE outbox_position",
+    ],
     "harvester": [
+        "SELECT * FROM outbox_position",
         "INSERT INTO outbox (kafka_topic, kafka_key) VALUES ('t', '')",
         "UPDATE outbox SET kafka_value = ''",
         "UPDATE outbox SET kafka_topic = ''",
@@ -118,6 +128,16 @@ def test_a_reader_sees_what_the_admin_and_the_metrics_show(made):
     for suffix in roles.COMPANIONS:
         as_role(made["reader"], f"SELECT * FROM outbox_{suffix}")
     as_role(made["reader"], "SELECT last_value FROM outbox_id_seq")
+
+
+def test_a_consumer_keeps_its_positions_and_stashes(made):
+    positions, one = Positions("outbox", session_timeout_s=6), Partition("t", 0)
+    with being(made["consumer"]):
+        positions.create(connection, "shop.record", {one: Position(5)})
+        _, transaction_id = positions.lock(connection, "shop.record", [one])
+        assert positions.write(connection, "shop.record", {one: (5, Position(6))}) == (1, transaction_id)
+        assert positions.load(connection, "shop.record", [one]) == {one: Position(6)}
+        outbox.stash("receipts", "v", key="k")
 
 
 def test_an_operator_runs_every_operation(made):

@@ -13,6 +13,7 @@ from django.core.management.base import BaseCommand, CommandError
 
 from outbox import conf
 from outbox.exceptions import OutboxError
+from outbox.management.logs import show_log
 from outbox.service.process_signals import FORCED, ProcessSignals, Stop
 
 EXIT_CODES = {
@@ -68,7 +69,7 @@ class Command(BaseCommand):
         from outbox.harvest.once import HeldBack, NotElected
         from outbox.service import garbage
 
-        _show_log(options["verbosity"])
+        show_log(options["verbosity"])
         garbage.relax()
         try:
             harvester, stop = _harvester(options)
@@ -221,14 +222,3 @@ def _metrics(harvester: Any, spec: str | None) -> Any:
     from outbox.contrib.metrics_server import serving
 
     return serving(harvester, spec)
-
-
-def _show_log(verbosity: int) -> None:
-    """Shows the log on stderr, unless the project has configured a handler."""
-    logger = logging.getLogger("outbox")
-    if not logger.hasHandlers():
-        handler = logging.StreamHandler()
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
-        logger.addHandler(handler)
-    if logger.level == logging.NOTSET:
-        logger.setLevel([logging.WARNING, logging.INFO, logging.DEBUG, logging.DEBUG][verbosity])

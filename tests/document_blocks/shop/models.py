@@ -6,3 +6,11 @@ class Order(models.Model):
 
     def __str__(self) -> str:
         return str(self.pk)
+
+
+class Payment(models.Model):
+    order = models.TextField()
+    amount = models.IntegerField()
+
+    def __str__(self) -> str:
+        return f"{self.order}: {self.amount}"

@@ -34,6 +34,16 @@ def missing(connection: psycopg.Connection[Any], table: str, *, exactly_once: bo
     return found
 
 
+def missing_of_consumers(connection: psycopg.Connection[Any], table: str) -> list[str] | None:
+    """What a role lacks that keeps positions; None: the table is not there."""
+    name = identifier(f"{table}_position").as_string(connection)
+    row = connection.execute("/* privileges */ SELECT to_regclass(%s) IS NOT NULL", [name]).fetchone()
+    if row is None or not row[0]:
+        return None
+    rights = PRIVILEGES.split(", ")
+    return [right for _, right in connection.execute(_MISSING, [[name] * len(rights), rights])]
+
+
 def check(connection: psycopg.Connection[Any], table: str, *, exactly_once: bool) -> None:
     """Raises `NoPrivileges` with the statements that give what is missing."""
     if found := missing(connection, table, exactly_once=exactly_once):

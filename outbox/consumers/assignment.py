@@ -1,0 +1,419 @@
+"""What the threads of one consumer share: the partitions that the group has assigned to this process.
+
+The member's thread tells of assignments and of what it has fetched, and carries out orders for the client. Workers take
+tasks, and tell what became of them. Everything is under one lock, and nothing else is waited for or logged under it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from outbox.core.consumers import log
+from outbox.core.consumers.batch import BatchSize, ConsumerBatch, take
+from outbox.core.consumers.partition import AssignedPartition, Life, Lives
+from outbox.core.consumers.values import ClientError, Fetched, Partition, Polled, Position
+from outbox.runtime import Runtime
+
+QUEUE_MAX = 4_000
+"""Messages that wait for one worker; divided among its partitions."""
+QUEUE_BYTES_MAX = 32 * 2**20
+LOOK_S = 5.0
+"""After so long without work a worker reads its positions: the database may have gone back."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Find out where these are read from."""
+
+    partitions: Sequence[AssignedPartition]
+
+
+@dataclass(frozen=True, slots=True)
+class Compare:
+    """Compare the positions of these with the rows."""
+
+    partitions: Sequence[AssignedPartition]
+
+
+Task = Load | Compare | ConsumerBatch
+
+
+@dataclass(frozen=True, slots=True)
+class Orders:
+    """For the client, in this order."""
+
+    subscribe: Sequence[str] = ()
+    stop: Sequence[Partition] = ()
+    start: Mapping[Partition, Position] = field(default_factory=dict)
+    pause: Sequence[Partition] = ()
+    resume: Sequence[Partition] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    partition: Partition
+    reason: str
+
+
+class WorkerShare:
+    """The partitions of one worker."""
+
+    def __init__(self, batch: int) -> None:
+        self.partitions: list[AssignedPartition] = []
+        self.size = BatchSize(batch)
+        self.not_before = float("-inf")
+        """It pauses until then."""
+        self.looked_at = float("-inf")
+
+    def batch(self, now: float) -> ConsumerBatch | None:
+        if (found := take(self.partitions, self.size.limit, now)) is not None:
+            # Who was first is last in the next one.
+            first = self.partitions.index(found.everything[0])
+            self.partitions = [*self.partitions[first + 1 :], *self.partitions[: first + 1]]
+            self.looked_at = now
+        return found
+
+    def comparison(self, now: float) -> Compare | None:
+        if now < self.looked_at + LOOK_S:
+            return None
+        self.looked_at = now
+        reading = [one for one in self.partitions if one.life.state is Life.READING]
+        return Compare(reading) if reading else None
+
+    def pause(self, until: float) -> None:
+        self.not_before = until
+
+    def next_at(self, now: float) -> float:
+        """When there may be something to do, if nothing happens until then."""
+        waits = [one.not_before for one in self.partitions if one.waiting and one.not_before > now]
+        return min([self.looked_at + LOOK_S, *waits])
+
+
+class Assignment:
+    """A `GroupListener`."""
+
+    def __init__(self, runtime: Runtime, *, workers: int, batch: int) -> None:
+        self._runtime = runtime
+        self._changed = runtime.condition("consumer")
+        self._shares = [WorkerShare(batch) for _ in range(workers)]
+        self._held: dict[Partition, AssignedPartition] = {}
+        self._reading: set[Partition] = set()
+        """What the client was told to read."""
+        self._acknowledged: dict[Partition, Position] = {}
+        self._copied: dict[Partition, int] = {}
+        self._is_ending = self._is_abandoned = self._was_assigned = False
+        self._batch = batch
+        self._subscribed: set[str] = set()
+        self._to_subscribe: Sequence[str] = ()
+        self._news: list[Stopped] = []
+        self._handled = 0
+
+    # ---- the member's thread
+
+    def assigned(self, partitions: Sequence[Partition]) -> None:
+        with self._changed:
+            self._was_assigned = True
+            for partition in partitions:
+                self._drop(partition)
+                one = self._held[partition] = AssignedPartition(partition, self._acknowledged.get(partition))
+                min(self._shares, key=lambda share: len(share.partitions)).partitions.append(one)
+            self._changed.notify_all()
+
+    def revoked(self, partitions: Sequence[Partition]) -> None:
+        with self._changed:
+            for partition in partitions:
+                self._drop(partition)
+            self._changed.notify_all()
+
+    def _drop(self, partition: Partition) -> None:
+        one = self._held.pop(partition, None)
+        self._reading.discard(partition)
+        self._copied.pop(partition, None)
+        if one is not None:
+            one.revoke()
+            for share in self._shares:
+                if one in share.partitions:
+                    share.partitions.remove(one)
+
+    def received(self, polled: Polled) -> None:
+        fetched: dict[tuple[str, int], list[Fetched]] = {}
+        for message in polled.messages:
+            fetched.setdefault(message[:2], []).append(message)
+        with self._changed:
+            for key, messages in fetched.items():
+                self._receive(Partition(*key), messages)
+            for error in polled.errors:
+                self._hear(error)
+            for partition, end in polled.ends.items():
+                if (one := self._found(partition)) is not None:
+                    one.read_to(end)
+            if fetched or polled.errors or polled.ends:
+                self._changed.notify_all()
+
+    def _receive(self, partition: Partition, messages: list[Fetched]) -> None:
+        one = self._found(partition)
+        if one is None or one.position is None:
+            return
+        epoch = one.epoch
+        if (other := one.received(messages)) is not None:
+            self._stop(one, log.older_epoch(partition, one.position, max(epoch, one.epoch), other))
+
+    def _hear(self, error: ClientError) -> None:
+        one = None if error.partition is None else self._found(error.partition)
+        if one is None or one.position is None:
+            return
+        if error.name in log.TRUNCATED:
+            if one.is_ahead:
+                one.again()  # perhaps only what was fetched is lost: the client compares the position when it begins
+            else:
+                self._stop(one, log.truncated(one.partition, one.position, error.text))
+        elif error.name in log.OUT_OF_RANGE:
+            one.out_of_bounds(f"{error.name}: {error.text}", self._runtime.monotonic())
+
+    def _found(self, partition: Partition) -> AssignedPartition | None:
+        """If it is being read."""
+        one = self._held.get(partition)
+        return one if one is not None and one.life.state is Life.READING else None
+
+    def orders(self) -> Orders:
+        """What the client is to do now; it is done when the member asks again."""
+        with self._changed:
+            stop = [one for one in self._reading if self._held[one].life.state is not Life.READING]
+            start: dict[Partition, Position] = {}
+            pause: list[Partition] = []
+            resume: list[Partition] = []
+            for partition, one in self._held.items():
+                if one.life.state is Life.PLACED and one.position is not None and not self._is_ending:
+                    start[partition] = one.position
+                    one.started()
+            self._reading.difference_update(stop)
+            self._reading.update(start)
+            for share in self._shares:
+                for one in share.partitions:
+                    if one.life.state is Life.READING and one.is_paused is not self._is_full(share, one):
+                        (pause if one.toggle() else resume).append(one.partition)
+            subscribe, self._to_subscribe = self._to_subscribe, ()
+            return Orders(subscribe, stop, start, pause, resume)
+
+    def _is_full(self, share: WorkerShare, one: AssignedPartition) -> bool:
+        """Whether enough waits; when it is paused, half as much is enough."""
+        divided = len(share.partitions) * (2 if one.is_paused else 1)
+        return one.waiting >= max(self._batch, QUEUE_MAX // divided) or one.waiting_bytes >= QUEUE_BYTES_MAX // divided
+
+    def copies(self) -> dict[Partition, int]:
+        """Kafka's own offsets, of partitions whose position has moved since they were asked for."""
+        with self._changed:
+            now = {partition: one.copy for partition, one in self._held.items()}
+            moved = {p: at for p, at in now.items() if at is not None and self._copied.get(p) != at}
+            self._copied.update(moved)
+            return moved
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether something waits for a worker. Asked without the lock: it only says how long to poll."""
+        return any(one.waiting for share in self._shares for one in share.partitions)
+
+    # ---- workers
+
+    def task(self, worker: int) -> Task | None:
+        """What this worker does next; waits for it. None: the worker ends."""
+        share = self._shares[worker]
+        with self._changed:
+            while not self._is_ending:
+                now = self._runtime.monotonic()
+                if now < share.not_before:
+                    self._changed.wait(share.not_before - now)
+                elif (found := self._find(share, now)) is not None:
+                    return found
+                else:
+                    self._changed.wait(max(0.0, share.next_at(now) - now))
+            return None
+
+    def _find(self, share: WorkerShare, now: float) -> Task | None:
+        if new := [one for one in share.partitions if one.life.state is Life.ASSIGNED]:
+            for one in new:
+                one.life.on(Lives.LOADS)
+            return Load(new)
+        if (batch := share.batch(now)) is not None:
+            return batch
+        return share.comparison(now)
+
+    def pause(self, worker: int, seconds: float) -> None:
+        """This worker begins nothing else for so long."""
+        with self._changed:
+            self._shares[worker].pause(self._runtime.monotonic() + seconds)
+
+    def acknowledged(self, partitions: Sequence[AssignedPartition]) -> dict[Partition, Position]:
+        with self._changed:
+            return {one.partition: one.position for one in partitions if one.position is not None}
+
+    def loaded(
+        self,
+        load: Load,
+        found: Mapping[Partition, Position],
+        stopped: Mapping[Partition, str],
+        goals: Mapping[Partition, int],
+    ) -> None:
+        """Those that are in neither are loaded again."""
+        with self._changed:
+            for one in load.partitions:
+                if one.life.state is not Life.LOADING:
+                    continue  # the group has taken it back
+                if (position := found.get(one.partition)) is not None:
+                    one.loaded(position, goals.get(one.partition))
+                    self._acknowledged[one.partition] = position
+                elif (reason := stopped.get(one.partition)) is not None:
+                    self._stop(one, reason)
+                else:
+                    one.again()
+
+    def moved(self, partitions: Sequence[AssignedPartition]) -> None:
+        """Their rows are not as expected: they are loaded again."""
+        with self._changed:
+            for one in partitions:
+                one.again()
+
+    def looked(self, partitions: Sequence[AssignedPartition], rows: Mapping[Partition, Position]) -> None:
+        with self._changed:
+            for one in partitions:
+                if one.life.state is Life.READING and rows.get(one.partition) != one.position:
+                    one.again()
+
+    def locked(self, batch: ConsumerBatch, found: Mapping[Partition, Position], xid: int) -> None:
+        """Compares. Partitions that were moved leave the batch and are loaded again."""
+        with self._changed:
+            for one in batch.locked(found, xid):
+                one.again()
+
+    def committed(self, worker: int, batch: ConsumerBatch) -> int:
+        with self._changed:
+            handled = batch.committed()
+            self._acknowledged.update({one.partition: one.position for one in batch.everything if one.position})
+            self._shares[worker].size.worked()
+            self._handled += handled
+            self._ended(batch)
+            return handled
+
+    def dropped(self, batch: ConsumerBatch) -> None:
+        with self._changed:
+            batch.dropped()
+            self._ended(batch)
+
+    def _ended(self, batch: ConsumerBatch) -> None:
+        for one in batch.everything:
+            one.ended()
+        self._changed.notify_all()
+
+    def smaller(self, worker: int, batch: ConsumerBatch) -> None:
+        with self._changed:
+            self._shares[worker].size.smaller(batch.messages)
+
+    def failed(self, batch: ConsumerBatch, pause_s: float) -> None:
+        """The one message of it."""
+        with self._changed:
+            for one in batch.everything:
+                one.failed(self._runtime.monotonic() + pause_s)
+
+    def stopped(self, batch: ConsumerBatch, reason: str) -> None:
+        """The partition of the one message of it."""
+        with self._changed:
+            for one in batch.everything:
+                self._stop(one, reason)
+
+    def _stop(self, one: AssignedPartition, reason: str) -> None:
+        if one.stop(reason):
+            self._news.append(Stopped(one.partition, reason))
+
+    # ---- whoever asks for the topics
+
+    def found(self, topics: Iterable[str]) -> None:
+        """Topics that match the consumer's patterns. One that is not found any more is not given up: it is deleted, or
+        a broker does not know it yet."""
+        with self._changed:
+            if new := set(topics) - self._subscribed:
+                self._subscribed |= new
+                self._to_subscribe = sorted(self._subscribed)
+
+    def held(self) -> dict[Partition, Position]:
+        """Those with a position that are not stopped."""
+        with self._changed:
+            return {
+                partition: one.position
+                for partition, one in self._held.items()
+                if one.position is not None and one.life.state is not Life.STOPPED
+            }
+
+    def topic_ids(self, ids: Mapping[str, str]) -> None:
+        """As Kafka has them now."""
+        with self._changed:
+            for partition, one in self._held.items():
+                if one.position is not None and (
+                    reason := log.other_topic(partition, one.position, ids.get(partition.topic))
+                ):
+                    self._stop(one, reason)
+
+    def out_of_bounds(self) -> list[Partition]:
+        with self._changed:
+            return [partition for partition, one in self._held.items() if one.life.state is Life.OUT_OF_BOUNDS]
+
+    def bounds(self, partition: Partition, found: tuple[int, int]) -> None:
+        """Of one that was out of bounds."""
+        with self._changed:
+            one = self._held.get(partition)
+            if one is None or one.position is None or one.life.state is not Life.OUT_OF_BOUNDS:
+                return
+            answer = log.bounds(one.position, found, self._runtime.monotonic() - one.out_since)
+            if answer is log.Bounds.INSIDE:
+                one.life.on(Lives.BACK)
+            elif answer is log.Bounds.OUTSIDE:
+                self._stop(one, log.out_of_bounds(partition, one.position, found))
+
+    # ---- for whoever runs it
+
+    def end(self) -> None:
+        """No task is begun any more."""
+        with self._changed:
+            self._is_ending = True
+            self._changed.notify_all()
+
+    def abandon(self) -> None:
+        """Nothing is waited for any more, a COMMIT in doubt neither."""
+        with self._changed:
+            self._is_ending = self._is_abandoned = True
+            self._changed.notify_all()
+
+    def sleep(self, seconds: float) -> None:
+        """Until it is abandoned, at most."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_abandoned, seconds)
+
+    @property
+    def is_abandoned(self) -> bool:
+        return self._is_abandoned
+
+    @property
+    def is_ending(self) -> bool:
+        return self._is_ending
+
+    def news(self) -> list[Stopped]:
+        """Partitions that were stopped since the last time."""
+        with self._changed:
+            news, self._news = self._news, []
+            return news
+
+    @property
+    def is_complete(self) -> bool:
+        """All that was there when the partitions were assigned is handled, or cannot be handled now."""
+        with self._changed:
+            return self._was_assigned and all(one.is_complete for one in self._held.values())
+
+    @property
+    def handled(self) -> int:
+        return self._handled
+
+    @property
+    def states(self) -> dict[Partition, tuple[Life, str]]:
+        """Of each partition, and why it is stopped or out of bounds."""
+        with self._changed:
+            return {partition: (one.life.state, one.reason) for partition, one in self._held.items()}

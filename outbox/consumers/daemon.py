@@ -1,0 +1,136 @@
+"""The daemon of `manage.py consume`: runs consumers between `start` and `stop`."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from outbox.consumers.consumption import Connect, Consumption
+from outbox.consumers.ports import Handle
+from outbox.consumers.topics import Matches
+from outbox.core.consumers.partition import Life
+from outbox.core.consumers.values import ConsumerOptions, Partition
+from outbox.exceptions import OutboxError
+from outbox.service.lifecycle import Daemon, State
+
+logger = logging.getLogger("outbox.consumers")
+
+_POLL_S = 0.1
+LEAVE_TIMEOUT_S = 10.0
+
+
+class LeftBehind(OutboxError):
+    """`once` has ended, and partitions were stopped before their end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One consumer to be run."""
+
+    options: ConsumerOptions
+    handle: Handle
+    connect: Connect
+    matches: Matches | None = None
+    """None: the consumer names all of its topics."""
+
+
+class Consumers(Daemon):
+    """Every method is thread-safe."""
+
+    def __init__(
+        self,
+        runs: Sequence[Run],
+        *,
+        threads: int = 1,
+        once: bool = False,
+        prepare: Callable[[], None] = lambda: None,
+        end_process: Callable[[int], None] = os._exit,
+        fail_fast: bool = False,
+    ) -> None:
+        """`threads` are the workers of each consumer. With `once` it stops when every assigned partition has reached
+        the end that it had at the start. `prepare` raises `NotAvailable` while a server does not answer; with
+        `fail_fast` that is an error."""
+        super().__init__("consumer", thread="outbox-consumers", logger=logger, fail_fast=fail_fast)
+        self._once, self._prepare = once, prepare
+        self._consumptions = [
+            Consumption(
+                run.options,
+                run.handle,
+                run.connect,
+                threads=threads,
+                fail=self.fail,
+                end_process=end_process,
+                is_once=once,
+                matches=run.matches,
+            )
+            for run in runs
+        ]
+
+    # ---- what is going on
+
+    @property
+    def handled(self) -> Mapping[str, int]:
+        """Messages of each consumer, for good."""
+        return {consumption.options.name: consumption.handled for consumption in self._consumptions}
+
+    @property
+    def partitions(self) -> Mapping[str, Mapping[Partition, tuple[Life, str]]]:
+        """Of each consumer the partitions that this process has, and why they are stopped."""
+        return {consumption.options.name: consumption.states for consumption in self._consumptions}
+
+    @property
+    def is_ready(self) -> bool:
+        return self._state is State.RUNNING and not self.waiting_for
+
+    # ---- the supervising thread
+
+    def _work(self) -> None:
+        if not self._until_available(self._prepared):
+            return
+        for consumption in self._consumptions:
+            consumption.start()
+        while not self._stopping.wait(_POLL_S):
+            if self._once and all(consumption.is_complete for consumption in self._consumptions):
+                self._end_once()
+                return
+
+    def _prepared(self) -> bool:
+        self._prepare()
+        return True
+
+    def _end_once(self) -> None:
+        reasons = [
+            reason
+            for partitions in self.partitions.values()
+            for state, reason in partitions.values()
+            if state is Life.STOPPED
+        ]
+        if reasons:
+            raise LeftBehind("; ".join(reasons))
+
+    def _tear_down(self) -> None:
+        for consumption in self._consumptions:
+            consumption.stop()
+        longest_s = max((consumption.options.timeout_s for consumption in self._consumptions), default=0.0)
+        for consumption in self._consumptions:
+            if not consumption.join(longest_s + LEAVE_TIMEOUT_S):
+                self._logger.warning("consumer_left_behind consumer=%s", consumption.options.name)
+
+    def _abandon(self) -> None:
+        for consumption in self._consumptions:
+            consumption.abandon()
+
+    def _log_state(self, state: State) -> None:
+        names = ", ".join(consumption.options.name for consumption in self._consumptions)
+        if state is State.RUNNING:
+            self._logger.info("consumers_started consumers=%r", names)
+        elif state is State.STOPPING:
+            self._logger.info("consumers_stopping consumers=%r", names)
+        else:
+            self._logger.info("consumers_stopped consumers=%r", names)
+
+    def _log_failure(self, error: BaseException) -> None:
+        known = isinstance(error, OutboxError)
+        self._logger.error("consumers_failed reason=%r", str(error), exc_info=None if known else error)

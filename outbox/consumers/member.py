@@ -1,0 +1,128 @@
+"""A process's member of the consumer's group: polls, hands what was fetched to the workers, and waits for none of them.
+
+It also watches over the function's time, because it is the thread that nothing keeps waiting.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+
+from outbox.consumers.assignment import Assignment
+from outbox.consumers.ports import GroupPort
+from outbox.consumers.worker import ConsumerWorker
+from outbox.core.consumers.overrun import OVERRUN, is_overrun
+from outbox.core.consumers.values import ConsumerOptions
+from outbox.runtime import Runtime
+
+logger = logging.getLogger("outbox.consumers")
+
+POLL_S = 0.1
+BUSY_POLL_S = 0.01
+"""While workers have something to do: what they free is to be fetched soon."""
+POLL_MAX = 1_000
+COPY_S = 5.0
+CANCEL_S = 2.0
+"""So long a process that must end waits for the cancellation of what it asks of PostgreSQL."""
+
+
+class ConsumerMember:
+    def __init__(
+        self,
+        options: ConsumerOptions,
+        assignment: Assignment,
+        group: GroupPort,
+        workers: Sequence[ConsumerWorker],
+        *,
+        runtime: Runtime,
+        fail: Callable[[BaseException], None],
+        end_process: Callable[[int], None],
+    ) -> None:
+        self._options, self._assignment, self._group, self._workers = options, assignment, group, workers
+        self._runtime, self._fail, self._end_process = runtime, fail, end_process
+        self._copied_at = runtime.monotonic()
+        self._failing = ""
+        self._thread = runtime.thread(self._run, f"outbox-member-{options.name}")
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def join(self, timeout_s: float) -> bool:
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        try:
+            self._group.join(self._assignment)
+            while not self._may_leave():
+                self._turn()
+            self._leave()
+        except BaseException as error:
+            self._fail(error)
+
+    def _may_leave(self) -> bool:
+        assignment = self._assignment
+        is_over = assignment.is_ending and not any(worker.is_alive for worker in self._workers)
+        return is_over or assignment.is_abandoned
+
+    def _turn(self) -> None:
+        polled = self._group.poll(BUSY_POLL_S if self._assignment.is_busy else POLL_S, POLL_MAX)
+        self._assignment.received(polled)
+        for error in polled.errors:
+            if error.partition is None and error.name != self._failing:
+                self._failing = error.name
+                logger.warning("group_failed consumer=%s code=%s error=%r", self._options.name, error.name, error.text)
+        if polled.messages or polled.ends:
+            self._failing = ""
+        orders = self._assignment.orders()
+        if orders.subscribe:
+            self._group.subscribe(orders.subscribe)
+        if orders.stop:
+            self._group.stop(orders.stop)
+        if orders.start:
+            self._group.start(orders.start)
+        if orders.pause:
+            self._group.pause(orders.pause)
+        if orders.resume:
+            self._group.resume(orders.resume)
+        self._tell()
+        now = self._runtime.monotonic()
+        if orders.start or now >= self._copied_at + COPY_S:
+            # At once when reading begins: who finds no row later knows by the copy that there was one.
+            self._copy(now)
+        self._watch()
+
+    def _copy(self, now: float) -> None:
+        self._copied_at = now
+        if copies := self._assignment.copies():
+            self._group.commit_copy(copies)
+
+    def _tell(self) -> None:
+        for stopped in self._assignment.news():
+            logger.error(
+                "partition_stopped consumer=%s topic=%s partition=%d reason=%r",
+                self._options.name,
+                *stopped.partition,
+                stopped.reason,
+            )
+
+    def _watch(self) -> None:
+        """The process ends when the function takes too long: its successor treats that as a crash of the message."""
+        for worker in self._workers:
+            if is_overrun(called_s := worker.called_s, self._options.timeout_s):
+                logger.error(
+                    "function_overrun consumer=%s after_s=%.1f limit_s=%g stack=%r",
+                    self._options.name,
+                    called_s,
+                    self._options.timeout_s,
+                    worker.stack(),
+                )
+                cancel = self._runtime.thread(worker.cancel, f"outbox-cancel-{self._options.name}")
+                cancel.start()
+                cancel.join(CANCEL_S)
+                self._end_process(OVERRUN)
+
+    def _leave(self) -> None:
+        self._tell()
+        self._copy(self._runtime.monotonic())
+        self._group.close()

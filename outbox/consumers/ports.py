@@ -1,0 +1,167 @@
+"""What a consumer asks of its servers: one statement or one call of the client each, where that can be.
+
+Production has `edges.postgres.consumers` and `edges.kafka.consumers` below these; the simulation of the tests has
+servers of its own. Nothing is decided here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from outbox.core.consumers.blame import Failure
+from outbox.core.consumers.values import CommitInDoubt as CommitInDoubt
+from outbox.core.consumers.values import Fetched, Partition, Polled, Position
+
+
+class Handle(Protocol):
+    """The user's function, behind what makes its arguments."""
+
+    def __call__(self, messages: Sequence[Fetched], attempt: int) -> None:
+        """One message, unless the consumer is one of lists. Raises what the function raises."""
+        ...
+
+
+class PositionsPort(Protocol):
+    """Rows of `<TABLE>_position`, on the Django connection of a worker."""
+
+    def load(self, connection: Any, consumer: str, partitions: Sequence[Partition]) -> dict[Partition, Position]:
+        """Outside of a transaction."""
+        ...
+
+    def create(self, connection: Any, consumer: str, positions: Mapping[Partition, Position]) -> None:
+        """Commits rows for partitions that have none; leaves the others."""
+        ...
+
+    def lock(
+        self, connection: Any, consumer: str, partitions: Sequence[Partition]
+    ) -> tuple[dict[Partition, Position], int]:
+        """The first statement of a batch's transaction: locks the rows in one order. Their positions, and the
+        transaction's id, 0 without any row. A partition whose row was moved meanwhile is left out."""
+        ...
+
+    def write(self, connection: Any, consumer: str, moved: Mapping[Partition, tuple[int, Position]]) -> tuple[int, int]:
+        """The last statement: `next` as it was locked, and the position that was reached. How many rows moved, and the
+        transaction's id."""
+        ...
+
+    def settle(
+        self, connection: Any, consumer: str, partitions: Sequence[Partition]
+    ) -> dict[Partition, tuple[Position, int]]:
+        """After a COMMIT in doubt, on a new connection: waits for a COMMIT that is still on its way. Each position, and
+        the id of the transaction that has written its row, as `xmin` has it: the low 32 bits."""
+        ...
+
+    def unblock(self, connection: Any, consumer: str, partitions: Sequence[Partition]) -> int:
+        """Ends the sessions of this consumer that hold these rows; how many. `lock` and `settle` raise 55P03 when they
+        have waited for SESSION_TIMEOUT."""
+        ...
+
+
+class TransactionPort(Protocol):
+    """The transaction around the handlers, on the Django connection of a worker."""
+
+    def connection(self) -> Any:
+        """Outside of a transaction. Opens one if there is none that can be used."""
+        ...
+
+    def begin(self, timeout_s: float) -> Any:
+        """Opens the transaction with its time limits, and returns the connection."""
+        ...
+
+    def problem(self) -> str:
+        """Why the transaction cannot be trusted: a swallowed database error, set_rollback, a closed connection, a raw
+        COMMIT. Empty: it can be committed."""
+        ...
+
+    def commit(self) -> list[Callable[[], None]]:
+        """Takes the on_commit hooks off the connection, commits, and returns them. Raises `CommitInDoubt`."""
+        ...
+
+    def rollback(self) -> None: ...
+
+    def close(self) -> None:
+        """The next `begin` opens another connection."""
+        ...
+
+    def cancel(self) -> None:
+        """Ends the statement that is being run. Any thread may call it; raises nothing."""
+        ...
+
+    def failure(self, error: BaseException) -> Failure:
+        """What was raised by the function or by a call of a port, as a value."""
+        ...
+
+
+class GroupListener(Protocol):
+    """Called within `GroupPort.poll`. Neither does I/O."""
+
+    def assigned(self, partitions: Sequence[Partition]) -> None: ...
+
+    def revoked(self, partitions: Sequence[Partition]) -> None:
+        """Given back, or lost."""
+        ...
+
+
+class GroupPort(Protocol):
+    """The member of the consumer group `<NAME>.<consumer>`. One thread calls it."""
+
+    def join(self, listener: GroupListener) -> None:
+        """Asks for the partitions of the consumer's topics. Once, before the first poll."""
+        ...
+
+    def subscribe(self, topics: Sequence[str]) -> None:
+        """Asks for the partitions of these, in the place of those before."""
+        ...
+
+    def poll(self, timeout_s: float, count: int) -> Polled:
+        """Returns as soon as something is there. Runs the rebalance callbacks. Raises nothing: what the client reports
+        is among what is returned. No message of a partition that was stopped or revoked, or from before its last
+        `start`, is returned."""
+        ...
+
+    def start(self, positions: Mapping[Partition, Position]) -> None:
+        """Begins to read assigned partitions at these positions."""
+        ...
+
+    def stop(self, partitions: Sequence[Partition]) -> None:
+        """Reads them no longer, and keeps them assigned."""
+        ...
+
+    def pause(self, partitions: Sequence[Partition]) -> None: ...
+
+    def resume(self, partitions: Sequence[Partition]) -> None: ...
+
+    def commit_copy(self, positions: Mapping[Partition, int]) -> None:
+        """Kafka's own offsets, for lag monitors alone. Does not wait."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class TopicsPort(Protocol):
+    """What a metadata client knows. Any thread may call it. Raises `NotAvailable` while Kafka does not answer."""
+
+    def names(self) -> set[str]:
+        """Every topic that the user may see, without those that are internal."""
+        ...
+
+    def ids(self, topics: Sequence[str]) -> dict[str, str]:
+        """Without those that do not exist."""
+        ...
+
+    def partitions(self, topic: str) -> int:
+        """How many it has."""
+        ...
+
+    def copies(self, partitions: Sequence[Partition]) -> dict[Partition, int]:
+        """The group's own offsets, of those that have one."""
+        ...
+
+    def bounds(self, partition: Partition) -> tuple[int, int]:
+        """The first offset and the last stable one: what comes from there on is not committed yet."""
+        ...
+
+    def offset_at(self, partition: Partition, timestamp_ms: int) -> int:
+        """Of the first message that is not older; the last stable offset if there is none."""
+        ...

@@ -1,0 +1,228 @@
+"""The decorator `outbox.consumer`, and the consumers that it registered.
+
+They are declared in the module `inbox` of each installed app, which is imported when consumers are asked for: by the
+command `consume` and by `manage.py check`, never by a web process.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from outbox.consumers.message import text
+from outbox.core.consumers.values import EARLIEST, LATEST, ConsumerOptions
+from outbox.exceptions import InvalidConsumer
+
+MODULE = "inbox"
+
+_DEFAULTS = ConsumerOptions("")
+_BATCH_MAX = 100_000
+_ATTEMPTS_MAX = 1_000
+_SECONDS = (0.1, 86_400.0)
+_NAME = re.compile(r"[A-Za-z0-9._-]{1,200}")
+_TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Consumer:
+    """A function and how messages come to it. `consumer` says what the fields mean."""
+
+    options: ConsumerOptions
+    function: Callable[[Any], Any]
+    names: tuple[str, ...]
+    """Of topics."""
+    patterns: tuple[re.Pattern[str], ...]
+    durable: bool
+    using: str | None
+    decoder: Callable[[bytes], Any]
+
+    @property
+    def name(self) -> str:
+        return self.options.name
+
+    def matches(self, topic: str) -> bool:
+        """Whether it handles messages of this topic."""
+        return topic in self.names or any(pattern.fullmatch(topic) for pattern in self.patterns)
+
+
+_consumers: dict[str, Consumer] = {}
+
+
+def consumer(
+    *topics: str | re.Pattern[str],
+    many: bool = False,
+    batch: int = _DEFAULTS.batch,
+    start: str = EARLIEST,
+    attempts: int = _DEFAULTS.attempts,
+    backoff: float = _DEFAULTS.backoff_s,
+    timeout_s: float = _DEFAULTS.timeout_s,
+    durable: bool = True,
+    using: str | None = None,
+    name: str = "",
+    decoder: Callable[[bytes], Any] = text,
+) -> Callable[[Function], Function]:
+    """Handle messages of these topics with the decorated function, each exactly once, in a transaction of Django.
+
+    `topics` are names, or patterns made by `re.compile`, which match whole names. The function gets one message; with
+    `many` it gets a list. `batch` is the largest number of messages in one transaction. `start` says where it begins
+    when it has never consumed a topic: at the first message there is, or behind the last one. A message whose function
+    raises is tried again, `attempts` times in all, first after `backoff` seconds and then after longer pauses; after
+    that its partition stops. A function that takes longer than `timeout_s` is ended with its process. `durable=False`
+    does not wait for the disk of PostgreSQL: after a crash of the server, messages are handled again whose effects were
+    lost with their positions. `using` is the alias of the database, DATABASE unless given. `name` identifies the
+    consumer in PostgreSQL and Kafka: a consumer with another name starts from the beginning. It is `<app>.<function>`
+    unless given. `decoder` turns the bytes of a value into `message.value`.
+
+    The function is returned as it is.
+    """
+    given = _Given(topics, many, batch, start, attempts, backoff, timeout_s, durable, using, name, decoder)
+    if len(topics) == 1 and callable(topics[0]):
+        raise InvalidConsumer('@outbox.consumer needs topics. Write @outbox.consumer("orders").')
+
+    def register(function: Function) -> Function:
+        _add(given.consumer(function))
+        return function
+
+    return register
+
+
+def registered() -> Mapping[str, Consumer]:
+    """Every consumer by its name, once the modules `inbox` of all apps are imported."""
+    from django.utils.module_loading import autodiscover_modules
+
+    autodiscover_modules(MODULE)
+    return dict(sorted(_consumers.items()))
+
+
+def _add(found: Consumer) -> None:
+    there = _consumers.get(found.name)
+    if there is not None and _place(there.function) != _place(found.function):
+        raise InvalidConsumer(
+            f"Two consumers have the name {found.name!r}: {_place(there.function)} and {_place(found.function)}. "
+            "They would share one position. Give one of them another name=."
+        )
+    _consumers[found.name] = found
+
+
+def _place(function: Any) -> str:
+    name = getattr(function, "__qualname__", repr(function))
+    return f"{function.__module__}.{name}" if hasattr(function, "__module__") else str(name)
+
+
+@dataclass(frozen=True, slots=True)
+class _Given:
+    """The arguments of `consumer`, as somebody wrote them."""
+
+    topics: tuple[Any, ...]
+    many: Any
+    batch: Any
+    start: Any
+    attempts: Any
+    backoff: Any
+    timeout_s: Any
+    durable: Any
+    using: Any
+    name: Any
+    decoder: Any
+
+    def consumer(self, function: Any) -> Consumer:
+        """Raises `InvalidConsumer` with everything that is wrong."""
+        name = self.name or _default_name(function)
+        problems = [*self._topics(), *self._values(), *_function(function, many=self.many is True), *_name(name)]
+        if problems:
+            raise InvalidConsumer(f"The consumer {_place(function)} cannot work. {' '.join(problems)}")
+        options = ConsumerOptions(
+            name,
+            start=self.start,
+            batch=self.batch,
+            many=self.many,
+            timeout_s=float(self.timeout_s),
+            attempts=self.attempts,
+            backoff_s=float(self.backoff),
+        )
+        return Consumer(
+            options=options,
+            function=function,
+            names=tuple(topic for topic in self.topics if isinstance(topic, str)),
+            patterns=tuple(topic for topic in self.topics if isinstance(topic, re.Pattern)),
+            durable=self.durable,
+            using=self.using,
+            decoder=self.decoder,
+        )
+
+    def _topics(self) -> Iterator[str]:
+        if not self.topics:
+            yield 'It names no topic. Write @outbox.consumer("orders").'
+        for topic in self.topics:
+            if isinstance(topic, re.Pattern) and isinstance(topic.pattern, str):
+                continue
+            if not isinstance(topic, str):
+                yield (
+                    f"The topic {topic!r:.100} is {type(topic).__name__}. Name a topic, or give re.compile(...) of a "
+                    'text. Write several topics as @outbox.consumer("orders", "payments").'
+                )
+            elif not _TOPIC.fullmatch(topic) or (topic.strip(".") == "" and len(topic) < 3):
+                yield (
+                    f"The topic {topic!r:.100} has no name that Kafka allows: 1 to 249 letters, digits, dots, "
+                    "underscores and hyphens. Give a pattern as re.compile(...)."
+                )
+
+    def _values(self) -> Iterator[str]:
+        for option in ("many", "durable"):
+            if not isinstance(getattr(self, option), bool):
+                yield f"{option}={getattr(self, option)!r:.100} is neither True nor False."
+        for option, most in (("batch", _BATCH_MAX), ("attempts", _ATTEMPTS_MAX)):
+            number = getattr(self, option)
+            if isinstance(number, bool) or not isinstance(number, int) or not 1 <= number <= most:
+                yield f"{option}={number!r:.100} is no whole number from 1 to {most:,}."
+        if self.start not in (EARLIEST, LATEST):
+            yield f'start={self.start!r:.100} is neither "earliest" nor "latest".'
+        low, high = _SECONDS
+        for option in ("timeout_s", "backoff"):
+            number = getattr(self, option)
+            is_number = isinstance(number, int | float) and not isinstance(number, bool)
+            if not is_number or not low <= number <= high:
+                yield f"{option}={number!r:.100} is no number of seconds from {low:g} to {high:g}."
+        if self.using is not None and (not isinstance(self.using, str) or not self.using):
+            yield f"using={self.using!r:.100} is no alias of DATABASES."
+        if not callable(self.decoder) or inspect.iscoroutinefunction(self.decoder):
+            yield f"decoder={self.decoder!r:.100} is no function of bytes. Name a plain function."
+
+
+def _function(function: Any, *, many: bool) -> Iterator[str]:
+    if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+        yield "It is async, and Django's transactions are not. Write it with def, and call async code by async_to_sync."
+    elif inspect.isgeneratorfunction(function):
+        yield "It has a yield, so calling it does nothing. Leave the yield out."
+    elif not callable(function) or isinstance(function, type):
+        yield "It is no function. Decorate a function of one argument."
+    else:
+        try:
+            inspect.signature(function).bind(object())
+        except TypeError as error:
+            wanted = "the list of messages" if many else "the message"
+            yield f"It cannot be called with {wanted} alone: {error}. Give it one argument."
+        except ValueError:
+            return  # a function of C, which does not say
+
+
+def _name(name: Any) -> Iterator[str]:
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        yield (
+            f"Its name {name!r:.100} is not 1 to 200 letters, digits, dots, underscores and hyphens. Set name=, which "
+            "must stay the same: the position belongs to it."
+        )
+
+
+def _default_name(function: Any) -> str:
+    from django.apps import apps
+
+    module = getattr(function, "__module__", "")
+    found = apps.get_containing_app_config(module) if apps.apps_ready else None
+    label = found.label if found else module.rpartition(".")[0].rpartition(".")[2] or module
+    return f"{label}.{getattr(function, '__name__', '')}"

@@ -1,0 +1,120 @@
+"""The servers of this project's settings, as the threads of consumers use them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import replace
+
+from django.db import DatabaseError, connections
+
+from outbox.conf import Conf
+from outbox.consumers.daemon import Run
+from outbox.consumers.handle import Handling
+from outbox.consumers.registry import Consumer
+from outbox.edges.kafka.consumers.group import Group, group_id, properties_of
+from outbox.edges.kafka.consumers.topics import Topics
+from outbox.edges.postgres.consumers.positions import Positions
+from outbox.edges.postgres.consumers.transactions import Transaction
+from outbox.exceptions import NotAvailable, OutboxError
+
+
+class UnknownPositions(OutboxError):
+    """Positions of a topic belong to a consumer that no app declares."""
+
+
+class ServersOf:
+    """A `Connect` of one consumer."""
+
+    def __init__(self, conf: Conf, consumer: Consumer) -> None:
+        self._conf, self._consumer = conf, consumer
+        self._group = group_id(conf.name, consumer.name)
+
+    @property
+    def alias(self) -> str:
+        return self._consumer.using or self._conf.database
+
+    def positions(self) -> Positions:
+        return Positions(self._conf.table, session_timeout_s=self._conf.election.session_timeout_s)
+
+    def transaction(self) -> Transaction:
+        return Transaction(
+            self.alias,
+            consumer=self._consumer.name,
+            durable=self._consumer.durable,
+            session_timeout_s=self._conf.election.session_timeout_s,
+        )
+
+    def topics(self) -> Topics:
+        return Topics(self._conf.kafka.client_properties, self._group)
+
+    def group(self) -> Group:
+        properties = properties_of(
+            self._conf.kafka.client_properties, self._group, session_timeout_s=self._conf.election.session_timeout_s
+        )
+        return Group(properties, self._consumer.names)
+
+
+def run_of(conf: Conf, consumer: Consumer) -> Run:
+    servers = ServersOf(conf, consumer)
+    options = replace(consumer.options, transaction_max_s=conf.consumers.consumer_transaction_max_s)
+    matches = consumer.matches if consumer.patterns else None
+    return Run(options, Handling(consumer, servers.alias), servers, matches)
+
+
+class Preflight:
+    """Raises what would keep consumers from working: `NotAvailable` while a server does not answer."""
+
+    def __init__(self, conf: Conf, consumers: Sequence[Consumer], registered: Sequence[str], *, topics: bool) -> None:
+        """`registered` are the names of all consumers that apps declare. `topics`: those that do not exist are not
+        waited for."""
+        self._conf, self._consumers, self._registered = conf, consumers, set(registered)
+        self._asks_for_topics = topics
+
+    def __call__(self) -> None:
+        for consumer in self._consumers:
+            self._look_at_positions(consumer)
+            found = ServersOf(self._conf, consumer).topics().ids(consumer.names)
+            missing = [name for name in consumer.names if name not in found]
+            if missing and self._asks_for_topics:
+                raise OutboxError(
+                    f"The consumer {consumer.name!r} has topics that do not exist: {', '.join(missing)}. Create them, "
+                    "or allow the user DESCRIBE and READ."
+                )
+
+    def _look_at_positions(self, consumer: Consumer) -> None:
+        servers = ServersOf(self._conf, consumer)
+        if servers.alias not in connections:
+            raise OutboxError(
+                f"The consumer {consumer.name!r} is to use the database {servers.alias!r}, which DATABASES does not "
+                f"have. Set using= to one of: {', '.join(connections)}."
+            )
+        connection = connections[servers.alias]
+        if connection.vendor != "postgresql":
+            raise OutboxError(
+                f"The consumer {consumer.name!r} needs PostgreSQL, and the database {servers.alias!r} is "
+                f"{connection.vendor}. Set using= to the alias of a PostgreSQL database."
+            )
+        try:
+            with closing(connection):
+                found = servers.positions().topics(connection)
+        except DatabaseError as error:
+            if getattr(error.__cause__, "sqlstate", None) == "42P01":
+                raise OutboxError(
+                    f"The table {self._conf.table}_position is missing in the database {servers.alias!r}. Run: "
+                    f"python manage.py migrate outbox --database {servers.alias}"
+                ) from error
+            raise NotAvailable(f"The database {servers.alias!r} cannot be asked: {str(error).strip()}") from error
+        self._compare(consumer, found)
+
+    def _compare(self, consumer: Consumer, found: dict[str, set[str]]) -> None:
+        """A function that was renamed would begin once more from the start."""
+        for other, topics in sorted(found.items()):
+            shared = [topic for topic in sorted(topics) if consumer.matches(topic)]
+            if shared and other not in self._registered and not found.get(consumer.name, set()).intersection(shared):
+                raise UnknownPositions(
+                    f"The consumer {consumer.name!r} has no position in the topic {shared[0]!r}, and {other!r}, which "
+                    "no app declares, has one. Was the function renamed? Then declare it with "
+                    f"name={other!r}, and it continues where it was. If both are meant, delete the rows of {other!r} "
+                    f"from {self._conf.table}_position: {consumer.name!r} then begins as start= says."
+                )

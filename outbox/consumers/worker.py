@@ -1,0 +1,394 @@
+"""A worker: calls the user's function, in one transaction with the positions of what it handles.
+
+It owns a Django connection. It takes tasks from the `Assignment`, calls the ports and tells what became of it: which
+messages a transaction takes, whom a failure blames and where a partition is read from is decided in `core.consumers`.
+"""
+
+from __future__ import annotations
+
+import logging
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from sys import _current_frames
+from typing import Any
+
+from outbox.consumers.assignment import Assignment, Compare, Load
+from outbox.consumers.ports import CommitInDoubt, Handle, PositionsPort, TopicsPort, TransactionPort
+from outbox.core.consumers import blame, log
+from outbox.core.consumers.batch import BatchStep, ConsumerBatch, Stage
+from outbox.core.consumers.start import Placing, places
+from outbox.core.consumers.values import EARLIEST, LATEST, ConsumerOptions, Partition, Position
+from outbox.core.patience import Backoff
+from outbox.exceptions import NotAvailable, OutboxError
+from outbox.failpoints import failpoint
+from outbox.runtime import Runtime, Thread
+
+logger = logging.getLogger("outbox.consumers")
+
+OUTAGE_S = 0.2, 10.0
+CONFLICT_S = 0.01, 1.0
+FAILURE_MAX_S = 60.0
+
+
+class Refusal(Exception):
+    """A transaction that must not be committed, although nothing was raised in it."""
+
+    def __init__(self, failure: blame.Failure) -> None:
+        super().__init__(failure.text)
+        self.failure = failure
+
+
+class ConsumerStopped(OutboxError):
+    """The consumer cannot go on until somebody changes something; the text says what."""
+
+
+class ProcessMustEnd(OutboxError):
+    """The function has asked the process to end, or memory is short."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerPorts:
+    """What one worker acts through."""
+
+    positions: PositionsPort
+    transaction: TransactionPort
+    topics: TopicsPort
+
+
+class ConsumerWorker:
+    def __init__(
+        self,
+        number: int,
+        options: ConsumerOptions,
+        handle: Handle,
+        assignment: Assignment,
+        servers: WorkerPorts,
+        *,
+        runtime: Runtime,
+        fail: Callable[[BaseException], None],
+        is_once: bool = False,
+    ) -> None:
+        """`fail` is called with what ends the consumer."""
+        self._number, self._options, self._function = number, options, handle
+        self._assignment, self._fail = assignment, fail
+        self._positions, self._transaction, self._topics = servers.positions, servers.transaction, servers.topics
+        self._runtime, self._is_once = runtime, is_once
+        self._outage = Backoff(*OUTAGE_S, runtime.random)
+        self._conflict = Backoff(*CONFLICT_S, runtime.random)
+        self._is_away = self._is_cancelled = False
+        self._called_at: float | None = None
+        self._thread: Thread = runtime.thread(self._run, f"outbox-consumer-{options.name}-{number}")
+
+    # ---- for whoever runs it
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def join(self, timeout_s: float) -> bool:
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    @property
+    def is_alive(self) -> bool:
+        return self._thread.is_alive()
+
+    @property
+    def called_s(self) -> float:
+        """For how long the function has been running; 0: it is not."""
+        called_at = self._called_at
+        return 0.0 if called_at is None else self._runtime.monotonic() - called_at
+
+    def stack(self) -> str:
+        """Of its thread."""
+        frame = _current_frames().get(self._thread.ident or 0)
+        return "".join(traceback.format_stack(frame)) if frame is not None else ""
+
+    def cancel(self) -> None:
+        """Ends what the function asks of PostgreSQL."""
+        self._is_cancelled = True
+        self._transaction.cancel()
+
+    # ---- its thread
+
+    def _run(self) -> None:
+        try:
+            while (task := self._assignment.task(self._number)) is not None:
+                if isinstance(task, ConsumerBatch):
+                    self._batch(task)
+                elif isinstance(task, Load):
+                    self._load(task)
+                else:
+                    self._look(task)
+        except BaseException as error:
+            self._fail(error)
+        finally:
+            self._transaction.close()
+
+    # ---- where partitions are read from
+
+    def _load(self, load: Load) -> None:
+        found: dict[Partition, Position] = {}
+        stopped: dict[Partition, str] = {}
+        goals: dict[Partition, int] = {}
+        acknowledged = self._assignment.acknowledged(load.partitions)
+        wanted = sorted(one.partition for one in load.partitions)
+        try:
+            for topic, partitions in groupby(wanted, lambda partition: partition.topic):
+                self._place(topic, list(partitions), acknowledged, found, stopped)
+            if self._is_once:
+                goals = {partition: self._topics.bounds(partition)[1] for partition in found}
+        except BaseException as error:
+            self._assignment.loaded(load, {}, {}, {})
+            self._asked_in_vain(error)
+            return
+        self._works_again()
+        for partition, position in found.items():
+            if log.went_back(before := acknowledged.get(partition), position) and before is not None:
+                logger.warning(
+                    "database_went_back consumer=%s topic=%s partition=%d acknowledged=%d position=%d",
+                    self._options.name,
+                    *partition,
+                    before.next,
+                    position.next,
+                )
+        self._assignment.loaded(load, found, stopped, goals)
+        if len(found) + len(stopped) < len(wanted):
+            self._assignment.pause(self._number, self._outage.failed())
+
+    def _place(
+        self,
+        topic: str,
+        wanted: Sequence[Partition],
+        acknowledged: Mapping[Partition, Position],
+        found: dict[Partition, Position],
+        stopped: dict[Partition, str],
+    ) -> None:
+        topic_id = self._topics.ids([topic]).get(topic)
+        if not topic_id:
+            return
+        every = [Partition(topic, number) for number in range(self._topics.partitions(topic))]
+        copies = self._topics.copies(every)
+        connection = self._transaction.connection()
+        for _ in range(2):  # again when rows were created, by whomever
+            rows = self._positions.load(connection, self._options.name, every)
+            placing = Placing(wanted, len(every), topic_id, rows, copies, acknowledged)
+            placed = places(placing, self._options.start)
+            if not placed.create:
+                break
+            created = {partition: self._begin(partition, topic_id, at) for partition, at in placed.create.items()}
+            self._positions.create(connection, self._options.name, created)
+        found.update(placed.found)
+        stopped.update(placed.stopped)
+
+    def _begin(self, partition: Partition, topic_id: str, start: str | int) -> Position:
+        if isinstance(start, int):
+            return Position(self._topics.offset_at(partition, start), topic_id)
+        first, end = self._topics.bounds(partition)
+        return Position({EARLIEST: first, LATEST: end}[start], topic_id)
+
+    def _look(self, look: Compare) -> None:
+        partitions = [one.partition for one in look.partitions]
+        try:
+            rows = self._positions.load(self._transaction.connection(), self._options.name, partitions)
+        except BaseException as error:
+            self._asked_in_vain(error)
+        else:
+            self._works_again()
+            self._assignment.looked(look.partitions, rows)
+
+    # ---- a batch
+
+    def _batch(self, batch: ConsumerBatch) -> None:
+        try:
+            hooks = self._transact(batch)
+        except CommitInDoubt as doubt:
+            batch.stage.on(BatchStep.LOST)
+            self._settle(batch, doubt.hooks)
+        except BaseException as error:
+            self._give_up(batch, self._failure(error))
+        else:
+            if hooks is None:
+                self._assignment.dropped(batch)
+            else:
+                self._committed(batch, hooks)
+
+    def _transact(self, batch: ConsumerBatch) -> Sequence[Callable[[], None]] | None:
+        """The hooks of on_commit, after COMMIT. None: every partition has left the batch."""
+        self._is_cancelled = False
+        failpoint("batch-taken")
+        connection = self._transaction.begin(self._options.timeout_s)
+        self._lock(connection, batch)
+        if not batch.partitions:
+            self._transaction.rollback()
+            return None
+        failpoint("batch-locked")
+        self._handle(batch)
+        failpoint("batch-handled")
+        self._write(connection, batch)
+        failpoint("batch-written")
+        batch.stage.on(BatchStep.COMMITS)
+        hooks = self._transaction.commit()
+        failpoint("batch-committed")
+        return hooks
+
+    def _lock(self, connection: Any, batch: ConsumerBatch) -> None:
+        found, xid = self._positions.lock(connection, self._options.name, batch.partitions)
+        self._assignment.locked(batch, found, xid)
+
+    def _handle(self, batch: ConsumerBatch) -> None:
+        attempt, until = batch.failures + 1, self._runtime.monotonic() + self._options.transaction_max_s
+        is_first = True
+        try:
+            for counts, messages in batch.calls(many=self._options.many):
+                self._called_at = now = self._runtime.monotonic()
+                if now >= until:
+                    break
+                self._function(messages, attempt)
+                batch.handled(counts)
+                if is_first:
+                    failpoint("batch-begun")
+                    is_first = False
+        except BaseException:
+            batch.raised()
+            raise
+        finally:
+            self._called_at = None
+
+    def _write(self, connection: Any, batch: ConsumerBatch) -> None:
+        if problem := self._transaction.problem():
+            raise Refusal(blame.Untrusted(problem))
+        if reached := batch.reached:
+            moved, xid = self._positions.write(connection, self._options.name, reached)
+            if objection := batch.objection(moved, xid):
+                raise Refusal(blame.Replaced(objection))
+        batch.stage.on(BatchStep.WRITTEN)
+
+    def _committed(self, batch: ConsumerBatch, hooks: Sequence[Callable[[], None]]) -> None:
+        self._works_again()
+        self._conflict.worked()
+        self._assignment.committed(self._number, batch)
+        for hook in hooks:
+            try:
+                hook()
+            except Exception:
+                logger.exception("hook_failed consumer=%s", self._options.name)
+
+    def _settle(self, batch: ConsumerBatch, hooks: Sequence[Callable[[], None]]) -> None:
+        """Nothing is counted, and nothing else is begun, until the rows have told what became of the COMMIT."""
+        self._transaction.close()
+        while True:
+            try:
+                found = self._rows_after_commit(batch)
+                break
+            except BaseException as error:
+                if not self._settle_later(batch, error):
+                    return
+        took_effect = batch.settled(found)
+        logger.info(
+            "commit_settled consumer=%s messages=%d committed=%s", self._options.name, batch.messages, took_effect
+        )
+        if took_effect:
+            self._committed(batch, hooks)
+        else:
+            self._assignment.moved(batch.everything)
+            self._assignment.dropped(batch)
+
+    def _rows_after_commit(self, batch: ConsumerBatch) -> Mapping[Partition, tuple[Position, int]]:
+        return self._positions.settle(self._transaction.connection(), self._options.name, batch.partitions)
+
+    def _settle_later(self, batch: ConsumerBatch, error: BaseException) -> bool:
+        """The rows could not be read. False: it must not be tried again."""
+        self._act_on_outage(blame.blame(blame.BatchAttempt(0, is_locking=True), self._failure(error)), batch)
+        self._assignment.sleep(self._outage.failed())
+        return not self._assignment.is_abandoned
+
+    # ---- failures
+
+    def _failure(self, error: BaseException) -> blame.Failure:
+        if isinstance(error, Refusal):
+            return error.failure
+        if isinstance(error, NotAvailable):
+            return blame.KafkaUnavailable(str(error))
+        return self._transaction.failure(error)
+
+    def _give_up(self, batch: ConsumerBatch, failure: blame.Failure) -> None:
+        attempt = blame.BatchAttempt(
+            batch.messages,
+            batch.failures,
+            self._options.attempts,
+            is_locking=batch.stage.state is Stage.TAKEN,
+            is_cancelled=self._is_cancelled,
+        )
+        self._roll_back()
+        action = blame.blame(attempt, failure)
+        if isinstance(action, blame.Smaller):
+            logger.info(
+                "batch_repeated consumer=%s messages=%d error=%r", self._options.name, batch.messages, action.reason
+            )
+            self._assignment.smaller(self._number, batch)
+            self._assignment.pause(self._number, self._conflict.failed())
+        elif isinstance(action, blame.Alone):
+            batch.split()
+        elif isinstance(action, blame.TryLater | blame.StopPartition):
+            self._message_failed(batch, action)
+        else:
+            self._act_on_outage(action, batch)
+            self._assignment.pause(self._number, self._outage.failed())
+        self._assignment.dropped(batch)
+
+    def _message_failed(self, batch: ConsumerBatch, action: blame.TryLater | blame.StopPartition) -> None:
+        partition, offset = batch.first
+        logger.warning(
+            "message_failed consumer=%s topic=%s partition=%d offset=%d attempt=%d error=%r",
+            self._options.name,
+            *partition,
+            offset,
+            batch.failures + 1,
+            action.reason,
+        )
+        if isinstance(action, blame.TryLater):
+            pause_s = min(FAILURE_MAX_S, self._options.backoff_s * 2.0 ** min(batch.failures, 60))
+            self._assignment.failed(batch, pause_s * (0.5 + 0.5 * self._runtime.random()))
+        else:
+            self._assignment.stopped(batch, log.failed(partition, offset, batch.failures + 1, action.reason))
+
+    def _roll_back(self) -> None:
+        try:
+            self._transaction.rollback()
+        except Exception:
+            self._transaction.close()
+
+    def _asked_in_vain(self, error: BaseException) -> None:
+        """Positions were asked for, and no batch is under way."""
+        action = blame.blame(blame.BatchAttempt(0, is_locking=True), self._failure(error))
+        self._act_on_outage(action)
+        self._assignment.pause(self._number, self._outage.failed())
+
+    def _act_on_outage(self, action: blame.Action, batch: ConsumerBatch | None = None) -> None:
+        """Raises what ends the consumer."""
+        if isinstance(action, blame.StopConsumer):
+            raise ConsumerStopped(f"Consumer {self._options.name!r}: {action.reason}. {action.remedy}.")
+        if isinstance(action, blame.EndProcess):
+            raise ProcessMustEnd(f"Consumer {self._options.name!r} ends the process: {action.reason}")
+        if not self._is_away:
+            self._is_away = True
+            logger.warning("consumer_waits consumer=%s error=%r", self._options.name, action.reason)
+        if isinstance(action, blame.Unblock) and batch is not None:
+            self._unblock(batch)
+        else:
+            self._transaction.close()
+
+    def _unblock(self, batch: ConsumerBatch) -> None:
+        try:
+            ended = self._positions.unblock(self._transaction.connection(), self._options.name, batch.partitions)
+            logger.warning("blocking_session_ended consumer=%s sessions=%d", self._options.name, ended)
+        except Exception:
+            self._transaction.close()
+
+    def _works_again(self) -> None:
+        self._outage.worked()
+        if self._is_away:
+            self._is_away = False
+            logger.info("consumer_goes_on consumer=%s", self._options.name)

@@ -1,0 +1,290 @@
+"""One partition that the group has assigned to this process: how far its life is, and what was fetched of it. Pure.
+
+Two regions go on beside each other: its life, and whether a batch with its messages is under way. What was fetched
+belongs to one place at which reading began: when that place is left, all of it is forgotten.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from enum import Enum
+from itertools import islice
+
+from outbox.core.consumers.values import Fetched, Partition, Position
+from outbox.core.region import Region, Transitions
+
+
+class Life(Enum):
+    ASSIGNED = "assigned"
+    """Its position is to be loaded."""
+    LOADING = "loading"
+    """A worker loads its position. If there is none, the worker creates it from `start` and commits it."""
+    PLACED = "placed"
+    """Its position is committed, and reading is to begin there."""
+    READING = "reading"
+    OUT_OF_BOUNDS = "out of bounds"
+    """The topic does not have the position. A new leader may know too little for a while."""
+    STOPPED = "stopped"
+    """An operator has to decide."""
+    REVOKING = "revoking"
+    """The group has taken it back, and a batch with its messages is under way."""
+    REVOKED = "revoked"
+
+
+class Lives(Enum):
+    LOADS = "a worker loads its position"
+    LOADED = "its position is committed"
+    AGAIN = "its position has moved, or could not be loaded"
+    STARTED = "the client reads it"
+    OUT = "the topic does not have the position"
+    BACK = "the topic has the position after all"
+    STOPS = "an operator has to decide"
+    TAKEN_BACK = "the group has taken it back"
+    TAKEN_BACK_AT_WORK = "so too, and a batch with its messages is under way"
+    RELEASED = "that batch has ended"
+
+
+_L, _E = Life, Lives
+_HELD = (_L.ASSIGNED, _L.LOADING, _L.PLACED, _L.READING, _L.OUT_OF_BOUNDS, _L.STOPPED)
+LIFE = Transitions(
+    "partition of a consumer",
+    Life.ASSIGNED,
+    {
+        (_L.ASSIGNED, _E.LOADS): _L.LOADING,
+        (_L.LOADING, _E.AGAIN): _L.ASSIGNED,
+        (_L.LOADING, _E.LOADED): _L.PLACED,
+        (_L.LOADING, _E.STOPS): _L.STOPPED,
+        (_L.PLACED, _E.STARTED): _L.READING,
+        (_L.PLACED, _E.AGAIN): _L.ASSIGNED,
+        (_L.PLACED, _E.STOPS): _L.STOPPED,
+        (_L.READING, _E.AGAIN): _L.ASSIGNED,
+        (_L.READING, _E.OUT): _L.OUT_OF_BOUNDS,
+        (_L.READING, _E.STOPS): _L.STOPPED,
+        (_L.OUT_OF_BOUNDS, _E.BACK): _L.PLACED,
+        (_L.OUT_OF_BOUNDS, _E.AGAIN): _L.ASSIGNED,
+        (_L.OUT_OF_BOUNDS, _E.STOPS): _L.STOPPED,
+        **{(state, _E.TAKEN_BACK): _L.REVOKED for state in _HELD},
+        **{(state, _E.TAKEN_BACK_AT_WORK): _L.REVOKING for state in _HELD if state is not _L.LOADING},
+        (_L.REVOKING, _E.RELEASED): _L.REVOKED,
+    },
+)
+
+
+class Work(Enum):
+    """Whether a batch with its messages is under way."""
+
+    IDLE = "idle"
+    IN_BATCH = "in a batch"
+
+
+class Works(Enum):
+    TAKEN = "a batch takes messages of it"
+    ENDED = "the batch has ended"
+
+
+WORK = Transitions(
+    "work on a partition of a consumer",
+    Work.IDLE,
+    {(Work.IDLE, Works.TAKEN): Work.IN_BATCH, (Work.IN_BATCH, Works.ENDED): Work.IDLE},
+)
+
+
+class AssignedPartition:
+    """From one assignment to its end; the next assignment has another one."""
+
+    def __init__(self, partition: Partition, position: Position | None = None) -> None:
+        """`position`: what this process has committed of it in an earlier assignment."""
+        self.partition = partition
+        self.life, self.work = Region(LIFE), Region(WORK)
+        self.position = position
+        """As it is known to be committed."""
+        self.reason = ""
+        """Why it is stopped, or out of bounds."""
+        self.out_since = 0.0
+        self.goal: int | None = None
+        """Where the topic ended when it was assigned."""
+        self.is_paused = False
+        self._fetched: deque[Fetched] = deque()
+        self._next = 0
+        self._epoch = -1
+        self._bytes_each = 0
+        self._end: int | None = None
+        self._alone = range(0)
+        self._failures = 0
+        self._not_before = float("-inf")
+
+    # ---- its life
+
+    @property
+    def is_held(self) -> bool:
+        """The group has not taken it back."""
+        return self.life.state in _HELD
+
+    @property
+    def is_busy(self) -> bool:
+        return self.work.state is Work.IN_BATCH
+
+    def loaded(self, position: Position, goal: int | None = None) -> None:
+        """`goal`: where the topic ends now; the first one counts."""
+        self.goal = goal if self.goal is None else self.goal
+        self.position, self._epoch = position, position.leader_epoch
+        self.life.on(Lives.LOADED)
+
+    def started(self) -> None:
+        """The client is told to read it."""
+        self.life.on(Lives.STARTED)
+        self.is_paused = False
+
+    def toggle(self) -> bool:
+        """The client is told to pause it, or to resume it. Whether it is paused now."""
+        self.is_paused = not self.is_paused
+        return self.is_paused
+
+    def again(self) -> bool:
+        """Its position is to be loaded. Whether that has changed anything."""
+        return self._leave(Lives.AGAIN)
+
+    def stop(self, reason: str) -> bool:
+        if found := self._leave(Lives.STOPS):
+            self.reason = reason
+        return found
+
+    def out_of_bounds(self, reason: str, now: float) -> bool:
+        if found := self._leave(Lives.OUT):
+            self.reason, self.out_since = reason, now
+        return found
+
+    def revoke(self) -> None:
+        self.life.on(Lives.TAKEN_BACK_AT_WORK if self.is_busy else Lives.TAKEN_BACK)
+        self.forget()
+
+    def _leave(self, event: Lives) -> bool:
+        if found := self.life.expects(event):
+            self.life.on(event)
+            self.forget()
+        return found
+
+    # ---- what was fetched
+
+    def forget(self) -> None:
+        """All that was fetched: it does not belong to the place where reading begins next."""
+        self._fetched.clear()
+        self._end, self._next = None, 0
+        self._epoch = -1 if self.position is None else self.position.leader_epoch
+
+    @property
+    def waiting(self) -> int:
+        return len(self._fetched)
+
+    @property
+    def is_ahead(self) -> bool:
+        """The client reads it further on than its position."""
+        return bool(self._fetched) or self.is_busy
+
+    @property
+    def waiting_bytes(self) -> int:
+        """About."""
+        return len(self._fetched) * self._bytes_each
+
+    def received(self, messages: Sequence[Fetched]) -> Fetched | None:
+        """In the order of their offsets. A message with a lower leader epoch than the one before it is returned: it
+        and those behind it are not kept."""
+        # A batch may have been committed after the client was told to begin again before it.
+        expected = self._next if self.position is None else max(self._next, self.position.next)
+        if messages[0].offset < expected:
+            messages = [message for message in messages if message.offset >= expected]
+        epoch, kept = self._epoch, len(messages)
+        for at, message in enumerate(messages):
+            if epoch != message.leader_epoch >= 0:
+                if message.leader_epoch < epoch:
+                    kept = at
+                    break
+                epoch = message.leader_epoch
+        if kept:
+            self._fetched.extend(messages[:kept])
+            self._next, self._epoch = messages[kept - 1].offset + 1, epoch
+            self._bytes_each = sum(len(message.value or b"") for message in messages) // len(messages)
+        return messages[kept] if kept < len(messages) else None
+
+    def read_to(self, end: int) -> None:
+        """The client has read the end of the partition, at this offset."""
+        self._end = end
+
+    @property
+    def epoch(self) -> int:
+        """Of what was fetched last."""
+        return self._epoch
+
+    @property
+    def copy(self) -> int | None:
+        """What Kafka's own offset should be: behind marks of transactions at the end, which are no messages."""
+        if self.position is None or self.life.state in (Life.ASSIGNED, Life.LOADING):
+            return None
+        if self._end is not None and not self._fetched and not self.is_busy:
+            return max(self._end, self.position.next)
+        return self.position.next
+
+    @property
+    def is_complete(self) -> bool:
+        """All that was there when it was assigned is handled, or cannot be handled now."""
+        if self.life.state is Life.STOPPED:
+            return not self.is_busy
+        if self.goal is None or self.copy is None or self.is_busy:
+            return False
+        return self.copy >= self.goal
+
+    # ---- batches
+
+    def head(self, limit: int, now: float) -> list[Fetched]:
+        """What the next batch may take of it; nothing if that is to wait."""
+        fetched = self._fetched
+        if not fetched or self.is_busy or self.life.state is not Life.READING or now < self._not_before:
+            return []
+        if self.is_alone:
+            return [fetched[0]]
+        messages = list(islice(fetched, limit))
+        if self._alone and messages[-1].offset >= self._alone.start:
+            return [message for message in messages if message.offset < self._alone.start]
+        return messages
+
+    @property
+    def is_alone(self) -> bool:
+        """The first message goes into a transaction of its own."""
+        return bool(self._fetched) and self._fetched[0].offset in self._alone
+
+    def handled(self, position: Position) -> None:
+        """What lies before this position is committed."""
+        self.position = position
+        self._failures, self._not_before = 0, float("-inf")
+        while self._fetched and self._fetched[0].offset < position.next:
+            self._fetched.popleft()
+        if position.next >= self._alone.stop:
+            self._alone = range(0)
+
+    def ended(self) -> None:
+        """The batch, whatever became of it."""
+        self.work.on(Works.ENDED)
+        if self.life.expects(Lives.RELEASED):
+            self.life.on(Lives.RELEASED)
+
+    # ---- failures
+
+    def alone(self, first: int, last: int) -> None:
+        """The messages of these offsets go into transactions of their own."""
+        self._alone = range(first, last + 1)
+
+    @property
+    def failures(self) -> int:
+        """Of the first message, when it was alone."""
+        return self._failures
+
+    def failed(self, not_before: float) -> None:
+        """The first message, alone."""
+        self._failures += 1
+        self._not_before = not_before
+
+    @property
+    def not_before(self) -> float:
+        """When the first message may be tried; past: now."""
+        return self._not_before

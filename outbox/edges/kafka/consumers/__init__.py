@@ -1,0 +1,1 @@
+"""What consumers do with Kafka's client: a member of their group, and questions about topics."""

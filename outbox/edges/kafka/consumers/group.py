@@ -1,0 +1,271 @@
+"""A member of the group of one consumer: fetches messages of the partitions that the group gives it.
+
+Where reading begins is in PostgreSQL, and the callback of a rebalance may not wait for that. So the callback assigns
+nothing, and `start` adds partitions when their positions are known. Kafka's own offsets are never read from: the client
+is told to report a position that it cannot read, and not to go elsewhere.
+
+The client compares the epoch of a position with the log when a leader changes while it reads, and not when it begins to
+read. So reading begins at the message before the position, if its epoch is known: another message in its place has
+another epoch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from outbox.core.consumers.values import ClientError, Fetched, Partition, Polled, Position
+from outbox.edges.kafka.common.client_log import ClientLog
+from outbox.edges.kafka.common.clients import let_go, make, require_bootstrap
+from outbox.exceptions import missing_extra
+
+if TYPE_CHECKING:
+    from confluent_kafka import Consumer, TopicPartition
+
+LOGGER = "outbox.consumers.librdkafka"
+_ERRORS_MAX = 100
+
+
+class Listener(Protocol):
+    """Called within `poll` and `close`. Does not block."""
+
+    def assigned(self, partitions: Sequence[Partition]) -> None: ...
+
+    def revoked(self, partitions: Sequence[Partition]) -> None: ...
+
+
+def group_id(name: str, consumer: str) -> str:
+    """Of the consumer `consumer` in the application NAME."""
+    return f"{name}.{consumer}"
+
+
+def properties_of(given: Mapping[str, Any], group: str, *, session_timeout_s: float) -> dict[str, Any]:
+    """`given` are those of every client."""
+    session_ms = int(session_timeout_s * 1000)
+    return {
+        **given,
+        "client.id": "outbox-consumer",
+        "group.id": group,
+        "group.protocol": "classic",
+        "partition.assignment.strategy": "cooperative-sticky",
+        "session.timeout.ms": session_ms,
+        "heartbeat.interval.ms": max(50, session_ms // 6),
+        # A rebalance waits so long for a member that does not poll.
+        "max.poll.interval.ms": 5 * session_ms,
+        "enable.auto.commit": False,
+        "enable.auto.offset.store": False,
+        "auto.offset.reset": "error",
+        "enable.partition.eof": True,
+        "isolation.level": "read_committed",
+        "allow.auto.create.topics": False,
+        # Partitions are added, and topics created, while it runs.
+        "topic.metadata.refresh.interval.ms": 10_000,
+        "fetch.error.backoff.ms": 50,
+        "fetch.queue.backoff.ms": 50,
+        "reconnect.backoff.ms": 50,
+        "reconnect.backoff.max.ms": 1000,
+        "retry.backoff.ms": 50,
+        "socket.nagle.disable": True,
+        "log.connection.close": False,
+    }
+
+
+class Group:
+    """One thread calls it, from `join` to `close`."""
+
+    def __init__(self, properties: Mapping[str, Any], topics: Sequence[str]) -> None:
+        """`properties` as `properties_of` makes them; `topics` are those of the beginning."""
+        require_bootstrap(properties)
+        self._properties, self._topics = dict(properties), list(topics)
+        self._started: set[Partition] = set()
+        self._before: dict[Partition, Position] = {}
+        """Positions of which the message before is read first."""
+        self._errors: list[ClientError] = []
+
+    def join(self, listener: Listener) -> None:
+        """Asks for the partitions of the topics."""
+        self._listener = listener
+        self._client: Consumer = make(
+            _consumer(), {**self._properties, "error_cb": self._note, "logger": ClientLog(LOGGER)}
+        )
+        self.subscribe(self._topics)
+
+    def subscribe(self, topics: Sequence[str]) -> None:
+        """In the place of those before."""
+        if not topics:
+            self._client.unsubscribe()
+            return
+        self._client.subscribe(
+            list(topics), on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_revoke
+        )
+
+    def poll(self, timeout_s: float, count: int) -> Polled:
+        """Returns as soon as something is there."""
+        messages: list[Fetched] = []
+        ends: dict[Partition, int] = {}
+        failure = self._fetch(timeout_s, count, messages, ends)
+        if self._before:
+            messages = self._compared(messages)
+        errors, self._errors = self._errors, []
+        if failure is not None:
+            errors.append(failure)
+        started = self._started
+        return Polled(
+            [message for message in messages if message[:2] in started],
+            errors,
+            {partition: end for partition, end in ends.items() if partition in started},
+        )
+
+    def _compared(self, messages: list[Fetched]) -> list[Fetched]:
+        """Without the messages before the positions."""
+        kept = []
+        for message in messages:
+            partition = Partition(message.topic, message.partition)
+            position = self._before.pop(partition, None)
+            if position is None or message.offset >= position.next:
+                kept.append(message)
+            elif message.leader_epoch != position.leader_epoch:
+                self._unassign([partition])
+                text = (
+                    f"the message at offset {message.offset} has the leader epoch {message.leader_epoch}, and the one "
+                    f"that was handled there had {position.leader_epoch}"
+                )
+                self._errors.append(ClientError(partition, "_LOG_TRUNCATION", text))
+        return kept
+
+    def start(self, positions: Mapping[Partition, Position]) -> None:
+        """Reads assigned partitions from these positions on."""
+        before = {partition: one for partition, one in positions.items() if one.next > 0 and one.leader_epoch >= 0}
+        self._assign({**positions, **{partition: Position(one.next - 1) for partition, one in before.items()}})
+        self._before.update(before)
+
+    def stop(self, partitions: Sequence[Partition]) -> None:
+        """Reads them no longer, and keeps them assigned."""
+        self._unassign(partitions)
+
+    def pause(self, partitions: Sequence[Partition]) -> None:
+        self._client.pause(_client_partitions(self._started.intersection(partitions)))
+
+    def resume(self, partitions: Sequence[Partition]) -> None:
+        self._client.resume(_client_partitions(self._started.intersection(partitions)))
+
+    def commit_copy(self, positions: Mapping[Partition, int]) -> None:
+        """Does not wait, and nobody reads from it: an error is no news."""
+        from confluent_kafka import KafkaException
+
+        copies = [_at(partition, Position(next)) for partition, next in positions.items()]
+        if copies:
+            try:
+                self._client.commit(offsets=copies, asynchronous=True)
+            except KafkaException as error:
+                let_go(error)
+
+    def close(self) -> None:
+        """Leaves the group."""
+        self._client.close()
+
+    # ---- the client's calls
+
+    def _fetch(
+        self, timeout_s: float, count: int, messages: list[Fetched], ends: dict[Partition, int]
+    ) -> ClientError | None:
+        """The first message is waited for; what is there by then comes with it: `consume` alone would wait until it has
+        them all."""
+        from confluent_kafka import KafkaException
+
+        try:
+            first = self._client.poll(timeout_s)
+            if first is not None:
+                self._sort([first], messages, ends)
+                self._sort(self._client.consume(count - 1, 0) if count > 1 else (), messages, ends)
+        except KafkaException as error:
+            return _error(let_go(error).args[0])
+        return None
+
+    def _sort(self, found: Iterable[Any], messages: list[Fetched], ends: dict[Partition, int]) -> None:
+        for message in found:
+            error = message.error()
+            if error is None:
+                messages.append(_fetched(message))
+            elif error.name() == "_PARTITION_EOF":
+                ends[Partition(message.topic(), message.partition())] = message.offset()
+            else:
+                partition = Partition(message.topic(), message.partition())
+                # What it reports of a topic that it cannot subscribe to has a partition too.
+                self._hear(_error(error, partition if partition in self._started else None))
+
+    def _hear(self, error: ClientError) -> None:
+        partition = error.partition
+        if error.name != "_AUTO_OFFSET_RESET" or partition is None or partition not in self._before:
+            self._errors.append(error)
+            return
+        position = self._before[partition]  # the message before it has expired
+        self._unassign([partition])
+        self._assign({partition: position})
+
+    def _assign(self, positions: Mapping[Partition, Position]) -> None:
+        self._client.incremental_assign([_at(partition, position) for partition, position in positions.items()])
+        self._started.update(positions)
+
+    def _on_assign(self, client: Any, partitions: list[TopicPartition]) -> None:
+        client.incremental_assign([])  # else all of them, from Kafka's own offsets on
+        self._listener.assigned([Partition(one.topic, one.partition) for one in partitions])
+
+    def _on_revoke(self, client: Any, partitions: list[TopicPartition]) -> None:
+        found = [Partition(one.topic, one.partition) for one in partitions]
+        self._unassign(found)
+        self._listener.revoked(found)
+
+    def _unassign(self, partitions: Sequence[Partition]) -> None:
+        """The client takes none that it does not read; without any it is only told that the callback has answered."""
+        found = self._started.intersection(partitions)
+        self._started -= found
+        for partition in found:
+            self._before.pop(partition, None)
+        self._client.incremental_unassign(_client_partitions(found))
+
+    def _note(self, error: Any) -> None:
+        """What concerns no partition. It repeats itself while a broker is away."""
+        if len(self._errors) < _ERRORS_MAX:
+            self._errors.append(_error(error))
+
+
+def _consumer() -> Any:
+    try:
+        from confluent_kafka import Consumer
+    except ImportError as error:
+        missing_extra("harvest", error)
+    return Consumer
+
+
+def _fetched(message: Any) -> Fetched:
+    epoch, headers = message.leader_epoch(), message.headers()
+    return Fetched(
+        message.topic(),
+        message.partition(),
+        message.offset(),
+        -1 if epoch is None else epoch,
+        message.key(),
+        message.value(),
+        tuple(headers) if headers else (),
+        message.timestamp()[1],
+    )
+
+
+def _error(error: Any, partition: Partition | None = None) -> ClientError:
+    name, text = error.name(), error.str()
+    if name == "_AUTO_OFFSET_RESET" and "truncation" in text.lower():
+        name = "_LOG_TRUNCATION"  # what the client would have gone elsewhere for
+    return ClientError(partition, name, text)
+
+
+def _at(partition: Partition, position: Position) -> TopicPartition:
+    from confluent_kafka import TopicPartition
+
+    return TopicPartition(partition.topic, partition.number, position.next, leader_epoch=position.leader_epoch)
+
+
+def _client_partitions(partitions: Iterable[Partition]) -> list[TopicPartition]:
+    from confluent_kafka import TopicPartition
+
+    return [TopicPartition(partition.topic, partition.number) for partition in partitions]

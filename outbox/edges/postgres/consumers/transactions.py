@@ -1,0 +1,195 @@
+"""The transaction around the functions of a consumer, on Django's connection: what they write is committed with the
+position, or neither is.
+
+`atomic()` ends without an exception although nothing was stored when a function has swallowed an error of the database,
+called `set_rollback(True)` or closed the connection; and half a batch is stored after a raw COMMIT. So nothing is
+committed here before `problem` was asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import psycopg
+from django.core.exceptions import ImproperlyConfigured
+from django.db import Error, connections, transaction
+from django.utils.connection import ConnectionDoesNotExist
+from psycopg.pq import TransactionStatus
+
+from outbox.core.consumers import blame
+from outbox.core.consumers.blame import Failure
+from outbox.core.consumers.values import CommitInDoubt
+from outbox.edges.postgres.consumers.positions import application_name
+from outbox.exceptions import NotAvailable, StashOutsideTransaction
+
+_CANCEL_S = 5.0
+# A client that is gone without a word keeps its locks no longer than this.
+_GONE = {
+    "tcp_keepalives_idle": "5",
+    "tcp_keepalives_interval": "2",
+    "tcp_keepalives_count": "3",
+    "tcp_user_timeout": "10000",
+}
+
+
+class Transaction:
+    """Of one worker: `begin`, and then either `commit` or `rollback`, in the worker's thread."""
+
+    def __init__(self, alias: str, *, consumer: str, durable: bool = True, session_timeout_s: float) -> None:
+        self._alias = alias
+        self._settings = {
+            "application_name": application_name(consumer),
+            "lock_timeout": _ms(session_timeout_s),
+            **_GONE,
+            **({} if durable else {"synchronous_commit": "off"}),
+        }
+        self._atomic: transaction.Atomic | None = None
+        self._session: psycopg.Connection[Any] | None = None
+
+    def connection(self) -> Any:
+        """Django's connection, open and outside of a transaction."""
+        connection = connections[self._alias]
+        if connection.connection is not None and connection.connection.closed:
+            connection.close()
+        connection.ensure_connection()
+        if not connection.get_autocommit():
+            connection.set_autocommit(True)
+        return connection
+
+    def begin(self, timeout_s: float) -> Any:
+        """Its time limits are those of this transaction alone, so they hold behind a pooler of transactions too."""
+        connection = self.connection()
+        self._atomic = transaction.atomic(using=self._alias, durable=True)
+        self._atomic.__enter__()
+        self._session = connection.connection
+        limit = _ms(timeout_s)
+        given = {**self._settings, "statement_timeout": limit, "idle_in_transaction_session_timeout": limit}
+        try:
+            with connection.cursor() as cursor:
+                cursor.execute(
+                    "/* begin */ SELECT set_config(name, value, true) "
+                    "FROM unnest(%s::text[], %s::text[]) AS t (name, value)",
+                    [list(given), list(given.values())],
+                )
+        except BaseException:
+            self.rollback()
+            raise
+        return connection
+
+    def problem(self) -> str:
+        """Why the transaction cannot be committed although nothing was raised; empty: it can."""
+        connection, session = connections[self._alias], self._session
+        if connection.closed_in_transaction or session is None or connection.connection is not session:
+            return "the connection was closed inside of the transaction"
+        if session.closed:
+            return "the connection to PostgreSQL was lost inside of the transaction"
+        # Not IDLE: after a raw COMMIT the last statement finds another transaction, see `PositionsPort.write`.
+        if session.info.transaction_status == TransactionStatus.INERROR:
+            return "an error of the database was caught and swallowed; wrap what may fail in transaction.atomic()"
+        if connection.needs_rollback:
+            return "the transaction was marked for rollback, by set_rollback(True) or by an error that was swallowed"
+        if connection.savepoint_ids or connection.atomic_blocks[-1] is not self._atomic:
+            return "an atomic() block was entered and never left"
+        return ""
+
+    def commit(self) -> list[Callable[[], None]]:
+        """The hooks of `on_commit`, which the caller runs one by one: Django would drop those behind one that raises.
+        Raises `CommitInDoubt`."""
+        connection, session = connections[self._alias], self._session
+        assert session is not None
+        hooks = [hook[1] for hook in connection.run_on_commit]
+        try:
+            session.commit()
+        except BaseException as error:
+            is_lost = session.closed
+            self.rollback()
+            if is_lost:
+                raise CommitInDoubt(hooks) from error
+            raise
+        connection.run_on_commit.clear()
+        self._leave()
+        return hooks
+
+    def rollback(self) -> None:
+        """Also what a function has left open. Raises nothing for a connection that is lost."""
+        connection, session = connections[self._alias], self._session
+        connection.run_on_commit.clear()
+        if session is not None:
+            with suppress(psycopg.Error):
+                session.rollback()
+        if connection.in_atomic_block and (session is None or session.closed):
+            connection.close()  # else Django would open another one at once
+        if connection.in_atomic_block:
+            connection.savepoint_ids.clear()
+            del connection.atomic_blocks[1:]
+            connection.set_rollback(True)
+        self._leave()
+
+    def close(self) -> None:
+        """The next `begin` opens another connection."""
+        if self._atomic is not None:
+            self.rollback()
+        connections[self._alias].close()
+
+    def cancel(self) -> None:
+        """Ends the statement that is being run. Any thread may call it; raises nothing."""
+        session = self._session
+        if session is not None:
+            with suppress(psycopg.Error, OSError):
+                session.cancel_safe(timeout=_CANCEL_S)
+
+    def failure(self, error: BaseException) -> Failure:
+        """What was raised by the function or by a call of a port, as a value."""
+        text = _text(error)
+        if not isinstance(error, Exception) or isinstance(error, MemoryError):
+            return blame.Ending(text)
+        if isinstance(error, CommitInDoubt):
+            return blame.Disconnected(_text(error.__cause__ or error))
+        if isinstance(error, NotAvailable):
+            return blame.KafkaUnavailable(text)
+        if remedy := _remedy(error):
+            return blame.Alike(text, remedy)
+        if isinstance(error, Error | psycopg.Error):
+            return _of_database(error, text)
+        return blame.FunctionRaised(text)
+
+    def _leave(self) -> None:
+        atomic, self._atomic, self._session = self._atomic, None, None
+        if atomic is not None:
+            atomic.__exit__(None, None, None)
+
+
+def _ms(seconds: float) -> str:
+    return str(max(1, int(seconds * 1000)))
+
+
+def _text(error: BaseException) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+
+
+def _of_database(error: BaseException, text: str) -> Failure:
+    found = error if isinstance(error, psycopg.Error) else error.__cause__
+    if not isinstance(found, psycopg.Error):
+        return blame.FunctionRaised(text)  # Django's own
+    if found.sqlstate is not None:
+        return blame.StatementRefused(found.sqlstate, text)
+    if isinstance(found, psycopg.OperationalError | psycopg.InterfaceError):
+        return blame.Disconnected(text)
+    return blame.FunctionRaised(text)  # a value that the client cannot send
+
+
+def _remedy(error: Exception) -> str:
+    """For what every message would raise; empty: another one might not."""
+    if isinstance(error, RuntimeError) and "durable atomic block" in str(error):
+        return "Leave durable=True out: the function runs in the consumer's transaction, which is durable."
+    if isinstance(error, ConnectionDoesNotExist):
+        return "Name an alias that DATABASES has."
+    if isinstance(error, StashOutsideTransaction):
+        return "Stash with the alias of the consumer, or open a transaction on the other one."
+    if isinstance(error, ImportError):
+        return "Install the module, or correct the import."
+    if isinstance(error, ImproperlyConfigured):
+        return "Correct the settings."
+    return ""

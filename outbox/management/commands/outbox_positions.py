@@ -1,0 +1,81 @@
+"""``manage.py outbox_positions``: show where consumers read next, or set it while no process of them runs."""
+
+from __future__ import annotations
+
+import json
+from argparse import ArgumentParser
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError
+from django.db import Error as DatabaseError
+
+from outbox import conf as settings
+from outbox.exceptions import OutboxError
+from outbox.operations import positions
+from outbox.operations.arguments import actor_of
+
+EXIT_CODES = {0: "shown, or set as requested", 1: "refused, for the reason named: nothing was changed"}
+
+
+class Command(BaseCommand):
+    help = "Show the positions of consumers and how far they lag, or set the positions of one consumer in a topic."
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.epilog = "Exit codes: " + "; ".join(f"{code}: {text}" for code, text in EXIT_CODES.items()) + "."
+        parser.add_argument("consumer", nargs="?", metavar="NAME", help="This consumer alone.")
+        parser.add_argument("--topic", help="With --to: the topic.")
+        parser.add_argument("--partition", type=int, metavar="N", help="With --to: this partition; without it: all.")
+        parser.add_argument("--to", metavar="OFFSET|earliest|latest", help="Set the position. Needs NAME and --topic.")
+        parser.add_argument("--dry-run", action="store_true", help="Say what would be set, and change nothing.")
+        parser.add_argument("--reason", default="", metavar="TEXT", help="Why: kept in the audit log.")
+        parser.add_argument("--actor", default="", metavar="NAME", help="Who: the user of the system by default.")
+        parser.add_argument("--database", metavar="ALIAS", help="Alias of the database, instead of DATABASE.")
+        parser.add_argument("--json", action="store_true", help="Print one JSON object.")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        try:
+            conf = settings.current()
+            alias = options["database"] or conf.database
+            if options["to"] is None:
+                self._show(positions.show(conf, alias, options["consumer"]), as_json=options["json"])
+            else:
+                self._set(conf, alias, options)
+        except (OutboxError, settings.ConfErrors) as error:
+            raise CommandError(str(error)) from error
+        except DatabaseError as error:
+            raise CommandError(f"PostgreSQL: {str(error).strip()} (Run: python manage.py migrate outbox)") from error
+
+    def _show(self, found: list[positions.ShownPosition], *, as_json: bool) -> None:
+        if as_json:
+            self.stdout.write(json.dumps({"positions": [one.as_dict() for one in found]}))
+            return
+        for one in found:
+            side = f"the topic holds {one.first} to {one.end}" if one.end is not None else "Kafka does not say"
+            lag = "the topic was created again" if one.is_other_topic else f"lag {one.lag}"
+            place = f"{one.consumer}: {one.topic}[{one.partition}]"
+            self.stdout.write(f"{place} next {one.next}, {lag}, {side}")
+        if not found:
+            self.stdout.write("No consumer has a position.")
+
+    def _set(self, conf: settings.Conf, alias: str, options: dict[str, Any]) -> None:
+        if not options["consumer"] or not options["topic"]:
+            raise CommandError("--to needs the NAME of a consumer and --topic.", returncode=2)
+        to = options["to"]
+        changed = positions.set_positions(
+            conf,
+            alias,
+            options["consumer"],
+            options["topic"],
+            int(to) if to.isdecimal() else to,
+            partition=options["partition"],
+            actor=actor_of(options),
+            reason=options["reason"],
+            dry_run=options["dry_run"],
+        )
+        if options["json"]:
+            numbers = {partition.number: list(values) for partition, values in changed.items()}
+            self.stdout.write(json.dumps({"changed": not options["dry_run"], "positions": numbers}))
+            return
+        for (topic, number), (before, after) in changed.items():
+            verb = "would be set" if options["dry_run"] else "was set"
+            self.stdout.write(f"{topic}[{number}] {verb} from {'no position' if before is None else before} to {after}")

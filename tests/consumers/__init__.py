@@ -1,0 +1,1 @@
+"""Consumers: functions that handle messages of Kafka in Django transactions."""

@@ -1,0 +1,1 @@
+"""An app with consumers, as the processes of the tests run them."""

@@ -1,0 +1,39 @@
+"""The topic is named by the environment, because every test has one of its own."""
+
+import os
+import re
+
+import outbox
+from tests.consumers.shop.models import Effect
+
+TOPIC = os.environ.get("SHOP_TOPIC", "orders")
+
+
+def effect(consumer, message):
+    return Effect(
+        consumer=consumer,
+        topic=message.topic,
+        partition=message.partition,
+        offset=message.offset,
+        key=message.key,
+        value=message.value,
+        attempt=message.attempt,
+    )
+
+
+@outbox.consumer(TOPIC, name="shop.record", batch=int(os.environ.get("SHOP_BATCH", "20")), backoff=0.1, attempts=2)
+def record(message):
+    effect("shop.record", message).save()
+    outbox.stash("receipts", {"order": message.value, "step": message.step}, key=message.key or "")
+    if message.value == os.environ.get("SHOP_FAILS"):
+        raise ValueError(f"the order {message.value} is refused")
+
+
+@outbox.consumer(TOPIC, name="shop.many", many=True, batch=50, durable=False)
+def record_many(messages):
+    Effect.objects.bulk_create([effect("shop.many", message) for message in messages])
+
+
+@outbox.consumer(re.compile(re.escape(TOPIC) + r"\.\w+"), name="shop.pattern")
+def record_pattern(message):
+    effect("shop.pattern", message).save()

@@ -1,0 +1,140 @@
+"""Planted bugs of consumers: each is the product without one of its rules. The suite catches all."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from outbox.consumers import worker as workers
+from outbox.consumers.assignment import Assignment
+from outbox.consumers.worker import ConsumerWorker
+from outbox.core.consumers import start
+from outbox.core.consumers.batch import BatchStep, ConsumerBatch
+from outbox.core.consumers.partition import AssignedPartition
+from outbox.core.consumers.start import Places, Placing
+from outbox.core.consumers.values import Fetched, Partition, Position
+from tests.simulation.consumers.scenario import LAGGING, LOGS, PLAIN, RESTLESS, THEMES, Outcome, run
+from tests.simulation.planted import PlantedBug, around
+
+
+@dataclass(frozen=True)
+class Planted(PlantedBug):
+    def run(self, seed: int) -> Outcome:
+        return run(seed, self.applied)
+
+
+def _handle_first(lock: Any, worker: ConsumerWorker, connection: Any, batch: ConsumerBatch) -> None:
+    HANDLE(worker, batch)
+    lock(worker, connection, batch)
+
+
+HANDLE = ConsumerWorker._handle
+
+
+def _read_plainly(worker: ConsumerWorker, batch: ConsumerBatch) -> Mapping[Partition, tuple[Position, int]]:
+    positions: Any = worker._positions
+    found: Mapping[Partition, tuple[Position, int]] = positions.written(
+        worker._transaction.connection(), batch.partitions
+    )
+    return found
+
+
+def _believe_the_offset(
+    settled: Any, batch: ConsumerBatch, found: Mapping[Partition, tuple[Position, int]]
+) -> bool | None:
+    """Whoever has written the rows."""
+    answer: bool | None = settled(batch, {one: (position, batch._xid) for one, (position, _) in found.items()})
+    return answer
+
+
+def _count_at_once(settle: Any, worker: ConsumerWorker, batch: ConsumerBatch, hooks: Any) -> None:
+    worker._transaction.close()
+    batch.stage.on(BatchStep.COMMITTED)
+    batch.stage.state = type(batch.stage.state).IN_DOUBT
+    worker._committed(batch, hooks)
+
+
+def _reach_all(handled: Any, batch: ConsumerBatch, counts: Mapping[AssignedPartition, int]) -> None:
+    """The positions behind all that was taken are written, however many the functions came to."""
+    batch._handled.update({one: len(messages) for one, messages in batch._taken.items()})
+
+
+def _expect_anything(locked: Any, batch: ConsumerBatch, found: Mapping[Partition, Position], xid: int) -> Any:
+    batch._expected.update(found)
+    return locked(batch, found, xid)
+
+
+def _create_later(place: Any, worker: ConsumerWorker, topic: str, wanted: Sequence[Partition], *given: Any) -> None:
+    """The rows are committed beside the reading."""
+    found = given[1]
+    place(worker, topic, [], *given)
+    topic_id = worker._topics.ids([topic])[topic]
+    rows = worker._positions.load(worker._transaction.connection(), worker._options.name, wanted)
+    missing = [partition for partition in wanted if partition not in rows]
+    begun = {partition: worker._begin(partition, topic_id, worker._options.start) for partition in missing}
+
+    def create() -> None:
+        worker._runtime.sleep(0.2)
+        worker._positions.create(worker._transaction.connection(), worker._options.name, begun)
+
+    if begun:
+        worker._runtime.thread(create, "late").start()
+    found.update({**rows, **begun})
+
+
+def _take_any_transaction(objection: Any, batch: ConsumerBatch, moved: int, xid: int) -> str:
+    return str(objection(batch, moved, batch._xid))
+
+
+def _see_no_epoch(received: Any, one: AssignedPartition, messages: Sequence[Fetched]) -> Fetched | None:
+    found: Fetched | None = received(
+        one, [message._replace(leader_epoch=max(one.epoch, message.leader_epoch)) for message in messages]
+    )
+    return found
+
+
+def _begin_added_at_start(places: Any, placing: Placing, given: str | int) -> Places:
+    found: Places = places(placing, given)
+    return replace(found, create=dict.fromkeys(found.create, given))
+
+
+MUTATIONS: dict[str, Planted] = {
+    "effects before the lock": Planted(
+        (around(ConsumerWorker, "_lock", _handle_first), (ConsumerWorker, "_handle", lambda worker, batch: None)),
+        theme=(PLAIN, THEMES),
+    ),
+    "plain read of a doubtful COMMIT": Planted(((ConsumerWorker, "_rows_after_commit", _read_plainly),)),
+    "who has written a position is not asked": Planted((around(ConsumerBatch, "settled", _believe_the_offset),)),
+    "a doubtful COMMIT is counted": Planted((around(ConsumerWorker, "_settle", _count_at_once),)),
+    "position written before the functions": Planted((around(ConsumerBatch, "handled", _reach_all),)),
+    "comparison left out": Planted((around(ConsumerBatch, "locked", _expect_anything),)),
+    "revoked partition still committed": Planted(((AssignedPartition, "is_held", True),), theme=(RESTLESS, THEMES)),
+    "reading before start is committed": Planted((around(ConsumerWorker, "_place", _create_later),)),
+    "transaction id not compared": Planted(
+        (around(ConsumerBatch, "objection", _take_any_transaction),), theme=(RESTLESS, THEMES)
+    ),
+    "leader epoch not compared": Planted((around(AssignedPartition, "received", _see_no_epoch),), theme=(LOGS, THEMES)),
+    "what was fetched is kept when the position moves": Planted(((AssignedPartition, "forget", lambda one: None),)),
+    "an idle owner does not read its positions": Planted(
+        ((Assignment, "looked", lambda *given: None),), theme=(LAGGING, THEMES)
+    ),
+    "a partition added later begins at start": Planted(
+        ((workers, "places", lambda *given: _begin_added_at_start(start.places, *given)),)
+    ),
+}
+FOUND_BY = {
+    "effects before the lock": 104,
+    "plain read of a doubtful COMMIT": 28,
+    "who has written a position is not asked": 81,
+    "a doubtful COMMIT is counted": 1,
+    "position written before the functions": 3,
+    "comparison left out": 1,
+    "revoked partition still committed": 47,
+    "reading before start is committed": 0,
+    "transaction id not compared": 175,
+    "leader epoch not compared": 50,
+    "what was fetched is kept when the position moves": 1,
+    "an idle owner does not read its positions": 1,
+    "a partition added later begins at start": 5,
+}

@@ -1,0 +1,151 @@
+"""One simulated process that consumes, what its function does, and what may befall it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from greenlet import getcurrent
+
+from outbox.consumers.consumption import Consumption
+from outbox.consumers.worker import ConsumerStopped
+from outbox.core.consumers.partition import Life
+from outbox.core.consumers.values import Fetched, Partition
+from tests.simulation.checkers import Violation
+from tests.simulation.consumers.checkers import Written
+from tests.simulation.consumers.database import Failed, FunctionFailed, Positions, Transaction
+from tests.simulation.consumers.topic import Client, Topics
+from tests.simulation.runtime import Simulated
+
+
+class Process:
+    """Also what its threads connect with."""
+
+    def __init__(self, world: Any, name: str, *, is_once: bool = False, matches: Any = None) -> None:
+        self.world, self.name = world, name
+        self.exit_code = 0
+        self.runtime = Simulated(world, origin=world.random.uniform(0.0, 1e6), switching=world.switching)
+        self.runtime.passed = self._passed
+        self.transactions: list[Transaction] = []
+        self.client = Client(self)
+        self.database_ok, self.is_closed, self.is_leaving = True, False, False
+        self.committed = self.cancelled = 0
+        self._has_ended_transactions = False
+        self.consumption = Consumption(
+            world.options,
+            self._handle,
+            self,
+            threads=world.threads,
+            fail=self._fail,
+            end_process=self._end,
+            is_once=is_once,
+            matches=matches,
+            runtime=self.runtime,
+        )
+        world.processes.append(self)
+        self.consumption.start()
+
+    # ---- what the threads connect with
+
+    def positions(self) -> Positions:
+        return Positions(self)
+
+    def transaction(self) -> Transaction:
+        return Transaction(self)
+
+    def group(self) -> Client:
+        return self.client
+
+    def topics(self) -> Topics:
+        return Topics(self)
+
+    # ---- the function
+
+    def _handle(self, messages: Sequence[Fetched], attempt: int) -> None:
+        for fetched in messages:
+            self._effect(self.world.written[int(fetched.value or b"")])
+
+    def _effect(self, message: Written) -> None:
+        world, faults = self.world, self.world.faults
+        transaction: Transaction = getcurrent().transaction  # type: ignore[attr-defined]
+        session = transaction.session
+        assert session is not None
+        if world.chance(faults.slow):
+            self.runtime.sleep(world.random.choice((0.01, 0.1, 0.3)))
+        if world.chance(faults.hang):
+            self.runtime.sleep(60.0)
+        if world.chance(faults.asks):
+            session.ask(lambda reply: reply())
+        if world.chance(faults.conflict):
+            raise Failed(world.random.choice(("40P01", "40001", "55P03")))
+        if message.uid in world.poison or world.failing.get(message.uid, 0) > 0:
+            world.failing[message.uid] = world.failing.get(message.uid, 0) - 1
+            raise FunctionFailed(f"message {message.uid}")
+        if world.chance(faults.raw_rollback):
+            self._has_ended_transactions = True
+            session.rollback()
+            session.begin()
+        session.effects.append(message)
+        if not transaction.hooks:
+            transaction.hooks.append(partial(world.hooked, session.xid))
+
+    # ---- life and faults
+
+    @property
+    def is_alive(self) -> bool:
+        return self.runtime.is_alive
+
+    @property
+    def is_paused(self) -> bool:
+        return self.runtime.is_paused
+
+    @property
+    def stopped(self) -> dict[Partition, str]:
+        states = self.consumption.states
+        return {partition: reason for partition, (state, reason) in states.items() if state is Life.STOPPED}
+
+    def _passed(self, name: str) -> None:
+        if self.world.chance(self.world.faults.point) and self.is_alive:
+            self.world.struck(self, name)
+            self.runtime.sleep(0.0)
+
+    def _fail(self, error: BaseException) -> None:
+        if self.runtime.is_over or not self.is_alive:
+            return
+        if isinstance(error, ConsumerStopped) and self._has_ended_transactions:
+            self.world.after(0.0, self.stop)
+            self.world.after(0.5, self.world.replace)
+        else:
+            self.world.fail(error)
+
+    def _end(self, code: int) -> None:
+        self.exit_code = code
+        self.crash()
+        self.world.after(0.3, self.world.replace)
+        self.runtime.sleep(0.0)
+
+    def stop(self) -> None:
+        """Its batch under way is finished, and it leaves the group."""
+        self.is_leaving = True
+        self.consumption.stop()
+
+    def crash(self) -> None:
+        if self.is_alive:
+            self.check()
+            self.runtime.kill()
+            self.is_closed = True
+            for transaction in self.transactions:
+                transaction.close()
+
+    def pause(self) -> None:
+        self.runtime.pause()
+
+    def resume(self) -> None:
+        self.runtime.resume()
+
+    def check(self) -> None:
+        if self.consumption.handled > self.committed:
+            raise Violation(
+                f"{self.name} counts {self.consumption.handled} messages as handled and has committed {self.committed}"
+            )

@@ -1,0 +1,230 @@
+"""What the threads of a consumer do in a calm world: each promise by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+
+from outbox.consumers import assignment
+from outbox.core.consumers.overrun import OVERRUN
+from outbox.core.consumers.partition import Life
+from outbox.core.consumers.values import EARLIEST, Partition, Position
+from tests.simulation.consumers.checkers import Written
+from tests.simulation.consumers.process import Process
+from tests.simulation.consumers.scenario import Faults, World, sized
+from tests.simulation.consumers.topic import TOPIC
+from tests.simulation.runtime import ended_with, in_thread
+
+FIRST, SECOND = Partition(TOPIC, 0), Partition(TOPIC, 1)
+SEED = 4  # two partitions
+
+
+class Calm(World):
+    def __init__(self) -> None:
+        super().__init__(SEED)
+        self.threads = 1
+        self.options = replace(self.options, start=EARLIEST, batch=4, many=False)
+
+    def produce(self, partition: Partition, count: int) -> None:
+        for _ in range(count):
+            uid = len(self.written) + 1
+            message = self.written[uid] = Written(uid, f"k{partition.number}", uid)
+            self.topic.logs[partition].append(message, marks=1)
+
+    def run_for(self, seconds: float, done: Callable[[], bool] | None = None) -> None:
+        self.run_until(self.now + seconds, done)
+
+    @property
+    def handled(self) -> int:
+        return len(self.primary.effects.handled)
+
+
+@pytest.fixture(autouse=True)
+def sizes() -> Iterator[None]:
+    with sized():
+        yield
+
+
+def calmly(job: Callable[[Calm], None]) -> None:
+    def run() -> None:
+        world = Calm()
+        with ended_with(world):
+            job(world)
+
+    in_thread(run)
+
+
+def test_once_is_complete_behind_the_marks_of_transactions_and_waits_for_nothing_later() -> None:
+    def job(world: Calm) -> None:
+        world.produce(FIRST, 10)
+        process = Process(world, "p1", is_once=True)
+        assert not process.consumption.is_complete
+        world.run_for(5.0, lambda: process.consumption.is_complete)
+        assert (world.handled, process.consumption.handled) == (10, 10)
+        world.produce(SECOND, 3)
+        assert process.consumption.is_complete
+
+    calmly(job)
+
+
+def test_a_stop_finishes_the_batch_under_way_and_leaves_the_group() -> None:
+    def job(world: Calm) -> None:
+        world.produce(FIRST, 500)
+        world.faults = Faults(slow=1.0)
+        process = Process(world, "p1")
+        world.run_for(2.0)
+        assert 0 < world.handled < 500
+        process.stop()
+        world.run_for(2.0)
+        assert process.is_closed
+        assert "p1" not in world.group.members
+        assert process.consumption.handled == process.committed == world.handled
+        assert not world.primary.locks
+        assert world.topic.copies[FIRST] == world.primary.rows[FIRST].next
+
+    calmly(job)
+
+
+def test_an_abandoned_consumer_leaves_at_once() -> None:
+    def job(world: Calm) -> None:
+        world.produce(FIRST, 1)
+        world.faults = Faults(hang=1.0)
+        process = Process(world, "p1")
+        world.run_for(1.0)
+        process.consumption.abandon()
+        world.run_for(0.5)
+        assert process.is_closed
+        assert not world.handled
+
+    calmly(job)
+
+
+def test_a_function_that_hangs_ends_its_process_with_a_code_of_its_own() -> None:
+    def job(world: Calm) -> None:
+        world.produce(FIRST, 1)
+        world.faults = Faults(hang=1.0)
+        process = Process(world, "p1")
+        world.run_for(world.options.timeout_s - 1.0)
+        assert process.is_alive
+        world.run_for(3.0)
+        assert (process.exit_code, process.cancelled, process.is_alive) == (OVERRUN, 1, False)
+        assert not world.handled
+
+    calmly(job)
+
+
+def test_what_waits_in_memory_is_bounded_and_a_slow_function_gets_all_of_it() -> None:
+    def job(world: Calm) -> None:
+        world.produce(FIRST, 400)
+        world.produce(SECOND, 400)
+        process = Process(world, "p1")
+        most = 0
+
+        def look() -> bool:
+            nonlocal most
+            held: Any = process.consumption._assignment._held
+            most = max(most, sum(one.waiting for one in held.values()))
+            return world.handled == 800
+
+        world.run_for(60.0, look)
+        assert world.handled == 800
+        assert most <= assignment.QUEUE_MAX + 2 * 50  # and what the last poll of each has brought
+
+    with patch.object(assignment, "QUEUE_MAX", 40):
+        calmly(job)
+
+
+def test_a_message_that_fails_stops_its_partition_and_the_others_go_on() -> None:
+    def job(world: Calm) -> None:
+        world.produce(FIRST, 5)
+        world.produce(SECOND, 5)
+        world.poison[3] = None
+        process = Process(world, "p1")
+        world.run_for(5.0)
+        assert list(process.stopped) == [FIRST]
+        assert "offset 4 failed 3 times" in process.stopped[FIRST]
+        assert sorted(world.primary.effects.handled) == [1, 2, 6, 7, 8, 9, 10]
+        assert world.primary.rows[FIRST].next == 3
+
+    calmly(job)
+
+
+def test_a_successor_ends_the_session_of_an_owner_that_stands_still_behind_the_lock() -> None:
+    def job(world: Calm) -> None:
+        world.options = replace(world.options, timeout_s=60.0)
+        first = Process(world, "p1")
+        world.run_for(1.0)
+        first.runtime.passed = lambda name: stand_still(first, name)
+        world.produce(FIRST, 1)
+        world.produce(SECOND, 1)
+        world.run_for(1.0)
+        assert first.is_paused
+        world.group.leave("p1")
+        Process(world, "p2")
+        world.run_for(6.0)
+        assert world.handled == 2
+        first.resume()
+        world.run_for(3.0)
+        assert world.handled == 2
+
+    def stand_still(process: Process, name: str) -> None:
+        if name == "batch-handled" and not process.world.handled:
+            process.pause()
+            process.runtime.sleep(0.0)
+
+    calmly(job)
+
+
+def test_an_emptied_table_of_positions_stops_the_partitions() -> None:
+    def job(world: Calm) -> None:
+        world.produce(FIRST, 5)
+        first = Process(world, "p1")
+        world.run_for(3.0)
+        first.stop()
+        world.run_for(1.0)
+        world.primary.rows.clear()
+        second = Process(world, "p2")
+        world.run_for(3.0)
+        assert "the consumer's group has the offset" in second.stopped[FIRST]
+
+    calmly(job)
+
+
+def test_a_position_that_is_not_there_for_long_stops_the_partition_with_both_sides() -> None:
+    def job(world: Calm) -> None:
+        world.produce(FIRST, 5)
+        world.primary.rows = {FIRST: Position(70, "1"), SECOND: Position(0, "1")}
+        process = Process(world, "p1")
+        world.run_for(2.0)
+        assert process.consumption.states[FIRST][0] is Life.OUT_OF_BOUNDS
+        world.run_for(3.0)
+        assert "holds the offsets 0 to 10 and the position is 70" in process.stopped[FIRST]
+
+    calmly(job)
+
+
+def test_topics_that_match_are_subscribed_to_when_they_are_found_and_not_given_up() -> None:
+    def job(world: Calm) -> None:
+        world.other_topics = ["stock", "orders-eu"]
+        process = Process(world, "p1", matches=lambda topic: topic.startswith(TOPIC))
+        world.run_for(2.0)
+        world.other_topics += ["orders-us"]
+        world.run_for(2.0)
+        world.other_topics = ["orders-us"]
+        world.run_for(2.0)
+        assert process.client.subscribed == [["orders", "orders-eu"], ["orders", "orders-eu", "orders-us"]]
+
+    calmly(job)
+
+
+def test_a_consumer_that_names_its_topics_asks_for_no_others() -> None:
+    def job(world: Calm) -> None:
+        process = Process(world, "p1")
+        world.run_for(2.0)
+        assert process.client.subscribed == []
+
+    calmly(job)
