@@ -78,6 +78,11 @@ class TransactionPort(Protocol):
         """Takes the on_commit hooks off the connection, commits, and returns them. Raises `CommitInDoubt`."""
         ...
 
+    def is_replaced(self, xid: int) -> bool:
+        """After a failure, in the place of `rollback`: whether the function has ended the transaction of this id.
+        Raises nothing. False when the server does not say."""
+        ...
+
     def rollback(self) -> None: ...
 
     def close(self) -> None:

@@ -207,7 +207,10 @@ class ConsumerWorker:
             batch.stage.on(BatchStep.LOST)
             self._settle(batch, doubt.hooks)
         except BaseException as error:
-            self._give_up(batch, self._failure(error))
+            failure = self._failure(error)
+            if self._is_replaced(batch):
+                failure = blame.Replaced(batch.replaced(f"then failed with {failure.text}"))
+            self._give_up(batch, failure)
         else:
             if hooks is None:
                 self._assignment.dropped(batch)
@@ -312,6 +315,10 @@ class ConsumerWorker:
         if isinstance(error, NotAvailable):
             return blame.KafkaUnavailable(str(error))
         return self._transaction.failure(error)
+
+    def _is_replaced(self, batch: ConsumerBatch) -> bool:
+        """Whether the function has ended the transaction itself, so that a part of the effects may be committed."""
+        return bool(batch.xid) and self._transaction.is_replaced(batch.xid)
 
     def _give_up(self, batch: ConsumerBatch, failure: blame.Failure) -> None:
         attempt = blame.BatchAttempt(

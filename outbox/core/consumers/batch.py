@@ -90,6 +90,11 @@ class ConsumerBatch:
         """Of the one message, when it was alone."""
         return max((one.failures for one in self._taken), default=0)
 
+    @property
+    def xid(self) -> int:
+        """Of the transaction that has locked the positions; 0: none has."""
+        return self._xid
+
     # ---- from the locks to COMMIT
 
     def locked(self, found: Mapping[Partition, Position], xid: int) -> list[AssignedPartition]:
@@ -137,16 +142,20 @@ class ConsumerBatch:
     def objection(self, moved: int, xid: int) -> str:
         """Why it must not be committed, by the answer to the last statement; empty when it may."""
         if xid != self._xid:
-            return (
-                f"the function has ended the transaction itself: it began as {self._xid} and is {xid} now. The "
-                f"positions are {self._written()}"
-            )
+            return self.replaced(f"is {xid} now")
         if moved != len(self.reached):
             return (
                 f"{moved} of {len(self.reached)} positions could be written, although they were locked: the function "
                 f"has changed them or ended the transaction itself. The positions are {self._written()}"
             )
         return ""
+
+    def replaced(self, then: str) -> str:
+        """Another transaction has taken the place of the one that holds the positions."""
+        return (
+            f"the function has ended the transaction itself: it began as {self._xid} and {then}. The positions are "
+            f"{self._written()}"
+        )
 
     def _written(self) -> str:
         return ", ".join(

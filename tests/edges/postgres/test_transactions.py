@@ -127,6 +127,11 @@ def close():
     connection.close()
 
 
+def close_and_fail():
+    connection.close()
+    raise ValueError("no")
+
+
 def close_beneath_django():
     connection.connection.close()
 
@@ -189,6 +194,51 @@ def test_a_raw_end_of_the_transaction_is_found_by_its_id(around, consumer, state
     assert effects() == (["before"] if statement == "COMMIT" else []), "nobody can undo a COMMIT"
     assert position(consumer) == 5
     assert is_untouched()
+
+
+def fail_after(*statements, error="no"):
+    def function():
+        for statement in statements:
+            execute(statement)
+        if error == "no":
+            raise ValueError(error)
+        execute(error)
+
+    return function
+
+
+@pytest.mark.parametrize(
+    ("function", "replaced"),
+    [
+        (fail_after("COMMIT"), True),
+        (fail_after("COMMIT", "SELECT 1"), True),
+        (fail_after("COMMIT", "SELECT pg_current_xact_id()"), True),
+        (fail_after("COMMIT", error="SELECT 1/0"), True),
+        (fail_after("COMMIT AND CHAIN", error="SELECT pg_terminate_backend(pg_backend_pid())"), True),
+        (fail_after("ROLLBACK"), True),
+        (fail_after("ROLLBACK", "SELECT pg_current_xact_id()", "COMMIT"), True),
+        (fail_after(), False),
+        (fail_after("SAVEPOINT s", "ROLLBACK TO s"), False),
+        (fail_after(error="SELECT 1/0"), False),
+        (fail_after(error="SELECT pg_terminate_backend(pg_backend_pid())"), False),
+        (close_and_fail, False),
+    ],
+)
+def test_a_raw_end_of_the_transaction_is_found_behind_an_error(around, consumer, function, replaced):
+    _, xid = POSITIONS.lock(around.begin(5), consumer, [ONE])
+    effect("before")
+    with pytest.raises((ValueError, Error)):
+        function()
+    assert around.is_replaced(xid) is replaced
+    assert effects() in ([], ["before"] if replaced else [])
+    assert position(consumer) == 5
+    assert is_untouched()
+
+
+def test_no_answer_about_a_transaction_is_no_replacement(around, consumer):
+    _, xid = POSITIONS.lock(around.begin(5), consumer, [ONE])
+    around.rollback()
+    assert not around.is_replaced(xid + 10**9), "a copy that lags does not know it"
 
 
 def test_atomic_alone_commits_behind_a_raw_commit(transactional_db):

@@ -325,6 +325,15 @@ class Transaction:
         session.xid = 0
         return hooks
 
+    def is_replaced(self, xid: int) -> bool:
+        is_another = self.session is not None and self.session.is_connected and self.session.xid != xid
+        try:
+            self.rollback()
+            self.connection().ask(lambda reply: reply())
+        except Lost:
+            return is_another
+        return is_another or xid in self._world.committed
+
     def rollback(self) -> None:
         if self.session is not None and self.session.is_connected:
             session = self.session

@@ -14,7 +14,7 @@ from outbox.core.consumers.partition import Life
 from outbox.core.consumers.values import Fetched, Partition
 from tests.simulation.checkers import Violation
 from tests.simulation.consumers.checkers import Written
-from tests.simulation.consumers.database import Failed, FunctionFailed, Positions, Transaction
+from tests.simulation.consumers.database import Failed, FunctionFailed, Positions, Session, Transaction
 from tests.simulation.consumers.topic import Client, Topics
 from tests.simulation.runtime import Simulated
 
@@ -82,6 +82,8 @@ class Process:
         if message.uid in world.poison or world.failing.get(message.uid, 0) > 0:
             world.failing[message.uid] = world.failing.get(message.uid, 0) - 1
             raise FunctionFailed(f"message {message.uid}")
+        if world.chance(faults.raw_commit) and self._is_by_itself:
+            self._commit(session, message)
         if world.chance(faults.raw_rollback):
             self._has_ended_transactions = True
             session.rollback()
@@ -89,6 +91,25 @@ class Process:
         session.effects.append(message)
         if not transaction.hooks:
             transaction.hooks.append(partial(world.hooked, session.xid))
+
+    @property
+    def _is_by_itself(self) -> bool:
+        """Nobody else could handle what it has committed before an operator knows of it."""
+        return (
+            self.world.threads == 1
+            and not self.is_leaving
+            and not any(process.is_alive for process in self.world.processes if process is not self)
+        )
+
+    def _commit(self, session: Session, message: Written) -> None:
+        """A raw COMMIT keeps the effects without their position, and then the function fails."""
+        world = self.world
+        self._has_ended_transactions = world.is_ended_by_hand = True
+        world.faults.calm()
+        session.effects.append(message)
+        session.commit(lambda: None)
+        session.begin()
+        raise world.random.choice((FunctionFailed("after COMMIT"), Failed("40001")))
 
     # ---- life and faults
 
@@ -113,7 +134,9 @@ class Process:
     def _fail(self, error: BaseException) -> None:
         if self.runtime.is_over or not self.is_alive:
             return
-        if isinstance(error, ConsumerStopped) and self._has_ended_transactions:
+        if isinstance(error, ConsumerStopped) and self.world.is_ended_by_hand:
+            self.world.after(0.0, self.world.decide)
+        elif isinstance(error, ConsumerStopped) and self._has_ended_transactions:
             self.world.after(0.0, self.stop)
             self.world.after(0.5, self.world.replace)
         else:

@@ -10,7 +10,7 @@ import logging
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 from unittest.mock import patch
 
@@ -51,7 +51,12 @@ class Faults:
     asks: float = 0.0
     conflict: float = 0.0
     raw_rollback: float = 0.0
+    raw_commit: float = 0.0
     point: float = 0.0
+
+    def calm(self) -> None:
+        for fault in fields(self):
+            setattr(self, fault.name, 0.0)
 
 
 @contextmanager
@@ -111,7 +116,10 @@ class World(surroundings.World):
         self.no_fetch_until = self.watermark_lags_until = 0.0
         self.other_topics: list[str] = []
         self._xids = 0
+        self.is_ended_by_hand = False
+        """A function has committed effects without their position. An operator has to set that."""
         self.replace: Callable[[], None] = lambda: None
+        self.decide: Callable[[], None] = lambda: None
 
     def new_xid(self) -> int:
         self._xids += 1
@@ -164,6 +172,7 @@ class Scenario:
         self.was_created_again = False
         self.kept: Server | None = None
         self.world.replace = self.replace
+        self.world.decide = self.stop_and_decide
 
     def run(self) -> Outcome:
         world = self.world
@@ -246,6 +255,9 @@ class Scenario:
     def strike(self) -> None:
         if not self.is_writing:
             return
+        if self.world.is_ended_by_hand:
+            self.world.after(0.5, self.strike)
+            return
         self.weather()
         faults = ["crash", "pause", "pause", "stop", "join", "cut_off", "restart", "add_partition", "silence"]
         if self.theme == LAGGING:
@@ -272,7 +284,8 @@ class Scenario:
             hang=some(0.002),
             asks=some(0.3),
             conflict=some(0.02),
-            raw_rollback=0.01 if self.theme == RESTLESS and self.random.random() < 0.3 else 0.0,
+            raw_rollback=(raw := 0.01 if self.theme == RESTLESS and self.random.random() < 0.3 else 0.0),
+            raw_commit=raw,
             point=some(0.02),
         )
 
@@ -427,12 +440,18 @@ class Scenario:
             is_poison = "failed 3 times" in reason and self.world.poison
             if not is_poison and partition not in self.world.topic.changed:
                 raise Violation(f"stopped without a cause: {reason}")
-        if stopped and not self.is_deciding:
+        if stopped:
+            self.stop_and_decide(list(stopped))
+        self.world.after(0.7, self.operate)
+
+    def stop_and_decide(self, partitions: list[Partition] | None = None) -> None:
+        """Without partitions: about all that have a position."""
+        if not self.is_deciding:
             self.is_deciding = True
             for process in self.world.processes:
                 process.crash()
-            self.world.after(0.3, lambda: self.decide(list(stopped)))
-        self.world.after(0.7, self.operate)
+            found = list(self.world.primary.rows) if partitions is None else partitions
+            self.world.after(0.3, lambda: self.decide(found))
 
     def decide(self, partitions: list[Partition]) -> None:
         """Only while nobody consumes."""
@@ -445,7 +464,7 @@ class Scenario:
             epoch = max((epoch for offset, epoch, _ in log.entries if offset < at), default=-1)
             server.rows[partition] = Position(at, self.world.topic.id, epoch)
         self.kept = None
-        self.is_deciding = False
+        self.is_deciding = self.world.is_ended_by_hand = False
         self.spawn()
 
     def behind_the_last(self, partition: Partition) -> int:

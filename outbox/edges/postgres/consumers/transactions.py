@@ -112,6 +112,32 @@ class Transaction:
         self._leave()
         return hooks
 
+    def is_replaced(self, xid: int) -> bool:
+        """After a failure, in the place of `rollback`: whether the transaction of this id was ended by the function."""
+        is_another = self._is_another(xid)
+        self.rollback()
+        return is_another or self._is_committed(xid)
+
+    def _is_another(self, xid: int) -> bool:
+        session = self._session
+        if session is None or session.closed:
+            return False
+        if session.info.transaction_status != TransactionStatus.INTRANS:
+            return session.info.transaction_status == TransactionStatus.IDLE
+        with suppress(psycopg.Error):
+            row = session.execute("/* replaced */ SELECT pg_current_xact_id_if_assigned()::text::bigint").fetchone()
+            return row is not None and row[0] != xid
+        return False
+
+    def _is_committed(self, xid: int) -> bool:
+        """What the session itself cannot say after an error, and when it is lost."""
+        try:
+            with self.connection().cursor() as cursor:
+                cursor.execute("/* replaced */ SELECT pg_xact_status(%s::text::xid8)", [xid])
+                return bool(cursor.fetchone()[0] == "committed")
+        except (Error, psycopg.Error):
+            return False  # the server is gone, or a copy in its place does not know the transaction
+
     def rollback(self) -> None:
         """Also what a function has left open. Raises nothing for a connection that is lost."""
         connection, session = connections[self._alias], self._session
