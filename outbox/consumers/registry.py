@@ -195,9 +195,10 @@ class _Given:
 
 
 def _function(function: Any, *, many: bool) -> Iterator[str]:
-    if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+    called = (function, type(function).__call__) if callable(function) else (function,)
+    if any(inspect.iscoroutinefunction(one) or inspect.isasyncgenfunction(one) for one in called):
         yield "It is async, and Django's transactions are not. Write it with def, and call async code by async_to_sync."
-    elif inspect.isgeneratorfunction(function):
+    elif any(map(inspect.isgeneratorfunction, called)):
         yield "It has a yield, so calling it does nothing. Leave the yield out."
     elif not callable(function) or isinstance(function, type):
         yield "It is no function. Decorate a function of one argument."

@@ -96,9 +96,20 @@ class Handler:
     def __init__(self, message): ...
 
 
+class AsyncHandler:
+    async def __call__(self, message): ...
+
+
+class GeneratorHandler:
+    def __call__(self, message):
+        yield message
+
+
 @pytest.mark.parametrize(
     ("function", "problem"),
     [
+        (AsyncHandler(), "It is async"),
+        (GeneratorHandler(), "has a yield"),
         (coroutine, "It is async"),
         (async_generator, "It is async"),
         (generator, "has a yield"),

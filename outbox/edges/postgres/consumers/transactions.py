@@ -22,7 +22,7 @@ from outbox.core.consumers import blame
 from outbox.core.consumers.blame import Failure
 from outbox.core.consumers.values import CommitInDoubt
 from outbox.edges.postgres.consumers.positions import application_name
-from outbox.exceptions import NotAvailable, StashOutsideTransaction
+from outbox.exceptions import InvalidConsumer, NotAvailable, StashOutsideTransaction
 
 _CANCEL_S = 5.0
 # A client that is gone without a word keeps its locks no longer than this.
@@ -209,13 +209,15 @@ def _of_database(error: BaseException, text: str) -> Failure:
 def _remedy(error: Exception) -> str:
     """For what every message would raise; empty: another one might not."""
     if isinstance(error, RuntimeError) and "durable atomic block" in str(error):
-        return "Leave durable=True out: the function runs in the consumer's transaction, which is durable."
+        return "Leave durable=True out: the function runs in the consumer's transaction, which is durable"
     if isinstance(error, ConnectionDoesNotExist):
-        return "Name an alias that DATABASES has."
+        return "Name an alias that DATABASES has"
     if isinstance(error, StashOutsideTransaction):
-        return "Stash with the alias of the consumer, or open a transaction on the other one."
+        return "Stash with the alias of the consumer, or open a transaction on the other one"
+    if isinstance(error, InvalidConsumer):
+        return "Write it with def and without yield, and call async code by async_to_sync"
     if isinstance(error, ImportError):
-        return "Install the module, or correct the import."
+        return "Install the module, or correct the import"
     if isinstance(error, ImproperlyConfigured):
-        return "Correct the settings."
+        return "Correct the settings"
     return ""
