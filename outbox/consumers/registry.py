@@ -10,6 +10,8 @@ import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from operator import attrgetter
+from sys import _getframe
 from typing import Any, TypeVar
 
 from outbox.consumers.message import text
@@ -40,6 +42,8 @@ class Consumer:
     durable: bool
     using: str | None
     decoder: Callable[[bytes], Any]
+    declared_at: str
+    """File and line of the call of `consumer`, and those of the function."""
 
     @property
     def name(self) -> str:
@@ -81,11 +85,13 @@ def consumer(
     The function is returned as it is.
     """
     given = _Given(topics, many, batch, start, attempts, backoff, timeout_s, durable, using, name, decoder)
+    caller = _getframe(1)
+    called_at = f"{caller.f_code.co_filename}:{caller.f_lineno}"
     if len(topics) == 1 and callable(topics[0]):
         raise InvalidConsumer('@outbox.consumer needs topics. Write @outbox.consumer("orders").')
 
     def register(function: Function) -> Function:
-        _add(given.consumer(function))
+        _add(given.consumer(function, called_at))
         return function
 
     return register
@@ -101,12 +107,26 @@ def registered() -> Mapping[str, Consumer]:
 
 def _add(found: Consumer) -> None:
     there = _consumers.get(found.name)
-    if there is not None and _place(there.function) != _place(found.function):
+    if there is not None and not _is_same(there, found):
+        first, second = (f"{_place(one.function)} ({one.declared_at})" for one in (there, found))
         raise InvalidConsumer(
-            f"Two consumers have the name {found.name!r}: {_place(there.function)} and {_place(found.function)}. "
-            "They would share one position. Give one of them another name=."
+            f"Two consumers have the name {found.name!r}: {first} and {second}. They would share one position. Give "
+            "one of them another name=, or name all topics in one @outbox.consumer(...)."
         )
     _consumers[found.name] = found
+
+
+def _is_same(there: Consumer, found: Consumer) -> bool:
+    """Its module was imported again."""
+    fields = attrgetter("names", "patterns", "options", "durable", "using")
+    is_equal = fields(there) == fields(found)
+    is_there = there.function is found.function or there.declared_at == found.declared_at
+    return is_equal and is_there and _place(there.function) == _place(found.function)
+
+
+def _code_at(function: Any) -> str:
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return f"{code.co_filename}:{code.co_firstlineno}" if code is not None else repr(type(function))
 
 
 def _place(function: Any) -> str:
@@ -130,7 +150,7 @@ class _Given:
     name: Any
     decoder: Any
 
-    def consumer(self, function: Any) -> Consumer:
+    def consumer(self, function: Any, called_at: str) -> Consumer:
         """Raises `InvalidConsumer` with everything that is wrong."""
         name = self.name or _default_name(function)
         problems = [*self._topics(), *self._values(), *_function(function, many=self.many is True), *_name(name)]
@@ -153,6 +173,7 @@ class _Given:
             durable=self.durable,
             using=self.using,
             decoder=self.decoder,
+            declared_at=f"{called_at}, {_code_at(function)}",
         )
 
     def _topics(self) -> Iterator[str]:

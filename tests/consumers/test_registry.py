@@ -186,6 +186,48 @@ def test_two_consumers_may_not_share_a_name():
     assert registry._consumers["same"].function is first
 
 
+def declare(function, *topics, **options):
+    outbox.consumer(*(topics or ("orders",)), name="same", **options)(function)
+
+
+def made():
+    def record(message): ...
+
+    return record
+
+
+def test_a_module_that_was_imported_again_declares_the_same_consumers():
+    for _ in range(2):
+        declare(made(), re.compile("o.*"), batch=5)
+
+
+def test_no_consumer_replaces_another_one():
+    def wrapped(function):
+        return lambda message: function(message)
+
+    def first(message): ...
+
+    declare(first, batch=5)
+    for function, topics, options in (
+        (first, ("payments",), {"batch": 5}),
+        (first, ("orders", "payments"), {"batch": 5}),
+        (first, ("orders",), {"batch": 6}),
+    ):
+        with pytest.raises(InvalidConsumer, match=r"the name 'same': .*first .*test_registry.py:\d+"):
+            declare(function, *topics, **options)
+    outbox.consumer("orders", name="other")(wrapped(first))
+    with pytest.raises(InvalidConsumer, match="Give one of them another name="):
+        outbox.consumer("orders", name="other")(wrapped(first))
+
+    @outbox.consumer("orders", name="third")
+    def record(message): ...
+
+    with pytest.raises(InvalidConsumer, match="'third'"):
+
+        @outbox.consumer("orders", name="third")
+        def record(message): ...
+
+
 LOADED = """
 import sys, types
 import django
