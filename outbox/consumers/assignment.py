@@ -312,13 +312,14 @@ class Assignment:
     def failed(self, batch: ConsumerBatch, pause_s: float) -> None:
         """The one message of it."""
         with self._changed:
-            for one in batch.everything:
-                one.failed(self._runtime.monotonic() + pause_s)
+            _, offset = batch.first
+            for one in batch.staying:
+                one.failed(offset, self._runtime.monotonic() + pause_s)
 
     def stopped(self, batch: ConsumerBatch, reason: str) -> None:
         """The partition of the one message of it."""
         with self._changed:
-            for one in batch.everything:
+            for one in batch.staying:
                 self._stop(one, reason)
 
     def _stop(self, one: AssignedPartition, reason: str) -> None:

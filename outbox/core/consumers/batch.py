@@ -72,6 +72,10 @@ class ConsumerBatch:
             one.work.on(Works.TAKEN)
 
     @property
+    def staying(self) -> tuple[AssignedPartition, ...]:
+        return tuple(self._taken)
+
+    @property
     def partitions(self) -> list[Partition]:
         return [one.partition for one in self._taken]
 

@@ -128,6 +128,10 @@ class AssignedPartition:
     def loaded(self, position: Position, goal: int | None = None) -> None:
         """`goal`: where the topic ends now; the first one counts."""
         self.goal = goal if self.goal is None else self.goal
+        if self.position is not None and position.next != self.position.next:
+            self._failures, self._not_before = 0, float("-inf")
+        if position.next >= self._alone.stop:
+            self._alone = range(0)
         self.position, self._epoch = position, position.leader_epoch
         self.life.on(Lives.LOADED)
 
@@ -279,8 +283,9 @@ class AssignedPartition:
         """Of the first message, when it was alone."""
         return self._failures
 
-    def failed(self, not_before: float) -> None:
-        """The first message, alone."""
+    def failed(self, offset: int, not_before: float) -> None:
+        """The first message, alone, at this offset. It stays alone, whatever is fetched behind it."""
+        self._alone = range(offset, max(offset + 1, self._alone.stop))
         self._failures += 1
         self._not_before = not_before
 

@@ -145,10 +145,41 @@ def test_a_message_that_failed_waits_and_success_forgets_that():
     one = reading()
     one.received([message(10), message(11)])
     one.alone(10, 10)
-    one.failed(not_before=7.0)
+    one.failed(10, not_before=7.0)
     assert (offsets(one, now=6.9), offsets(one, now=7.0), one.failures) == ([], [10], 1)
     one.handled(Position(11, "id", 1))
     assert (offsets(one, now=0.0), one.failures) == ([11], 0)
+
+
+def moved(one, next_):
+    one.again()
+    one.life.on(Lives.LOADS)
+    one.loaded(Position(next_, "id", 1))
+    one.started()
+
+
+def test_messages_that_others_have_handled_meanwhile_are_not_waited_for():
+    one = reading()
+    one.received([message(offset) for offset in range(10, 20)])
+    one.alone(10, 19)
+    one.failed(10, not_before=7.0)
+    moved(one, 15)
+    one.received([message(15), message(16)])
+    assert (offsets(one), one.is_alone, one.failures) == ([15], True, 0)
+    moved(one, 20)
+    one.received([message(20), message(21)])
+    assert (offsets(one), one.is_alone) == ([20, 21], False)
+
+
+def test_a_message_that_failed_is_the_only_one_of_its_next_attempt():
+    one = reading()
+    one.received([message(10)])
+    one.failed(10, not_before=7.0)
+    one.received([message(11), message(12)])
+    assert (offsets(one, now=7.0), one.is_alone, one.failures) == ([10], True, 1)
+    moved(one, 10)
+    one.received([message(10), message(11)])
+    assert (offsets(one, now=7.0), one.failures) == ([10], 1), "it was loaded again, and has not moved"
 
 
 def test_it_is_complete_when_the_end_of_then_is_reached_behind_marks_of_transactions():
