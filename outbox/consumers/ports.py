@@ -93,8 +93,9 @@ class TransactionPort(Protocol):
         """Ends the statement that is being run. Any thread may call it; raises nothing."""
         ...
 
-    def failure(self, error: BaseException) -> Failure:
-        """What was raised by the function or by a call of a port, as a value."""
+    def failure(self, error: BaseException, *, is_of_function: bool = False) -> Failure:
+        """What was raised by the function or by a call of a port, as a value. Asked before the rollback: while the
+        session lives, another server's outage is a failure of the function."""
         ...
 
 

@@ -207,7 +207,7 @@ class ConsumerWorker:
             batch.stage.on(BatchStep.LOST)
             self._settle(batch, doubt.hooks)
         except BaseException as error:
-            failure = self._failure(error)
+            failure = self._failure(error, is_of_function=batch.has_raised)
             if self._is_replaced(batch):
                 failure = blame.Replaced(batch.replaced(f"then failed with {failure.text}"))
             self._give_up(batch, failure)
@@ -309,12 +309,12 @@ class ConsumerWorker:
 
     # ---- failures
 
-    def _failure(self, error: BaseException) -> blame.Failure:
+    def _failure(self, error: BaseException, *, is_of_function: bool = False) -> blame.Failure:
         if isinstance(error, Refusal):
             return error.failure
-        if isinstance(error, NotAvailable):
+        if isinstance(error, NotAvailable) and not is_of_function:
             return blame.KafkaUnavailable(str(error))
-        return self._transaction.failure(error)
+        return self._transaction.failure(error, is_of_function=is_of_function)
 
     def _is_replaced(self, batch: ConsumerBatch) -> bool:
         """Whether the function has ended the transaction itself, so that a part of the effects may be committed."""

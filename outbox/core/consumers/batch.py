@@ -189,6 +189,10 @@ class ConsumerBatch:
         if self.stage.expects(BatchStep.DROPPED):
             self.stage.on(BatchStep.DROPPED)
 
+    @property
+    def has_raised(self) -> bool:
+        return self._has_raised
+
     def raised(self) -> None:
         """The function, for what is to be handled next."""
         self._has_raised = True

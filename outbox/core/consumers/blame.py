@@ -24,6 +24,8 @@ class StatementRefused:
 
     sqlstate: str
     text: str
+    is_elsewhere: bool = False
+    """It did not end this transaction, so it may be an error of another session."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +184,8 @@ def _of_statement(attempt: BatchAttempt, error: StatementRefused) -> Action:
     if error.sqlstate in _SMALLER:
         return Smaller(reason)
     is_ours = error.sqlstate == _CANCELLED and attempt.is_cancelled
-    if is_ours or error.sqlstate in _OUTAGES or error.sqlstate.startswith(_OUTAGE_CLASSES):
+    is_outage = error.sqlstate in _OUTAGES or error.sqlstate.startswith(_OUTAGE_CLASSES)
+    if is_ours or (is_outage and not error.is_elsewhere):
         return Wait(reason)
     if attempt.is_locking or not attempt.messages:
         return Wait(reason)  # a table or a privilege is missing: an operator may add it meanwhile

@@ -39,6 +39,8 @@ ROWS = [
         (b.StatementRefused(state, "no"), b.Wait)
         for state in ("57P01", "57P03", "53300", "08006", "25P03", "25006", "28P01")
     ),
+    *((b.StatementRefused(state, "no", is_elsewhere=True), OF_STATEMENT) for state in ("57P01", "08006", "23505")),
+    (b.StatementRefused("40P01", "no", is_elsewhere=True), b.Smaller),
     *((b.StatementRefused(state, "no"), OF_STATEMENT) for state in ("23505", "42P01", "22001")),
 ]
 

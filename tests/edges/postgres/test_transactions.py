@@ -515,6 +515,67 @@ def test_what_is_raised_becomes_a_value(error, kind):
     assert type(error).__name__ in found.text
 
 
+def use_a_closed_cursor():
+    cursor = connection.cursor()
+    cursor.close()
+    cursor.execute("SELECT 1")
+
+
+def ask_another_server():
+    psycopg.connect("postgresql://x@127.0.0.1:1/x")
+
+
+def lose_another_session():
+    with psycopg.connect(**connection.get_connection_params(), autocommit=True) as other:
+        other.execute("SELECT pg_terminate_backend(pg_backend_pid())")
+
+
+def call_another_broker():
+    raise NotAvailable("no broker")
+
+
+def close_its_session_and_ask():
+    connection.connection.close()
+    execute("SELECT 1")
+
+
+def lose_its_session():
+    execute("SELECT pg_terminate_backend(pg_backend_pid())")
+
+
+def lose_its_session_within_a_block():
+    with transaction.atomic():
+        lose_its_session()
+
+
+ATTEMPT = blame.BatchAttempt(1, attempts=5)
+
+
+@pytest.mark.parametrize(
+    ("function", "action"),
+    [
+        (use_a_closed_cursor, blame.TryLater),
+        (ask_another_server, blame.TryLater),
+        (lose_another_session, blame.TryLater),
+        (call_another_broker, blame.TryLater),
+        (close_its_session_and_ask, blame.TryLater),
+        (lose_its_session, blame.Wait),
+        (lose_its_session_within_a_block, blame.Wait),
+    ],
+)
+def test_an_outage_is_one_of_the_transactions_own_session(around, consumer, function, action):
+    """The consumer would wait without end for what only the function can mend."""
+    POSITIONS.lock(around.begin(5), consumer, [ONE])
+    with pytest.raises((Error, psycopg.Error, NotAvailable)) as raised:
+        function()
+    found = around.failure(raised.value, is_of_function=True)
+    assert isinstance(blame.blame(ATTEMPT, found), action), found
+    around.rollback()
+    if action is blame.TryLater:
+        outage = around.failure(raised.value)
+        assert isinstance(blame.blame(ATTEMPT, outage), blame.Wait), "where no function has run"
+
+
 def test_an_alias_that_is_not_there_and_an_outbox_in_another_transaction_have_a_remedy(around, consumer):
     with pytest.raises(Exception, match="doesn't exist") as raised:
         connections["nowhere"].cursor()

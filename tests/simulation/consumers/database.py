@@ -348,7 +348,7 @@ class Transaction:
     def cancel(self) -> None:
         self._process.cancelled += 1
 
-    def failure(self, error: BaseException) -> blame.Failure:
+    def failure(self, error: BaseException, *, is_of_function: bool = False) -> blame.Failure:
         if isinstance(error, Lost):
             return blame.Disconnected("lost")
         if isinstance(error, Failed):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import psycopg
@@ -166,8 +167,20 @@ class Transaction:
             with suppress(psycopg.Error, OSError):
                 session.cancel_safe(timeout=_CANCEL_S)
 
-    def failure(self, error: BaseException) -> Failure:
-        """What was raised by the function or by a call of a port, as a value."""
+    def failure(self, error: BaseException, *, is_of_function: bool = False) -> Failure:
+        """What was raised by the function or by a call of a port, as a value. A lost session is an outage, unless the
+        function has closed it. While it lives, an outage of another server is a failure of the function."""
+        found, session = self._failure(error), self._session
+        if not is_of_function or session is None or session.broken:
+            return found
+        if isinstance(found, blame.Disconnected | blame.KafkaUnavailable):
+            return blame.FunctionRaised(found.text)
+        if isinstance(found, blame.StatementRefused):
+            is_here = session.info.transaction_status == TransactionStatus.INERROR
+            return replace(found, is_elsewhere=not is_here)
+        return found
+
+    def _failure(self, error: BaseException) -> Failure:
         text = _text(error)
         if not isinstance(error, Exception) or isinstance(error, MemoryError):
             return blame.Ending(text)
