@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import psycopg
 import pytest
 from django.db import Error, connection, connections
+from psycopg import IsolationLevel
 
 from outbox.core.consumers.values import Partition, Position
 from outbox.edges.postgres.consumers.positions import Positions, application_name
@@ -81,7 +82,8 @@ def test_a_position_is_made_once(consumer, positions):
     assert positions.load(connection, consumer, []) == {}
 
 
-def test_two_owners_make_one_row_of_a_partition(consumer, positions):
+@pytest.mark.parametrize("level", [IsolationLevel.READ_COMMITTED, IsolationLevel.REPEATABLE_READ])
+def test_two_owners_make_one_row_of_a_partition(consumer, positions, level):
     """Each would begin at another offset, as they were asked for at other times."""
     for round in range(10):
         partition = Partition("orders", round)
@@ -89,6 +91,7 @@ def test_two_owners_make_one_row_of_a_partition(consumer, positions):
 
         def make(next, partition=partition, barrier=barrier):
             connection.ensure_connection()
+            connection.connection.isolation_level = level
             barrier.wait(10)
             positions.create(connection, consumer, {partition: Position(next)})
 

@@ -108,12 +108,18 @@ class Positions:
 
     def create(self, connection: Any, consumer: str, positions: Mapping[Partition, Position]) -> None:
         """Commits rows for partitions that have none; leaves the others."""
-        found = sorted(positions)
-        given = {**_asked(consumer, found), **_given([positions[partition] for partition in found])}
-        # A row that another owner makes meanwhile may have another `next`, so it would be a second one.
-        with transaction.atomic(using=connection.alias), connection.cursor() as cursor:
+        # A row that another owner makes meanwhile may have another `next`, so it would be a second one. The lock shows
+        # it only to a later snapshot, whatever isolation level DATABASES asks for.
+        with transaction.atomic(using=connection.alias, durable=True), connection.cursor() as cursor:
+            cursor.execute("/* position */ SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
             cursor.execute("/* position */ SELECT pg_advisory_xact_lock(%s, hashtext(%s))", [_CREATE_LOCK, consumer])
-            cursor.execute(self._create, given)
+            self._insert(cursor, consumer, positions)
+
+    def _insert(self, cursor: Any, consumer: str, positions: Mapping[Partition, Position]) -> None:
+        found = sorted(positions)
+        cursor.execute(
+            self._create, {**_asked(consumer, found), **_given([positions[partition] for partition in found])}
+        )
 
     def lock(
         self, connection: Any, consumer: str, partitions: Sequence[Partition]
@@ -139,7 +145,7 @@ class Positions:
         """As an operator says, inside of a transaction."""
         with connection.cursor() as cursor:
             cursor.execute(self._delete, _asked(consumer, sorted(positions)))
-        self.create(connection, consumer, positions)
+            self._insert(cursor, consumer, positions)
 
     def settle(
         self, connection: Any, consumer: str, partitions: Sequence[Partition]
