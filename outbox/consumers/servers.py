@@ -115,6 +115,6 @@ class Preflight:
                 raise UnknownPositions(
                     f"The consumer {consumer.name!r} has no position in the topic {shared[0]!r}, and {other!r}, which "
                     "no app declares, has one. Was the function renamed? Then declare it with "
-                    f"name={other!r}, and it continues where it was. If both are meant, delete the rows of {other!r} "
-                    f"from {self._conf.table}_position: {consumer.name!r} then begins as start= says."
+                    f"name={other!r}, and it continues where it was. If both are meant, declare {other!r} too: "
+                    f"{consumer.name!r} then begins as start= says."
                 )

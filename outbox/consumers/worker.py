@@ -210,7 +210,7 @@ class ConsumerWorker:
             failure = self._failure(error, is_of_function=batch.has_raised)
             if self._is_replaced(batch):
                 failure = blame.Replaced(batch.replaced(f"then failed with {failure.text}"))
-            self._give_up(batch, failure)
+            self._give_up(batch, failure, error)
         else:
             if hooks is None:
                 self._assignment.dropped(batch)
@@ -320,7 +320,7 @@ class ConsumerWorker:
         """Whether the function has ended the transaction itself, so that a part of the effects may be committed."""
         return bool(batch.xid) and self._transaction.is_replaced(batch.xid)
 
-    def _give_up(self, batch: ConsumerBatch, failure: blame.Failure) -> None:
+    def _give_up(self, batch: ConsumerBatch, failure: blame.Failure, error: BaseException) -> None:
         attempt = blame.BatchAttempt(
             batch.messages,
             batch.failures,
@@ -339,14 +339,17 @@ class ConsumerWorker:
         elif isinstance(action, blame.Alone):
             batch.split()
         elif isinstance(action, blame.TryLater | blame.StopPartition):
-            self._message_failed(batch, action)
+            self._message_failed(batch, action, error)
         else:
             self._act_on_outage(action, batch)
             self._assignment.pause(self._number, self._outage.failed())
         self._assignment.dropped(batch)
 
-    def _message_failed(self, batch: ConsumerBatch, action: blame.TryLater | blame.StopPartition) -> None:
+    def _message_failed(
+        self, batch: ConsumerBatch, action: blame.TryLater | blame.StopPartition, error: BaseException
+    ) -> None:
         partition, offset = batch.first
+        is_first = not batch.failures and not isinstance(error, Refusal)
         logger.warning(
             "message_failed consumer=%s topic=%s partition=%d offset=%d attempt=%d error=%r",
             self._options.name,
@@ -354,6 +357,7 @@ class ConsumerWorker:
             offset,
             batch.failures + 1,
             action.reason,
+            exc_info=error if is_first else None,
         )
         if isinstance(action, blame.TryLater):
             pause_s = min(FAILURE_MAX_S, self._options.backoff_s * 2.0 ** min(batch.failures, 60))
@@ -390,7 +394,8 @@ class ConsumerWorker:
     def _unblock(self, batch: ConsumerBatch) -> None:
         try:
             ended = self._positions.unblock(self._transaction.connection(), self._options.name, batch.partitions)
-            logger.warning("blocking_session_ended consumer=%s sessions=%d", self._options.name, ended)
+            if ended:
+                logger.warning("blocking_session_ended consumer=%s sessions=%d", self._options.name, ended)
         except Exception:
             self._transaction.close()
 

@@ -106,6 +106,8 @@ def test_a_message_that_fails_stops_its_partition_and_no_other(scene):
     assert failing.wait() == 4, failing.text()
     assert "partition_stopped" in failing.text()
     assert "the order 20 is refused" in failing.text()
+    assert failing.text().count("message_failed") == 2
+    assert failing.text().count("Traceback") == 1, "of the first attempt"
     found = {int(value) for _, value, _ in scene.effects()}
     assert 20 not in found
     assert all(int(value) < 20 for key, value, _ in scene.effects() if key == "k6"), "its key waits"
@@ -216,6 +218,7 @@ def test_a_consumer_that_was_renamed_is_not_begun_anew(scene):
     assert process.wait() == 1
     assert "'shop.old', which no app declares" in process.text()
     assert "name='shop.old'" in process.text()
+    assert "declare 'shop.old' too" in process.text()
     scene.check()
 
 

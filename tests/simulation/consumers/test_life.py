@@ -14,6 +14,7 @@ from outbox.core.consumers.overrun import OVERRUN
 from outbox.core.consumers.partition import Life
 from outbox.core.consumers.values import EARLIEST, Partition, Position
 from tests.simulation.consumers.checkers import Written
+from tests.simulation.consumers.database import Positions, Session
 from tests.simulation.consumers.process import Process
 from tests.simulation.consumers.scenario import Faults, World, sized
 from tests.simulation.consumers.topic import TOPIC
@@ -151,6 +152,36 @@ def test_a_message_that_fails_stops_its_partition_and_the_others_go_on() -> None
         assert world.primary.rows[FIRST].next == 3
 
     calmly(job)
+
+
+def test_the_stack_is_logged_with_the_first_failure_of_a_message(caplog: pytest.LogCaptureFixture) -> None:
+    def job(world: Calm) -> None:
+        world.produce(FIRST, 5)
+        world.poison[3] = None
+        Process(world, "p1")
+        world.run_for(5.0)
+
+    calmly(job)
+    found = [record for record in caplog.records if record.getMessage().startswith("message_failed")]
+    assert [record.exc_info is not None for record in found] == [True, False, False]
+
+
+def test_a_lock_without_a_session_of_the_consumer_is_waited_for(caplog: pytest.LogCaptureFixture) -> None:
+    def job(world: Calm) -> None:
+        world.produce(FIRST, 1)
+        Process(world, "p1")
+        with patch.object(Positions, "unblock", lambda *given: 0):
+            holder = Session(world.primary, Process(world, "p2"))
+            holder.begin()
+            world.primary.locks[FIRST] = holder
+            world.run_for(5.0)
+            holder.rollback()
+        world.run_for(5.0)
+        assert world.handled == 1
+
+    calmly(job)
+    assert "consumer_waits" in caplog.text
+    assert "blocking_session_ended" not in caplog.text
 
 
 def test_a_successor_ends_the_session_of_an_owner_that_stands_still_behind_the_lock() -> None:
