@@ -168,6 +168,8 @@ EVENTS: Mapping[str, str] = {
     "database_went_back": "The database lost committed positions, as after a failover. The consumer handles the "
     "messages again from the position that the database has.",
     "hook_failed": "A function of on_commit raised an error. The messages are handled, and the other functions run.",
+    "write_outside": "A consumer's function wrote through another alias, outside of the transaction of its position. "
+    "The process logs it once for each alias.",
     "function_overrun": "A consumer's function took longer than `timeout_s`. The process logs its stack and ends.",
 }
 

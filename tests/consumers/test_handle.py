@@ -1,11 +1,13 @@
 """How the user's function is called, and what it may not return."""
 
 import functools
+import logging
 
 import pytest
+from django.db.utils import ConnectionHandler
 
 import outbox
-from outbox.consumers import registry
+from outbox.consumers import handle, registry
 from outbox.consumers.handle import Handling
 from outbox.core.consumers import blame
 from outbox.core.consumers.values import Fetched
@@ -62,3 +64,37 @@ def test_a_result_that_has_yet_to_run_stops_the_consumer(function, kind):
 @pytest.mark.parametrize("result", [None, 1, [1], "text"])
 def test_any_other_result_is_left_alone(result):
     handling(functools.partial(lambda result, message: result, result))([MESSAGE], 1)
+
+
+@pytest.fixture
+def other(monkeypatch, django_db_blocker):
+    """A database that needs no server."""
+    found = ConnectionHandler(
+        {alias: {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"} for alias in ("default", "other")}
+    )
+    monkeypatch.setattr(handle, "connections", found)
+    with django_db_blocker.unblock():
+        for alias in found:
+            with found[alias].cursor() as cursor:
+                cursor.execute("CREATE TABLE t (x integer)")
+        yield found
+        found.close_all()
+
+
+def test_a_write_through_another_alias_is_logged_once(other, caplog):
+    statements = ["SELECT 1", "INSERT INTO t VALUES (1)", "/* c */ update t SET x = 2", "DELETE FROM t"]
+
+    def function(message):
+        for alias in other:
+            with other[alias].cursor() as cursor:
+                for statement in statements[: message.offset + 1]:
+                    cursor.execute(statement)
+
+    handled = handling(function)
+    with caplog.at_level(logging.WARNING):
+        handled([MESSAGE], 1)
+        assert not caplog.records, "it has read"
+        for _ in range(2):
+            handled([MESSAGE._replace(offset=3)], 1)
+    assert [record.getMessage() for record in caplog.records] == ["write_outside consumer=shop.record alias=other"]
+    assert other["other"].execute_wrappers == []
