@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -43,17 +43,36 @@ def positions_of(conf: Conf) -> Positions:
     return Positions(conf.table, session_timeout_s=conf.election.session_timeout_s)
 
 
-def show(conf: Conf, alias: str, consumer: str | None = None) -> list[ShownPosition]:
-    """Every position, or those of one consumer. Kafka's side is left out where it does not answer."""
-    connection, positions = connections[alias], positions_of(conf)
+def show(
+    conf: Conf, declared: Mapping[str, str], consumer: str | None = None, *, database: str | None = None
+) -> list[ShownPosition]:
+    """Every position, or those of one consumer. Kafka's side is left out where it does not answer. `declared` has the
+    alias of each consumer that apps declare; `database` takes the place of all of them."""
+    positions = positions_of(conf)
+    everywhere = {conf.database, *declared.values()}
+    aliases = sorted(everywhere if consumer is None or consumer not in declared else {declared[consumer]})
+    if database is not None:
+        aliases = [database]
+    names = {alias: set(positions.topics(connections[alias])) for alias in aliases}
+    if consumer is not None:
+        _require_known(consumer, declared, set().union(*names.values()))
     shown = []
-    for name in sorted(positions.topics(connection)):
-        if consumer in (None, name):
-            topics = Topics(conf.kafka.client_properties, group_id(conf.name, name))
-            found = positions.everything(connection, name)
-            ids = _ids(topics, {partition.topic for partition in found})
-            shown += [_shown(name, partition, found[partition], topics, ids) for partition in sorted(found)]
-    return shown
+    for alias, found in names.items():
+        for name in sorted(found if consumer is None else found & {consumer}):
+            shown += _shown_of(conf, name, positions.everything(connections[alias], name))
+    return sorted(shown, key=lambda one: (one.consumer, one.topic, one.partition))
+
+
+def _require_known(consumer: str, declared: Collection[str], stored: Collection[str]) -> None:
+    if consumer not in declared and consumer not in stored:
+        known = ", ".join(sorted({*declared, *stored})) or "none"
+        raise PositionRefused(f"No consumer is called {consumer!r}. Known consumers: {known}.")
+
+
+def _shown_of(conf: Conf, consumer: str, found: Mapping[Partition, Position]) -> list[ShownPosition]:
+    topics = Topics(conf.kafka.client_properties, group_id(conf.name, consumer))
+    ids = _ids(topics, {partition.topic for partition in found})
+    return [_shown(consumer, partition, found[partition], topics, ids) for partition in sorted(found)]
 
 
 def _ids(topics: Topics, names: set[str]) -> Mapping[str, str] | None:
@@ -63,11 +82,19 @@ def _ids(topics: Topics, names: set[str]) -> Mapping[str, str] | None:
         return None
 
 
+def _bounds(topics: Topics, partition: Partition) -> tuple[int, int] | tuple[None, None]:
+    """A topic that was created again may have fewer partitions."""
+    try:
+        return topics.bounds(partition)
+    except NotAvailable:
+        return None, None
+
+
 def _shown(
     consumer: str, partition: Partition, position: Position, topics: Topics, ids: Mapping[str, str] | None
 ) -> ShownPosition:
     topic_id = (ids or {}).get(partition.topic)
-    first, end = topics.bounds(partition) if topic_id is not None else (None, None)
+    first, end = _bounds(topics, partition) if topic_id is not None else (None, None)
     is_other = bool(topic_id and position.topic_id and topic_id != position.topic_id)
     lag = None if end is None or is_other else max(0, end - position.next)
     return ShownPosition(consumer, *partition, position.next, first, end, lag, is_other)
@@ -75,7 +102,7 @@ def _shown(
 
 def set_positions(
     conf: Conf,
-    alias: str,
+    declared: Mapping[str, str],
     consumer: str,
     topic: str,
     to: str | int,
@@ -84,9 +111,13 @@ def set_positions(
     actor: str,
     reason: str = "",
     dry_run: bool = False,
+    database: str | None = None,
 ) -> dict[Partition, tuple[int | None, int]]:
     """Each partition's position before and after. `to` is an offset, `earliest` or `latest`. Refused while a process of
     the consumer runs, and for an offset that the topic does not have."""
+    alias = database or declared.get(consumer, conf.database)
+    positions, connection = positions_of(conf), connections[alias]
+    _require_known(consumer, declared, positions.topics(connection))
     topics = Topics(conf.kafka.client_properties, group_id(conf.name, consumer))
     if members := topics.members():
         raise PositionRefused(
@@ -95,7 +126,6 @@ def set_positions(
         )
     wanted = _wanted(topics, topic, to, partition)
     topic_id = topics.ids([topic])[topic]
-    positions, connection = positions_of(conf), connections[alias]
     with transaction.atomic(using=alias):
         before, _ = positions.lock(connection, consumer, list(wanted))
         changed = {one: (before[one].next if one in before else None, next) for one, next in wanted.items()}

@@ -168,6 +168,30 @@ def test_an_operator_sees_the_positions_and_sets_them_while_nobody_consumes(scen
     assert scene.query("SELECT what, why FROM outbox_audit_log") == [("position", "again")]
 
 
+def test_the_positions_of_a_topic_with_fewer_partitions_are_shown(scene):
+    scene.query(
+        "INSERT INTO outbox_position (consumer, topic, partition, next) VALUES ('shop.record', %s, 0, 0), "
+        "('shop.record', %s, 7, 5), ('shop.old', %s, 1, 0)",
+        *[scene.topic] * 3,
+    )
+    shown = scene.command("outbox_positions", "--json")
+    assert shown.returncode == 0, shown.stderr
+    found = json.loads(shown.stdout)["positions"]
+    assert [(one["consumer"], one["partition"], one["end"]) for one in found] == [
+        ("shop.old", 1, 0),
+        ("shop.record", 0, 0),
+        ("shop.record", 7, None),
+    ]
+    for arguments in ((), ("--topic", scene.topic, "--to", "latest")):
+        refused = scene.command("outbox_positions", "shop.recrod", *arguments)
+        assert refused.returncode == 1
+        assert "No consumer is called 'shop.recrod'. Known consumers: shop.many, shop.old," in refused.stderr
+    assert scene.query("SELECT count(*) FROM outbox_position") == [(3,)]
+    assert scene.command("outbox_positions", "shop.old", "--json").returncode == 0, "it has rows"
+    nothing = scene.command("outbox_positions", "shop.many")
+    assert "No consumer has a position." in nothing.stdout
+
+
 def test_the_examination_says_what_consumers_need(scene):
     found = scene.command("outbox_check", "--consumers")
     assert found.returncode == 0, found.stdout

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from argparse import ArgumentParser
+from collections.abc import Mapping
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
@@ -29,18 +30,23 @@ class Command(BaseCommand):
         parser.add_argument("--dry-run", action="store_true", help="Say what would be set, and change nothing.")
         parser.add_argument("--reason", default="", metavar="TEXT", help="Why: kept in the audit log.")
         parser.add_argument("--actor", default="", metavar="NAME", help="Who: the user of the system by default.")
-        parser.add_argument("--database", metavar="ALIAS", help="Alias of the database, instead of DATABASE.")
+        parser.add_argument(
+            "--database", metavar="ALIAS", help="Alias of the database, instead of those of the consumers."
+        )
         parser.add_argument("--json", action="store_true", help="Print one JSON object.")
 
     def handle(self, *args: Any, **options: Any) -> None:
+        from outbox.consumers.registry import registered
+
         try:
             conf = settings.current()
-            alias = options["database"] or conf.database
+            declared = {name: one.using or conf.database for name, one in registered().items()}
             if options["to"] is None:
-                self._show(positions.show(conf, alias, options["consumer"]), as_json=options["json"])
+                found = positions.show(conf, declared, options["consumer"], database=options["database"])
+                self._show(found, as_json=options["json"])
             else:
-                self._set(conf, alias, options)
-        except (OutboxError, settings.ConfErrors) as error:
+                self._set(conf, declared, options)
+        except (OutboxError, settings.ConfErrors, ImportError) as error:
             raise CommandError(str(error)) from error
         except DatabaseError as error:
             raise CommandError(f"PostgreSQL: {str(error).strip()} (Run: python manage.py migrate outbox)") from error
@@ -57,13 +63,13 @@ class Command(BaseCommand):
         if not found:
             self.stdout.write("No consumer has a position.")
 
-    def _set(self, conf: settings.Conf, alias: str, options: dict[str, Any]) -> None:
+    def _set(self, conf: settings.Conf, declared: Mapping[str, str], options: dict[str, Any]) -> None:
         if not options["consumer"] or not options["topic"]:
             raise CommandError("--to needs the NAME of a consumer and --topic.", returncode=2)
         to = options["to"]
         changed = positions.set_positions(
             conf,
-            alias,
+            declared,
             options["consumer"],
             options["topic"],
             int(to) if to.isdecimal() else to,
@@ -71,6 +77,7 @@ class Command(BaseCommand):
             actor=actor_of(options),
             reason=options["reason"],
             dry_run=options["dry_run"],
+            database=options["database"],
         )
         if options["json"]:
             numbers = {partition.number: list(values) for partition, values in changed.items()}
