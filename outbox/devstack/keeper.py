@@ -86,6 +86,7 @@ def up(place: Place, arguments: list[str]) -> dict[str, Any]:
     """Start the keeper unless one lives, and wait until the stack is ready."""
     if not place.is_kept():
         place.folder.mkdir(parents=True, exist_ok=True)
+        (place.folder / ".gitignore").write_text("*\n")
         place.clean()
         with open(place.log, "w") as log:
             keeper = subprocess.Popen(

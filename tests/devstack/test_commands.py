@@ -150,6 +150,7 @@ def test_up_status_down(own_servers, devstack, tmp_path):
         assert any(all(map(exists, json.loads(devstack("status", "--json").stdout)["pids"])) for _ in range(5))
         assert {part["origin"].split()[0] for part in status["origin"].values()} == {"wheel", "Maven"}
         state = tmp_path / ".devstack" / "state.json"
+        assert state.with_name(".gitignore").read_text() == "*\n", "nobody commits this folder"
         assert state.stat().st_mode & 0o077 == 0
     finally:
         down = devstack("down")
