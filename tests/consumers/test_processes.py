@@ -197,7 +197,7 @@ def test_the_examination_says_what_consumers_need(scene):
     assert found.returncode == 0, found.stdout
     assert "the user may keep positions in 'default'" in found.stdout
     assert "consumer 'shop.record': 1 topics, 0 members" in found.stdout
-    assert "result: consumers can work with this configuration" in found.stdout
+    assert "result: consumers can run with this configuration" in found.stdout
     scene.environment["SHOP_TOPIC"] = "no-such-topic"
     scene.query("DROP TABLE outbox_position")
     found = scene.command("outbox_check", "--consumers")
