@@ -182,13 +182,13 @@ class Assignment:
             stop = [one for one in self._reading if self._held[one].life.state is not Life.READING]
             start: dict[Partition, Position] = {}
             pause: list[Partition] = []
-            resume: list[Partition] = []
             for partition, one in self._held.items():
                 if one.life.state is Life.PLACED and one.position is not None and not self._is_ending:
                     start[partition] = one.position
                     one.started()
             self._reading.difference_update(stop)
             self._reading.update(start)
+            resume = list(start)  # they may have been paused when they were stopped or taken back
             for share in self._shares:
                 for one in share.partitions:
                     if one.life.state is Life.READING and one.is_paused is not self._is_full(share, one):

@@ -167,6 +167,29 @@ def test_a_paused_partition_waits_and_goes_on_without_a_gap(bench):
     assert offsets(seen) == list(range(20))
 
 
+def test_a_pause_outlasts_a_stop_until_it_is_resumed(bench):
+    """The client keeps it over the end of an assignment. Who starts a partition resumes it."""
+    topic = create_topic(bench.servers)
+    one = Partition(topic, 0)
+    bench.produce(topic, map(str, range(10)))
+    member, listener = bench.member(topic)
+    poll_until(lambda *found: listener.held, member)
+    member.start({one: Position(0)})
+    poll_until(lambda messages, errors, ends: ends, member)
+    member.pause([one])
+    member.stop([one])
+    for begin in (4, 7):
+        member.start({one: Position(begin)})
+        member.resume([one])
+        messages, _, _ = poll_until(lambda messages, errors, ends: ends, member)
+        assert offsets(messages) == list(range(begin, 10))
+        member.pause([one])
+        member.stop([one])
+    member.start({one: Position(2)})
+    for _ in range(10):
+        assert member.poll(0.05, 1000) == ([], [], {})
+
+
 def test_partitions_move_to_a_second_member_and_back(bench):
     topic = create_topic(bench.servers, 4)
     everything = {Partition(topic, number) for number in range(4)}

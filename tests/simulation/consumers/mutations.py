@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from outbox.consumers import worker as workers
-from outbox.consumers.assignment import Assignment
+from outbox.consumers.assignment import Assignment, Orders
 from outbox.consumers.worker import ConsumerWorker
 from outbox.core.consumers import start
 from outbox.core.consumers.batch import BatchStep, ConsumerBatch
@@ -99,6 +99,11 @@ def _begin_added_at_start(places: Any, placing: Placing, given: str | int) -> Pl
     return replace(found, create=dict.fromkeys(found.create, given))
 
 
+def _start_without_resume(orders: Any, assignment: Assignment) -> Orders:
+    found: Orders = orders(assignment)
+    return replace(found, resume=[partition for partition in found.resume if partition not in found.start])
+
+
 MUTATIONS: dict[str, Planted] = {
     "effects before the lock": Planted(
         (around(ConsumerWorker, "_lock", _handle_first), (ConsumerWorker, "_handle", lambda worker, batch: None)),
@@ -125,6 +130,7 @@ MUTATIONS: dict[str, Planted] = {
     "a partition added later begins at start": Planted(
         ((workers, "places", lambda *given: _begin_added_at_start(start.places, *given)),)
     ),
+    "assign without resume": Planted((around(Assignment, "orders", _start_without_resume),)),
 }
 FOUND_BY = {
     "effects before the lock": 104,
@@ -140,5 +146,6 @@ FOUND_BY = {
     "leader epoch not compared": 50,
     "what was fetched is kept when the position moves": 1,
     "an idle owner does not read its positions": 1,
-    "a partition added later begins at start": 8,
+    "a partition added later begins at start": 5,
+    "assign without resume": 3,
 }

@@ -1,7 +1,7 @@
 """The simulated topic, and the client that reads it as a member of the group.
 
 The client compares leader epochs with the log when it begins to read, and when a leader has changed. It does not notice
-that a topic was created again: it reads on at the same offset.
+that a topic was created again: it reads on at the same offset. It keeps a pause when a partition is stopped or revoked.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Reading:
 
     def __init__(self, log: Log, position: Position) -> None:
         self.log, self.next, self.epoch = log, position.next, position.leader_epoch
-        self.is_checked = self.is_paused = self.is_over = False
+        self.is_checked = self.is_over = False
         self.told_end = -1
 
 
@@ -86,6 +86,7 @@ class Client:
         self.owned: set[Partition] = set()
         self.subscribed: list[Sequence[str]] = []
         self._readings: dict[Partition, Reading] = {}
+        self._paused: set[Partition] = set()
         self._news: list[tuple[str, int]] = []
         self._listener: Any = None
         self._is_member = False
@@ -157,7 +158,7 @@ class Client:
         errors, ends = [], {}
         for partition, reading in self._readings.items():
             log = self.world.topic.logs[partition]
-            if reading.is_over or reading.is_paused or self.world.now < self.world.no_fetch_until:
+            if reading.is_over or partition in self._paused or self.world.now < self.world.no_fetch_until:
                 continue
             if error := self._error(partition, reading, log):
                 reading.is_over = True
@@ -198,12 +199,10 @@ class Client:
             self._readings.pop(partition, None)
 
     def pause(self, partitions: Sequence[Partition]) -> None:
-        for partition in partitions:
-            self._readings[partition].is_paused = True
+        self._paused.update(partitions)
 
     def resume(self, partitions: Sequence[Partition]) -> None:
-        for partition in partitions:
-            self._readings[partition].is_paused = False
+        self._paused.difference_update(partitions)
 
     def commit_copy(self, positions: Mapping[Partition, int]) -> None:
         if self._is_member:
