@@ -102,7 +102,7 @@ class Assignment:
         """What the client was told to read."""
         self._acknowledged: dict[Partition, Position] = {}
         self._copied: dict[Partition, int] = {}
-        self._is_ending = self._is_abandoned = self._was_assigned = False
+        self._is_ending = self._is_abandoned = False
         self._batch = batch
         self._subscribed: set[str] = set()
         self._to_subscribe: Sequence[str] = ()
@@ -113,7 +113,6 @@ class Assignment:
 
     def assigned(self, partitions: Sequence[Partition]) -> None:
         with self._changed:
-            self._was_assigned = True
             for partition in partitions:
                 self._drop(partition)
                 one = self._held[partition] = AssignedPartition(partition, self._acknowledged.get(partition))
@@ -253,7 +252,6 @@ class Assignment:
         load: Load,
         found: Mapping[Partition, Position],
         stopped: Mapping[Partition, str],
-        goals: Mapping[Partition, int],
     ) -> None:
         """Those that are in neither are loaded again."""
         with self._changed:
@@ -261,7 +259,7 @@ class Assignment:
                 if one.life.state is not Life.LOADING:
                     continue  # the group has taken it back
                 if (position := found.get(one.partition)) is not None:
-                    one.loaded(position, goals.get(one.partition))
+                    one.loaded(position)
                     self._acknowledged[one.partition] = position
                 elif (reason := stopped.get(one.partition)) is not None:
                     self._stop(one, reason)
@@ -403,11 +401,25 @@ class Assignment:
             news, self._news = self._news, []
             return news
 
-    @property
-    def is_complete(self) -> bool:
-        """All that was there when the partitions were assigned is handled, or cannot be handled now."""
+    def has(self, partition: Partition) -> bool:
+        """Whether the group has assigned it to this process."""
         with self._changed:
-            return self._was_assigned and all(one.is_complete for one in self._held.values())
+            return partition in self._held
+
+    def reached(self, ends: Mapping[Partition, int]) -> dict[Partition, bool]:
+        """Whether all before these offsets is handled, of those that this process has."""
+        with self._changed:
+            return {
+                partition: one.has_reached(ends[partition])
+                for partition, one in self._held.items()
+                if partition in ends
+            }
+
+    @property
+    def stopped_partitions(self) -> set[Partition]:
+        """Those that wait for an operator."""
+        with self._changed:
+            return {p for p, one in self._held.items() if one.life.state is Life.STOPPED and not one.is_busy}
 
     @property
     def handled(self) -> int:

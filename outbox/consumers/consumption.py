@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from outbox.consumers.assignment import Assignment
 from outbox.consumers.member import ConsumerMember
+from outbox.consumers.once import Ends
 from outbox.consumers.ports import GroupPort, Handle, PositionsPort, TopicsPort, TransactionPort
 from outbox.consumers.topics import Matches, TopicWatch
 from outbox.consumers.worker import ConsumerWorker, WorkerPorts
@@ -40,24 +41,25 @@ class Consumption:
         threads: int,
         fail: Callable[[BaseException], None],
         end_process: Callable[[int], None],
-        is_once: bool = False,
+        once: bool = False,
+        topics: Sequence[str] = (),
         matches: Matches | None = None,
         runtime: Runtime = THREADS,
     ) -> None:
-        """`matches`: None if the consumer names all of its topics."""
+        """`topics` are those that the consumer names; `matches`: None if it names all of them. With `once` it is known
+        when all that is there at the start is handled."""
         self.options = options
         self._assignment = Assignment(runtime, workers=threads, batch=options.batch)
-        topics = connect.topics()
+        metadata = connect.topics()
         self._workers = [
             ConsumerWorker(
                 number,
                 options,
                 handle,
                 self._assignment,
-                WorkerPorts(connect.positions(), connect.transaction(), topics),
+                WorkerPorts(connect.positions(), connect.transaction(), metadata),
                 runtime=runtime,
                 fail=fail,
-                is_once=is_once,
             )
             for number in range(threads)
         ]
@@ -70,31 +72,52 @@ class Consumption:
             fail=fail,
             end_process=end_process,
         )
-        self._topics = TopicWatch(options.name, self._assignment, topics, matches=matches, runtime=runtime, fail=fail)
+        self._topics = TopicWatch(options.name, self._assignment, metadata, matches=matches, runtime=runtime, fail=fail)
+        self._ends = (
+            Ends(
+                options.name,
+                topics,
+                self._assignment,
+                (connect.positions(), connect.transaction(), metadata),
+                matches=matches,
+                runtime=runtime,
+                fail=fail,
+            )
+            if once
+            else None
+        )
 
     def start(self) -> None:
         for worker in self._workers:
             worker.start()
         self._member.start()
         self._topics.start()
+        if self._ends is not None:
+            self._ends.start()
 
     def stop(self) -> None:
         """Finish the batches under way, and leave the group. Does not wait."""
-        self._topics.stop()
+        self._stop_asking()
         self._assignment.end()
 
     def abandon(self) -> None:
         """Leave at once. A batch under way is rolled back, or its successor finds it committed. Does not wait."""
-        self._topics.stop()
+        self._stop_asking()
         self._assignment.abandon()
+
+    def _stop_asking(self) -> None:
+        self._topics.stop()
+        if self._ends is not None:
+            self._ends.stop()
 
     def join(self, timeout_s: float) -> bool:
         return self._member.join(timeout_s)
 
     @property
     def is_complete(self) -> bool:
-        """All that was there when partitions were assigned is handled, or cannot be handled now."""
-        return self._assignment.is_complete
+        """With `once`: all that was there at the start is handled, whichever process has handled it, or an operator has
+        to decide about partitions of this process."""
+        return self._ends is not None and self._ends.is_complete
 
     @property
     def handled(self) -> int:

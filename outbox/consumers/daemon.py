@@ -32,6 +32,8 @@ class Run:
     options: ConsumerOptions
     handle: Handle
     connect: Connect
+    topics: Sequence[str] = ()
+    """Those that the consumer names."""
     matches: Matches | None = None
     """None: the consumer names all of its topics."""
 
@@ -49,9 +51,9 @@ class Consumers(Daemon):
         end_process: Callable[[int], None] = os._exit,
         fail_fast: bool = False,
     ) -> None:
-        """`threads` are the workers of each consumer. With `once` it stops when every assigned partition has reached
-        the end that it had at the start. `prepare` raises `NotAvailable` while a server does not answer; with
-        `fail_fast` that is an error."""
+        """`threads` are the workers of each consumer. With `once` it stops when every partition of the topics has
+        reached the end that it had at the start, whichever process has it. `prepare` raises `NotAvailable` while a
+        server does not answer; with `fail_fast` that is an error."""
         super().__init__("consumer", thread="outbox-consumers", logger=logger, fail_fast=fail_fast)
         self._once, self._prepare = once, prepare
         self._consumptions = [
@@ -62,7 +64,8 @@ class Consumers(Daemon):
                 threads=threads,
                 fail=self.fail,
                 end_process=end_process,
-                is_once=once,
+                once=once,
+                topics=run.topics,
                 matches=run.matches,
             )
             for run in runs

@@ -127,8 +127,8 @@ class GroupPort(Protocol):
         ...
 
     def start(self, positions: Mapping[Partition, Position]) -> None:
-        """Begins to read assigned partitions at these positions. One that was paused stays paused: the client keeps that
-        when a partition is stopped or revoked, until `resume`."""
+        """Begins to read assigned partitions at these positions. One that was paused stays paused until `resume`:
+        the client keeps that when a partition is stopped or revoked."""
         ...
 
     def stop(self, partitions: Sequence[Partition]) -> None:

@@ -59,7 +59,7 @@ def run_of(conf: Conf, consumer: Consumer) -> Run:
     servers = ServersOf(conf, consumer)
     options = replace(consumer.options, transaction_max_s=conf.consumers.consumer_transaction_max_s)
     matches = consumer.matches if consumer.patterns else None
-    return Run(options, Handling(consumer, servers.alias), servers, matches)
+    return Run(options, Handling(consumer, servers.alias), servers, consumer.names, matches)
 
 
 class Preflight:

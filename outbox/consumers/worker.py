@@ -68,13 +68,12 @@ class ConsumerWorker:
         *,
         runtime: Runtime,
         fail: Callable[[BaseException], None],
-        is_once: bool = False,
     ) -> None:
         """`fail` is called with what ends the consumer."""
         self._number, self._options, self._function = number, options, handle
         self._assignment, self._fail = assignment, fail
         self._positions, self._transaction, self._topics = servers.positions, servers.transaction, servers.topics
-        self._runtime, self._is_once = runtime, is_once
+        self._runtime = runtime
         self._outage = Backoff(*OUTAGE_S, runtime.random)
         self._conflict = Backoff(*CONFLICT_S, runtime.random)
         self._is_away = self._is_cancelled = False
@@ -131,16 +130,13 @@ class ConsumerWorker:
     def _load(self, load: Load) -> None:
         found: dict[Partition, Position] = {}
         stopped: dict[Partition, str] = {}
-        goals: dict[Partition, int] = {}
         acknowledged = self._assignment.acknowledged(load.partitions)
         wanted = sorted(one.partition for one in load.partitions)
         try:
             for topic, partitions in groupby(wanted, lambda partition: partition.topic):
                 self._place(topic, list(partitions), acknowledged, found, stopped)
-            if self._is_once:
-                goals = {partition: self._topics.bounds(partition)[1] for partition in found}
         except BaseException as error:
-            self._assignment.loaded(load, {}, {}, {})
+            self._assignment.loaded(load, {}, {})
             self._asked_in_vain(error)
             return
         self._works_again()
@@ -153,7 +149,7 @@ class ConsumerWorker:
                     before.next,
                     position.next,
                 )
-        self._assignment.loaded(load, found, stopped, goals)
+        self._assignment.loaded(load, found, stopped)
         if len(found) + len(stopped) < len(wanted):
             self._assignment.pause(self._number, self._outage.failed())
 

@@ -29,6 +29,20 @@ def test_what_is_there_is_handled_once_and_what_comes_later_too(scene):
     assert {attempt for (attempt,) in scene.query("SELECT attempt FROM shop_effect")} == {1}
 
 
+def test_once_ends_when_all_is_handled_whichever_process_has_it(scene):
+    assert scene.consume("--once", "shop.pattern").wait(30) == 0, "no topic matches"
+    scene.produce(3000, keys=50)
+    first = scene.consume("--once", "shop.record", SHOP_BATCH="5")
+    scene.wait_for(100)
+    second = scene.consume("--once", "shop.record", SHOP_BATCH="5")
+    for process in (first, second):
+        assert process.wait() == 0
+        assert len(scene.effects()) == 3000
+    scene.check()
+    handled = [int(re.search(r"handled ([\d,]+)", one.text())[1].replace(",", "")) for one in (first, second)]
+    assert sum(handled) == 3000
+
+
 POINTS = [name for name in failpoints.FAILPOINTS if name.startswith("batch-")]
 
 

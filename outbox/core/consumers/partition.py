@@ -102,8 +102,6 @@ class AssignedPartition:
         self.reason = ""
         """Why it is stopped, or out of bounds."""
         self.out_since = 0.0
-        self.goal: int | None = None
-        """Where the topic ended when it was assigned."""
         self.is_paused = False
         self._fetched: deque[Fetched] = deque()
         self._next = 0
@@ -125,9 +123,7 @@ class AssignedPartition:
     def is_busy(self) -> bool:
         return self.work.state is Work.IN_BATCH
 
-    def loaded(self, position: Position, goal: int | None = None) -> None:
-        """`goal`: where the topic ends now; the first one counts."""
-        self.goal = goal if self.goal is None else self.goal
+    def loaded(self, position: Position) -> None:
         if self.position is not None and position.next != self.position.next:
             self._failures, self._not_before = 0, float("-inf")
         if position.next >= self._alone.stop:
@@ -229,14 +225,11 @@ class AssignedPartition:
             return max(self._end, self.position.next)
         return self.position.next
 
-    @property
-    def is_complete(self) -> bool:
-        """All that was there when it was assigned is handled, or cannot be handled now."""
-        if self.life.state is Life.STOPPED:
-            return not self.is_busy
-        if self.goal is None or self.copy is None or self.is_busy:
+    def has_reached(self, end: int) -> bool:
+        """Whether all before this offset is handled."""
+        if self.life.state is not Life.READING or self.is_busy or self.copy is None:
             return False
-        return self.copy >= self.goal
+        return self.copy >= end
 
     # ---- batches
 

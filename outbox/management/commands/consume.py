@@ -37,9 +37,7 @@ class Command(BaseCommand):
         parser.add_argument(
             "--threads", type=int, metavar="N", help="Threads of each consumer, instead of CONSUMER_THREADS."
         )
-        parser.add_argument(
-            "--once", action="store_true", help="Handle what is there when partitions are assigned, and exit."
-        )
+        parser.add_argument("--once", action="store_true", help="Handle what is there at the start, and exit.")
         parser.add_argument(
             "--json", action="store_true", help="Print the state as a JSON object a second; with --once at the end."
         )

@@ -15,10 +15,10 @@ def message(offset, epoch=1, value=b"v"):
     return Fetched("orders", 0, offset, epoch, b"k", value, (), 0)
 
 
-def reading(next_=10, epoch=1, goal=None):
+def reading(next_=10, epoch=1):
     one = AssignedPartition(PARTITION)
     one.life.on(Lives.LOADS)
-    one.loaded(Position(next_, "id", epoch), goal)
+    one.loaded(Position(next_, "id", epoch))
     one.started()
     return one
 
@@ -182,23 +182,18 @@ def test_a_message_that_failed_is_the_only_one_of_its_next_attempt():
     assert (offsets(one, now=7.0), one.failures) == ([10], 1), "it was loaded again, and has not moved"
 
 
-def test_it_is_complete_when_the_end_of_then_is_reached_behind_marks_of_transactions():
-    assert not reading().is_complete
-    one = reading(goal=13)
+def test_an_end_is_reached_behind_marks_of_transactions_and_when_no_batch_is_under_way():
+    one = reading()
     one.received([message(10)])
     one.read_to(13)
-    assert (one.copy, one.is_complete) == (10, False)
+    assert (one.copy, one.has_reached(13)) == (10, False)
     one.work.on(Works.TAKEN)
     one.handled(Position(11, "id", 1))
-    assert not one.is_complete
+    assert not one.has_reached(11)
     one.ended()
-    assert (one.copy, one.is_complete) == (13, True)
-
-
-def test_it_is_complete_when_it_is_stopped():
-    one = reading(goal=13)
-    one.stop("poison")
-    assert one.is_complete
+    assert (one.copy, one.has_reached(13), one.has_reached(14)) == (13, True, False)
+    one.out_of_bounds("there is no such offset", now=0.0)
+    assert not one.has_reached(11)
 
 
 def test_the_size_of_what_waits_is_estimated():

@@ -22,7 +22,7 @@ from tests.simulation.runtime import Simulated
 class Process:
     """Also what its threads connect with."""
 
-    def __init__(self, world: Any, name: str, *, is_once: bool = False, matches: Any = None) -> None:
+    def __init__(self, world: Any, name: str, *, once: bool = False, topics: Any = (), matches: Any = None) -> None:
         self.world, self.name = world, name
         self.exit_code = 0
         self.runtime = Simulated(world, origin=world.random.uniform(0.0, 1e6), switching=world.switching)
@@ -39,7 +39,8 @@ class Process:
             threads=world.threads,
             fail=self._fail,
             end_process=self._end,
-            is_once=is_once,
+            once=once,
+            topics=topics,
             matches=matches,
             runtime=self.runtime,
         )

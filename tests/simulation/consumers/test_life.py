@@ -9,7 +9,7 @@ from unittest.mock import patch
 
 import pytest
 
-from outbox.consumers import assignment
+from outbox.consumers import assignment, once
 from outbox.core.consumers.overrun import OVERRUN
 from outbox.core.consumers.partition import Life
 from outbox.core.consumers.values import EARLIEST, Partition, Position
@@ -62,11 +62,60 @@ def calmly(job: Callable[[Calm], None]) -> None:
 def test_once_is_complete_behind_the_marks_of_transactions_and_waits_for_nothing_later() -> None:
     def job(world: Calm) -> None:
         world.produce(FIRST, 10)
-        process = Process(world, "p1", is_once=True)
+        process = Process(world, "p1", once=True, topics=[TOPIC])
         assert not process.consumption.is_complete
         world.run_for(5.0, lambda: process.consumption.is_complete)
         assert (world.handled, process.consumption.handled) == (10, 10)
         world.produce(SECOND, 3)
+        assert process.consumption.is_complete
+
+    calmly(job)
+
+
+def test_once_waits_for_partitions_that_another_process_has() -> None:
+    def job(world: Calm) -> None:
+        world.produce(FIRST, 200)
+        world.produce(SECOND, 20)
+        world.faults = Faults(slow=1.0)
+        first = Process(world, "p1", once=True, topics=[TOPIC])
+        world.run_for(1.0)
+        second = Process(world, "p2", once=True, topics=[TOPIC])
+        world.run_for(1.0)
+        assert len(first.consumption.states) == len(second.consumption.states) == 1
+        both = (first.consumption, second.consumption)
+        world.run_for(300.0, lambda: any(one.is_complete for one in both))
+        assert world.handled == 220
+        world.run_for(once.COPY_STANDS_S + 2.0)
+        assert all(one.is_complete for one in both)
+
+    calmly(job)
+
+
+def test_once_is_not_complete_for_a_copy_that_is_older_than_a_position_that_was_set_back() -> None:
+    def job(world: Calm) -> None:
+        world.produce(FIRST, 10)
+        first = Process(world, "p1")
+        world.run_for(3.0)
+        first.stop()
+        world.run_for(1.0)
+        assert world.topic.copies[FIRST] == 20
+        world.primary.rows[FIRST] = replace(world.primary.rows[FIRST], next=0)
+        world.primary.effects.handled.clear()
+        world.primary.effects._last.clear()
+        world.no_fetch_until = world.now + 5.0
+        second = Process(world, "p2", once=True, topics=[TOPIC])
+        world.run_for(4.0)
+        assert not second.consumption.is_complete
+        world.run_for(10.0, lambda: second.consumption.is_complete)
+        assert (second.consumption.is_complete, world.handled) == (True, 10)
+
+    calmly(job)
+
+
+def test_once_ends_without_a_topic_that_matches() -> None:
+    def job(world: Calm) -> None:
+        process = Process(world, "p1", once=True, matches=lambda topic: False)
+        world.run_for(5.0, lambda: process.consumption.is_complete)
         assert process.consumption.is_complete
 
     calmly(job)
