@@ -171,6 +171,7 @@ EVENTS: Mapping[str, str] = {
     "write_outside": "A consumer's function wrote through another alias, outside of the transaction of its position. "
     "The process logs it once for each alias.",
     "function_overrun": "A consumer's function took longer than `timeout_s`. The process logs its stack and ends.",
+    "database_overrun": "PostgreSQL did not answer a consumer for too long. The process logs the stack and ends.",
 }
 
 _PAIR = re.compile(r"""(\w+)=('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|\[[^\]]*\]|\([^)]*\)|\S*)""")

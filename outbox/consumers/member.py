@@ -1,6 +1,6 @@
 """A process's member of the consumer's group: polls, hands what was fetched to the workers, and waits for none of them.
 
-It also watches over the function's time, because it is the thread that nothing keeps waiting.
+It also watches over the time of each call, because it is the thread that nothing keeps waiting.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from outbox.consumers.assignment import Assignment
 from outbox.consumers.ports import GroupPort
-from outbox.consumers.worker import ConsumerWorker
+from outbox.consumers.worker import FUNCTION, HOOK, Call, ConsumerWorker
 from outbox.core.consumers.overrun import OVERRUN, is_overrun
 from outbox.core.consumers.values import ConsumerOptions
 from outbox.runtime import Runtime
@@ -107,20 +107,36 @@ class ConsumerMember:
             )
 
     def _watch(self) -> None:
-        """The process ends when the function takes too long: its successor treats that as a crash of the message."""
+        """The process ends when a function or PostgreSQL takes too long: its successor treats that as a crash of the
+        message."""
         for worker in self._workers:
-            if is_overrun(called_s := worker.called_s, self._options.timeout_s):
-                logger.error(
-                    "function_overrun consumer=%s after_s=%.1f limit_s=%g stack=%r",
-                    self._options.name,
-                    called_s,
-                    self._options.timeout_s,
-                    worker.stack(),
-                )
-                cancel = self._runtime.thread(worker.cancel, f"outbox-cancel-{self._options.name}")
-                cancel.start()
-                cancel.join(CANCEL_S)
-                self._end_process(OVERRUN)
+            call = worker.call
+            if call is None or not is_overrun(took_s := self._runtime.monotonic() - call.began_at, call.limit_s):
+                continue
+            self._log_overrun(call, took_s, worker.stack())
+            cancel = self._runtime.thread(worker.cancel, f"outbox-cancel-{self._options.name}")
+            cancel.start()
+            cancel.join(CANCEL_S)
+            self._end_process(OVERRUN)
+
+    def _log_overrun(self, call: Call, took_s: float, stack: str) -> None:
+        if call.name in (FUNCTION, HOOK):
+            logger.error(
+                "function_overrun consumer=%s after_s=%.1f limit_s=%g stack=%r",
+                self._options.name,
+                took_s,
+                call.limit_s,
+                stack,
+            )
+        else:
+            logger.error(
+                "database_overrun consumer=%s call=%s after_s=%.1f limit_s=%g stack=%r",
+                self._options.name,
+                call.name,
+                took_s,
+                call.limit_s,
+                stack,
+            )
 
     def _leave(self) -> None:
         self._tell()

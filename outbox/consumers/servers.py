@@ -18,6 +18,8 @@ from outbox.edges.postgres.consumers.positions import Positions
 from outbox.edges.postgres.consumers.transactions import Transaction
 from outbox.exceptions import NotAvailable, OutboxError
 
+CALL_MARGIN_S = 10.0
+
 
 class UnknownPositions(OutboxError):
     """Positions of a topic belong to a consumer that no app declares."""
@@ -57,7 +59,12 @@ class ServersOf:
 
 def run_of(conf: Conf, consumer: Consumer) -> Run:
     servers = ServersOf(conf, consumer)
-    options = replace(consumer.options, transaction_max_s=conf.consumers.consumer_transaction_max_s)
+    options = replace(
+        consumer.options,
+        transaction_max_s=conf.consumers.consumer_transaction_max_s,
+        # A lock is waited for as long as a session lasts.
+        call_timeout_s=conf.election.session_timeout_s + CALL_MARGIN_S,
+    )
     matches = consumer.matches if consumer.patterns else None
     return Run(options, Handling(consumer, servers.alias), servers, consumer.names, matches)
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby
 from sys import _current_frames
@@ -48,6 +49,18 @@ class ProcessMustEnd(OutboxError):
     """The function has asked the process to end, or memory is short."""
 
 
+FUNCTION, HOOK = "function", "hook"
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """Of the user's function, or of a port: the member's thread watches how long it takes."""
+
+    name: str
+    began_at: float
+    limit_s: float
+
+
 @dataclass(frozen=True, slots=True)
 class WorkerPorts:
     """What one worker acts through."""
@@ -77,7 +90,7 @@ class ConsumerWorker:
         self._outage = Backoff(*OUTAGE_S, runtime.random)
         self._conflict = Backoff(*CONFLICT_S, runtime.random)
         self._is_away = self._is_cancelled = False
-        self._called_at: float | None = None
+        self._call: Call | None = None
         self._thread: Thread = runtime.thread(self._run, f"outbox-consumer-{options.name}-{number}")
 
     # ---- for whoever runs it
@@ -94,15 +107,22 @@ class ConsumerWorker:
         return self._thread.is_alive()
 
     @property
-    def called_s(self) -> float:
-        """For how long the function has been running; 0: it is not."""
-        called_at = self._called_at
-        return 0.0 if called_at is None else self._runtime.monotonic() - called_at
+    def call(self) -> Call | None:
+        """Which call its thread is in; None: none that is watched."""
+        return self._call
 
     def stack(self) -> str:
         """Of its thread."""
         frame = _current_frames().get(self._thread.ident or 0)
         return "".join(traceback.format_stack(frame)) if frame is not None else ""
+
+    @contextmanager
+    def _watched(self, name: str, limit_s: float | None = None) -> Iterator[None]:
+        self._call = Call(name, self._runtime.monotonic(), self._options.call_timeout_s if limit_s is None else limit_s)
+        try:
+            yield
+        finally:
+            self._call = None
 
     def cancel(self) -> None:
         """Ends what the function asks of PostgreSQL."""
@@ -166,15 +186,18 @@ class ConsumerWorker:
             return
         every = [Partition(topic, number) for number in range(self._topics.partitions(topic))]
         copies = self._topics.copies(every)
-        connection = self._transaction.connection()
+        with self._watched("connect"):
+            connection = self._transaction.connection()
         for _ in range(2):  # again when rows were created, by whomever
-            rows = self._positions.load(connection, self._options.name, every)
+            with self._watched("load"):
+                rows = self._positions.load(connection, self._options.name, every)
             placing = Placing(wanted, len(every), topic_id, rows, copies, acknowledged)
             placed = places(placing, self._options.start)
             if not placed.create:
                 break
             created = {partition: self._begin(partition, topic_id, at) for partition, at in placed.create.items()}
-            self._positions.create(connection, self._options.name, created)
+            with self._watched("create"):
+                self._positions.create(connection, self._options.name, created)
         found.update(placed.found)
         stopped.update(placed.stopped)
 
@@ -187,7 +210,8 @@ class ConsumerWorker:
     def _look(self, look: Compare) -> None:
         partitions = [one.partition for one in look.partitions]
         try:
-            rows = self._positions.load(self._transaction.connection(), self._options.name, partitions)
+            with self._watched("load"):
+                rows = self._positions.load(self._transaction.connection(), self._options.name, partitions)
         except BaseException as error:
             self._asked_in_vain(error)
         else:
@@ -217,10 +241,12 @@ class ConsumerWorker:
         """The hooks of on_commit, after COMMIT. None: every partition has left the batch."""
         self._is_cancelled = False
         failpoint("batch-taken")
-        connection = self._transaction.begin(self._options.timeout_s)
+        with self._watched("begin"):
+            connection = self._transaction.begin(self._options.timeout_s)
         self._lock(connection, batch)
         if not batch.partitions:
-            self._transaction.rollback()
+            with self._watched("rollback"):
+                self._transaction.rollback()
             return None
         failpoint("batch-locked")
         self._handle(batch)
@@ -228,12 +254,14 @@ class ConsumerWorker:
         self._write(connection, batch)
         failpoint("batch-written")
         batch.stage.on(BatchStep.COMMITS)
-        hooks = self._transaction.commit()
+        with self._watched("commit"):
+            hooks = self._transaction.commit()
         failpoint("batch-committed")
         return hooks
 
     def _lock(self, connection: Any, batch: ConsumerBatch) -> None:
-        found, xid = self._positions.lock(connection, self._options.name, batch.partitions)
+        with self._watched("lock"):
+            found, xid = self._positions.lock(connection, self._options.name, batch.partitions)
         self._assignment.locked(batch, found, xid)
 
     def _handle(self, batch: ConsumerBatch) -> None:
@@ -241,9 +269,10 @@ class ConsumerWorker:
         is_first = True
         try:
             for counts, messages in batch.calls(many=self._options.many):
-                self._called_at = now = self._runtime.monotonic()
+                now = self._runtime.monotonic()
                 if now >= until:
                     break
+                self._call = Call(FUNCTION, now, self._options.timeout_s)
                 self._function(messages, attempt)
                 batch.handled(counts)
                 if is_first:
@@ -253,13 +282,14 @@ class ConsumerWorker:
             batch.raised()
             raise
         finally:
-            self._called_at = None
+            self._call = None
 
     def _write(self, connection: Any, batch: ConsumerBatch) -> None:
         if problem := self._transaction.problem():
             raise Refusal(blame.Untrusted(problem))
         if reached := batch.reached:
-            moved, xid = self._positions.write(connection, self._options.name, reached)
+            with self._watched("write"):
+                moved, xid = self._positions.write(connection, self._options.name, reached)
             if objection := batch.objection(moved, xid):
                 raise Refusal(blame.Replaced(objection))
         batch.stage.on(BatchStep.WRITTEN)
@@ -270,7 +300,8 @@ class ConsumerWorker:
         self._assignment.committed(self._number, batch)
         for hook in hooks:
             try:
-                hook()
+                with self._watched(HOOK, self._options.timeout_s):
+                    hook()
             except Exception:
                 logger.exception("hook_failed consumer=%s", self._options.name)
 
@@ -295,7 +326,8 @@ class ConsumerWorker:
             self._assignment.dropped(batch)
 
     def _rows_after_commit(self, batch: ConsumerBatch) -> Mapping[Partition, tuple[Position, int]]:
-        return self._positions.settle(self._transaction.connection(), self._options.name, batch.partitions)
+        with self._watched("settle"):
+            return self._positions.settle(self._transaction.connection(), self._options.name, batch.partitions)
 
     def _settle_later(self, batch: ConsumerBatch, error: BaseException) -> bool:
         """The rows could not be read. False: it must not be tried again."""
@@ -314,7 +346,8 @@ class ConsumerWorker:
 
     def _is_replaced(self, batch: ConsumerBatch) -> bool:
         """Whether the function has ended the transaction itself, so that a part of the effects may be committed."""
-        return bool(batch.xid) and self._transaction.is_replaced(batch.xid)
+        with self._watched("rollback"):
+            return bool(batch.xid) and self._transaction.is_replaced(batch.xid)
 
     def _give_up(self, batch: ConsumerBatch, failure: blame.Failure, error: BaseException) -> None:
         attempt = blame.BatchAttempt(
@@ -363,7 +396,8 @@ class ConsumerWorker:
 
     def _roll_back(self) -> None:
         try:
-            self._transaction.rollback()
+            with self._watched("rollback"):
+                self._transaction.rollback()
         except Exception:
             self._transaction.close()
 
@@ -389,7 +423,8 @@ class ConsumerWorker:
 
     def _unblock(self, batch: ConsumerBatch) -> None:
         try:
-            ended = self._positions.unblock(self._transaction.connection(), self._options.name, batch.partitions)
+            with self._watched("unblock"):
+                ended = self._positions.unblock(self._transaction.connection(), self._options.name, batch.partitions)
             if ended:
                 logger.warning("blocking_session_ended consumer=%s sessions=%d", self._options.name, ended)
         except Exception:

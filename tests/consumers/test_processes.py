@@ -2,6 +2,7 @@
 query of its own: each message once, in the order of its key."""
 
 import json
+import os
 import random
 import re
 import signal
@@ -71,6 +72,26 @@ def test_an_owner_that_stands_still_is_replaced_and_does_nothing_afterwards(scen
     scene.wait_for(300)
     assert owner.stop() == 0, owner.text()
     scene.check()
+
+
+def test_a_database_that_neither_answers_nor_refuses_ends_the_process(scene):
+    scene.produce(60)
+    process = scene.consume("shop.record")
+    scene.wait_for(60)
+    sessions = "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+    frozen = [pid for (pid,) in scene.query(sessions)]
+    assert frozen
+    for pid in frozen:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        scene.produce(60)
+        assert process.wait() == 7, process.text()
+        assert "database_overrun consumer=shop.record call=" in process.text()
+        scene.once()
+        scene.check()
+    finally:
+        for pid in frozen:
+            os.kill(pid, signal.SIGCONT)
 
 
 def test_rebalances_under_load(scene):

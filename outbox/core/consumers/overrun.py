@@ -1,9 +1,9 @@
-"""A function that takes too long cannot be ended from outside: its process ends, with an exit code of its own."""
+"""A call that takes too long cannot be ended from outside: its process ends, with an exit code of its own."""
 
 OVERRUN = 7
 """The exit code."""
 
 
-def is_overrun(called_s: float, timeout_s: float) -> bool:
-    """`called_s`: for how long the function has been running; 0: it is not."""
-    return called_s >= timeout_s
+def is_overrun(took_s: float, limit_s: float) -> bool:
+    """`took_s`: for how long the call has been running."""
+    return took_s >= limit_s

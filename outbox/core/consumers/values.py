@@ -72,6 +72,8 @@ class ConsumerOptions:
     """The function takes a list."""
     timeout_s: float = 60.0
     """Of one call of the function."""
+    call_timeout_s: float = 16.0
+    """Of one call of PostgreSQL by the consumer itself."""
     attempts: int = 5
     backoff_s: float = 1.0
     transaction_max_s: float = 0.25

@@ -24,7 +24,7 @@ EXIT_CODES = {
     2: "the arguments are wrong",
     LEFT_BEHIND: "--once: partitions were stopped before their end",
     FORCED: "forced by a second signal: what was being handled was rolled back",
-    OVERRUN: "a function took longer than its timeout_s",
+    OVERRUN: "a function took longer than its timeout_s, or PostgreSQL did not answer",
 }
 
 

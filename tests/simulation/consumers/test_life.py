@@ -14,7 +14,7 @@ from outbox.core.consumers.overrun import OVERRUN
 from outbox.core.consumers.partition import Life
 from outbox.core.consumers.values import EARLIEST, Partition, Position
 from tests.simulation.consumers.checkers import Written
-from tests.simulation.consumers.database import Positions, Session
+from tests.simulation.consumers.database import Positions, Session, Transaction
 from tests.simulation.consumers.process import Process
 from tests.simulation.consumers.scenario import Faults, World, sized
 from tests.simulation.consumers.topic import TOPIC
@@ -164,6 +164,42 @@ def test_a_function_that_hangs_ends_its_process_with_a_code_of_its_own() -> None
         assert (process.exit_code, process.cancelled, process.is_alive) == (OVERRUN, 1, False)
         assert not world.handled
 
+    calmly(job)
+
+
+def test_a_hook_that_hangs_ends_its_process_too() -> None:
+    def job(world: Calm) -> None:
+        world.produce(FIRST, 1)
+        world.hooked = lambda xid: process.runtime.sleep(60.0)  # type: ignore[method-assign]
+        process = Process(world, "p1")
+        world.run_for(world.options.timeout_s - 1.0)
+        assert (world.handled, process.is_alive) == (1, True)
+        world.run_for(3.0)
+        assert (process.exit_code, process.is_alive) == (OVERRUN, False)
+
+    calmly(job)
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [
+        *((Transaction, name) for name in ("connection", "begin", "commit", "rollback")),
+        *((Positions, name) for name in ("load", "create", "lock", "write", "settle")),
+    ],
+)
+def test_a_database_that_does_not_answer_ends_the_process_whatever_it_was_asked(owner: type, name: str) -> None:
+    def job(world: Calm) -> None:
+        world.produce(FIRST, 1)
+        world.faults = Faults(**faults)
+        began = world.now
+        process = Process(world, "p1")
+        frozen = lambda *given: process.runtime.sleep(600.0)  # noqa: E731
+        with patch.object(owner, name, frozen):
+            world.run_for(world.options.call_timeout_s + 20.0, lambda: not process.is_alive)
+        assert (process.exit_code, process.is_alive) == (OVERRUN, False)
+        assert world.now - began >= world.options.call_timeout_s
+
+    faults: dict[str, Any] = {"settle": {"cut_commit": 1.0}, "rollback": {"conflict": 1.0}}.get(name, {})
     calmly(job)
 
 
