@@ -158,6 +158,7 @@ EVENTS: Mapping[str, str] = {
     "consumer_left_behind": "A stop has ended the process before a consumer's function returned.",
     "group_failed": "The Kafka client of a consumer reports an error. The consumer tries again.",
     "partition_stopped": "A consumer no longer reads a partition. The reason says what an operator has to do.",
+    "partition_failing": "The Kafka client of a consumer reports an error of one partition. The consumer tries again.",
     "message_failed": "A consumer's function raised an error. The consumer tries again, or stops the partition. The "
     "first failure of a message has the stack.",
     "batch_repeated": "A lock or a conflict ended a consumer's transaction. It tries again with fewer.",

@@ -56,6 +56,13 @@ class Stopped:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class Failing:
+    """The client reports an error of a partition, and tries again."""
+
+    error: ClientError
+
+
 class WorkerShare:
     """The partitions of one worker."""
 
@@ -87,7 +94,8 @@ class WorkerShare:
     def next_at(self, now: float) -> float:
         """When there may be something to do, if nothing happens until then."""
         waits = [one.not_before for one in self.partitions if one.waiting and one.not_before > now]
-        return min([self.looked_at + LOOK_S, *waits])
+        loads = [one.load_at for one in self.partitions if one.life.state is Life.ASSIGNED]
+        return min([self.looked_at + LOOK_S, *waits, *loads])
 
 
 class Assignment:
@@ -106,7 +114,7 @@ class Assignment:
         self._batch = batch
         self._subscribed: set[str] = set()
         self._to_subscribe: Sequence[str] = ()
-        self._news: list[Stopped] = []
+        self._news: list[Stopped | Failing] = []
         self._handled = 0
 
     # ---- the member's thread
@@ -169,6 +177,9 @@ class Assignment:
                 self._stop(one, log.truncated(one.partition, one.position, error.text))
         elif error.name in log.OUT_OF_RANGE:
             one.out_of_bounds(f"{error.name}: {error.text}", self._runtime.monotonic())
+        elif (reason := f"{error.name}: {error.text}") != one.reason:
+            one.reason = reason
+            self._news.append(Failing(error))
 
     def _found(self, partition: Partition) -> AssignedPartition | None:
         """If it is being read."""
@@ -230,7 +241,7 @@ class Assignment:
             return None
 
     def _find(self, share: WorkerShare, now: float) -> Task | None:
-        if new := [one for one in share.partitions if one.life.state is Life.ASSIGNED]:
+        if new := [one for one in share.partitions if one.life.state is Life.ASSIGNED and now >= one.load_at]:
             for one in new:
                 one.life.on(Lives.LOADS)
             return Load(new)
@@ -252,8 +263,9 @@ class Assignment:
         load: Load,
         found: Mapping[Partition, Position],
         stopped: Mapping[Partition, str],
+        pause_s: float = 0.0,
     ) -> None:
-        """Those that are in neither are loaded again."""
+        """Those that are in neither are loaded again, after this pause."""
         with self._changed:
             for one in load.partitions:
                 if one.life.state is not Life.LOADING:
@@ -265,6 +277,7 @@ class Assignment:
                     self._stop(one, reason)
                 else:
                     one.again()
+                    one.load_at = self._runtime.monotonic() + pause_s
 
     def moved(self, partitions: Sequence[AssignedPartition]) -> None:
         """Their rows are not as expected: they are loaded again."""
@@ -395,8 +408,8 @@ class Assignment:
     def is_ending(self) -> bool:
         return self._is_ending
 
-    def news(self) -> list[Stopped]:
-        """Partitions that were stopped since the last time."""
+    def news(self) -> list[Stopped | Failing]:
+        """Partitions that were stopped since the last time, and errors of others."""
         with self._changed:
             news, self._news = self._news, []
             return news

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 
-from outbox.consumers.assignment import Assignment
+from outbox.consumers.assignment import Assignment, Stopped
 from outbox.consumers.ports import GroupPort
 from outbox.consumers.worker import FUNCTION, HOOK, Call, ConsumerWorker
 from outbox.core.consumers.overrun import OVERRUN, is_overrun
@@ -98,13 +98,22 @@ class ConsumerMember:
             self._group.commit_copy(copies)
 
     def _tell(self) -> None:
-        for stopped in self._assignment.news():
-            logger.error(
-                "partition_stopped consumer=%s topic=%s partition=%d reason=%r",
-                self._options.name,
-                *stopped.partition,
-                stopped.reason,
-            )
+        for new in self._assignment.news():
+            if isinstance(new, Stopped):
+                logger.error(
+                    "partition_stopped consumer=%s topic=%s partition=%d reason=%r",
+                    self._options.name,
+                    *new.partition,
+                    new.reason,
+                )
+            elif new.error.partition is not None:
+                logger.warning(
+                    "partition_failing consumer=%s topic=%s partition=%d code=%s error=%r",
+                    self._options.name,
+                    *new.error.partition,
+                    new.error.name,
+                    new.error.text,
+                )
 
     def _watch(self) -> None:
         """The process ends when a function or PostgreSQL takes too long: its successor treats that as a crash of the

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from outbox.consumers.assignment import Assignment
 from outbox.consumers.ports import TopicsPort
@@ -55,11 +56,23 @@ class TopicWatch:
 
     def _ask(self) -> None:
         for partition in self._assignment.out_of_bounds():
-            self._assignment.bounds(partition, self._topics.bounds(partition))
+            with suppress(NotAvailable):  # the others may have a leader
+                self._assignment.bounds(partition, self._topics.bounds(partition))
         now = self._runtime.monotonic()
         if now >= self._asked_at + IDS_S:
             self._asked_at = now
             if self._matches is not None:
                 self._assignment.found(filter(self._matches, self._topics.names()))
             if topics := sorted({partition.topic for partition in self._assignment.held()}):
-                self._assignment.topic_ids(self._topics.ids(topics))
+                self._assignment.topic_ids(self._ids(topics))
+
+    def _ids(self, topics: Sequence[str]) -> dict[str, str]:
+        """One that the user may not see does not keep the others from being compared."""
+        try:
+            return self._topics.ids(topics)
+        except NotAvailable:
+            found: dict[str, str] = {}
+            for topic in topics:
+                with suppress(NotAvailable):
+                    found |= self._topics.ids([topic])
+            return found

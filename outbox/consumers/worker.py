@@ -89,7 +89,10 @@ class ConsumerWorker:
         self._runtime = runtime
         self._outage = Backoff(*OUTAGE_S, runtime.random)
         self._conflict = Backoff(*CONFLICT_S, runtime.random)
+        self._loads = Backoff(*OUTAGE_S, runtime.random)
         self._is_away = self._is_cancelled = False
+        self._unavailable = ""
+        """What keeps positions from being loaded, as it was logged."""
         self._call: Call | None = None
         self._thread: Thread = runtime.thread(self._run, f"outbox-consumer-{options.name}-{number}")
 
@@ -152,9 +155,13 @@ class ConsumerWorker:
         stopped: dict[Partition, str] = {}
         acknowledged = self._assignment.acknowledged(load.partitions)
         wanted = sorted(one.partition for one in load.partitions)
+        unavailable = ""
         try:
             for topic, partitions in groupby(wanted, lambda partition: partition.topic):
-                self._place(topic, list(partitions), acknowledged, found, stopped)
+                try:
+                    self._place(topic, list(partitions), acknowledged, found, stopped)
+                except NotAvailable as error:
+                    unavailable = str(error)  # the other topics may be there
         except BaseException as error:
             self._assignment.loaded(load, {}, {})
             self._asked_in_vain(error)
@@ -169,9 +176,13 @@ class ConsumerWorker:
                     before.next,
                     position.next,
                 )
-        self._assignment.loaded(load, found, stopped)
-        if len(found) + len(stopped) < len(wanted):
-            self._assignment.pause(self._number, self._outage.failed())
+        if unavailable and unavailable != self._unavailable:
+            logger.warning("consumer_waits consumer=%s error=%r", self._options.name, unavailable)
+        self._unavailable = unavailable
+        is_all = len(found) + len(stopped) == len(wanted)
+        self._assignment.loaded(load, found, stopped, 0.0 if is_all else self._loads.failed())
+        if is_all:
+            self._loads.worked()
 
     def _place(
         self,
@@ -195,11 +206,23 @@ class ConsumerWorker:
             placed = places(placing, self._options.start)
             if not placed.create:
                 break
-            created = {partition: self._begin(partition, topic_id, at) for partition, at in placed.create.items()}
+            created = self._begun(topic_id, placed.create)
             with self._watched("create"):
                 self._positions.create(connection, self._options.name, created)
         found.update(placed.found)
         stopped.update(placed.stopped)
+
+    def _begun(self, topic_id: str, create: Mapping[Partition, str | int]) -> dict[Partition, Position]:
+        """Without partitions whose broker does not answer, if they begin at their first message when they are created
+        later."""
+        created = {}
+        for partition, at in create.items():
+            try:
+                created[partition] = self._begin(partition, topic_id, at)
+            except NotAvailable:
+                if at != EARLIEST:
+                    raise
+        return created
 
     def _begin(self, partition: Partition, topic_id: str, start: str | int) -> Position:
         if isinstance(start, int):

@@ -100,7 +100,9 @@ class AssignedPartition:
         self.position = position
         """As it is known to be committed."""
         self.reason = ""
-        """Why it is stopped, or out of bounds."""
+        """Why it is stopped or out of bounds, or which error the client reports of it."""
+        self.load_at = float("-inf")
+        """When its position may be loaded; past: now."""
         self.out_since = 0.0
         self.is_paused = False
         self._fetched: deque[Fetched] = deque()
@@ -134,7 +136,7 @@ class AssignedPartition:
     def started(self) -> None:
         """The client is told to read it."""
         self.life.on(Lives.STARTED)
-        self.is_paused = False
+        self.is_paused, self.reason = False, ""
 
     def toggle(self) -> bool:
         """The client is told to pause it, or to resume it. Whether it is paused now."""
@@ -202,6 +204,7 @@ class AssignedPartition:
                     break
                 epoch = message.leader_epoch
         if kept:
+            self.reason = ""
             self._fetched.extend(messages[:kept])
             self._next, self._epoch = messages[kept - 1].offset + 1, epoch
             self._bytes_each = sum(len(message.value or b"") for message in messages) // len(messages)
@@ -209,7 +212,7 @@ class AssignedPartition:
 
     def read_to(self, end: int) -> None:
         """The client has read the end of the partition, at this offset."""
-        self._end = end
+        self._end, self.reason = end, ""
 
     @property
     def epoch(self) -> int:

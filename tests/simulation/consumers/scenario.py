@@ -115,6 +115,7 @@ class World(surroundings.World):
         self.begun: dict[Partition, int] = {}
         self.no_fetch_until = self.watermark_lags_until = 0.0
         self.other_topics: list[str] = []
+        self.leaderless: set[Partition] = set()
         self._xids = 0
         self.is_ended_by_hand = False
         """A function has committed effects without their position. An operator has to set that."""

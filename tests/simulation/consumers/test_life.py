@@ -12,7 +12,8 @@ import pytest
 from outbox.consumers import assignment, once
 from outbox.core.consumers.overrun import OVERRUN
 from outbox.core.consumers.partition import Life
-from outbox.core.consumers.values import EARLIEST, Partition, Position
+from outbox.core.consumers.values import EARLIEST, ClientError, Partition, Position
+from outbox.exceptions import NotAvailable
 from tests.simulation.consumers.checkers import Written
 from tests.simulation.consumers.database import Positions, Session, Transaction
 from tests.simulation.consumers.process import Process
@@ -321,6 +322,59 @@ def test_a_position_that_is_not_there_for_long_stops_the_partition_with_both_sid
         assert "holds the offsets 0 to 10 and the position is 70" in process.stopped[FIRST]
 
     calmly(job)
+
+
+def test_what_the_client_reports_of_one_partition_is_its_reason_until_it_is_read() -> None:
+    def job(world: Calm) -> None:
+        process = Process(world, "p1")
+        world.run_for(1.0)
+        refused = ClientError(FIRST, "TOPIC_AUTHORIZATION_FAILED", "it is not allowed")
+        process.client.errors += [refused, refused]
+        with patch("outbox.consumers.member.logger.warning") as warning:
+            world.run_for(1.0)
+        assert process.consumption.states[FIRST] == (Life.READING, "TOPIC_AUTHORIZATION_FAILED: it is not allowed")
+        assert [call.args[0].split()[0] for call in warning.call_args_list] == ["partition_failing"]
+        world.produce(FIRST, 1)
+        world.run_for(1.0)
+        assert (world.handled, process.consumption.states[FIRST][1]) == (1, "")
+
+    calmly(job)
+
+
+def test_a_partition_without_a_leader_keeps_no_other_from_being_read() -> None:
+    def job(world: Calm) -> None:
+        world.produce(FIRST, 5)
+        world.produce(SECOND, 5)
+        world.leaderless.add(FIRST)
+        process = Process(world, "p1")
+        world.run_for(20.0)
+        assert world.handled == 5
+        assert process.consumption.states[FIRST][0] is Life.ASSIGNED
+        world.leaderless.clear()
+        world.run_for(2.0)
+        assert world.handled == 10
+
+    calmly(job)
+
+
+def test_a_topic_that_is_refused_keeps_no_other_from_being_compared() -> None:
+    asked = []
+
+    class Some:
+        def ids(self, topics: Any) -> dict[str, str]:
+            asked.append(topics)
+            if "refused" in topics:
+                raise NotAvailable("TOPIC_AUTHORIZATION_FAILED")
+            return {TOPIC: "1"}
+
+    def job(world: Calm) -> None:
+        process = Process(world, "p1")
+        watch: Any = process.consumption._topics
+        watch._topics = Some()
+        assert watch._ids([TOPIC, "refused"]) == {TOPIC: "1"}
+
+    calmly(job)
+    assert asked == [[TOPIC, "refused"], [TOPIC], ["refused"]]
 
 
 def test_topics_that_match_are_subscribed_to_when_they_are_found_and_not_given_up() -> None:

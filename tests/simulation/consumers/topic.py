@@ -85,6 +85,8 @@ class Client:
         self.process, self.world, self.name = process, process.world, process.name
         self.owned: set[Partition] = set()
         self.subscribed: list[Sequence[str]] = []
+        self.errors: list[ClientError] = []
+        """What it reports next."""
         self._readings: dict[Partition, Reading] = {}
         self._paused: set[Partition] = set()
         self._news: list[tuple[str, int]] = []
@@ -155,7 +157,8 @@ class Client:
 
     def _read(self, count: int) -> Polled:
         messages: list[Fetched] = []
-        errors, ends = [], {}
+        ends = {}
+        errors, self.errors = self.errors, []
         for partition, reading in self._readings.items():
             log = self.world.topic.logs[partition]
             if reading.is_over or partition in self._paused or self.world.now < self.world.no_fetch_until:
@@ -242,6 +245,8 @@ class Topics:
 
     def bounds(self, partition: Partition) -> tuple[int, int]:
         log = self._ask().logs[partition]
+        if partition in self._world.leaderless:
+            raise NotAvailable(f"{partition} has no leader")
         lags = self._world.now < self._world.watermark_lags_until
         return log.first, log.end - 1 if lags else log.end
 
