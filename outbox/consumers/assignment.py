@@ -177,9 +177,12 @@ class Assignment:
                 self._stop(one, log.truncated(one.partition, one.position, error.text))
         elif error.name in log.OUT_OF_RANGE:
             one.out_of_bounds(f"{error.name}: {error.text}", self._runtime.monotonic())
-        elif (reason := f"{error.name}: {error.text}") != one.reason:
-            one.reason = reason
-            self._news.append(Failing(error))
+        else:
+            if error.name in log.UNKNOWN:
+                one.doubted_at = self._runtime.monotonic()
+            if (reason := f"{error.name}: {error.text}") != one.reason:
+                one.reason = reason
+                self._news.append(Failing(error))
 
     def _found(self, partition: Partition) -> AssignedPartition | None:
         """If it is being read."""
@@ -356,14 +359,23 @@ class Assignment:
                 if one.position is not None and one.life.state is not Life.STOPPED
             }
 
-    def topic_ids(self, ids: Mapping[str, str]) -> None:
-        """As Kafka has them now."""
+    @property
+    def is_in_doubt(self) -> bool:
+        """Whether partitions wait until the ids of their topics are asked for."""
         with self._changed:
-            for partition, one in self._held.items():
-                if one.position is not None and (
-                    reason := log.other_topic(partition, one.position, ids.get(partition.topic))
-                ):
+            return any(one.doubted_at is not None for one in self._held.values())
+
+    def topic_ids(self, ids: Mapping[str, str], held: Mapping[Partition, Position], asked_at: float) -> None:
+        """As Kafka has them. `held` and the time are those before it was asked."""
+        with self._changed:
+            for partition, before in held.items():
+                one, topic_id = self._held.get(partition), ids.get(partition.topic)
+                if one is None or one.position is None or not topic_id:
+                    continue
+                if reason := log.other_topic(partition, one.position, topic_id, one.confirmed):
                     self._stop(one, reason)
+                elif one.confirm(before.next, asked_at):
+                    self._changed.notify_all()
 
     def out_of_bounds(self) -> list[Partition]:
         with self._changed:

@@ -59,12 +59,13 @@ class TopicWatch:
             with suppress(NotAvailable):  # the others may have a leader
                 self._assignment.bounds(partition, self._topics.bounds(partition))
         now = self._runtime.monotonic()
-        if now >= self._asked_at + IDS_S:
+        if now >= self._asked_at + IDS_S or self._assignment.is_in_doubt:
             self._asked_at = now
             if self._matches is not None:
                 self._assignment.found(filter(self._matches, self._topics.names()))
-            if topics := sorted({partition.topic for partition in self._assignment.held()}):
-                self._assignment.topic_ids(self._ids(topics))
+            held = self._assignment.held()
+            if topics := sorted({partition.topic for partition in held}):
+                self._assignment.topic_ids(self._ids(topics), held, now)
 
     def _ids(self, topics: Sequence[str]) -> dict[str, str]:
         """One that the user may not see does not keep the others from being compared."""

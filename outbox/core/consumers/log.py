@@ -15,6 +15,10 @@ BOUNDS_S = 30.0
 
 _REMEDY = "Stop every process of the consumer, then set the position. Run: python manage.py outbox_positions"
 TRUNCATED = frozenset({"_LOG_TRUNCATION"})
+UNKNOWN = frozenset(
+    {"UNKNOWN_TOPIC_OR_PART", "UNKNOWN_TOPIC_ID", "INCONSISTENT_TOPIC_ID", "_UNKNOWN_TOPIC", "_UNKNOWN_PARTITION"}
+)
+"""The topic was deleted, or a broker does not know it yet."""
 OUT_OF_RANGE = frozenset({"OFFSET_OUT_OF_RANGE", "_AUTO_OFFSET_RESET"})
 
 
@@ -22,13 +26,17 @@ def named(partition: Partition) -> str:
     return f"{partition.topic}[{partition.number}]"
 
 
-def other_topic(partition: Partition, position: Position, topic_id: str | None) -> str:
-    """A topic that does not exist, or not yet, has no id: that is waited for."""
+def other_topic(partition: Partition, position: Position, topic_id: str | None, confirmed: int | None = None) -> str:
+    """A topic that does not exist, or not yet, has no id: that is waited for. `confirmed`: the position when the topic
+    had the id of the position for the last time."""
     if not topic_id or topic_id == position.topic_id or not position.topic_id:
         return ""
+    last = ""
+    if confirmed is not None:
+        last = f" The old id was last confirmed at the position {confirmed}; later messages may be of either topic."
     return (
-        f"{named(partition)} was created again: the position {position.next} belongs to the topic with id "
-        f"{position.topic_id}, the topic now has the id {topic_id}. {_REMEDY}"
+        f"{named(partition)} was created again: the position {position.next} was written for the topic with id "
+        f"{position.topic_id}, the topic now has the id {topic_id}.{last} {_REMEDY}"
     )
 
 

@@ -105,6 +105,10 @@ class AssignedPartition:
         """When its position may be loaded; past: now."""
         self.out_since = 0.0
         self.is_paused = False
+        self.confirmed: int | None = None
+        """The position when the topic had the position's id for the last time."""
+        self.doubted_at: float | None = None
+        """Since then the client does not know the topic: nothing is handled until the id is asked for."""
         self._fetched: deque[Fetched] = deque()
         self._next = 0
         self._epoch = -1
@@ -131,6 +135,7 @@ class AssignedPartition:
         if position.next >= self._alone.stop:
             self._alone = range(0)
         self.position, self._epoch = position, position.leader_epoch
+        self.confirmed, self.doubted_at = position.next, None
         self.life.on(Lives.LOADED)
 
     def started(self) -> None:
@@ -155,6 +160,14 @@ class AssignedPartition:
     def out_of_bounds(self, reason: str, now: float) -> bool:
         if found := self._leave(Lives.OUT):
             self.reason, self.out_since = reason, now
+        return found
+
+    def confirm(self, next: int, asked_at: float) -> bool:
+        """The topic has the position's id. It was asked for at this time, when the position was there. Whether that
+        has ended a doubt."""
+        self.confirmed = next
+        if found := self.doubted_at is not None and self.doubted_at < asked_at:
+            self.doubted_at = None
         return found
 
     def revoke(self) -> None:
@@ -239,7 +252,13 @@ class AssignedPartition:
     def head(self, limit: int, now: float) -> list[Fetched]:
         """What the next batch may take of it; nothing if that is to wait."""
         fetched = self._fetched
-        if not fetched or self.is_busy or self.life.state is not Life.READING or now < self._not_before:
+        if (
+            not fetched
+            or self.is_busy
+            or self.doubted_at is not None
+            or self.life.state is not Life.READING
+            or now < self._not_before
+        ):
             return []
         if self.is_alone:
             return [fetched[0]]

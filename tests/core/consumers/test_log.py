@@ -52,6 +52,10 @@ def test_a_position_below_what_was_acknowledged_is_a_database_that_went_back(ack
     [
         (log.other_topic(PARTITION, POSITION, "second"), ("40", "first", "second")),
         (
+            log.other_topic(PARTITION, POSITION, "second", 33),
+            ("40", "first", "second", "last confirmed at the position 33"),
+        ),
+        (
             log.older_epoch(PARTITION, POSITION, 6, Fetched("orders", 2, 44, 1, None, None, (), 0)),
             ("40", "44", "epoch 1", "had 6"),
         ),

@@ -135,7 +135,7 @@ MUTATIONS: dict[str, Planted] = {
 FOUND_BY = {
     "effects before the lock": 104,
     "plain read of a doubtful COMMIT": 28,
-    "who has written a position is not asked": 81,
+    "who has written a position is not asked": 35,
     "a doubtful COMMIT is counted": 1,
     "position written before the functions": 3,
     "comparison left out": 1,
@@ -143,9 +143,9 @@ FOUND_BY = {
     "reading before start is committed": 0,
     "transaction id not compared": 203,
     "a transaction that failed is not compared": 247,
-    "leader epoch not compared": 50,
+    "leader epoch not compared": 58,
     "what was fetched is kept when the position moves": 1,
     "an idle owner does not read its positions": 1,
-    "a partition added later begins at start": 5,
-    "assign without resume": 12,
+    "a partition added later begins at start": 8,
+    "assign without resume": 0,
 }

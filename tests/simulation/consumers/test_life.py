@@ -341,6 +341,34 @@ def test_what_the_client_reports_of_one_partition_is_its_reason_until_it_is_read
     calmly(job)
 
 
+@pytest.mark.parametrize("is_other", [True, False])
+def test_a_topic_that_the_client_does_not_know_is_held_back_until_its_id_is_asked(is_other: bool) -> None:
+    def job(world: Calm) -> None:
+        world.produce(FIRST, 5)
+        process = Process(world, "p1")
+        world.run_for(3.0)
+        world.faults = Faults(no_metadata=1.0)
+        process.client.errors.append(ClientError(FIRST, "UNKNOWN_TOPIC_OR_PART", "it was deleted"))
+        world.run_for(0.5)
+        if is_other:
+            world.topic.create_again()
+            world.topic.logs[FIRST].epoch = 3  # else the lower epoch shows it
+            world.produce(FIRST, 20)
+        else:
+            world.produce(FIRST, 1)
+        world.run_for(3.0)
+        assert world.handled == 5
+        world.faults = Faults()
+        world.run_for(2.0)
+        if is_other:
+            assert world.handled == 5
+            assert "last confirmed at the position 9" in process.stopped[FIRST]
+        else:
+            assert (world.handled, process.stopped) == (6, {})
+
+    calmly(job)
+
+
 def test_a_partition_without_a_leader_keeps_no_other_from_being_read() -> None:
     def job(world: Calm) -> None:
         world.produce(FIRST, 5)

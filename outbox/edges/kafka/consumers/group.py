@@ -191,8 +191,12 @@ class Group:
                 ends[Partition(message.topic(), message.partition())] = message.offset()
             else:
                 partition = Partition(message.topic(), message.partition())
-                # What it reports of a topic that it cannot subscribe to has a partition too.
-                self._hear(_error(error, partition if partition in self._started else None))
+                # What it reports of a whole topic has a partition below 0.
+                found = self._started.intersection([partition])
+                if partition.number < 0:
+                    found = {one for one in self._started if one.topic == partition.topic}
+                for one in found or (None,):
+                    self._hear(_error(error, one))
 
     def _hear(self, error: ClientError) -> None:
         partition = error.partition
