@@ -179,9 +179,8 @@ class Assignment:
             one.out_of_bounds(f"{error.name}: {error.text}", self._runtime.monotonic())
         else:
             if error.name in log.UNKNOWN:
-                one.doubted_at = self._runtime.monotonic()
-            if (reason := f"{error.name}: {error.text}") != one.reason:
-                one.reason = reason
+                one.doubt(self._runtime.monotonic())
+            if one.failing(f"{error.name}: {error.text}"):
                 self._news.append(Failing(error))
 
     def _found(self, partition: Partition) -> AssignedPartition | None:
@@ -279,8 +278,7 @@ class Assignment:
                 elif (reason := stopped.get(one.partition)) is not None:
                     self._stop(one, reason)
                 else:
-                    one.again()
-                    one.load_at = self._runtime.monotonic() + pause_s
+                    one.again(self._runtime.monotonic() + pause_s)
 
     def moved(self, partitions: Sequence[AssignedPartition]) -> None:
         """Their rows are not as expected: they are loaded again."""

@@ -37,6 +37,7 @@ THREADS = {
     "outbox-consumers": "starts consumers and ends them",
     "outbox-member-N": "consumers: polls the group of consumer N, hands messages to workers, ends a process that hangs",
     "outbox-consumer-N-N": "consumers: a worker: calls the function of consumer N; owns a Django connection",
+    "outbox-ends-N": "consumers, with `--once`: asks whether all partitions have reached the ends of the start",
     "outbox-topics-N": "consumers: asks whether topics were created again, or hold a position after all",
     "outbox-cancel-N": "consumers: cancels a statement before the process ends",
     "outbox-events": "runs the receivers of signals",

@@ -148,9 +148,11 @@ class AssignedPartition:
         self.is_paused = not self.is_paused
         return self.is_paused
 
-    def again(self) -> bool:
-        """Its position is to be loaded. Whether that has changed anything."""
-        return self._leave(Lives.AGAIN)
+    def again(self, load_at: float = float("-inf")) -> bool:
+        """Its position is to be loaded, not before this time. Whether that has changed anything."""
+        if found := self._leave(Lives.AGAIN):
+            self.load_at = load_at
+        return found
 
     def stop(self, reason: str) -> bool:
         if found := self._leave(Lives.STOPS):
@@ -161,6 +163,15 @@ class AssignedPartition:
         if found := self._leave(Lives.OUT):
             self.reason, self.out_since = reason, now
         return found
+
+    def failing(self, reason: str) -> bool:
+        """The client reports an error of it, and tries again. Whether it is another one than before."""
+        found, self.reason = reason != self.reason, reason
+        return found
+
+    def doubt(self, now: float) -> None:
+        """The client does not know its topic."""
+        self.doubted_at = now
 
     def confirm(self, next: int, asked_at: float) -> bool:
         """The topic has the position's id. It was asked for at this time, when the position was there. Whether that
