@@ -35,5 +35,5 @@ def test_the_demo_harvests_with_spark_and_the_verification_agrees(own_servers):
     lines = [line.split() for line in done.stdout.splitlines()]
     for name, expected in (("delivered", "500"), ("lost", "0"), ("doubled", "0"), ("phantoms", "0")):
         assert [name, expected] in lines
-    assert any(line[:1] == ["judged"] and line[-2:] == ["500", "records"] for line in lines), done.stdout
+    assert any(line[:1] == ["checked"] and line[-2:] == ["500", "records"] for line in lines), done.stdout
     assert done.stdout.splitlines()[-1] == "result: nothing lost, nothing twice, order kept"
