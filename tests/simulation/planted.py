@@ -1,16 +1,19 @@
-"""What the planted bugs of both simulations share: each changes the product, or drops a rule of a simulated server."""
+"""What the planted bugs of all simulations share: each changes the product, or drops a rule of a simulated server."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
 
+SEEDS = 2_000
+
 
 @dataclass(frozen=True)
-class PlantedBug:
+class PlantedBug(ABC):
     changes: tuple[tuple[Any, str, Any], ...] = ()
     rules: Any = None
     theme: tuple[int, int] = (0, 1)
@@ -23,9 +26,15 @@ class PlantedBug:
                 stack.enter_context(patch.object(owner, name, replacement))
             yield
 
-    def seeds(self, count: int) -> range:
+    @abstractmethod
+    def run(self, seed: int) -> Any:
+        """Raises `Violation` when a checker notices the bug."""
+
+    def search(self) -> None:
+        """Raises for the first of many seeds that notices it."""
         first, step = self.theme
-        return range(first, step * count, step)
+        for seed in range(first, step * SEEDS, step):
+            self.run(seed)
 
 
 def around(owner: Any, name: str, change: Callable[..., Any]) -> tuple[Any, str, Any]:
