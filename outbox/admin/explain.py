@@ -15,6 +15,7 @@ from django.urls import reverse
 
 from outbox.admin.wording import ago, counted, duration, plural
 from outbox.core.faults import KINDS, in_plain_words
+from outbox.core.holds.values import OF_RECORDS
 from outbox.edges.postgres.counts import backlog
 from outbox.models import DeadLetter, Hold
 from outbox.operations.findings import sentence
@@ -23,7 +24,6 @@ SHOWN_MAX = 10
 TOPICS_NAMED = 3
 KEY_CHARS = 120
 ERROR_CHARS = 300
-REJECTED = (Hold.Reason.REJECTED, Hold.Reason.POISON)
 
 _BY_REASON: Mapping[str, tuple[str, str]] = {
     Hold.Reason.PAUSED: ("an operator has paused it", "resume it to send its records again"),
@@ -131,7 +131,7 @@ def read(
     their numbers are shown."""
     sees_holds, sees_dead = may_view("hold"), may_view("deadletter")
     counts = found["holds_by_reason"]
-    holds = Hold.objects.using(alias).filter(reason__in=REJECTED).defer("history", "confirmed_by")
+    holds = Hold.objects.using(alias).filter(reason__in=OF_RECORDS).defer("history", "confirmed_by")
     topics = holds.filter(key__isnull=True).exclude(topic="").order_by("topic").values_list("topic", flat=True)
     dead = DeadLetter.objects.using(alias).only(*_SHOWN_OF_DEAD)
     recent: list[tuple[datetime, HeldRow]] = []
@@ -144,7 +144,7 @@ def read(
         rejected=[_of_hold(hold, now) for hold in holds.order_by(_WHOLE.desc(), "since", "id")[:SHOWN_MAX]]
         if sees_holds
         else [],
-        rejected_count=sum(counts.get(reason, 0) for reason in REJECTED),
+        rejected_count=sum(counts.get(reason, 0) for reason in OF_RECORDS),
         rejections=[row for _, row in recent[:SHOWN_MAX]],
         dead_count=found["dead_letters"] or 0,
         paused_count=counts.get(Hold.Reason.PAUSED, 0),

@@ -20,6 +20,7 @@ from outbox.admin.edit import edit_view
 from outbox.admin.forms import PauseForm
 from outbox.admin.kept_base import LIST_CHARS, KeptAdmin, search, shown_fields
 from outbox.admin.wording import ago
+from outbox.core.holds.values import OF_RECORDS
 from outbox.models import Hold
 from outbox.operations import actions as operations
 
@@ -58,14 +59,14 @@ class HoldAdmin(KeptAdmin):
     def buttons_of(self, row: Hold | None) -> dict[str, str]:
         if row is None:
             return {}
-        if row.reason not in explain.REJECTED:
+        if row.reason not in OF_RECORDS:
             return {"resume": "Resume"}
         if row.key is None:  # a whole topic: the harvester cannot skip or delete it
             return {"retry": "Retry now"}
         return {"retry": "Retry now", "skip": "Skip…", "discard": "Discard…"}
 
     def is_editable(self, row: Hold | None) -> bool:
-        return row is not None and row.reason in explain.REJECTED and row.record_id is not None
+        return row is not None and row.reason in OF_RECORDS and row.record_id is not None
 
     def selector(self, rows: Sequence[Seen]) -> operations.Selector:
         records = {pk: (record_id, stashed_at) for pk, record_id, stashed_at in rows}
@@ -111,7 +112,7 @@ class HoldAdmin(KeptAdmin):
     @admin.action(description="Resume: end the pause", permissions=["pause"])
     def resume(self, request: HttpRequest, queryset: Any) -> HttpResponse | None:
         return self.act_on_shown(
-            request, queryset.exclude(reason__in=explain.REJECTED), operations.resume, "resume",
+            request, queryset.exclude(reason__in=OF_RECORDS), operations.resume, "resume",
             "End pauses?", "The harvester sends the waiting records in their order.", "Resume them", "resumed",
         )  # fmt: skip
 

@@ -13,10 +13,11 @@ from typing import Any
 
 from django.db import connections, transaction
 
+from outbox.core.holds.values import OF_RECORDS
 from outbox.edges.postgres.operations import records
 from outbox.models import DeadLetter, Hold, OutboxRecord
 from outbox.operations.editing import NotConfirmed, edit, edit_dead
-from outbox.operations.outcomes import IDS_KEPT, REJECTED, Outcome, alias_of, put_back, write_audit_log
+from outbox.operations.outcomes import IDS_KEPT, Outcome, alias_of, put_back, write_audit_log
 from outbox.operations.selection import NothingSelected, OperationRefused, Selector
 
 __all__ = (
@@ -56,7 +57,7 @@ def _bulk(
         held: list[tuple[int, int | None]] = []
         wanted = ""
         if holds is not None:
-            query, wanted = holds(selector.holds(found_alias).filter(reason__in=REJECTED, record_id__isnull=False))
+            query, wanted = holds(selector.holds(found_alias).filter(reason__in=OF_RECORDS, record_id__isnull=False))
             if not dry_run:
                 query = query.select_for_update()  # so that no hold passes to another record before the change
             found = query.values_list("pk", "record_id", "stashed_at")

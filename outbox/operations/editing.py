@@ -14,12 +14,13 @@ from typing import Any
 from django.db import IntegrityError, connections, transaction
 
 from outbox import conf as settings
+from outbox.core.holds.values import OF_RECORDS
 from outbox.edges.postgres.operations import lanes
 from outbox.exceptions import InvalidMessage
 from outbox.messages.message import as_pairs
 from outbox.messages.validation import Row, Validator
 from outbox.models import DeadLetter, Hold, OutboxRecord
-from outbox.operations.outcomes import REJECTED, Outcome, alias_of, put_back, write_audit_log
+from outbox.operations.outcomes import Outcome, alias_of, put_back, write_audit_log
 from outbox.operations.selection import OperationRefused, lane_count
 from outbox.schema.expressions import has_time
 from outbox.schema.fields import is_not_utf8
@@ -144,7 +145,7 @@ def _change(
         if not OutboxRecord.objects.using(alias).filter(same, pk=record_id).update(**_values(row, _COLUMNS)):
             raise OperationRefused(f"Record {record_id} was delivered or deleted in the meantime. Nothing was changed.")
         known = has_time("stashed_at", hold.stashed_at) | has_time("stashed_at", None)
-        refused = Hold.objects.using(alias).filter(known, record_id=record_id, reason__in=REJECTED)
+        refused = Hold.objects.using(alias).filter(known, record_id=record_id, reason__in=OF_RECORDS)
         pending = refused.exclude(wanted__in=("skip", "discard")).update(wanted="retry")
         details = {"id": record_id, "fields": sorted(changes)}
         write_audit_log(alias, actor, "edit", reason, details)

@@ -9,9 +9,8 @@ from django.db import connections
 
 from outbox import conf as settings
 from outbox.edges.postgres.operations import records
-from outbox.models import AuditLogEntry, DeadLetter, Hold, OutboxRecord
+from outbox.models import AuditLogEntry, DeadLetter, OutboxRecord
 
-REJECTED = (Hold.Reason.REJECTED, Hold.Reason.POISON)
 IDS_KEPT = 1000  # of the records, in an audit log entry
 
 
