@@ -30,7 +30,7 @@ _DONE = {
 }  # fmt: skip
 
 
-def add_common(parser: ArgumentParser) -> None:
+def add_common(parser: ArgumentParser, *, database: str = "The database alias, in place of DATABASE.") -> None:
     parser.epilog = "Exit codes: " + "; ".join(f"{code}: {text}" for code, text in EXIT_CODES.items()) + "."
     parser.add_argument("--reason", default="", metavar="TEXT", help="The reason, which the audit log keeps.")
     parser.add_argument(
@@ -39,7 +39,7 @@ def add_common(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--dry-run", action="store_true", help="Prints what the command would change, and changes nothing."
     )
-    parser.add_argument("--database", metavar="ALIAS", help="The database alias, in place of DATABASE.")
+    parser.add_argument("--database", metavar="ALIAS", help=database)
     parser.add_argument("--json", action="store_true", help="Prints one JSON object.")
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from django.db import connections, transaction
 
 from outbox.conf import Conf
+from outbox.core.consumers import log
 from outbox.core.consumers.values import EARLIEST, LATEST, Partition, Position
 from outbox.edges.kafka.consumers.group import group_id
 from outbox.edges.kafka.consumers.topics import Topics
@@ -95,7 +96,7 @@ def _shown(
 ) -> ShownPosition:
     topic_id = (ids or {}).get(partition.topic)
     first, end = _bounds(topics, partition) if topic_id is not None else (None, None)
-    is_other = bool(topic_id and position.topic_id and topic_id != position.topic_id)
+    is_other = bool(log.other_topic(partition, position, topic_id))
     lag = None if end is None or is_other else max(0, end - position.next)
     return ShownPosition(consumer, *partition, position.next, first, end, lag, is_other)
 

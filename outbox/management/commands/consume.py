@@ -29,25 +29,29 @@ EXIT_CODES = {
 
 
 class Command(BaseCommand):
-    help = "Handle messages of Kafka with the consumers of the modules `inbox`. Any number of processes may run."
+    help = "Handles messages of Kafka with the consumers of the modules `inbox`. You can run several processes."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.epilog = "Exit codes: " + "; ".join(f"{code}: {text}" for code, text in EXIT_CODES.items()) + "."
-        parser.add_argument("names", nargs="*", metavar="NAME", help="Consumers to run; without any: all.")
+        parser.add_argument("names", nargs="*", metavar="NAME", help="Runs these consumers only.")
         parser.add_argument(
-            "--threads", type=int, metavar="N", help="Threads of each consumer, instead of CONSUMER_THREADS."
+            "--threads", type=int, metavar="N", help="The threads of each consumer, in place of CONSUMER_THREADS."
         )
-        parser.add_argument("--once", action="store_true", help="Handle what is there at the start, and exit.")
         parser.add_argument(
-            "--json", action="store_true", help="Print the state as a JSON object a second; with --once at the end."
+            "--once", action="store_true", help="Handles the messages that Kafka has at the start, and exits."
+        )
+        parser.add_argument(
+            "--json", action="store_true", help="Prints the state as a JSON object each second, with --once at the end."
         )
         parser.add_argument(
             "--fail-fast",
             action="store_true",
-            help="Exit with an error when PostgreSQL, Kafka or a topic is not there at the start.",
+            help="Exits with an error if PostgreSQL, Kafka or a topic is unavailable at the start.",
         )
 
-        parser.add_argument("--metrics-port", metavar="[ADDRESS:]PORT", help="Serve /livez and /readyz there.")
+        parser.add_argument(
+            "--metrics-port", metavar="[ADDRESS:]PORT", help="Serves /livez and /readyz at this address."
+        )
 
     def handle(self, *args: Any, **options: Any) -> None:
         from outbox.consumers.daemon import LeftBehind

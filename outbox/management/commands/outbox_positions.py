@@ -13,27 +13,21 @@ from django.db import Error as DatabaseError
 from outbox import conf as settings
 from outbox.exceptions import OutboxError
 from outbox.operations import positions
-from outbox.operations.arguments import actor_of
+from outbox.operations.arguments import actor_of, add_common
 
 EXIT_CODES = {0: "shown, or set as requested", 1: "refused, for the reason named: nothing was changed"}
 
 
 class Command(BaseCommand):
-    help = "Show the positions of consumers and how far they lag, or set the positions of one consumer in a topic."
+    help = "Shows the positions of consumers and their lag, or sets the positions of one consumer in a topic."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
+        add_common(parser, database="The database alias, in place of those of the consumers.")
         parser.epilog = "Exit codes: " + "; ".join(f"{code}: {text}" for code, text in EXIT_CODES.items()) + "."
-        parser.add_argument("consumer", nargs="?", metavar="NAME", help="This consumer alone.")
-        parser.add_argument("--topic", help="With --to: the topic.")
-        parser.add_argument("--partition", type=int, metavar="N", help="With --to: this partition; without it: all.")
-        parser.add_argument("--to", metavar="OFFSET|earliest|latest", help="Set the position. Needs NAME and --topic.")
-        parser.add_argument("--dry-run", action="store_true", help="Say what would be set, and change nothing.")
-        parser.add_argument("--reason", default="", metavar="TEXT", help="Why: kept in the audit log.")
-        parser.add_argument("--actor", default="", metavar="NAME", help="Who: the user of the system by default.")
-        parser.add_argument(
-            "--database", metavar="ALIAS", help="Alias of the database, instead of those of the consumers."
-        )
-        parser.add_argument("--json", action="store_true", help="Print one JSON object.")
+        parser.add_argument("consumer", nargs="?", metavar="NAME", help="Shows this consumer only.")
+        parser.add_argument("--topic", help="The topic, with --to.")
+        parser.add_argument("--partition", type=int, metavar="N", help="Sets this partition only, with --to.")
+        parser.add_argument("--to", metavar="OFFSET|earliest|latest", help="Sets the position. Needs NAME and --topic.")
 
     def handle(self, *args: Any, **options: Any) -> None:
         from outbox.consumers.registry import registered
