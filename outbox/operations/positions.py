@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
 from typing import Any
 
 from django.db import connections, transaction
+from django.utils import timezone
 
 from outbox.conf import Conf
 from outbox.core.consumers import log
 from outbox.core.consumers.values import EARLIEST, LATEST, Partition, Position
 from outbox.edges.kafka.consumers.group import group_id
+from outbox.edges.kafka.consumers.heads import Head, heads
 from outbox.edges.kafka.consumers.topics import Topics
 from outbox.edges.postgres.consumers.positions import Positions
 from outbox.exceptions import NotAvailable, OutboxError
@@ -35,6 +39,10 @@ class ShownPosition:
     """Offsets up to the last stable one. Marks of transactions are among them."""
     is_other_topic: bool
     """The topic was deleted and created again."""
+    lag_s: float | None = None
+    """The age of the first committed message that is not handled, by its time and the clock of this machine."""
+    lag_s_unknown: str = ""
+    """Why that age is unknown."""
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -73,7 +81,22 @@ def _require_known(consumer: str, declared: Collection[str], stored: Collection[
 def _shown_of(conf: Conf, consumer: str, found: Mapping[Partition, Position]) -> list[ShownPosition]:
     topics = Topics(conf.kafka.client_properties, group_id(conf.name, consumer))
     ids = _ids(topics, {partition.topic for partition in found})
-    return [_shown(consumer, partition, found[partition], topics, ids) for partition in sorted(found)]
+    shown = [_shown(consumer, partition, found[partition], topics, ids) for partition in sorted(found)]
+    behind = {Partition(one.topic, one.partition): one.next for one in shown if one.lag}
+    ages = heads(conf.kafka.client_properties, group_id(conf.name, consumer), behind)
+    return [_aged(one, ages.get(Partition(one.topic, one.partition)), time.time()) for one in shown]
+
+
+def _aged(shown: ShownPosition, head: Head | None, now: float) -> ShownPosition:
+    if shown.is_other_topic:
+        return replace(shown, lag_s_unknown="the topic was created again")
+    if shown.lag is None:
+        return replace(shown, lag_s_unknown="Kafka does not say where the topic ends")
+    if head is not None and head.reason:
+        return replace(shown, lag_s_unknown=head.reason)
+    if head is None or head.time_ms is None:
+        return replace(shown, lag_s=0.0)
+    return replace(shown, lag_s=max(0.0, now - head.time_ms / 1000))
 
 
 def _ids(topics: Topics, names: set[str]) -> Mapping[str, str] | None:
@@ -101,12 +124,50 @@ def _shown(
     return ShownPosition(consumer, *partition, position.next, first, end, lag, is_other)
 
 
+To = str | int | datetime
+
+
+def to_of(text: str, now: datetime) -> To:
+    """An offset, `earliest`, `latest` or a time that an operator has written. A time without an offset is one of the
+    project's time zone."""
+    if text in (EARLIEST, LATEST):
+        return text
+    if text.isdecimal():
+        return int(text)
+    try:
+        at = datetime.fromisoformat(text)
+    except ValueError:
+        raise PositionRefused(
+            f"--to {text!r} is not an offset, earliest, latest or an ISO time such as 2026-03-01T12:00+01:00."
+        ) from None
+    at = _aware(text, at) if at.tzinfo is None else at
+    if at > now:
+        raise PositionRefused(
+            f"--to {text!r} is in the future: it is {now.astimezone(at.tzinfo).isoformat(' ', 'seconds')} now. "
+            "Set --to latest to leave out the messages that are there."
+        )
+    return at
+
+
+def _aware(text: str, at: datetime) -> datetime:
+    zone = timezone.get_default_timezone()
+    one, other = at.replace(tzinfo=zone), at.replace(tzinfo=zone, fold=1)
+    if one.utcoffset() == other.utcoffset():
+        return one
+    is_skipped = one.astimezone(UTC).astimezone(zone).replace(tzinfo=None) != at
+    said = "does not exist, because the clocks skip it," if is_skipped else "exists twice, because the clocks go back,"
+    raise PositionRefused(
+        f"--to {text!r} {said} in the time zone {zone}. Write the time with its offset, such as "
+        f"{one.isoformat()} or {other.isoformat()}."
+    )
+
+
 def set_positions(
     conf: Conf,
     declared: Mapping[str, str],
     consumer: str,
     topic: str,
-    to: str | int,
+    to: To,
     *,
     partition: int | None = None,
     actor: str,
@@ -114,8 +175,9 @@ def set_positions(
     dry_run: bool = False,
     database: str | None = None,
 ) -> dict[Partition, tuple[int | None, int]]:
-    """Each partition's position before and after. `to` is an offset, `earliest` or `latest`. Refused while a process of
-    the consumer runs, and for an offset that the topic does not have."""
+    """Each partition's position before and after. `to` is an offset, `earliest`, `latest`, or a time: the position is
+    then the first message that is not older. Refused while a process of the consumer runs, and for an offset that the
+    topic does not have."""
     alias = database or declared.get(consumer, conf.database)
     positions, connection = positions_of(conf), connections[alias]
     _require_known(consumer, declared, positions.topics(connection))
@@ -139,7 +201,7 @@ def set_positions(
     return changed
 
 
-def _wanted(topics: Topics, topic: str, to: str | int, partition: int | None) -> dict[Partition, int]:
+def _wanted(topics: Topics, topic: str, to: To, partition: int | None) -> dict[Partition, int]:
     count = topics.partitions(topic)
     if not count:
         raise PositionRefused(f"The topic {topic!r} does not exist, or the user may not see it.")
@@ -148,8 +210,14 @@ def _wanted(topics: Topics, topic: str, to: str | int, partition: int | None) ->
     wanted = {}
     for number in range(count) if partition is None else [partition]:
         first, end = topics.bounds(found := Partition(topic, number))
-        next = {EARLIEST: first, LATEST: end}.get(str(to), to)
-        if not isinstance(next, int) or not first <= next <= end:
+        next = _offset(topics, found, to, first, end)
+        if not first <= next <= end:
             raise PositionRefused(f"{topic}[{number}] holds the offsets {first} to {end}, and not {next}.")
         wanted[found] = next
     return wanted
+
+
+def _offset(topics: Topics, partition: Partition, to: To, first: int, end: int) -> int:
+    if isinstance(to, datetime):
+        return topics.offset_at(partition, int(to.timestamp() * 1000))
+    return to if isinstance(to, int) else {EARLIEST: first, LATEST: end}[to]

@@ -9,6 +9,7 @@ import signal
 import time
 import urllib.error
 import urllib.request
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -180,12 +181,16 @@ def test_a_topic_that_was_created_again_stops_the_consumer_with_both_ids(scene):
 def test_an_operator_sees_the_positions_and_sets_them_while_nobody_consumes(scene):
     scene.produce(50)
     scene.once()
+    between = datetime.now(UTC)
+    time.sleep(0.01)
     scene.produce(20)
     shown = json.loads(scene.command("outbox_positions", "--json").stdout)["positions"]
     assert [(one["consumer"], one["partition"], one["is_other_topic"]) for one in shown] == [
         ("shop.record", number, False) for number in range(3)
     ]
     assert (sum(one["next"] for one in shown), sum(one["lag"] for one in shown)) == (50, 20)
+    assert all((0 < one["lag_s"] < 60) if one["lag"] else one["lag_s"] == 0 for one in shown)
+    assert scene.command("outbox_positions").stdout.count(" messages and ") == 3
     back = ("outbox_positions", "shop.record", "--topic", scene.topic, "--to", "earliest")
     process = scene.consume("shop.record")
     scene.wait_for(70)
@@ -194,6 +199,10 @@ def test_an_operator_sees_the_positions_and_sets_them_while_nobody_consumes(scen
     assert "are running" in refused.stderr
     assert process.stop() == 0
     assert "would be set from" in scene.command(*back, "--dry-run").stdout
+    at = scene.command(*back[:-1], between.isoformat(), "--dry-run", "--json")
+    assert sum(after for _, after in json.loads(at.stdout)["positions"].values()) == 50, at.stderr
+    late = scene.command(*back[:-1], (between + timedelta(hours=1)).isoformat())
+    assert "is in the future" in late.stderr
     done = scene.command(*back, "--reason", "again")
     assert (done.returncode, done.stdout.count("was set from")) == (0, 3), done.stderr
     scene.once()

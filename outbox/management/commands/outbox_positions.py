@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from argparse import ArgumentParser
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
@@ -27,7 +28,12 @@ class Command(BaseCommand):
         parser.add_argument("consumer", nargs="?", metavar="NAME", help="Shows this consumer only.")
         parser.add_argument("--topic", help="The topic, with --to.")
         parser.add_argument("--partition", type=int, metavar="N", help="Sets this partition only, with --to.")
-        parser.add_argument("--to", metavar="OFFSET|earliest|latest", help="Sets the position. Needs NAME and --topic.")
+        parser.add_argument(
+            "--to",
+            metavar="OFFSET|earliest|latest|TIME",
+            help="Sets the position. Needs NAME and --topic. TIME is an ISO time, with its offset or in TIME_ZONE: the "
+            "position is then the first message that is not older.",
+        )
 
     def handle(self, *args: Any, **options: Any) -> None:
         from outbox.consumers.registry import registered
@@ -51,22 +57,20 @@ class Command(BaseCommand):
             return
         for one in found:
             side = f"the topic holds {one.first} to {one.end}" if one.end is not None else "Kafka does not say"
-            lag = "the topic was created again" if one.is_other_topic else f"lag {one.lag}"
             place = f"{one.consumer}: {one.topic}[{one.partition}]"
-            self.stdout.write(f"{place} next {one.next}, {lag}, {side}")
+            self.stdout.write(f"{place} next {one.next}, {_lag(one)}, {side}")
         if not found:
             self.stdout.write("No consumer has a position.")
 
     def _set(self, conf: settings.Conf, declared: Mapping[str, str], options: dict[str, Any]) -> None:
         if not options["consumer"] or not options["topic"]:
             raise CommandError("--to needs the NAME of a consumer and --topic.", returncode=2)
-        to = options["to"]
         changed = positions.set_positions(
             conf,
             declared,
             options["consumer"],
             options["topic"],
-            int(to) if to.isdecimal() else to,
+            positions.to_of(options["to"], datetime.now(UTC)),
             partition=options["partition"],
             actor=actor_of(options),
             reason=options["reason"],
@@ -80,3 +84,12 @@ class Command(BaseCommand):
         for (topic, number), (before, after) in changed.items():
             verb = "would be set" if options["dry_run"] else "was set"
             self.stdout.write(f"{topic}[{number}] {verb} from {'no position' if before is None else before} to {after}")
+
+
+def _lag(one: positions.ShownPosition) -> str:
+    if one.is_other_topic:
+        return "the topic was created again"
+    if one.lag is None:
+        return "lag unknown"
+    said = f"unknown time: {one.lag_s_unknown}" if one.lag_s is None else f"{one.lag_s:,.1f} s"
+    return f"lag {one.lag:,} messages and {said}"
