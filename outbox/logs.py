@@ -171,6 +171,8 @@ EVENTS: Mapping[str, str] = {
     "hook_failed": "A function of on_commit raised an error. The messages are handled, and the other functions run.",
     "write_outside": "A consumer's function wrote through another alias, outside of the transaction of its position. "
     "The process logs it once for each alias.",
+    "partitions_not_shown": "PostgreSQL rejects what a process shows of its partitions. The consumer continues. The "
+    "process logs each error once.",
     "function_overrun": "A consumer's function took longer than `timeout_s`. The process logs its stack and ends.",
     "database_overrun": "PostgreSQL did not answer a consumer for too long. The process logs the stack and ends.",
 }

@@ -1,4 +1,5 @@
-"""The outbox table, and the tables beside it for operators: holds, dead letters, the audit log, samples.
+"""The outbox table, and the tables beside it for operators: holds, dead letters, the audit log, samples, and what is
+shown of consumers.
 
 The columns of the outbox have the names that other writers and harvesters of this table layout expect. The database
 has every default, so that any program can insert with plain SQL.
@@ -207,3 +208,30 @@ class Sample(models.Model):
 
     def __str__(self) -> str:
         return f"{self.taken_at}: {self.backlog}"
+
+
+class ConsumerPartition(models.Model):
+    """What a process with consumers shows of one of its partitions, every few seconds. Nobody decides by it."""
+
+    id = models.BigAutoField(primary_key=True)
+    consumer = models.TextField()
+    topic = fields.CharField(max_length=249)
+    partition = models.IntegerField()
+    owner = _text()  # the process: its host and its number
+    seen_at = models.DateTimeField(db_default=Now())
+    state = _text()
+    reason = _text()
+    stable_offset = models.BigIntegerField(null=True, blank=True)  # NULL: Kafka does not say
+    lag = models.BigIntegerField(null=True, blank=True)  # offsets up to the stable one
+    oldest_age_s = models.FloatField(null=True, blank=True)  # of the first message that is not handled; NULL: unknown
+    handled = models.BigIntegerField(db_default=0)  # messages, by this owner since it started
+    rate = models.FloatField(null=True, blank=True)  # messages per second, since the owner wrote the row before
+
+    class Meta:
+        db_table = f"{table_name()}_partition"
+        default_permissions = ()  # the page asks for the permission of the dashboard
+        verbose_name = "partition of a consumer"
+        verbose_name_plural = "consumers"  # its page in the admin
+
+    def __str__(self) -> str:
+        return f"{self.consumer}: {self.topic}[{self.partition}]"

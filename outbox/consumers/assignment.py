@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from outbox.consumers.counts import ConsumerCounts, Counted
 from outbox.core.consumers import log
 from outbox.core.consumers.batch import BatchSize, ConsumerBatch, take
 from outbox.core.consumers.partition import AssignedPartition, Life, Lives
+from outbox.core.consumers.shown import Observed
 from outbox.core.consumers.values import ClientError, Fetched, Partition, Polled, Position
 from outbox.runtime import Runtime
 
@@ -111,6 +113,7 @@ class Assignment:
         self._acknowledged: dict[Partition, Position] = {}
         self._copied: dict[Partition, int] = {}
         self._is_ending = self._is_abandoned = False
+        self._counts = ConsumerCounts(workers)
         self._batch = batch
         self._subscribed: set[str] = set()
         self._to_subscribe: Sequence[str] = ()
@@ -237,6 +240,7 @@ class Assignment:
                 if now < share.not_before:
                     self._changed.wait(share.not_before - now)
                 elif (found := self._find(share, now)) is not None:
+                    self._counts.began(worker, now)
                     return found
                 else:
                     self._changed.wait(max(0.0, share.next_at(now) - now))
@@ -305,6 +309,7 @@ class Assignment:
             self._shares[worker].size.worked()
             self._handled += handled
             self._ended(batch)
+            self._counts.committed(worker, batch.counts, self._runtime.monotonic())
             return handled
 
     def dropped(self, batch: ConsumerBatch) -> None:
@@ -333,6 +338,10 @@ class Assignment:
         with self._changed:
             for one in batch.staying:
                 self._stop(one, reason)
+
+    def attempt_failed(self, worker: int) -> None:
+        """Of a message, whatever becomes of it. Does not wait for the lock."""
+        self._counts.failed(worker)
 
     def _stop(self, one: AssignedPartition, reason: str) -> None:
         if one.stop(reason):
@@ -453,3 +462,24 @@ class Assignment:
         """Of each partition, and why it is stopped or out of bounds."""
         with self._changed:
             return {partition: (one.life.state, one.reason) for partition, one in self._held.items()}
+
+    @property
+    def counted(self) -> Counted:
+        with self._changed:
+            return self._counts.read()
+
+    @property
+    def observed(self) -> list[Observed]:
+        """Each partition, as it is shown to people."""
+        with self._changed:
+            return [
+                Observed(
+                    one.partition,
+                    one.life.state.value,
+                    one.reason,
+                    one.copy,
+                    one.oldest_ms,
+                    self._counts.of(one.partition),
+                )
+                for one in self._held.values()
+            ]

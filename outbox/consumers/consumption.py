@@ -6,12 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from outbox.consumers.assignment import Assignment
+from outbox.consumers.counts import Counted
 from outbox.consumers.member import ConsumerMember
 from outbox.consumers.once import Ends
 from outbox.consumers.ports import GroupPort, Handle, PositionsPort, TopicsPort, TransactionPort
 from outbox.consumers.topics import Matches, TopicWatch
 from outbox.consumers.worker import ConsumerWorker, WorkerPorts
 from outbox.core.consumers.partition import Life
+from outbox.core.consumers.shown import Observed
 from outbox.core.consumers.values import ConsumerOptions, Partition
 from outbox.runtime import Runtime
 from outbox.runtime.threads import THREADS
@@ -114,6 +116,10 @@ class Consumption:
         return self._member.join(timeout_s)
 
     @property
+    def name(self) -> str:
+        return self.options.name
+
+    @property
     def is_complete(self) -> bool:
         """With `once`: all that was there at the start is handled, whichever process has handled it, or an operator has
         to decide about partitions of this process."""
@@ -127,3 +133,17 @@ class Consumption:
     @property
     def states(self) -> Mapping[Partition, tuple[Life, str]]:
         return self._assignment.states
+
+    @property
+    def observed(self) -> Sequence[Observed]:
+        """Each partition, as it is shown to people."""
+        return self._assignment.observed
+
+    @property
+    def counted(self) -> Counted:
+        return self._assignment.counted
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether a worker waits for a server."""
+        return any(worker.is_waiting for worker in self._workers)

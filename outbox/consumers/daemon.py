@@ -8,9 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from outbox.consumers.consumption import Connect, Consumption
+from outbox.consumers.counts import Counted
+from outbox.consumers.observer import Observer, RowsPort
 from outbox.consumers.ports import Handle
 from outbox.consumers.topics import Matches
 from outbox.core.consumers.partition import Life
+from outbox.core.consumers.shown import ShownPartition
 from outbox.core.consumers.values import ConsumerOptions, Partition
 from outbox.exceptions import OutboxError
 from outbox.service.lifecycle import Daemon, State
@@ -32,6 +35,8 @@ class Run:
     options: ConsumerOptions
     handle: Handle
     connect: Connect
+    rows: RowsPort
+    """Where its partitions are shown."""
     topics: Sequence[str] = ()
     """Those that the consumer names."""
     matches: Matches | None = None
@@ -70,6 +75,10 @@ class Consumers(Daemon):
             )
             for run in runs
         ]
+        self._observer = Observer(
+            [(consumption, run.rows) for consumption, run in zip(self._consumptions, runs, strict=True)],
+            runs[0].connect.topics(),
+        )
 
     # ---- what is going on
 
@@ -84,6 +93,26 @@ class Consumers(Daemon):
         return {consumption.options.name: consumption.states for consumption in self._consumptions}
 
     @property
+    def seen(self) -> Mapping[str, Sequence[ShownPartition]]:
+        """Of each consumer, its partitions as they were observed last: every few seconds."""
+        return self._observer.seen
+
+    @property
+    def seen_age_s(self) -> float | None:
+        """How long ago Kafka has answered where the partitions end. None: it has not yet."""
+        return self._observer.age_s
+
+    @property
+    def counted(self) -> Mapping[str, Counted]:
+        return {consumption.options.name: consumption.counted for consumption in self._consumptions}
+
+    @property
+    def is_waiting(self) -> Mapping[str, bool]:
+        """Whether each consumer waits for a server."""
+        for_all = bool(self.waiting_for) or self._observer.is_waiting
+        return {consumption.options.name: for_all or consumption.is_waiting for consumption in self._consumptions}
+
+    @property
     def is_ready(self) -> bool:
         return self._state is State.RUNNING and not self.waiting_for
 
@@ -94,6 +123,7 @@ class Consumers(Daemon):
             return
         for consumption in self._consumptions:
             consumption.start()
+        self._observer.start()
         while not self._stopping.wait(_POLL_S):
             if self._once and all(consumption.is_complete for consumption in self._consumptions):
                 self._end_once()
@@ -114,6 +144,7 @@ class Consumers(Daemon):
             raise LeftBehind("; ".join(reasons))
 
     def _tear_down(self) -> None:
+        self._observer.stop()
         for consumption in self._consumptions:
             consumption.stop()
         longest_s = max((consumption.options.timeout_s for consumption in self._consumptions), default=0.0)

@@ -169,6 +169,10 @@ class TopicsPort(Protocol):
         """The first offset and the last stable one: what comes from there on is not committed yet."""
         ...
 
+    def ends(self, partitions: Sequence[Partition]) -> dict[Partition, int]:
+        """The last stable offsets, of those whose broker answers."""
+        ...
+
     def offset_at(self, partition: Partition, timestamp_ms: int) -> int:
         """Of the first message that is not older; the last stable offset if there is none."""
         ...

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -15,6 +17,7 @@ from outbox.consumers.registry import Consumer
 from outbox.edges.kafka.consumers.group import Group, group_id, properties_of
 from outbox.edges.kafka.consumers.topics import Topics
 from outbox.edges.postgres.consumers.positions import Positions
+from outbox.edges.postgres.consumers.shown import PartitionRows
 from outbox.edges.postgres.consumers.transactions import Transaction
 from outbox.exceptions import NotAvailable, OutboxError
 
@@ -47,6 +50,9 @@ class ServersOf:
             session_timeout_s=self._conf.election.session_timeout_s,
         )
 
+    def rows(self) -> PartitionRows:
+        return PartitionRows(self.alias, self._conf.table, owner=f"{socket.gethostname()}_{os.getpid()}")
+
     def topics(self) -> Topics:
         return Topics(self._conf.kafka.client_properties, self._group)
 
@@ -66,7 +72,7 @@ def run_of(conf: Conf, consumer: Consumer) -> Run:
         call_timeout_s=conf.election.session_timeout_s + CALL_MARGIN_S,
     )
     matches = consumer.matches if consumer.patterns else None
-    return Run(options, Handling(consumer, servers.alias), servers, consumer.names, matches)
+    return Run(options, Handling(consumer, servers.alias), servers, servers.rows(), consumer.names, matches)
 
 
 class Preflight:

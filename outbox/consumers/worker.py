@@ -110,6 +110,11 @@ class ConsumerWorker:
         return self._thread.is_alive()
 
     @property
+    def is_waiting(self) -> bool:
+        """For a server."""
+        return self._is_away or bool(self._unavailable)
+
+    @property
     def call(self) -> Call | None:
         """Which call its thread is in; None: none that is watched."""
         return self._call
@@ -411,6 +416,7 @@ class ConsumerWorker:
             action.reason,
             exc_info=error if is_first else None,
         )
+        self._assignment.attempt_failed(self._number)
         if isinstance(action, blame.TryLater):
             pause_s = min(FAILURE_MAX_S, self._options.backoff_s * 2.0 ** min(batch.failures, 60))
             self._assignment.failed(batch, pause_s * (0.5 + 0.5 * self._runtime.random()))

@@ -22,8 +22,9 @@ from outbox.edges.kafka.common.stable_lag import stable_lag
 from outbox.edges.postgres.common import table
 from outbox.edges.postgres.counts import backlog as backlogs
 from outbox.exceptions import missing_extra
-from outbox.harvest.metrics import Histogram, Measured
+from outbox.harvest.metrics import Measured
 from outbox.harvest.readings import Troubles
+from outbox.service.histogram import Histogram
 
 try:
     from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest

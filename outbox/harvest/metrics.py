@@ -6,36 +6,18 @@ Fed from the threads of lanes once per batch, and read by whoever serves metrics
 from __future__ import annotations
 
 import threading
-from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from outbox.core.contract import BatchDelivered
 from outbox.core.election.neli import LeaderFenced
+from outbox.service.histogram import Histogram
 
 DELAY_BOUNDS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)
 COMMIT_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 SIZE_BOUNDS = (1, 2, 5, 10, 50, 100, 500, 1000, 5000, 10_000, 50_000)
 TOTALS = ("delivered", "batches", "takeovers", "renewals")
-
-
-class Histogram:
-    """Counts per bound, not cumulated; the last one is of what lies above every bound."""
-
-    def __init__(self, bounds: Iterable[float]) -> None:
-        self.bounds = tuple(bounds)
-        self.counts = [0] * (len(self.bounds) + 1)
-        self.sum = 0.0
-
-    def add(self, value: float) -> None:
-        self.counts[bisect_left(self.bounds, value)] += 1
-        self.sum += value
-
-    def copy(self) -> Histogram:
-        copied = Histogram(self.bounds)
-        copied.counts, copied.sum = list(self.counts), self.sum
-        return copied
 
 
 class Worker(Protocol):

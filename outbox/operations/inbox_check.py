@@ -27,29 +27,28 @@ def examine(conf: Conf, consumers: Sequence[Examined]) -> Iterator[Finding]:
     if not consumers:
         yield error("consumers", "no app has one", "Declare one with outbox.consumer in the module inbox of an app.")
     for alias in sorted({consumer.alias for consumer in consumers}):
-        yield _table(conf, alias)
+        yield from _tables(conf, alias)
     for consumer in consumers:
         yield from _kafka(conf, consumer)
 
 
-def _table(conf: Conf, alias: str) -> Finding:
-    name = f"{conf.table}_position"
+def _tables(conf: Conf, alias: str) -> Iterator[Finding]:
     try:
         with closing(stats.connect(conf, alias)) as connection:
             missing = privileges.missing_of_consumers(connection, conf.table)
     except (OutboxError, psycopg.Error) as failure:
         text = " ".join(str(failure).split())
-        return error("consumers", f"database {alias!r}: {text}", "Start PostgreSQL, or correct DATABASES.")
-    if missing is None:
-        remedy = f"python manage.py migrate outbox --database {alias}"
-        return error("consumers", f"the table {name!r} is missing in {alias!r}", remedy)
-    if missing:
-        return error(
-            "consumers",
-            f"the user may not: {', '.join(missing)} on {name} in {alias!r}",
-            "Grant what manage.py outbox_roles --consumer prints.",
-        )
-    return ok("consumers", f"the user may keep positions in {alias!r}")
+        yield error("consumers", f"database {alias!r}: {text}", "Start PostgreSQL, or correct DATABASES.")
+        return
+    for name, rights in missing.items():
+        if rights:
+            remedy = "Grant what manage.py outbox_roles --consumer prints."
+            yield error("consumers", f"the user may not: {', '.join(rights)} on {name} in {alias!r}", remedy)
+        else:
+            remedy = f"python manage.py migrate outbox --database {alias}"
+            yield error("consumers", f"the table {name} is missing in {alias!r}", remedy)
+    if not missing:
+        yield ok("consumers", f"the user may keep positions in {alias!r}")
 
 
 def _kafka(conf: Conf, consumer: Examined) -> Iterator[Finding]:

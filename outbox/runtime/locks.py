@@ -39,6 +39,8 @@ THREADS = {
     "outbox-consumer-N-N": "consumers: a worker: calls the function of consumer N; owns a Django connection",
     "outbox-ends-N": "consumers, with `--once`: asks whether all partitions have reached the ends of the start",
     "outbox-topics-N": "consumers: asks whether topics were created again, or hold a position after all",
+    "outbox-observer": "consumers: asks Kafka for the last stable offsets, writes what is shown of partitions; owns "
+    "connections",
     "outbox-cancel-N": "consumers: cancels a statement before the process ends",
     "outbox-events": "runs the receivers of signals",
     "outbox-metrics": "answers requests for metrics and probes",

@@ -10,15 +10,18 @@ from dataclasses import dataclass
 
 from psycopg import sql
 
-COMPANIONS = ("state", "purged", "lane", "spark", "hold", "dead", "audit_log", "sample", "watch", "position")
+COMPANIONS = (
+    *("state", "purged", "lane", "spark", "hold", "dead", "audit_log", "sample", "watch"),
+    *("position", "partition"),
+)
 """Suffixes of the companion tables. The harvester writes them, but for those of consumers. Operators also write holds,
 dead letters and the audit log, by the commands and the admin."""
 OPERATED = ("hold", "dead", "audit_log")
-CONSUMED = ("position",)
+CONSUMED = ("position", "partition")
 
 HELP: Mapping[str, str] = {
     "writer": "stashes: inserts records and reads their ids; reads no other column, and changes no record",
-    "consumer": "consumes: keeps the positions of consumers, and may stash as a writer does; reads no record",
+    "consumer": "consumes: keeps and shows the positions of consumers, and may stash as a writer does; reads no record",
     "harvester": "moves records: reads, marks and deletes them, and writes the companion tables; inserts no record",
     "operator": "decides: reads, adds and changes records, holds and dead letters; deletes no record",
     "reader": "reads records and the companion tables, as the admin and the metrics do; changes nothing",

@@ -1,7 +1,7 @@
 """A message that fails, and the partitions that were in its batch."""
 
 from outbox.consumers.assignment import Assignment, Load
-from outbox.core.consumers.batch import ConsumerBatch
+from outbox.core.consumers.batch import BatchStep, ConsumerBatch
 from outbox.core.consumers.partition import Life
 from outbox.core.consumers.values import Fetched, Partition, Polled, Position
 from outbox.runtime.threads import THREADS
@@ -45,3 +45,22 @@ def test_a_partition_that_has_left_the_batch_has_no_attempt_of_a_message_of_anot
     assignment.failed(batch, 60.0)
     assignment.dropped(batch)
     assert [one.failures for one in batch.everything] == [1, 0]
+
+
+def test_what_is_handled_and_what_fails_is_counted():
+    assignment, batch = batch_whose_second_partition_has_left()
+    assignment.attempt_failed(0)
+    for counts, _ in batch.calls(many=False):
+        batch.handled(counts)
+    batch.stage.on(BatchStep.WRITTEN)
+    batch.stage.on(BatchStep.COMMITS)
+    assert assignment.committed(0, batch) == 1
+    counted = assignment.counted
+    assert (counted.handled, counted.failed, sum(counted.durations.counts)) == (1, 1, 1)
+    assert 0 <= counted.durations.sum < 10
+    handled = {one.partition: one.handled for one in assignment.observed}
+    assert handled == {ONE: 1, OTHER: 0}
+    assignment.revoked([ONE])
+    assignment.assigned([ONE])
+    assert {one.partition: one.handled for one in assignment.observed} == handled
+    assert {one.partition: (one.state, one.position) for one in assignment.observed}[ONE] == ("assigned", None)

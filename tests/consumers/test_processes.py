@@ -6,6 +6,7 @@ import os
 import random
 import re
 import signal
+import socket
 import time
 import urllib.error
 import urllib.request
@@ -246,7 +247,7 @@ def test_the_examination_says_what_consumers_need(scene):
     scene.query("DROP TABLE outbox_position")
     found = scene.command("outbox_check", "--consumers")
     assert found.returncode == 1
-    assert "the table 'outbox_position' is missing in 'default'" in found.stdout
+    assert 'the table "outbox_position" is missing in' in found.stdout
     assert "the topic 'no-such-topic' does not exist" in found.stdout
 
 
@@ -256,6 +257,12 @@ def test_probes_say_whether_it_lives_and_is_ready(scene):
     port = re.search(r"metrics_served address=127.0.0.1 port=(\d+)", process.text())[1]
     for path in ("/livez", "/readyz"):
         wait_until(lambda path=path: status(port, path) == 200, 30, path)
+    scene.produce(60)
+    scene.wait_for(60)
+    shown = "SELECT owner, state, reason, lag, oldest_age_s, handled FROM outbox_partition ORDER BY partition"
+    wait_until(lambda: sum(row[5] for row in scene.query(shown)) == 60, 30, "it shows what it has handled")
+    owner = f"{socket.gethostname()}_{process.process.pid}"
+    assert [row[:5] for row in scene.query(shown)] == [(owner, "reading", "", 0, 0.0)] * 3
     assert status(port, "/metrics") == 404
     assert process.stop() == 0
 

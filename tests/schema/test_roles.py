@@ -12,8 +12,10 @@ from django.db import connection, transaction
 from django.db.utils import ProgrammingError
 
 import outbox
+from outbox.core.consumers.shown import ShownPartition
 from outbox.core.consumers.values import Partition, Position
 from outbox.edges.postgres.consumers.positions import Positions
+from outbox.edges.postgres.consumers.shown import PartitionRows
 from outbox.models import DeadLetter, Hold
 from outbox.operations import actions
 from outbox.operations.actions import Selector
@@ -22,6 +24,7 @@ from tests.harvest import hosts
 from tests.harvest.exactly_once.conftest import bench  # noqa: F401
 
 PURPOSES = tuple(roles.HELP)
+SHOWN = ShownPartition(Partition("t", 0), "reading", "", 5, 0, 0.0, 0, None)
 
 
 def names():
@@ -86,9 +89,11 @@ FORBIDDEN = {
         "SELECT * FROM outbox_state",
         "DELETE FROM outbox_purged",
         "TRUNCATE outbox_position",
+        "TRUNCATE outbox_partition",
     ],
     "harvester": [
         "SELECT * FROM outbox_position",
+        "SELECT * FROM outbox_partition",
         "INSERT INTO outbox (kafka_topic, kafka_key) VALUES ('t', '')",
         "UPDATE outbox SET kafka_value = ''",
         "UPDATE outbox SET kafka_topic = ''",
@@ -102,6 +107,7 @@ FORBIDDEN = {
         "TRUNCATE outbox",
         "UPDATE outbox_purged SET batch = 0",
         "DELETE FROM outbox_watch",
+        "DELETE FROM outbox_partition",
         "SELECT setval('outbox_id_seq', 1)",
     ],
     "reader": [
@@ -138,6 +144,8 @@ def test_a_consumer_keeps_its_positions_and_stashes(made):
         assert positions.write(connection, "shop.record", {one: (5, Position(6))}) == (1, transaction_id)
         assert positions.load(connection, "shop.record", [one]) == {one: Position(6)}
         outbox.stash("receipts", "v", key="k")
+        with connection.cursor() as cursor:
+            cursor.execute(*PartitionRows("default", "outbox", owner="me").statement("shop.record", [SHOWN]))
 
 
 def test_an_operator_runs_every_operation(made):

@@ -76,6 +76,11 @@ class ConsumerBatch:
         return tuple(self._taken)
 
     @property
+    def counts(self) -> dict[Partition, int]:
+        """How many messages of each partition are through."""
+        return {one.partition: self._handled[one] for one in self._taken}
+
+    @property
     def partitions(self) -> list[Partition]:
         return [one.partition for one in self._taken]
 

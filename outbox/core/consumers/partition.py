@@ -112,6 +112,8 @@ class AssignedPartition:
         self._fetched: deque[Fetched] = deque()
         self._next = 0
         self._epoch = -1
+        self._first = -1, 0
+        """The offset and the time of the first message that was fetched, when all of them were forgotten."""
         self._bytes_each = 0
         self._end: int | None = None
         self._alone = range(0)
@@ -195,6 +197,8 @@ class AssignedPartition:
 
     def forget(self) -> None:
         """All that was fetched: it does not belong to the place where reading begins next."""
+        if self._fetched:
+            self._first = self._fetched[0].offset, self._fetched[0].timestamp_ms
         self._fetched.clear()
         self._end, self._next = None, 0
         self._epoch = -1 if self.position is None else self.position.leader_epoch
@@ -202,6 +206,16 @@ class AssignedPartition:
     @property
     def waiting(self) -> int:
         return len(self._fetched)
+
+    @property
+    def oldest_ms(self) -> int | None:
+        """When the first message that is not handled was produced, since 1970. None: unknown, or there is none."""
+        if self._fetched:
+            offset, time_ms = self._fetched[0].offset, self._fetched[0].timestamp_ms
+        else:
+            offset, time_ms = self._first
+        is_left = self.position is not None and offset >= self.position.next
+        return time_ms if is_left and time_ms > 0 else None
 
     @property
     def is_ahead(self) -> bool:

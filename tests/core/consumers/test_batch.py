@@ -254,3 +254,11 @@ def test_a_partition_that_is_revoked_in_a_batch_is_released_by_its_end():
     batch.dropped()
     one.ended()
     assert one.life.state is Life.REVOKED
+
+
+def test_what_was_handled_is_counted_for_each_partition():
+    one, two = reading(0, 10, 11), reading(1, 5)
+    batch = locked(one, two)
+    assert batch.counts == {one.partition: 0, two.partition: 0}
+    handle(batch, 2)
+    assert batch.counts == {one.partition: 2, two.partition: 0}

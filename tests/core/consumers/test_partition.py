@@ -200,3 +200,20 @@ def test_the_size_of_what_waits_is_estimated():
     one = reading()
     one.received([message(10, value=b"1234"), message(11, value=None)])
     assert one.waiting_bytes == 4
+
+
+def test_the_time_of_the_first_message_that_is_not_handled_is_known_as_long_as_it_is_not():
+    one = reading()
+    assert one.oldest_ms is None
+    one.received([message(offset)._replace(timestamp_ms=1000 + offset) for offset in (10, 12, 13)])
+    assert one.oldest_ms == 1010
+    one.handled(Position(11, "id", 1))
+    assert one.oldest_ms == 1012
+    one.stop("it failed")
+    assert (one.waiting, one.oldest_ms) == (0, 1012), "what was fetched is forgotten, and the message is not handled"
+    other = reading()
+    other.received([message(10)._replace(timestamp_ms=1010)])
+    moved(other, 11)
+    assert other.oldest_ms is None, "another owner has handled it"
+    other.received([message(11)])
+    assert other.oldest_ms is None, "the message has no time"

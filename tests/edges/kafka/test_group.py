@@ -375,6 +375,9 @@ def test_bounds_end_where_a_transaction_is_open(bench):
     producer.produce(topic, "c")
     producer.flush(20)
     assert bench.topics.bounds(one) == (0, 2)
+    other, gone = Partition(create_topic(bench.servers, 2), 1), Partition("no-such-topic", 0)
+    assert bench.topics.ends([one, other, gone]) == {one: 2, other: 0}
+    assert bench.topics.ends([]) == {}
     member, listener = bench.member(topic)
     poll_until(lambda *found: listener.held, member)
     member.start({one: Position(0)})
@@ -424,6 +427,7 @@ def test_brokers_that_do_not_answer(monkeypatch):
         lambda: topics.ids(["t"]),
         lambda: topics.partitions("t"),
         lambda: topics.bounds(one),
+        lambda: topics.ends([one]),
         lambda: topics.copies([one]),
     ):
         with pytest.raises(NotAvailable):

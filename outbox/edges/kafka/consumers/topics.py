@@ -94,6 +94,30 @@ class Topics:
         first, end = self._offsets(partition, OffsetSpec.earliest(), OffsetSpec.latest())  # type: ignore[no-untyped-call]
         return first, end
 
+    def ends(self, partitions: Sequence[Partition]) -> dict[Partition, int]:
+        """The last stable offsets, by one request to each broker. Without those of which the broker does not say it;
+        raises `NotAvailable` if no broker answers."""
+        from confluent_kafka import IsolationLevel
+        from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
+
+        if not partitions:
+            return {}
+        asked = {_plain(partition): OffsetSpec.latest() for partition in partitions}  # type: ignore[no-untyped-call]
+        futures = self._admin.list_offsets(
+            asked, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=_REQUEST_S
+        )
+        found, failure = {}, None
+        for one, future in futures.items():
+            try:
+                answer = self._answer("The last stable offsets", lambda future=future: future.result(2 * _REQUEST_S))
+            except NotAvailable as error:
+                failure = error
+            else:
+                found[Partition(one.topic, one.partition)] = answer.offset
+        if failure is not None and not found:
+            raise failure
+        return found
+
     def offset_at(self, partition: Partition, timestamp_ms: int) -> int:
         """Of the first message that is not older; the last stable offset if there is none."""
         from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]

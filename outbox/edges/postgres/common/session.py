@@ -61,6 +61,10 @@ class BoundedConnection(psycopg.Connection[Any]):
     meanwhile: Callable[[], None] | None = None
     meanwhile_s = 3600.0
 
+    def limit(self, timeout_s: float) -> None:
+        """Every wait from now on ends within this time."""
+        self.give_up_at = time.monotonic() + timeout_s
+
     def wait(self, gen: Any, interval: float = 0.0, timeout: float | None = None) -> Any:
         poll = select.poll()
         socket = self.pgconn.socket

@@ -12,6 +12,7 @@ from outbox.edges.postgres.common.table import identifier
 
 _OF_ALL = ("state", "lane", "hold", "dead")
 _OF_EXACTLY_ONCE = ("purged", "watch")
+_OF_CONSUMERS = ("position", "partition")
 _MISSING = (
     "/* privileges */ SELECT relation, granted FROM unnest(%s::text[], %s::text[]) AS r(relation, granted) "
     "WHERE to_regclass(relation) IS NOT NULL AND NOT CASE WHEN granted LIKE 'UPDATE (%%' "
@@ -34,14 +35,17 @@ def missing(connection: psycopg.Connection[Any], table: str, *, exactly_once: bo
     return found
 
 
-def missing_of_consumers(connection: psycopg.Connection[Any], table: str) -> list[str] | None:
-    """What a role lacks that keeps positions; None: the table is not there."""
-    name = identifier(f"{table}_position").as_string(connection)
-    row = connection.execute("/* privileges */ SELECT to_regclass(%s) IS NOT NULL", [name]).fetchone()
-    if row is None or not row[0]:
-        return None
-    rights = PRIVILEGES.split(", ")
-    return [right for _, right in connection.execute(_MISSING, [[name] * len(rights), rights])]
+def missing_of_consumers(connection: psycopg.Connection[Any], table: str) -> dict[str, list[str]]:
+    """By table, what a role lacks that keeps and shows positions; of a table that is not there: nothing."""
+    names = [identifier(f"{table}_{suffix}").as_string(connection) for suffix in _OF_CONSUMERS]
+    asked = [(name, right) for name in names for right in PRIVILEGES.split(", ")]
+    rows = connection.execute(
+        "/* privileges */ SELECT name FROM unnest(%s::text[]) AS name WHERE to_regclass(name) IS NULL", [names]
+    )
+    found: dict[str, list[str]] = {name: [] for (name,) in rows}
+    for relation, right in connection.execute(_MISSING, [[name for name, _ in asked], [right for _, right in asked]]):
+        found.setdefault(relation, []).append(right)
+    return found
 
 
 def check(connection: psycopg.Connection[Any], table: str, *, exactly_once: bool) -> None:
