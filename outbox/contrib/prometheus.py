@@ -18,27 +18,20 @@ from typing import Any
 
 from outbox import __version__
 from outbox.conf import EXACTLY_ONCE
+from outbox.contrib import exposition
+from outbox.contrib.exposition import Catalogue, Collector, CollectorRegistry, Families
 from outbox.edges.kafka.common.stable_lag import stable_lag
 from outbox.edges.postgres.common import table
 from outbox.edges.postgres.counts import backlog as backlogs
-from outbox.exceptions import missing_extra
 from outbox.harvest.metrics import Measured
 from outbox.harvest.readings import Troubles
-from outbox.service.histogram import Histogram
-
-try:
-    from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
-    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
-    from prometheus_client.registry import Collector
-except ImportError as error:
-    missing_extra("metrics", error)
 
 logger = logging.getLogger("outbox.metrics")
 
 SAMPLE_INTERVAL_S = 5.0
 STATEMENT_TIMEOUT_S = 2.0
 
-CATALOGUE: Mapping[str, tuple[str, str]] = {
+CATALOGUE: Catalogue = {
     "outbox_info": ("gauge", "The value is always 1. The labels are version, name and delivery."),
     "outbox_ready": ("gauge", "The value is 1 when both servers have answered and the process leads or could lead."),
     "outbox_lane_owned": ("gauge", "The value is 1 for each lane that this process owns. The label is lane."),
@@ -100,6 +93,7 @@ CATALOGUE: Mapping[str, tuple[str, str]] = {
         "gauge", "The process read the table this long ago. Only the owner of lane 0 reports it."
     ),
 }  # fmt: skip
+_FAMILIES = Families(CATALOGUE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,21 +182,21 @@ class HarvesterCollector(Collector):
 
     def collect(self) -> Iterator[Any]:
         harvester, measured = self._harvester, self._harvester.measured
-        info = _gauge("outbox_info", labels=("version", "name", "delivery"))
+        info = _FAMILIES.labelled("outbox_info", "version", "name", "delivery")
         info.add_metric([__version__, harvester.conf.name, harvester.conf.delivery], 1)
         yield info
-        owned = _gauge("outbox_lane_owned", labels=("lane",))
+        owned = _FAMILIES.labelled("outbox_lane_owned", "lane")
         for lane in measured.owned:
             owned.add_metric([str(lane)], 1)
         yield owned
         for name, read in _VALUES.items():
-            yield _family(name, read(harvester, measured))
+            yield _FAMILIES.value(name, read(harvester, measured))
         for name, histogram in (
             ("outbox_batch_size_records", measured.sizes),
             ("outbox_commit_duration_seconds", measured.commits),
             ("outbox_delivery_delay_seconds", measured.delays),
         ):
-            yield _histogram(name, histogram)
+            yield _FAMILIES.histogram(name, histogram)
         sample = self._sampler.sample if self._sampler is not None else None
         if sample is not None:
             yield from _sampled(sample)
@@ -226,41 +220,15 @@ _VALUES: Mapping[str, Callable[[Any, Measured], float]] = {
 
 
 def _sampled(sample: TableSample) -> Iterator[Any]:
-    yield _family("outbox_backlog_records", sample.backlog.records)
-    yield _family("outbox_oldest_record_age_seconds", sample.backlog.oldest_age_s)
-    yield _family("outbox_stashed_records_total", sample.backlog.stashed_total)
-    yield _family("outbox_sample_age_seconds", time.monotonic() - sample.taken_at)
+    yield _FAMILIES.value("outbox_backlog_records", sample.backlog.records)
+    yield _FAMILIES.value("outbox_oldest_record_age_seconds", sample.backlog.oldest_age_s)
+    yield _FAMILIES.value("outbox_stashed_records_total", sample.backlog.stashed_total)
+    yield _FAMILIES.value("outbox_sample_age_seconds", time.monotonic() - sample.taken_at)
     if sample.dead_letters is not None:
-        yield _family("outbox_dead_letters", sample.dead_letters)
+        yield _FAMILIES.value("outbox_dead_letters", sample.dead_letters)
     if sample.lso_lag is not None:
-        yield _family("outbox_lso_lag_offsets", sample.lso_lag)
-
-
-def _family(name: str, value: float) -> Any:
-    if CATALOGUE[name][0] == "counter":
-        return CounterMetricFamily(name, CATALOGUE[name][1], value=value)
-    return GaugeMetricFamily(name, CATALOGUE[name][1], value=value)
-
-
-def _gauge(name: str, labels: tuple[str, ...]) -> Any:
-    return GaugeMetricFamily(name, CATALOGUE[name][1], labels=labels)
-
-
-def _histogram(name: str, found: Histogram) -> Any:
-    buckets, total = [], 0
-    for bound, count in zip([*map(str, map(float, found.bounds)), "+Inf"], found.counts, strict=True):
-        total += count
-        buckets.append((bound, total))
-    return HistogramMetricFamily(name, CATALOGUE[name][1], buckets=buckets, sum_value=found.sum)
+        yield _FAMILIES.value("outbox_lso_lag_offsets", sample.lso_lag)
 
 
 def registry_of(harvester: Any, sampler: Sampler | None = None) -> CollectorRegistry:
-    """Make a registry for the harvester alone, so that metrics of the project do not mix with its own."""
-    registry = CollectorRegistry()
-    registry.register(HarvesterCollector(harvester, sampler))
-    ProcessCollector(registry=registry)
-    return registry
-
-
-def exposition(registry: CollectorRegistry) -> bytes:
-    return generate_latest(registry)
+    return exposition.registry_of(HarvesterCollector(harvester, sampler))

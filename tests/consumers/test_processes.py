@@ -251,7 +251,7 @@ def test_the_examination_says_what_consumers_need(scene):
     assert "the topic 'no-such-topic' does not exist" in found.stdout
 
 
-def test_probes_say_whether_it_lives_and_is_ready(scene):
+def test_probes_and_metrics_say_how_it_is(scene):
     process = scene.consume("shop.record", "--metrics-port", "127.0.0.1:0")
     wait_until(lambda: "metrics_served" in process.text(), 60, "it listens")
     port = re.search(r"metrics_served address=127.0.0.1 port=(\d+)", process.text())[1]
@@ -263,7 +263,15 @@ def test_probes_say_whether_it_lives_and_is_ready(scene):
     wait_until(lambda: sum(row[5] for row in scene.query(shown)) == 60, 30, "it shows what it has handled")
     owner = f"{socket.gethostname()}_{process.process.pid}"
     assert [row[:5] for row in scene.query(shown)] == [(owner, "reading", "", 0, 0.0)] * 3
-    assert status(port, "/metrics") == 404
+    text = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10).read().decode()
+    lines = [line.rpartition(" ") for line in text.splitlines() if not line.startswith("#")]
+    found = {name: float(value) for name, _, value in lines}
+    label = '{consumer="shop.record"}'
+    assert found[f"outbox_consumer_handled_messages_total{label}"] == 60
+    assert (found[f"outbox_consumer_lag_messages{label}"], found[f"outbox_consumer_waiting{label}"]) == (0, 0)
+    assert found['outbox_consumer_partitions{consumer="shop.record",state="reading"}'] == 3
+    assert found[f"outbox_consumer_batch_duration_seconds_count{label}"] > 0
+    assert status(port, "/other") == 404
     assert process.stop() == 0
 
 

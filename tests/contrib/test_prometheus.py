@@ -17,7 +17,7 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from outbox.contrib import metrics_server, prometheus
+from outbox.contrib import consumer_metrics, metrics_server, prometheus
 from outbox.contrib.metrics_server import serving
 from outbox.contrib.prometheus import CATALOGUE
 from outbox.edges.postgres.counts.backlog import Backlog
@@ -29,6 +29,7 @@ from tests.support import promtool
 from tests.support.databases import ROOT, fresh_database
 from tests.support.topics import create_topic
 
+EVERYTHING = {**CATALOGUE, **consumer_metrics.CATALOGUE}
 DOCUMENT = ROOT / "docs" / "metrics.md"
 MONITORING = ROOT / "outbox" / "contrib" / "monitoring"
 ROW = re.compile(r"^\| `(?:outbox_\w+|x)` \|.*\|\n", re.MULTILINE)
@@ -37,15 +38,19 @@ INSERT = "INSERT INTO outbox (kafka_topic, kafka_key, kafka_value) SELECT %s, %s
 CANARY = "canary-4111-1111"
 
 
-def test_the_document_lists_the_catalogue():
+@pytest.mark.parametrize("catalogue", [CATALOGUE, consumer_metrics.CATALOGUE])
+def test_the_document_lists_the_catalogue(catalogue):
     """When this fails: WRITE_DOCS=1 pytest tests/contrib/test_prometheus.py"""
-    rows = "".join(f"| `{name}` | {kind} | {meaning} |\n" for name, (kind, meaning) in CATALOGUE.items())
-    text = DOCUMENT.read_text()
+    rows = "".join(f"| `{name}` | {kind} | {meaning} |\n" for name, (kind, meaning) in catalogue.items())
+
+    def found():
+        of_consumers = catalogue is consumer_metrics.CATALOGUE
+        return [row for row in ROW.finditer(DOCUMENT.read_text()) if ("outbox_consumer_" in row[0]) is of_consumers]
+
     if os.environ.get("WRITE_DOCS"):
-        found = list(ROW.finditer(text))
-        text = text[: found[0].start()] + rows + text[found[-1].end() :]
-        DOCUMENT.write_text(text)
-    assert "".join(found[0] for found in ROW.finditer(text)) == rows
+        text, old = DOCUMENT.read_text(), found()
+        DOCUMENT.write_text(text[: old[0].start()] + rows + text[old[-1].end() :])
+    assert "".join(row[0] for row in found()) == rows
 
 
 def expressions():
@@ -56,22 +61,29 @@ def expressions():
     return found, [rule["expr"] for group in rules["groups"] for rule in group["rules"]]
 
 
+def alert_rules():
+    groups = yaml.safe_load((MONITORING / "alerts.yml").read_text())["groups"]
+    return [rule for group in groups for rule in group["rules"]]
+
+
 def base_name(name):
-    return re.sub(r"_(bucket|sum|count)$", "", name) if name not in CATALOGUE else name
+    return re.sub(r"_(bucket|sum|count)$", "", name) if name not in EVERYTHING else name
 
 
 def test_dashboard_and_alerts_use_names_that_exist_and_the_dashboard_shows_them_all():
     shown, alerted = ({base_name(name) for text in texts for name in NAME.findall(text)} for texts in expressions())
-    assert shown <= CATALOGUE.keys()
-    assert alerted <= CATALOGUE.keys()
-    assert CATALOGUE.keys() - shown == {"outbox_info"}  # the variable `job` asks for it
+    assert shown <= EVERYTHING.keys()
+    assert alerted <= EVERYTHING.keys()
+    assert EVERYTHING.keys() - shown == {"outbox_info", "outbox_consumer_info"}  # the variable `job` asks for them
 
 
 def test_every_alert_is_explained_and_says_what_to_do():
-    rules = yaml.safe_load((MONITORING / "alerts.yml").read_text())["groups"][0]["rules"]
+    rules, runbook = alert_rules(), (ROOT / "docs" / "runbook.md").read_text()
     told = re.findall(r"^\| `(Outbox\w+)` \|", DOCUMENT.read_text(), re.MULTILINE)
     assert told == [rule["alert"] for rule in rules]
     assert all(rule["annotations"]["summary"] and rule["annotations"]["action"] for rule in rules)
+    of_consumers = [rule["alert"] for rule in rules if "outbox_consumer_" in rule["expr"]]
+    assert [name for name in of_consumers if f"alert `{name}`" not in runbook] == []
 
 
 # ---- the server by itself
@@ -293,6 +305,13 @@ SITUATIONS = {
     "OutboxNotReady": {"outbox_ready": "0x30"},
     "OutboxSamplesStale": {"outbox_sample_age_seconds": "100x30"},
     "OutboxEventsDropped": {"outbox_events_dropped_total": "0+1x30"},
+    "OutboxNobodyConsumes": {'outbox_consumer_partitions{consumer="shop.pay", state="reading"}': "0x30"},
+    "OutboxPartitionStopped": {'outbox_consumer_partitions{consumer="shop.pay", state="stopped"}': "1x30"},
+    "OutboxConsumerWaits": {'outbox_consumer_waiting{consumer="shop.pay"}': "1x30"},
+    "OutboxConsumerLags": {'outbox_consumer_lag_seconds{consumer="shop.pay"}': "400x30"},
+    "OutboxMessagesFail": {'outbox_consumer_failed_attempts_total{consumer="shop.pay"}': "0+2x30"},
+    "OutboxConsumerNotReady": {"outbox_consumer_ready": "0x30"},
+    "OutboxConsumerSamplesStale": {"outbox_consumer_sample_age_seconds": "100x30"},
 }
 ALL_IS_WELL = {
     "outbox_info": "1x30",
@@ -309,6 +328,14 @@ ALL_IS_WELL = {
     "outbox_ready": "1x30",
     "outbox_sample_age_seconds": "4x30",
     "outbox_events_dropped_total": "5x30",
+    "outbox_consumer_info": "1x30",
+    "outbox_consumer_ready": "1x30",
+    'outbox_consumer_partitions{consumer="shop.pay", state="reading"}': "3x30",
+    'outbox_consumer_partitions{consumer="shop.pay", state="stopped"}': "0x30",
+    'outbox_consumer_waiting{consumer="shop.pay"}': "0x30",
+    'outbox_consumer_lag_seconds{consumer="shop.pay"}': "2x30",
+    'outbox_consumer_failed_attempts_total{consumer="shop.pay"}': "3x30",
+    "outbox_consumer_sample_age_seconds": "5x30",
 }
 
 
@@ -329,9 +356,7 @@ def series(given):
 
 def test_every_alert_fires_in_its_situation_and_none_when_all_is_well(binaries, tmp_path):
     shutil.copy(MONITORING / "alerts.yml", tmp_path)
-    assert list(SITUATIONS) == [
-        rule["alert"] for rule in yaml.safe_load((tmp_path / "alerts.yml").read_text())["groups"][0]["rules"]
-    ]
+    assert list(SITUATIONS) == [rule["alert"] for rule in alert_rules()]
     # Annotations are compared as well, so each query is asked for its own: firing is ALERTS{alertstate="firing"}.
     tests = [
         {
@@ -375,7 +400,7 @@ def test_a_real_prometheus_scrapes_and_answers_every_query(binaries, shop, tmp_p
         dashboard, alerts = expressions()
         for text in dashboard:
             text = text.replace("$__rate_interval", "1m").replace("$job", "shop")
-            may_be_absent = re.search("dead_letters|stashed|delay|lso_lag|histogram", text)
+            may_be_absent = re.search("consumer|dead_letters|stashed|delay|lso_lag|histogram", text)
             query(port, text, at_least=0 if may_be_absent else 1)
         for text in alerts:
             query(port, text)
@@ -415,7 +440,7 @@ def test_the_command_names_the_missing_extra(monkeypatch):
     import importlib
     import sys
 
-    for module in ("outbox.contrib.prometheus", "outbox.contrib.metrics_server"):
+    for module in ("outbox.contrib.exposition", "outbox.contrib.prometheus", "outbox.contrib.metrics_server"):
         monkeypatch.delitem(sys.modules, module)
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(

@@ -6,7 +6,7 @@ import json
 import sys
 import time
 from argparse import ArgumentParser
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
@@ -50,7 +50,9 @@ class Command(BaseCommand):
         )
 
         parser.add_argument(
-            "--metrics-port", metavar="[ADDRESS:]PORT", help="Serves /livez and /readyz at this address."
+            "--metrics-port",
+            metavar="[ADDRESS:]PORT",
+            help="Serves /metrics, /livez and /readyz at this address. Needs the extra metrics.",
         )
 
     def handle(self, *args: Any, **options: Any) -> None:
@@ -72,7 +74,6 @@ class Command(BaseCommand):
 
     def _run(self, daemon: Any, options: dict[str, Any]) -> None:
         from outbox.consumers.status import ConsumersLine, state_of
-        from outbox.service.http import listening
 
         line = ConsumersLine(daemon) if self.stdout.isatty() and not options["json"] else None
 
@@ -85,7 +86,7 @@ class Command(BaseCommand):
 
         port = options["metrics_port"]
         try:
-            with listening(daemon, port) if port else nullcontext(), daemon:
+            with _serving(daemon, port) if port else nullcontext(), daemon:
                 while not daemon.wait(1.0):
                     if not options["once"] or line:
                         show()
@@ -97,6 +98,14 @@ class Command(BaseCommand):
         if options["once"] and not options["json"]:
             for name, handled in daemon.handled.items():
                 self.stdout.write(f"{name}: handled {handled:,}")
+
+
+def _serving(daemon: Any, port: str) -> AbstractContextManager[Any]:
+    from outbox.contrib.consumer_metrics import registry_of
+    from outbox.contrib.exposition import page_of
+    from outbox.service.http import listening
+
+    return listening(daemon, port, page_of(registry_of(daemon, conf.current().name)))
 
 
 def _daemon(options: dict[str, Any]) -> Any:
