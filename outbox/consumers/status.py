@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from outbox.core.consumers.partition import Life
+from outbox.core.consumers.shown import ShownPartition
 from outbox.core.consumers.values import Partition
 from outbox.service.lifecycle import State
 
@@ -23,10 +24,14 @@ class Running(Protocol):
     @property
     def partitions(self) -> Mapping[str, Mapping[Partition, tuple[Life, str]]]: ...
 
+    @property
+    def seen(self) -> Mapping[str, Sequence[ShownPartition]]: ...
+
 
 def state_of(daemon: Running) -> dict[str, Any]:
     """What can be written as JSON."""
     partitions = daemon.partitions
+    seen = {(name, row.partition): row for name, rows in daemon.seen.items() for row in rows}
     return {
         "state": str(daemon.state),
         "waiting_for": daemon.waiting_for,
@@ -34,13 +39,24 @@ def state_of(daemon: Running) -> dict[str, Any]:
             name: {
                 "handled": handled,
                 "partitions": [
-                    {"topic": topic, "partition": number, "state": life.value, "reason": reason}
-                    for (topic, number), (life, reason) in sorted(partitions[name].items())
+                    {
+                        "topic": partition.topic,
+                        "partition": partition.number,
+                        "state": life.value,
+                        "reason": reason,
+                        **_lag(seen.get((name, partition))),
+                    }
+                    for partition, (life, reason) in sorted(partitions[name].items())
                 ],
             }
             for name, handled in daemon.handled.items()
         },
     }
+
+
+def _lag(seen: ShownPartition | None) -> dict[str, Any]:
+    """As it was observed last: every few seconds. None: unknown."""
+    return {"lag": seen.lag if seen else None, "lag_s": seen.oldest_age_s if seen else None}
 
 
 class ConsumersLine:
@@ -60,4 +76,16 @@ class ConsumersLine:
         rate = max(0, handled - before) / max(0.001, now - then)
         text = f"{daemon.state}, {len(daemon.handled)} consumers, {len(lives)} partitions, handled {handled:,}"
         stopped = lives.count(Life.STOPPED)
-        return f"{text}, {rate:,.0f}/s" + (f", {stopped} stopped: see the log" if stopped else "")
+        text = f"{text}, {rate:,.0f}/s, {self._behind()}"
+        return text + (f", {stopped} stopped: see the log" if stopped else "")
+
+    def _behind(self) -> str:
+        """As it was observed last. A plus sign: it is unknown of other partitions."""
+        rows = [row for rows in self._daemon.seen.values() for row in rows]
+        lags = [row.lag for row in rows if row.lag is not None]
+        if not lags:
+            return "behind by an unknown number of messages" if rows else "nothing observed yet"
+        ages = [row.oldest_age_s for row in rows if row.oldest_age_s is not None]
+        more = "+" if len(lags) < len(rows) else ""
+        seconds = f"{max(ages):,.0f} s" if ages else "an unknown time"
+        return f"behind by {sum(lags):,}{more} messages and {seconds}"
