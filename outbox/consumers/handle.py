@@ -29,28 +29,38 @@ class Handling:
 
     def __init__(self, consumer: Consumer, alias: str) -> None:
         """`alias` is that of the transaction in which it is called."""
-        self._consumer, self._alias = consumer, alias
-        self._logged: set[str] = set()
+        self._alias = alias
+        self._function, self._name, self._decoder = consumer.function, consumer.name, consumer.decoder
+        self._is_many = consumer.options.many
+        self._watched = tuple(other for other in connections if other != alias)
+        """Other aliases, without those through which a write was logged."""
 
     def __call__(self, messages: Sequence[Fetched], attempt: int) -> None:
-        consumer = self._consumer
-        found = [ConsumedMessage(message, consumer.name, attempt, consumer.decoder) for message in messages]
+        name, decoder = self._name, self._decoder
+        given: Any
+        if self._is_many:
+            given = [ConsumedMessage(message, name, attempt, decoder) for message in messages]
+        else:
+            given = ConsumedMessage(messages[0], name, attempt, decoder)
         token = stash_alias.set(self._alias)
         try:
-            with ExitStack() as stack:
-                for other in connections:
-                    if other != self._alias and other not in self._logged:
-                        stack.enter_context(connections[other].execute_wrapper(self._watch))
-                result = consumer.function(found if consumer.options.many else found[0])
+            result = self._call_watched(given) if self._watched else self._function(given)
         finally:
             stash_alias.reset(token)
-        _require_done(consumer.name, result)
+        if result is not None:
+            _require_done(name, result)
+
+    def _call_watched(self, given: Any) -> Any:
+        with ExitStack() as stack:
+            for other in self._watched:
+                stack.enter_context(connections[other].execute_wrapper(self._watch))
+            return self._function(given)
 
     def _watch(self, execute: Any, statement: Any, params: Any, many: bool, context: Mapping[str, Any]) -> Any:
         alias = context["connection"].alias
-        if alias not in self._logged and _WRITES.match(str(statement)):
-            self._logged.add(alias)
-            logger.warning("write_outside consumer=%s alias=%s", self._consumer.name, alias)
+        if alias in self._watched and _WRITES.match(str(statement)):
+            self._watched = tuple(other for other in self._watched if other != alias)
+            logger.warning("write_outside consumer=%s alias=%s", self._name, alias)
         return execute(statement, params, many, context)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 
 class Partition(NamedTuple):
@@ -23,6 +23,13 @@ class Position:
     """Of the last message before `next`; -1: unknown. A later message with a lower epoch means a truncated log."""
 
 
+Headers = tuple[tuple[str, bytes | None], ...]
+
+
+class HasHeaders(Protocol):
+    def headers(self) -> Sequence[tuple[str, bytes | None]] | None: ...
+
+
 class Fetched(NamedTuple):
     """One message as the client returns it."""
 
@@ -32,8 +39,14 @@ class Fetched(NamedTuple):
     leader_epoch: int
     key: bytes | None
     value: bytes | None
-    headers: tuple[tuple[str, bytes | None], ...]
+    header_source: Headers | HasHeaders
+    """The headers, or the client's message: to read them takes as long as to fetch the message, and few need them."""
     timestamp_ms: int
+
+    @property
+    def headers(self) -> Headers:
+        source = self.header_source
+        return source if isinstance(source, tuple) else tuple(source.headers() or ())
 
 
 class ClientError(NamedTuple):

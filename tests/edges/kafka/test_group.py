@@ -130,6 +130,8 @@ def test_headers_and_keys_are_as_they_were_sent(bench):
     ((message,), _, _) = poll_until(lambda messages, *rest: messages, member)
     assert (message.key, message.value) == (b"\xff", None)
     assert message.headers == (("a", b"1"), ("a", None), ("b", b"\xff"))
+    member.close()
+    assert message.headers == (("a", b"1"), ("a", None), ("b", b"\xff")), "as often as they are asked for"
 
 
 def test_what_was_stopped_is_read_again_from_where_it_is_started(bench):

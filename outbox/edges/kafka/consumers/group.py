@@ -12,6 +12,8 @@ another epoch.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import compress, repeat
+from operator import itemgetter, not_
 from typing import TYPE_CHECKING, Any, Protocol
 
 from outbox.core.consumers.values import ClientError, Fetched, Partition, Polled, Position
@@ -81,6 +83,8 @@ class Group:
         self._before: dict[Partition, Position] = {}
         """Positions of which the message before is read first."""
         self._errors: list[ClientError] = []
+        self._has_stopped = False
+        """Partitions were stopped or revoked in this poll, and it may have fetched their messages before."""
 
     def join(self, listener: Listener) -> None:
         """Asks for the partitions of the topics."""
@@ -101,20 +105,20 @@ class Group:
 
     def poll(self, timeout_s: float, count: int) -> Polled:
         """Returns as soon as something is there."""
-        messages: list[Fetched] = []
-        ends: dict[Partition, int] = {}
-        failure = self._fetch(timeout_s, count, messages, ends)
+        self._has_stopped = False
+        found, failure = self._fetch(timeout_s, count)
+        events, found = _divided(found)
+        ends = self._sort(events)
+        messages = _fetched(found) if found else []
         if self._before:
             messages = self._compared(messages)
         errors, self._errors = self._errors, []
         if failure is not None:
             errors.append(failure)
         started = self._started
-        return Polled(
-            [message for message in messages if message[:2] in started],
-            errors,
-            {partition: end for partition, end in ends.items() if partition in started},
-        )
+        if self._has_stopped:
+            messages = [message for message in messages if message[:2] in started]
+        return Polled(messages, errors, {partition: end for partition, end in ends.items() if partition in started})
 
     def _compared(self, messages: list[Fetched]) -> list[Fetched]:
         """Without the messages before the positions."""
@@ -166,37 +170,37 @@ class Group:
 
     # ---- the client's calls
 
-    def _fetch(
-        self, timeout_s: float, count: int, messages: list[Fetched], ends: dict[Partition, int]
-    ) -> ClientError | None:
+    def _fetch(self, timeout_s: float, count: int) -> tuple[list[Any], ClientError | None]:
         """The first message is waited for; what is there by then comes with it: `consume` alone would wait until it has
         them all."""
         from confluent_kafka import KafkaException
 
+        found: list[Any] = []
         try:
             first = self._client.poll(timeout_s)
             if first is not None:
-                self._sort([first], messages, ends)
-                self._sort(self._client.consume(count - 1, 0) if count > 1 else (), messages, ends)
+                found.append(first)
+                if count > 1:
+                    found += self._client.consume(count - 1, 0)
         except KafkaException as error:
-            return _error(let_go(error).args[0])
-        return None
+            return found, _error(let_go(error).args[0])
+        return found, None
 
-    def _sort(self, found: Iterable[Any], messages: list[Fetched], ends: dict[Partition, int]) -> None:
-        for message in found:
-            error = message.error()
-            if error is None:
-                messages.append(_fetched(message))
-            elif error.name() == "_PARTITION_EOF":
-                ends[Partition(message.topic(), message.partition())] = message.offset()
-            else:
-                partition = Partition(message.topic(), message.partition())
-                # What it reports of a whole topic has a partition below 0.
-                found = self._started.intersection([partition])
-                if partition.number < 0:
-                    found = {one for one in self._started if one.topic == partition.topic}
-                for one in found or (None,):
-                    self._hear(_error(error, one))
+    def _sort(self, events: Iterable[Any]) -> dict[Partition, int]:
+        """What the client reports in the place of messages: the ends are returned."""
+        ends: dict[Partition, int] = {}
+        for event in events:
+            error, partition = event.error(), Partition(event.topic(), event.partition())
+            if error.name() == "_PARTITION_EOF":
+                ends[partition] = event.offset()
+                continue
+            # What it reports of a whole topic has a partition below 0.
+            found = self._started.intersection([partition])
+            if partition.number < 0:
+                found = {one for one in self._started if one.topic == partition.topic}
+            for one in found or (None,):
+                self._hear(_error(error, one))
+        return ends
 
     def _hear(self, error: ClientError) -> None:
         partition = error.partition
@@ -224,6 +228,7 @@ class Group:
         """The client takes none that it does not read; without any it is only told that the callback has answered."""
         found = self._started.intersection(partitions)
         self._started -= found
+        self._has_stopped = True
         for partition in found:
             self._before.pop(partition, None)
         self._client.incremental_unassign(_client_partitions(found))
@@ -242,18 +247,30 @@ def _consumer() -> Any:
     return Consumer
 
 
-def _fetched(message: Any) -> Fetched:
-    epoch, headers = message.leader_epoch(), message.headers()
-    return Fetched(
-        message.topic(),
-        message.partition(),
-        message.offset(),
-        -1 if epoch is None else epoch,
-        message.key(),
-        message.value(),
-        tuple(headers) if headers else (),
-        message.timestamp()[1],
+def _divided(found: list[Any]) -> tuple[list[Any], list[Any]]:
+    """What the client reports in the place of messages, and the messages."""
+    errors = [message.error() for message in found]
+    if not any(errors):
+        return [], found
+    return list(compress(found, errors)), list(compress(found, map(not_, errors)))
+
+
+def _fetched(found: Sequence[Any]) -> list[Fetched]:
+    """Field by field, because a call of Python for each message takes longer than all of this."""
+    kind = type(found[0])
+    epochs = [-1 if epoch is None else epoch for epoch in map(kind.leader_epoch, found)]
+    fields = zip(
+        map(kind.topic, found),
+        map(kind.partition, found),
+        map(kind.offset, found),
+        epochs,
+        map(kind.key, found),
+        map(kind.value, found),
+        found,  # the headers are read when they are asked for
+        map(itemgetter(1), map(kind.timestamp, found)),
+        strict=True,
     )
+    return list(map(tuple.__new__, repeat(Fetched), fields))
 
 
 def _error(error: Any, partition: Partition | None = None) -> ClientError:
