@@ -3,7 +3,7 @@
 make bench                          three rounds
 make bench ARGS="--rounds 1"        the quick form
 make bench ARGS="--only latency"    one part; --list names them
-make bench ARGS="--full"            also the long rows: 5 million records, 30,000 batches, Debezium
+make bench ARGS="--full"            also the long rows: consumers, 5 million records, 30,000 batches, Debezium
 make bench ARGS="--json FILE"       also writes the figures into a file, for python -m benchmarks.chart
 make bench ARGS="--brief"           a row of every part in five minutes, to see that each still runs
 """
@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks import bad_days, contention, latency, spark, stash, verify
+from benchmarks import bad_days, consume, contention, latency, spark, stash, verify
 from benchmarks.drains import FEW, RECORDS, Drains
 from benchmarks.report import Table, say
 from benchmarks.servers import Fill, database, describe, required
@@ -89,6 +89,9 @@ PARTS = {
     ),
     "ordered": Part(
         "stash(ordered=True) under contention", contention.rows, lambda drains: contention.rows(drains, [1], 1.0)
+    ),
+    "consume": Part(
+        "consumers: rates, locks, and the time from service to service", consume.rows, consume.brief, long=True
     ),
     "poison": Part(
         "a record that Kafka rejects, among 1,000 keys",

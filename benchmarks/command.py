@@ -1,6 +1,6 @@
-"""`python manage.py harvest` of the example project as a process of its own, as it runs in production.
+"""`manage.py harvest` and `manage.py consume` as processes of their own, as they run in production.
 
-This module reads only its stderr, and notes the time of each line.
+This module reads only their stderr, and notes the time of each line.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.servers import MANAGE, Costs, Database, cpu_s
+from benchmarks.servers import MANAGE, ROOT, Costs, Database, cpu_s
 
 START_TIMEOUT_S = 120.0
 DRAIN_TIMEOUT_S = 300.0
@@ -47,17 +47,13 @@ class Drained:
         return " ".join(f"{name}={seconds:.2f}" for name, seconds in self.stages.items())
 
 
-class Harvest:
-    """One harvester. Use `harvesting`."""
+class Command:
+    """One process of a command."""
 
-    def __init__(self, database: Database, name: str, **settings: Any) -> None:
-        given = {f"OUTBOX_{key}": str(value) for key, value in {"NAME": name, **settings}.items()}
-        self._database = database
+    def __init__(self, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
         self._lines: list[tuple[float, str]] = []
         self._said = threading.Condition()
-        self.process = subprocess.Popen(
-            [*MANAGE, "harvest"], env={**database.environment, **given}, stderr=subprocess.PIPE, text=True
-        )
+        self.process = subprocess.Popen(arguments, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True)
         self._reader = threading.Thread(target=self._listen, daemon=True)
         self._reader.start()
 
@@ -76,7 +72,7 @@ class Harvest:
             )
             lines = self._found(pattern)
         if not found or len(lines) < count:
-            sys.exit(f"The harvester did not log {pattern!r} ({self.process.poll()=}):\n" + self.log)
+            sys.exit(f"The process did not log {pattern!r} ({self.process.poll()=}):\n" + self.log)
         return lines[count - 1][0]
 
     def _found(self, pattern: str) -> list[tuple[float, str]]:
@@ -104,6 +100,15 @@ class Harvest:
             self.process.kill()
             self.process.wait()
         self._reader.join(5)
+
+
+class Harvest(Command):
+    """One harvester. Use `harvesting`."""
+
+    def __init__(self, database: Database, name: str, **settings: Any) -> None:
+        given = {f"OUTBOX_{key}": str(value) for key, value in {"NAME": name, **settings}.items()}
+        self._database = database
+        super().__init__([*MANAGE, "harvest"], {**database.environment, **given})
 
     @property
     def stages(self) -> dict[str, float]:

@@ -83,7 +83,7 @@ def _measure(drains: Drains, pauses_s: list[float], partitions: int = PARTITIONS
     with harvesting(drains.database, topic, DELIVERY=EXACTLY, **settings) as harvest:
         harvest.said("lane_taken")
         watch = Watch(drains.servers, topic)
-        written = _write(drains, topic, pauses_s)
+        written = write(drains, topic, pauses_s)
         seen = watch.seen(len(written))
     missing = written.keys() - seen.keys()
     assert not missing, f"{len(missing)} of {len(written)} did not arrive"
@@ -94,7 +94,7 @@ def _measure(drains: Drains, pauses_s: list[float], partitions: int = PARTITIONS
     return taken_s
 
 
-def _write(drains: Drains, topic: str, pauses_s: list[float]) -> dict[int, float]:
+def write(drains: Drains, topic: str, pauses_s: list[float]) -> dict[int, float]:
     written: dict[int, float] = {}
     with drains.database.connect() as connection:
         due = time.monotonic() + SETTLE_S

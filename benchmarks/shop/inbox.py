@@ -1,0 +1,88 @@
+"""The consumers that are measured. `benchmarks.consume` starts one process for each, or for several slow ones.
+
+A line of BENCH_NOTES is written after a COMMIT, by a hook of `on_commit`. Times are those of the machine's monotonic
+clock.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from django.db import connection, transaction
+from django.db.models import F
+
+import outbox
+from benchmarks.shop.models import Account, Payment
+
+TOPIC = os.environ.get("BENCH_TOPIC", "bench")
+NOTHING_BATCH, CREATE_BATCH, BULK_BATCH = 10_000, 100, 1_000
+ACCOUNTS = 100
+SLOW_MS, SLOW_BATCHES = (1, 10, 100), (1, 10, 100)
+
+_notes = open(os.environ.get("BENCH_NOTES", os.devnull), "w")  # noqa: SIM115
+atexit.register(_notes.close)
+
+
+@outbox.consumer(TOPIC, name="nothing", batch=NOTHING_BATCH)
+def nothing(message: Any) -> None:
+    pass
+
+
+@outbox.consumer(TOPIC, name="nothing-many", batch=NOTHING_BATCH, many=True)
+def nothing_many(messages: Any) -> None:
+    pass
+
+
+@outbox.consumer(TOPIC, name="create-alone", batch=1)
+@outbox.consumer(TOPIC, name="create-alone-not-durable", batch=1, durable=False)
+@outbox.consumer(TOPIC, name="create", batch=CREATE_BATCH)
+def create(message: Any) -> None:
+    Payment.objects.create(order=message.key, amount=message.json()["amount"])
+
+
+@outbox.consumer(TOPIC, name="bulk", batch=BULK_BATCH, many=True)
+def bulk(messages: Any) -> None:
+    Payment.objects.bulk_create([Payment(order=message.key, amount=message.json()["amount"]) for message in messages])
+
+
+@outbox.consumer(TOPIC, name="account", batch=CREATE_BATCH)
+def account(message: Any) -> None:
+    Account.objects.filter(pk=1 + message.offset % ACCOUNTS).update(total=F("total") + 1)
+
+
+@outbox.consumer(TOPIC, name="arrive", batch=CREATE_BATCH)
+def arrive(message: Any) -> None:
+    Payment.objects.create(order=message.key, amount=int(message.value))
+    transaction.on_commit(partial(_arrived, message.value))
+
+
+def _arrived(number: str) -> None:
+    _notes.write(f"{number} {time.monotonic()}\n")
+
+
+def slow_name(milliseconds: int, batch: int) -> str:
+    return f"slow-{milliseconds}-{batch}"
+
+
+def _slow(name: str, milliseconds: int) -> Callable[[Any], None]:
+    def slow(message: Any) -> None:
+        if not connection.run_on_commit:
+            transaction.on_commit(partial(_ended, name, time.monotonic()))
+        time.sleep(milliseconds / 1000)
+
+    return slow
+
+
+def _ended(name: str, begun: float) -> None:
+    _notes.write(f"{name} {time.monotonic() - begun}\n")
+
+
+for _milliseconds in SLOW_MS:
+    for _batch in SLOW_BATCHES:
+        _name = slow_name(_milliseconds, _batch)
+        outbox.consumer(TOPIC, name=_name, batch=_batch)(_slow(_name, _milliseconds))
