@@ -9,6 +9,7 @@ from contextlib import closing
 from dataclasses import replace
 
 from django.db import DatabaseError, connections
+from django.db.backends.base.base import BaseDatabaseWrapper
 
 from outbox.conf import Conf
 from outbox.consumers.daemon import Run
@@ -38,6 +39,21 @@ class ServersOf:
     @property
     def alias(self) -> str:
         return self._consumer.using or self._conf.database
+
+    def require_postgres(self) -> BaseDatabaseWrapper:
+        """The connection of the alias, which DATABASES must have."""
+        if self.alias not in connections:
+            raise OutboxError(
+                f"The consumer {self._consumer.name!r} is to use the database {self.alias!r}, which DATABASES does not "
+                f"have. Set using= to one of: {', '.join(connections)}."
+            )
+        connection = connections[self.alias]
+        if connection.vendor != "postgresql":
+            raise OutboxError(
+                f"The consumer {self._consumer.name!r} needs PostgreSQL, and the database {self.alias!r} is "
+                f"{connection.vendor}. Set using= to the alias of a PostgreSQL database."
+            )
+        return connection
 
     def positions(self) -> Positions:
         return Positions(self._conf.table, session_timeout_s=self._conf.election.session_timeout_s)
@@ -97,17 +113,7 @@ class Preflight:
 
     def _look_at_positions(self, consumer: Consumer) -> None:
         servers = ServersOf(self._conf, consumer)
-        if servers.alias not in connections:
-            raise OutboxError(
-                f"The consumer {consumer.name!r} is to use the database {servers.alias!r}, which DATABASES does not "
-                f"have. Set using= to one of: {', '.join(connections)}."
-            )
-        connection = connections[servers.alias]
-        if connection.vendor != "postgresql":
-            raise OutboxError(
-                f"The consumer {consumer.name!r} needs PostgreSQL, and the database {servers.alias!r} is "
-                f"{connection.vendor}. Set using= to the alias of a PostgreSQL database."
-            )
+        connection = servers.require_postgres()
         try:
             with closing(connection):
                 found = servers.positions().topics(connection)

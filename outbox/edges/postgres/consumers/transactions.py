@@ -91,7 +91,7 @@ class Transaction:
             return "an error of the database was caught and swallowed; wrap what may fail in transaction.atomic()"
         if connection.needs_rollback:
             return "the transaction was marked for rollback, by set_rollback(True) or by an error that was swallowed"
-        if connection.savepoint_ids or connection.atomic_blocks[-1] is not self._atomic:
+        if connection.atomic_blocks[-1] is not self._atomic:
             return "an atomic() block was entered and never left"
         return ""
 
