@@ -71,6 +71,8 @@ class MemoryBroker:
         self.auto_create_topics = auto_create_topics
         self.topics: dict[str, Topic] = {}
         self.is_up = True
+        self._received: list[Delivered] = []
+        self._ends: dict[tuple[str, int], int] = {}
 
     def create_topic(self, name: str, partitions: int = 1, *, max_message_bytes: int = MAX_MESSAGE_BYTES) -> Topic:
         if name in self.topics:
@@ -80,6 +82,8 @@ class MemoryBroker:
 
     def delete_topic(self, name: str) -> None:
         del self.topics[name]
+        self._received = [message for message in self._received if message.topic != name]
+        self._ends = {partition: end for partition, end in self._ends.items() if partition[0] != name}
 
     def deny(self, name: str) -> None:
         """Stop the user from writing to the topic, until `allow`."""
@@ -96,9 +100,9 @@ class MemoryBroker:
         self.is_up = True
 
     def messages(self, topic: str | None = None) -> list[Delivered]:
-        """Return the received messages of one topic or of all, in the order of arrival within each topic."""
+        """Return the received messages of one topic or of all, in the order of arrival."""
         if topic is None:
-            return [message for found in self.topics.values() for message in found.messages]
+            return list(self._received)
         return list(self.topics[topic].messages) if topic in self.topics else []
 
     def produce(
@@ -121,10 +125,18 @@ class MemoryBroker:
                 "MSG_SIZE_TOO_LARGE", f"the message has {size:,} bytes, over {found.max_message_bytes:,} of the topic"
             )
         partition = partition_of(key, found.partitions, len(found.messages))
-        offset = sum(message.partition == partition for message in found.messages)
+        offset = self.take_offset(topic, partition)
         message = Delivered(topic, partition, offset, key, value, tuple(headers), timestamp, record_id)
         found.messages.append(message)
+        self._received.append(message)
         return message
+
+    def take_offset(self, topic: str, partition: int, offset: int | None = None) -> int:
+        """Return the next offset of the partition, or the given one. Messages that are received later get others."""
+        end = self._ends.get((topic, partition), 0)
+        found = end if offset is None else offset
+        self._ends[topic, partition] = max(end, found + 1)
+        return found
 
     def _writable(self, name: str) -> Topic:
         if name not in self.topics and self.auto_create_topics:

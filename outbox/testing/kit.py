@@ -8,26 +8,23 @@ attempt. Records of an open ``atomic()`` block are not visible yet.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from outbox.core import faults
 from outbox.core.patience import Backoff
-from outbox.exceptions import OutboxError
 from outbox.testing.broker import Delivered, MemoryBroker, Refused, Unavailable
 from outbox.testing.clock import Clock
-from outbox.testing.messages import ANYTHING, Expected, StashedMessage, as_pairs, listing
+from outbox.testing.consumers import Given, Handled, Headers, KitConsumers
+from outbox.testing.messages import ANYTHING, Expected, StashedMessage, as_pairs, listing, serialized
+from outbox.testing.table import StashedTable, message_of
 
 BACKOFF_MIN_S, BACKOFF_MAX_S = 0.5, 60.0
 
 Name = tuple[str, str] | int | str
 """The scope of a hold: a (topic, key), a record without a key, or a topic."""
-
-
-class NotCommitted(OutboxError):
-    """The test harvests inside its own transaction, which could still roll the records back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,24 +47,26 @@ class OutboxKit:
     """`using` is the alias of the database; without it, the kit uses that of the settings."""
 
     def __init__(self, *, using: str | None = None, broker: MemoryBroker | None = None) -> None:
-        self._using = using
+        self._table = StashedTable(using)
         self.broker = broker or MemoryBroker()
         self.clock = Clock()
         self.held: dict[Name, HeldMessage] = {}
         self._harvested: dict[int, StashedMessage] = {}
+        self._consumers = KitConsumers(self.broker, self._harvest_alias)
+        self._others: dict[str, OutboxKit] = {}
 
     # ---- what was stashed
 
     @property
     def stashed(self) -> list[StashedMessage]:
         """Return the messages that this test has stashed and not rolled back, in the order of ids, harvested or not."""
-        found = {message.id: message for message in map(_message, self._records())}
+        found = {message.id: message for message in self._table.messages()}
         return [message for _, message in sorted({**self._harvested, **found}.items())]
 
     @property
     def pending(self) -> list[StashedMessage]:
         """Return the messages that wait in the table."""
-        return [_message(record) for record in self._records()]
+        return self._table.messages()
 
     def assert_stashed(
         self,
@@ -83,7 +82,7 @@ class OutboxKit:
         The kit compares objects as the JSON that the settings' serializer makes of them. The message must have
         `headers` and may have others. ANYTHING (or mock.ANY) matches every value.
         """
-        expected = Expected(topic, key, value, as_pairs(headers), self._serialize)
+        expected = Expected(topic, key, value, as_pairs(headers), serialized)
         messages = self.stashed
         found = [message for message in messages if not expected.differences(message)]
         if not found or (times is not None and len(found) != times):
@@ -104,15 +103,18 @@ class OutboxKit:
 
         Held records stay in the table until `advance` reaches the time of their next attempt.
         """
-        self._require_committed()
+        return self._harvest("harvest_all()")
+
+    def _harvest(self, call: str) -> list[Delivered]:
+        self._table.require_committed(call, "harvester")
         delivered: list[Delivered] = []
         blocked: set[Name] = {name for name, held in self.held.items() if held.retry_at_s > self.clock.elapsed_s}
         operators = self._operators_holds()
         blocked |= {hold for hold in operators if not isinstance(hold, _Lane)}
         lanes = {hold.number for hold in operators if isinstance(hold, _Lane)}
         gone: list[int] = []
-        for record in self._records():
-            message = _message(record)
+        for record in self._table.records():
+            message = message_of(record)
             names = (self._name(message), message.topic)
             if any(name in blocked for name in names) or (lanes and self._lane_of(message) in lanes):
                 continue
@@ -130,15 +132,70 @@ class OutboxKit:
             self._harvested[message.id] = message
             for name in names:
                 self.held.pop(name, None)
-        self._queryset().filter(pk__in=gone).delete()
+        self._table.queryset.filter(pk__in=gone).delete()
         return delivered
+
+    # ---- consuming
+
+    def deliver(
+        self,
+        consumer: str | Callable[[Any], Any],
+        value: Any = None,
+        *,
+        topic: str = "",
+        key: str | bytes | None = None,
+        headers: Headers = (),
+        partition: int = 0,
+        offset: int | None = None,
+        time: datetime | None = None,
+        attempt: int = 1,
+    ) -> Handled:
+        """Deliver one message to a consumer, which is a name or the function itself. Return what it has done.
+
+        The function runs as in a consumer's process, in a savepoint of the test's transaction. The kit converts `value`
+        as `stash` does: text and bytes stay, None is a tombstone, and the serializer of the settings converts any other
+        object. The topic is the first one that the consumer names, the offset the next one of the partition, and the
+        time that of the kit, unless they are given.
+
+        An exception of the function reaches the test, and the effects of the message are rolled back. Raises
+        `TransactionRefused` if the consumer could not commit although the function returned, and `ConsumerStopped` if
+        the consumer would stop.
+        """
+        given = Given(topic, partition, offset, key, value, headers, time or self.clock.now)
+        return self._consumers.deliver(consumer, given, attempt)
+
+    def run_chain(self, *, rounds: int = 50) -> dict[str, list[Handled]]:
+        """Harvest, deliver to every consumer, and repeat until nothing is left. Return what each consumer has handled.
+
+        A round harvests what waits, and delivers what the broker has received to each registered consumer of its topic
+        that has not handled it yet. Raises `EndlessChain` if something is left after so many rounds.
+        """
+        return self._consumers.run_chain(self._table.alias, rounds)
+
+    def _harvest_alias(self, alias: str) -> bool:
+        """Harvest a database for a chain. Return False if this test may not use it."""
+        from django.test.testcases import DatabaseOperationForbidden  # type: ignore[attr-defined]
+
+        if alias == self._table.alias:
+            self._harvest("run_chain()")
+            return True
+        if alias not in self._others:
+            self._others[alias] = OutboxKit(using=alias, broker=self.broker)
+            self._others[alias].clock = self.clock
+        try:
+            self._others[alias]._harvest("run_chain()")
+        except DatabaseOperationForbidden:
+            return False
+        return True
+
+    # ---- time
 
     def advance(self, seconds: float) -> None:
         """Let time pass: attempts become due, and the records in the table grow older."""
         from django.db.models import F
 
         self.clock.advance(seconds)
-        self._queryset().update(create_time=F("create_time") - timedelta(seconds=seconds))
+        self._table.queryset.update(create_time=F("create_time") - timedelta(seconds=seconds))
 
     def _send(self, message: StashedMessage) -> Delivered:
         from outbox import conf
@@ -175,7 +232,7 @@ class OutboxKit:
     def _move_to_dead_letters(self, record: Any, error: Refused, attempts: int) -> None:
         from outbox.models import DeadLetter
 
-        DeadLetter.objects.using(self._alias).create(
+        DeadLetter.objects.using(self._table.alias).create(
             record_id=record.pk,
             topic=record.kafka_topic,
             key=record.kafka_key,
@@ -196,7 +253,7 @@ class OutboxKit:
         from outbox.models import Hold
 
         reasons = (Hold.Reason.PAUSED, Hold.Reason.EDITING, Hold.Reason.POISON)
-        found = Hold.objects.using(self._alias).filter(reason__in=reasons).exclude(wanted=Hold.Wanted.RETRY)
+        found = Hold.objects.using(self._table.alias).filter(reason__in=reasons).exclude(wanted=Hold.Wanted.RETRY)
         names: set[Name | _Lane] = set()
         for hold in found:
             if hold.lane is not None:
@@ -210,7 +267,7 @@ class OutboxKit:
     def _lane_of(self, message: StashedMessage) -> int:
         from outbox.operations.editing import lane_of
 
-        return lane_of(message.key, message.id, self._alias)
+        return lane_of(message.key, message.id, self._table.alias)
 
     def _name(self, message: StashedMessage) -> Name:
         return self._named(message.topic, message.key, message.id)
@@ -220,52 +277,6 @@ class OutboxKit:
         from outbox import conf
 
         return (topic, key) if key or conf.current().harvest.keep_empty_key else record_id
-
-    def _require_committed(self) -> None:
-        from django.db import connections
-
-        blocks = getattr(connections[self._alias], "atomic_blocks", [])
-        if any(not getattr(block, "_from_testcase", False) for block in blocks):
-            raise NotCommitted(
-                "harvest_all() was called inside transaction.atomic(). Its records can still be rolled back, so no "
-                "harvester would see them. Call harvest_all() after the block."
-            )
-
-    # ---- the table
-
-    @property
-    def _alias(self) -> str:
-        from outbox import conf
-
-        return self._using or conf.current().database
-
-    def _queryset(self) -> Any:
-        from outbox.models import OutboxRecord
-
-        return OutboxRecord.objects.using(self._alias)
-
-    def _records(self) -> Any:
-        return self._queryset().order_by("id")
-
-    @staticmethod
-    def _serialize(value: Any) -> str | bytes:
-        from outbox import conf
-        from outbox.serializers import resolve
-
-        return resolve(conf.current().stash.serializer)(value)
-
-
-def _message(record: Any) -> StashedMessage:
-    binary = record.kafka_value_binary
-    headers = zip(record.kafka_header_keys or (), record.kafka_header_values or (), strict=True)
-    return StashedMessage(
-        record.pk,
-        record.kafka_topic,
-        record.kafka_key,
-        record.kafka_value if binary is None else bytes(binary),
-        tuple(headers),
-        record.create_time,
-    )
 
 
 def _failure(expected: Expected, messages: list[StashedMessage], found: int, times: int | None) -> str:

@@ -131,6 +131,14 @@ def as_pairs(headers: Mapping[str, Any] | Iterable[tuple[str, Any]] | None) -> t
     return tuple(headers.items()) if isinstance(headers, Mapping) else tuple(headers)
 
 
+def serialized(value: Any) -> str | bytes:
+    """Return what the serializer of the settings makes of an object."""
+    from outbox import conf
+    from outbox.serializers import resolve
+
+    return resolve(conf.current().stash.serializer)(value)
+
+
 def _has(message: StashedMessage, name: str, value: Any) -> bool:
     return any(found == name and value == text for found, text in message.headers)
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from outbox.testing.broker import Delivered, MemoryBroker
+from outbox.testing.consumers import Handled
 from outbox.testing.kit import OutboxKit
 from outbox.testing.messages import StashedMessage
 
@@ -44,6 +46,12 @@ class OutboxTestMixin:
 
     def harvest_all(self) -> list[Delivered]:
         return self.outbox.harvest_all()
+
+    def deliver(self, consumer: str | Callable[[Any], Any], value: Any = None, **given: Any) -> Handled:
+        return self.outbox.deliver(consumer, value, **given)
+
+    def run_chain(self, *, rounds: int = 50) -> dict[str, list[Handled]]:
+        return self.outbox.run_chain(rounds=rounds)
 
     def advance(self, seconds: float) -> None:
         self.outbox.advance(seconds)

@@ -11,6 +11,7 @@ from typing import Any, overload
 import pytest
 
 from outbox.testing.broker import Delivered
+from outbox.testing.consumers import Handled
 from outbox.testing.kit import OutboxKit
 from outbox.testing.messages import StashedMessage, listing
 
@@ -66,3 +67,15 @@ def assert_stashed(outbox_kit: OutboxKit) -> Callable[..., StashedMessage]:
 def harvest_all(outbox_kit: OutboxKit) -> Callable[[], list[Delivered]]:
     """Return the function that moves stashed messages to the broker in memory."""
     return outbox_kit.harvest_all
+
+
+@pytest.fixture
+def deliver(outbox_kit: OutboxKit) -> Callable[..., Handled]:
+    """Return the function ``deliver(consumer, value, key=…, headers=…)``."""
+    return outbox_kit.deliver
+
+
+@pytest.fixture
+def run_chain(outbox_kit: OutboxKit) -> Callable[..., dict[str, list[Handled]]]:
+    """Return the function that harvests and consumes until nothing is left."""
+    return outbox_kit.run_chain

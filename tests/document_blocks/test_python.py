@@ -25,13 +25,13 @@ import outbox
 from outbox import signals
 from outbox.consumers import registry
 from outbox.contrib import celery
-from outbox.testing.pytest_plugin import assert_stashed, harvest_all, outbox_kit, stashed
+from outbox.testing.pytest_plugin import assert_stashed, deliver, harvest_all, outbox_kit, run_chain, stashed
 from tests.document_blocks.pages import blocks, blocks_until
 from tests.document_blocks.running import run
 from tests.support.databases import fresh_database, leading
 from tests.support.topics import create_topic
 
-__all__ = ["assert_stashed", "harvest_all", "outbox_kit", "stashed"]
+__all__ = ["assert_stashed", "deliver", "harvest_all", "outbox_kit", "run_chain", "stashed"]
 
 SIGNALS = (DjangoSignal, CelerySignal)
 SHOP = Path(__file__).parent / "shop"
