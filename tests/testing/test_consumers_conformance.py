@@ -175,7 +175,7 @@ def attributes(message):
         "identity": message.identity,
         "step": message.step,
         "attempt": message.attempt,
-        "raw": message.raw,
+        "raw": message.raw._replace(header_source=message.raw.headers),
     }
 
 
