@@ -34,27 +34,27 @@ class Handling:
         self._is_many = consumer.options.many
         self._watched = tuple(other for other in connections if other != alias)
         """Other aliases, without those through which a write was logged."""
+        self._call = self._call_beside_others if self._watched else consumer.function
 
     def __call__(self, messages: Sequence[Fetched], attempt: int) -> None:
         name, decoder = self._name, self._decoder
-        given: Any
         if self._is_many:
-            given = [ConsumedMessage(message, name, attempt, decoder) for message in messages]
+            result = self._call([ConsumedMessage(message, name, attempt, decoder) for message in messages])
         else:
-            given = ConsumedMessage(messages[0], name, attempt, decoder)
-        token = stash_alias.set(self._alias)
-        try:
-            result = self._call_watched(given) if self._watched else self._function(given)
-        finally:
-            stash_alias.reset(token)
+            result = self._call(ConsumedMessage(messages[0], name, attempt, decoder))
         if result is not None:
             _require_done(name, result)
 
-    def _call_watched(self, given: Any) -> Any:
-        with ExitStack() as stack:
-            for other in self._watched:
-                stack.enter_context(connections[other].execute_wrapper(self._watch))
-            return self._function(given)
+    def _call_beside_others(self, given: Any) -> Any:
+        """If there is no other alias, `stash` can use this one only, and no write can be outside."""
+        token = stash_alias.set(self._alias)
+        try:
+            with ExitStack() as stack:
+                for other in self._watched:
+                    stack.enter_context(connections[other].execute_wrapper(self._watch))
+                return self._function(given)
+        finally:
+            stash_alias.reset(token)
 
     def _watch(self, execute: Any, statement: Any, params: Any, many: bool, context: Mapping[str, Any]) -> Any:
         alias = context["connection"].alias

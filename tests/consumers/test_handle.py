@@ -13,6 +13,7 @@ from outbox.core.consumers import blame
 from outbox.core.consumers.values import Fetched
 from outbox.edges.postgres.consumers.transactions import Transaction
 from outbox.exceptions import InvalidConsumer
+from outbox.messages.context import stash_alias
 
 MESSAGE = Fetched("orders", 0, 0, 0, None, b"1", (), 0)
 
@@ -99,3 +100,15 @@ def test_a_write_through_another_alias_is_logged_once(other, caplog):
             handled([MESSAGE._replace(offset=3)], 1)
     assert [record.getMessage() for record in caplog.records] == ["write_outside consumer=shop.record alias=other"]
     assert other["other"].execute_wrappers == []
+
+
+def test_what_the_function_stashes_belongs_to_the_alias_of_the_consumer(other):
+    found = []
+
+    def function(message):
+        found.append(stash_alias.get())
+        raise LookupError
+
+    with pytest.raises(LookupError):
+        handling(function, alias="other")([MESSAGE], 1)
+    assert (found, stash_alias.get()) == (["other"], None)
