@@ -14,7 +14,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from outbox.consumers.message import ConsumedMessage
-from outbox.consumers.worker import ConsumerStopped, Refusal
+from outbox.consumers.worker import ConsumerStopped
 from outbox.core.consumers import blame
 from outbox.core.consumers.batch import ConsumerBatch
 from outbox.core.consumers.partition import AssignedPartition
@@ -124,6 +124,8 @@ class KitConsumer:
         self, transaction: SavepointTransaction, batch: ConsumerBatch, attempt: int
     ) -> Sequence[Callable[[], None]]:
         """The hooks of on_commit."""
+        from outbox.edges.postgres.consumers.savepoints import TransactionEnded
+
         transaction.begin()
         try:
             expected = {one.partition: one.position for one in batch.everything if one.position is not None}
@@ -132,9 +134,9 @@ class KitConsumer:
                 self._handling(messages, attempt)
                 batch.handled(counts)
             if problem := transaction.problem():
-                raise Refusal(blame.Untrusted(problem))
+                raise TransactionRefused(problem)
             if objection := batch.objection(len(batch.reached), transaction.xid()):
-                raise Refusal(blame.Replaced(objection))
+                raise TransactionEnded(objection)
             return transaction.commit()
         except BaseException as error:
             refusal = self._refusal(transaction, batch, error)
@@ -146,17 +148,19 @@ class KitConsumer:
     def _refusal(
         self, transaction: SavepointTransaction, batch: ConsumerBatch, error: BaseException
     ) -> OutboxError | None:
-        """What a consumer would make of it. None: it is an error of the function, which is for the test."""
+        """How a consumer would stop for it. None: the message would fail, and the test gets the error as it is."""
+        from outbox.edges.postgres.consumers.savepoints import TransactionEnded
+
         if transaction.ended:
             failure: blame.Failure = blame.Replaced(batch.replaced(f"then ran {transaction.ended}"))
-        elif isinstance(error, Refusal):
-            failure = error.failure
+        elif isinstance(error, TransactionEnded):
+            failure = blame.Replaced(str(error))
         else:
             failure = transaction.failure(error, is_of_function=True)
         action = blame.blame(blame.BatchAttempt(1), failure)
-        if isinstance(action, blame.StopConsumer):
-            return ConsumerStopped(f"Consumer {self.consumer.name!r}: {action.reason}. {action.remedy}.")
-        return TransactionRefused(str(error)) if isinstance(error, Refusal) else None
+        if not isinstance(action, blame.StopConsumer):
+            return None
+        return ConsumerStopped(f"Consumer {self.consumer.name!r}: {action.reason}. {action.remedy}.")
 
     def _run(self, transaction: SavepointTransaction, hooks: Sequence[Callable[[], None]]) -> list[Exception]:
         errors = []

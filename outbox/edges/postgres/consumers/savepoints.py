@@ -30,14 +30,14 @@ class SavepointTransaction(Transaction):
     def __init__(self, alias: str, *, consumer: str) -> None:
         super().__init__(alias, consumer=consumer, session_timeout_s=0.0)
         self.ended = ""
-        self._hooks: list[Any] = []
+        self._before: list[Any] = []
         self._guards = ExitStack()
 
     def begin(self, timeout_s: float = 0.0) -> Any:
         """Sets no time limits, which would last as long as the test."""
         connection: Any = connections[self._alias]
         connection.ensure_connection()
-        self._hooks = list(connection.run_on_commit)
+        self._before = list(connection.run_on_commit)
         self._atomic = transaction.atomic(using=self._alias, durable=True)
         self._atomic.__enter__()
         self._session = connection.connection
@@ -68,8 +68,8 @@ class SavepointTransaction(Transaction):
     def new_hooks(self) -> list[Callable[[], None]]:
         """Takes those of the function, and of its hooks, off the connection. Those of the test stay."""
         connection = connections[self._alias]
-        found = [hook[1] for hook in connection.run_on_commit[len(self._hooks) :]]
-        connection.run_on_commit = list(self._hooks)
+        found = [hook[1] for hook in connection.run_on_commit[len(self._before) :]]
+        connection.run_on_commit = list(self._before)
         return found
 
     def rollback(self) -> None:
@@ -79,7 +79,7 @@ class SavepointTransaction(Transaction):
             del connection.savepoint_ids[self._savepoints :]
             del connection.atomic_blocks[self._blocks :]
             connection.set_rollback(True)
-        connection.run_on_commit = list(self._hooks)
+        connection.run_on_commit = list(self._before)
         self._leave()
 
     def _leave(self) -> None:
