@@ -40,8 +40,8 @@ $(VENV)/.dev-installed: $(VENV)/.venv-made pyproject.toml
 
 install: $(VENV)/.dev-installed  ## everything that the other targets need
 
-demo: $(VENV)/.demo$(if $(SPARK),-spark)-installed  ## from a Django transaction to a Kafka topic, counted by a consumer (SERVE=1 stays up, SPARK=1 harvests with Spark and verifies)
-	$(STACK) $(abspath $(BIN))/python example_project/demo.py $(if $(SERVE),--serve) $(if $(SPARK),--spark)
+demo: $(VENV)/.demo$(if $(SPARK),-spark)-installed  ## from a Django transaction to a Kafka topic, counted by a consumer (SERVE=1 stays up, SPARK=1 harvests with Spark and verifies, CHAIN=1 sends orders through two services and kills their processes)
+	$(STACK) $(abspath $(BIN))/python $(if $(CHAIN),-m example_project.chain,example_project/demo.py $(if $(SERVE),--serve) $(if $(SPARK),--spark))
 
 check: lint  ## format, style, types and every test that needs no server, in a minute
 	$(BIN)/python -m pytest --no-servers -m "not slow and not torture" -n $(WORKERS) --dist worksteal -q $(ARGS)

@@ -1,0 +1,1 @@
+"""``python example_project/manage.py test example_project.orders``, with the settings of the orders service."""

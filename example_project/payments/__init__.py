@@ -1,0 +1,1 @@
+"""The payments service: it makes one payment for each order, and announces its receipt."""
