@@ -2,7 +2,7 @@
 
 An order is stashed by the orders service, harvested to Kafka, and consumed by the payments service, which stashes a
 receipt. The receipt is harvested to Kafka, and consumed by the orders service. Each process is killed once with SIGKILL
-in the middle of a transaction, and started again.
+while it is busy, and started again.
 """
 
 import argparse
@@ -12,19 +12,19 @@ import os
 import random
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
 
 import psycopg
 
 from example_project.chain.count import Counted, count
 from example_project.chain.services import COMMANDS, Process, Service, database
-from example_project.demo import end, origins, step, table
+from example_project.demo import STOP_TIMEOUT_S, end, origins, step, table
 
 ORDERS = 20_000
 PROCESSES = 2  # of each kind
@@ -37,7 +37,10 @@ SHOWN_EVERY_S = 3.0
 QUIET_S = 3.0
 LIMIT_S = 240.0
 TAKEOVER_S = 9.0  # SESSION_TIMEOUT by default, and 3 s
-STOPPED_BY_A_SIGNAL = 130
+
+
+class Interrupted(Exception):
+    """A signal has come. The program stops its processes before it ends."""
 
 
 class Failed(Exception):
@@ -47,7 +50,10 @@ class Failed(Exception):
 class Chain:
     """The processes of both services, and the orders that go through them."""
 
-    def __init__(self, services: list[Service], orders: int, each: int, folder: Path, limit_s: float) -> None:
+    def __init__(
+        self, services: list[Service], orders: int, each: int, folder: Path, limit_s: float, signals: Sequence[int]
+    ) -> None:
+        """`signals`: those that have come."""
         self.orders_service, self.payments_service = services
         self.processes = [
             Process(service, command, number, folder)
@@ -64,6 +70,7 @@ class Chain:
         self._tick_at = self._show_at = 0.0
         self._ends_at = time.monotonic() + limit_s
         self._random = random.Random(1)
+        self._signals = signals
 
     def run(self) -> None:
         step(f"starting {len(self.processes)} processes: manage.py harvest and manage.py consume of both services")
@@ -90,7 +97,17 @@ class Chain:
         self._wait(lambda: time.monotonic() > quiet_until)
 
     def stop(self) -> None:
-        end([process.child for process in self.processes if process.is_started])
+        running = [process for process in self.processes if process.is_started]
+        step(f"stopping {len(running)} processes")
+        for process in running:
+            process.child.terminate()
+        give_up_at = time.monotonic() + STOP_TIMEOUT_S
+        for process in running:
+            try:
+                process.child.wait(max(0.0, give_up_at - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                step(f"killed {process.name}, which did not stop within {STOP_TIMEOUT_S:g} s")
+                process.kill()
 
     def _kill(self, process: Process) -> None:
         self._until_busy(process)
@@ -98,10 +115,10 @@ class Chain:
         self._steps_left -= 1
         self._restarts.append((time.monotonic() + self._pause_s, process))
         later = f"after {self._pause_s:g} s" if self._pause_s else "at once"
-        step(f"killed {process.name} (pid {process.child.pid}) in the middle of a transaction; it starts again {later}")
+        step(f"killed {process.name} (pid {process.child.pid}) {process.busy_when}; it starts again {later}")
 
     def _until_busy(self, process: Process) -> None:
-        self._until(process.is_busy, f"{process.name} had no transaction to do", every_s=0.01)
+        self._until(process.is_busy, f"{process.name} had nothing to do", every_s=0.01)
 
     def _until(self, condition: Callable[[], bool], failure: str, every_s: float = 0.1) -> None:
         if not self._wait(condition, every_s):
@@ -110,6 +127,8 @@ class Chain:
     def _wait(self, condition: Callable[[], bool], every_s: float = 0.1) -> bool:
         """Places orders and starts killed processes again until the condition holds. False: the time is over."""
         while not condition():
+            if self._signals:
+                raise Interrupted
             now = time.monotonic()
             if now > self._ends_at:
                 return False
@@ -172,7 +191,7 @@ def migrated(server_url: str) -> Iterator[list[Service]]:
             }
             services.append(Service(name, url, environment, connection))
         step("migrating two databases, and creating two topics")
-        migrations = [service.start("migrate", "--verbosity", "0") for service in services]
+        migrations = [service.start("migrate", "--verbosity", "0", process_group=0) for service in services]
         stack.callback(end, migrations)
         create_topics(list(topics.values()))
         if [code for migration in migrations if (code := migration.wait())]:
@@ -188,23 +207,17 @@ def create_topics(names: list[str]) -> None:
         created.result(30)
 
 
-def on_signals(handler: Any) -> None:
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, handler)
-
-
-def play(orders: int, each: int, folder: Path, limit_s: float) -> Counted:
+def play(orders: int, each: int, folder: Path, limit_s: float, signals: Sequence[int]) -> Counted:
     with migrated(os.environ["DATABASE_URL"]) as services:
         # This process places orders, as a web process of the orders service would.
         os.environ.update(services[0].environment)
         import django
 
         django.setup()
-        chain = Chain(services, orders, each, folder, limit_s)
+        chain = Chain(services, orders, each, folder, limit_s, signals)
         try:
             chain.run()
         finally:
-            on_signals(signal.SIG_IGN)  # a second Ctrl-C would leave processes behind
             chain.stop()
         step("counting in both databases, in plain SQL")
         return count(*(service.connection for service in services))
@@ -217,7 +230,7 @@ def report(counted: Counted, kills: int) -> None:
             ("orders", f"{counted.orders:,}  ({counted.not_paid:,} not marked as paid)"),
             ("payments", counted.payments),
             ("receipts", counted.receipts),
-            ("killed", f"{kills} processes, each once, in the middle of a transaction"),
+            ("killed", f"{kills} processes, each once, while it was busy"),
             ("rate", f"{counted.rate:,.0f} orders/s from the first order to the last receipt"),
             ("order to receipt", f"median {counted.delay_s(0.5):.2f} s, p99 {counted.delay_s(0.99):.2f} s"),
         ]
@@ -234,13 +247,16 @@ def main() -> int:
         "--limit", type=float, default=LIMIT_S, help=f"the seconds after which it counts what is there ({LIMIT_S:g})"
     )
     arguments = parser.parse_args()
-    on_signals(signal.default_int_handler)  # so that the processes end with this one
+    # They only take note: the program looks at them where it can stop everything that it has started.
+    signals: list[int] = []
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda number, _: signals.append(number))
     folder = Path(tempfile.mkdtemp(prefix="outbox-demo-chain-"))
     try:
-        counted = play(arguments.orders, arguments.processes, folder, arguments.limit)
-    except KeyboardInterrupt:
+        counted = play(arguments.orders, arguments.processes, folder, arguments.limit, signals)
+    except Interrupted:
         shutil.rmtree(folder)
-        return STOPPED_BY_A_SIGNAL
+        return 128 + signals[0]
     except Failed as error:
         print(f"demo: {error} The logs of the processes are in {folder}.", file=sys.stderr)
         return 1

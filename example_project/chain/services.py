@@ -13,7 +13,10 @@ from urllib.parse import urlsplit, urlunsplit
 import psycopg
 
 MANAGE = Path(__file__).resolve().parents[1] / "manage.py"
-COMMANDS = ("harvest", "consume")
+COMMANDS = {"harvest": "while it had messages to send", "consume": "in the middle of a transaction"}
+"""And when a process of it is killed."""
+SENDS = "SELECT 1 FROM outbox_lane WHERE owner_name LIKE %s AND EXISTS (SELECT FROM outbox) LIMIT 1"
+CONSUMES = "SELECT 1 FROM pg_stat_activity WHERE backend_xid IS NOT NULL AND client_port = ANY(%s) LIMIT 1"
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,7 @@ class Process:
         self.log = folder / f"{self.name.replace(' ', '-')}.log"
         self.is_started = False
         self.child: subprocess.Popen[bytes]
+        self.busy_when = COMMANDS[command]
         self._service, self._command = service, command
 
     def start(self) -> None:
@@ -69,11 +73,13 @@ class Process:
         self.is_started = False
 
     def is_busy(self) -> bool:
-        """Whether PostgreSQL has a transaction of this process that has written something and is not committed yet."""
-        found = self._service.connection.execute(
-            "SELECT 1 FROM pg_stat_activity WHERE backend_xid IS NOT NULL AND client_port = ANY(%s) LIMIT 1",
-            [list(_ports(self.child.pid))],
-        )
+        """A harvester: it owns a lane, and messages wait. A consumer: PostgreSQL has a transaction of this process that
+        has written something and is not committed yet."""
+        connection, pid = self._service.connection, self.child.pid
+        if self._command == "harvest":
+            found = connection.execute(SENDS, [f"%\\_{pid}\\_%"])
+        else:
+            found = connection.execute(CONSUMES, [list(_ports(pid))])
         return found.fetchone() is not None
 
 

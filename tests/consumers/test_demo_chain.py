@@ -93,7 +93,7 @@ def databases():
 
 
 def killed(errors):
-    return re.findall(r"killed (\w+ \w+ \d) \(pid \d+\) in the middle of a transaction", errors)
+    return re.findall(r"killed (\w+ \w+ \d) \(pid \d+\) (?:while it had|in the middle)", errors)
 
 
 def test_each_order_has_one_payment_and_one_receipt_although_each_process_is_killed(demo):
