@@ -68,7 +68,7 @@ class Chain:
         self._pause_s = TAKEOVER_S if each > 1 else 0.0
         self._restarts: list[tuple[float, Process]] = []
         self._tick_at = self._show_at = 0.0
-        self._ends_at = time.monotonic() + limit_s
+        self._limit_s, self._ends_at = limit_s, time.monotonic() + limit_s
         self._random = random.Random(1)
         self._signals = signals
 
@@ -122,7 +122,7 @@ class Chain:
 
     def _until(self, condition: Callable[[], bool], failure: str, every_s: float = 0.1) -> None:
         if not self._wait(condition, every_s):
-            raise Failed(f"{failure} before the time of the demo was over. Set --limit to more seconds.")
+            raise Failed(f"{failure} within {self._limit_s:g} s. Set --limit to more seconds.")
 
     def _wait(self, condition: Callable[[], bool], every_s: float = 0.1) -> bool:
         """Places orders and starts killed processes again until the condition holds. False: the time is over."""
@@ -207,7 +207,7 @@ def create_topics(names: list[str]) -> None:
         created.result(30)
 
 
-def play(orders: int, each: int, folder: Path, limit_s: float, signals: Sequence[int]) -> Counted:
+def send_through(orders: int, each: int, folder: Path, limit_s: float, signals: Sequence[int]) -> Counted:
     with migrated(os.environ["DATABASE_URL"]) as services:
         # This process places orders, as a web process of the orders service would.
         os.environ.update(services[0].environment)
@@ -253,7 +253,7 @@ def main() -> int:
         signal.signal(number, lambda number, _: signals.append(number))
     folder = Path(tempfile.mkdtemp(prefix="outbox-demo-chain-"))
     try:
-        counted = play(arguments.orders, arguments.processes, folder, arguments.limit, signals)
+        counted = send_through(arguments.orders, arguments.processes, folder, arguments.limit, signals)
     except Interrupted:
         shutil.rmtree(folder)
         return 128 + signals[0]

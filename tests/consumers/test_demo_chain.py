@@ -96,6 +96,7 @@ def killed(errors):
     return re.findall(r"killed (\w+ \w+ \d) \(pid \d+\) (?:while it had|in the middle)", errors)
 
 
+@pytest.mark.slow
 def test_each_order_has_one_payment_and_one_receipt_although_each_process_is_killed(demo):
     started = demo("--orders", "300", "--processes", "1", "--limit", "90")
     output, errors = started.output(110)
