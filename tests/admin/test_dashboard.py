@@ -11,7 +11,7 @@ from django.utils import timezone
 from django.utils.html import escape
 
 from outbox import conf
-from outbox.admin import explain
+from outbox.admin import explain, reading
 from outbox.admin.dashboard import contents
 from outbox.admin.dashboard.summary import BAD, GOOD, WARN, summarise
 from outbox.core.faults import in_plain_words
@@ -101,7 +101,7 @@ def test_the_numbers_are_those_of_the_database(admin_client):
 
 
 def test_rates_and_totals_come_from_the_samples(admin_client):
-    now = contents._now("default")
+    now = reading.now_of("default")
     found = {"backlog": {"records": 5, "oldest_age_s": 1.0, "stashed_total": 1300, "deleted_total": 1240}}
     rows = [
         Sample(taken_at=now - timedelta(seconds=120), backlog=0, oldest_age_s=0, stashed=1000, delivered=1000),
@@ -194,7 +194,7 @@ def test_many_holds_and_dead_letters_are_counted_as_outbox_stats_counts_them(adm
         "SELECT i, 'orders', '', 'rejected' FROM generate_series(1, 12000) i"
     )
     text = page(admin_client, DASHBOARD)
-    with contents.bounded("default") as connection:
+    with reading.bounded("default") as connection:
         found = stats.of_database(connection, conf.current())
     assert value(text, "held") == found["holds_by_reason"]["rejected"] == 12000
     assert value(text, "dead") == found["dead_letters"] == 12000

@@ -9,6 +9,7 @@ from django.test import override_settings
 from django.urls import reverse
 
 from tests.admin.conftest import DASHBOARD
+from tests.admin.test_consumers import CONSUMERS
 
 WRONG = {"LANES": "many"}
 CODE = """
@@ -39,7 +40,9 @@ def test_addresses_are_built_with_a_wrong_setting():
 
 @pytest.mark.django_db
 def test_the_dashboard_tells_a_wrong_setting(admin_client):
-    addresses = [reverse(url) for url in (DASHBOARD, "admin:outbox_dashboard_parts")]  # built once, for all tests
+    addresses = [
+        reverse(url) for url in (DASHBOARD, "admin:outbox_dashboard_parts", CONSUMERS)
+    ]  # built once, for all tests
     with override_settings(OUTBOX=WRONG):
         for address in addresses:
             response = admin_client.get(address)

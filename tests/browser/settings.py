@@ -19,9 +19,9 @@ class Policy:
     """Content-Security-Policy on every answer."""
 
     def __init__(self, get_response):
-        from outbox.admin.dashboard import page
+        from outbox.admin import live
 
-        page.EVERY_S = 1  # tests wait for the page to renew itself
+        live.EVERY_S = 1  # tests wait for the page to renew itself
         self.get_response = get_response
 
     def __call__(self, request):

@@ -88,11 +88,17 @@ def test_lists_and_forms_fit_a_phone_and_the_dark(browser, site, page):
     page.execute(
         "INSERT INTO outbox_hold (topic, reason, error_code) VALUES ('mails', 'rejected', 'TOPIC_AUTHORIZATION_FAILED')"
     )
+    page.execute(
+        "INSERT INTO outbox_partition (consumer, topic, partition, owner, state, reason, lag, oldest_age_s) SELECT "
+        "'shop.inbox.record_payment', 'orders', i, 'web-1_7', 'stopped', repeat('why it is stopped ', 9), i, 90 * i "
+        "FROM generate_series(0, 5) i ON CONFLICT DO NOTHING"
+    )
     hold, letter = (
         page.execute(f"SELECT min(id) FROM {table}").fetchone()[0] for table in ("outbox_hold", "outbox_dead")
     )
     addresses = {
         "dashboard": "sample/",
+        "consumers": "consumerpartition/",
         "holds": "hold/",
         "hold": f"hold/{hold}/change/",
         "letters": "deadletter/",

@@ -6,29 +6,26 @@ a time limit reads it and is rolled back, so the page changes nothing and blocks
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import pairwise
 from typing import Any
 
-from django.db import connections, transaction
+from django.db import connections
 
 from outbox.admin import explain as held
 from outbox.admin.dashboard import charts
 from outbox.admin.dashboard import last_verification as verified
 from outbox.admin.dashboard.charts import Chart, Point, Series
 from outbox.admin.dashboard.summary import Summary, summarise
+from outbox.admin.reading import bounded, now_of
 from outbox.admin.wording import clock, duration, moment, number, rate
 from outbox.conf import Conf
-from outbox.edges.postgres.common.table import PLANNER
-from outbox.edges.postgres.operations import server
 from outbox.models import Sample
 from outbox.operations import stats
 
 WINDOW = timedelta(hours=1)
-STATEMENT_TIMEOUT_S = 5
 # The present rates cover at least this time, because PostgreSQL counts rows up to a second late.
 RATE_MIN_S = 10.0
 
@@ -68,26 +65,13 @@ class DashboardPage:
     verified: verified.LastVerification | None
 
 
-@contextmanager
-def bounded(alias: str) -> Iterator[Any]:
-    """Django's connection for reading, with a planner set for a queue and a time limit on every statement. The rollback
-    resets both; inside a transaction of the caller it goes back to a savepoint."""
-    with transaction.atomic(using=alias):
-        with connections[alias].cursor() as cursor:
-            server.set_locally(cursor, {**PLANNER, "statement_timeout": f"{STATEMENT_TIMEOUT_S}s"})
-        try:
-            yield connections[alias].connection
-        finally:
-            transaction.set_rollback(True, using=alias)
-
-
 def read(conf: Conf, may_view: Callable[[str], bool] = lambda name: True) -> DashboardPage:
     """`may_view`: whether the user may see the model of this name; otherwise only its number is shown."""
     with bounded(conf.database) as connection:
         # The connection below Django's, whose errors are psycopg's own.
         with connections[conf.database].wrap_database_errors:
             found = stats.of_database(connection, conf)
-        now = _now(conf.database)
+        now = now_of(conf.database)
         samples = list(Sample.objects.using(conf.database).filter(taken_at__gt=now - WINDOW).order_by("taken_at"))
         kept = held.read(conf.database, found, now, may_view)
         verification = verified.read(conf, now)
@@ -102,12 +86,6 @@ def read(conf: Conf, may_view: Callable[[str], bool] = lambda name: True) -> Das
         held=kept,
         verified=verification,
     )
-
-
-def _now(alias: str) -> datetime:
-    """The time of the database, whose clock gives all times on the page."""
-    with connections[alias].cursor() as cursor:
-        return server.now(cursor)
 
 
 def _with_now(samples: list[Sample], found: dict[str, Any], now: datetime) -> list[Sample]:

@@ -1,0 +1,1 @@
+"""The page Consumers: how far each consumer is, and how it goes on."""
