@@ -318,6 +318,6 @@ def _endless(rounds: int, waiting: Mapping[str, Sequence[Delivered]]) -> str:
         for name, messages in waiting.items()
     )
     return (
-        f"Messages are left after {rounds} rounds of run_chain(): {left}. Consumers that stash messages for each other "
-        "without an end make such a chain. Let one of them stash nothing in the end, or pass more rounds=."
+        f"Messages are left after {rounds} rounds of run_chain(): {left}. Check whether these consumers stash messages "
+        "for each other without an end. If the chain is only long, pass a larger rounds=."
     )
