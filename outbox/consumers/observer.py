@@ -102,8 +102,10 @@ class Observer:
         """Once."""
         self._ask({one.partition for consumer, _ in self._consumers for one in consumer.observed})
         self._seen = {consumer.name: self._shown(consumer.name, consumer.observed) for consumer, _ in self._consumers}
+        unavailable: list[RowsPort] = []
         for consumer, rows in self._consumers:
-            self._write(consumer.name, rows)
+            if rows not in unavailable and not self._write(consumer.name, rows):
+                unavailable.append(rows)  # else each consumer would wait for the same server
 
     def _ask(self, held: set[Partition]) -> None:
         # During an outage the group takes everything back: the outage has ended when the same question is answered.
@@ -126,11 +128,12 @@ class Observer:
             for one in observed
         ]
 
-    def _write(self, name: str, rows: RowsPort) -> None:
+    def _write(self, name: str, rows: RowsPort) -> bool:
+        """False: PostgreSQL is unavailable. The workers log that."""
         try:
             rows.write(name, self._seen[name])
         except (psycopg.OperationalError, psycopg.InterfaceError):
-            pass  # an outage: the workers log it
+            return False
         except Exception as error:
             reason = " ".join(str(error).split())
             if self._refused.get(name) != reason:
@@ -138,3 +141,4 @@ class Observer:
                 logger.warning("partitions_not_shown consumer=%s error=%r", name, reason)
         else:
             self._refused.pop(name, None)
+        return True

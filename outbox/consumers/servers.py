@@ -79,7 +79,17 @@ class ServersOf:
         return Group(properties, self._consumer.names)
 
 
-def run_of(conf: Conf, consumer: Consumer) -> Run:
+def runs_of(conf: Conf, consumers: Sequence[Consumer]) -> list[Run]:
+    """Those of one database are shown over one connection."""
+    rows: dict[str, PartitionRows] = {}
+    servers = [ServersOf(conf, consumer) for consumer in consumers]
+    return [
+        run_of(conf, consumer, rows.setdefault(one.alias, one.rows()))
+        for consumer, one in zip(consumers, servers, strict=True)
+    ]
+
+
+def run_of(conf: Conf, consumer: Consumer, rows: PartitionRows | None = None) -> Run:
     servers = ServersOf(conf, consumer)
     options = replace(
         consumer.options,
@@ -88,7 +98,7 @@ def run_of(conf: Conf, consumer: Consumer) -> Run:
         call_timeout_s=conf.election.session_timeout_s + CALL_MARGIN_S,
     )
     matches = consumer.matches if consumer.patterns else None
-    return Run(options, Handling(consumer, servers.alias), servers, servers.rows(), consumer.names, matches)
+    return Run(options, Handling(consumer, servers.alias), servers, rows or servers.rows(), consumer.names, matches)
 
 
 class Preflight:

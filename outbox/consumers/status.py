@@ -76,15 +76,15 @@ class ConsumersLine:
         rate = max(0, handled - before) / max(0.001, now - then)
         text = f"{daemon.state}, {len(daemon.handled)} consumers, {len(lives)} partitions, handled {handled:,}"
         stopped = lives.count(Life.STOPPED)
-        text = f"{text}, {rate:,.0f}/s, {self._behind()}"
-        return text + (f", {stopped} stopped: see the log" if stopped else "")
+        parts = [text, f"{rate:,.0f}/s", self._behind(), f"{stopped} stopped: see the log" if stopped else ""]
+        return ", ".join(part for part in parts if part)
 
     def _behind(self) -> str:
-        """As it was observed last. A plus sign: it is unknown of other partitions."""
+        """As it was observed last; empty without a partition. A plus sign: it is unknown of other partitions."""
         rows = [row for rows in self._daemon.seen.values() for row in rows]
         lags = [row.lag for row in rows if row.lag is not None]
         if not lags:
-            return "behind by an unknown number of messages" if rows else "nothing observed yet"
+            return "behind by an unknown number of messages" if rows else ""
         ages = [row.oldest_age_s for row in rows if row.oldest_age_s is not None]
         more = "+" if len(lags) < len(rows) else ""
         seconds = f"{max(ages):,.0f} s" if ages else "an unknown time"

@@ -18,7 +18,7 @@ class Servers:
 
     def __init__(self):
         self.known = {ONE: 10, TWO: 20, THREE: 30}
-        self.asked, self.written, self.error, self.is_closed = [], [], None, False
+        self.asked, self.tried, self.written, self.error, self.is_closed = [], [], [], None, False
 
     def ends(self, partitions):
         self.asked.append(partitions)
@@ -27,6 +27,7 @@ class Servers:
         return {partition: self.known[partition] for partition in partitions if partition in self.known}
 
     def write(self, consumer, rows):
+        self.tried.append(consumer)
         if self.error is not None:
             raise self.error
         self.written.append((consumer, [row.partition for row in rows]))
@@ -101,6 +102,14 @@ def test_the_rate_is_that_of_the_time_since_the_last_look(servers):
     one.observed = [Observed(ONE, "assigned", "", None, None, 100)]
     observer.observe()
     assert observer.seen["a"][0].rate is None, "it had the partition not all the time"
+
+
+def test_a_database_that_does_not_answer_is_asked_once_in_a_round(servers):
+    other = Servers()
+    consumers = [(consumer("a", ONE), servers), (consumer("b", TWO), servers), (consumer("c", THREE), other)]
+    servers.error = psycopg.OperationalError("gone")
+    Observer(consumers, servers).observe()
+    assert (servers.tried, other.tried) == (["a"], ["c"])
 
 
 @pytest.mark.parametrize("error", [psycopg.OperationalError("gone"), psycopg.InterfaceError("closed")])

@@ -111,7 +111,7 @@ def _serving(daemon: Any, port: str) -> AbstractContextManager[Any]:
 def _daemon(options: dict[str, Any]) -> Any:
     from outbox.consumers.daemon import Consumers
     from outbox.consumers.registry import registered
-    from outbox.consumers.servers import Preflight, run_of
+    from outbox.consumers.servers import Preflight, runs_of
 
     settings, everything = conf.current(), registered()
     if unknown := [name for name in options["names"] if name not in everything]:
@@ -125,7 +125,7 @@ def _daemon(options: dict[str, Any]) -> Any:
         raise CommandError(f"--threads {threads} is less than 1.", returncode=2)
     fail_fast = options["fail_fast"] or options["once"]
     return Consumers(
-        [run_of(settings, consumer) for consumer in found],
+        runs_of(settings, found),
         threads=threads,
         once=options["once"],
         prepare=Preflight(settings, found, list(everything), topics=fail_fast),

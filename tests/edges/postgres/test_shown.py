@@ -2,8 +2,12 @@
 
 import os
 import signal
+import threading
 import time
 import uuid
+from dataclasses import replace
+from pathlib import Path
+from urllib.parse import urlsplit, urlunsplit
 
 import psycopg
 import pytest
@@ -11,10 +15,13 @@ from django.db import connection
 
 from outbox.core.consumers.shown import ShownPartition
 from outbox.core.consumers.values import Partition
+from outbox.devstack.folders import dispose, new_folder
 from outbox.edges.postgres.common.session import StatementOverdue
 from outbox.edges.postgres.consumers import shown
 from outbox.edges.postgres.consumers.shown import PartitionRows
 from outbox.models import ConsumerPartition
+from tests.support import pgbouncer
+from tests.support.pgbouncer import PgBouncer
 
 ONE, TWO = Partition("orders", 0), Partition("orders", 1)
 ROW = ShownPartition(ONE, "reading", "", 25, 15, 9.5, 7, 0.5)
@@ -107,3 +114,45 @@ def test_a_statement_that_waits_for_a_lock_is_ended_on_the_server_too(consumer, 
             time.sleep(0.05)
     one.write(consumer, [ROW])
     assert len(rows(consumer)) == 1
+
+
+def test_two_processes_that_write_the_same_rows_do_not_wait_for_each_other(consumer, writer):
+    """While a rebalance is under way both have the partitions, each in an order of its own."""
+    some = [replace(ROW, partition=Partition("orders", number)) for number in range(300)]
+    writers = [(writer("host_1"), some), (writer("host_2"), some[::-1])]
+    errors = []
+
+    def work(one, given):
+        try:
+            for _ in range(30):
+                one.write(consumer, given)
+        except psycopg.Error as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=given) for given in writers]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert errors == []
+    assert len(rows(consumer)) == 300
+
+
+def test_a_pooler_of_transactions_may_be_between(consumer, writer, own_servers, monkeypatch):
+    """It keeps no session for a connection, and refuses options."""
+    if (program := pgbouncer.installed()) is None:
+        (pytest.fail if os.environ.get("CI") else pytest.skip)("pgbouncer is not installed")
+    folder, given = new_folder("pgbouncer"), connection.get_connection_params()
+    url = urlunsplit(urlsplit(os.environ["DATABASE_URL"])._replace(path=f"/{given['dbname']}"))
+    try:
+        with PgBouncer(program, url, Path(folder), pool_mode="transaction") as bouncer:
+            monkeypatch.setattr(shown, "parameters", lambda alias: {"conninfo": bouncer.url})
+            one, two = writer(), writer("host_2")
+            for _ in range(3):
+                one.write(consumer, [ROW])
+                two.write(consumer, [ROW])
+            assert [row[1] for row in rows(consumer)] == ["host_2"]
+            one.close()
+            two.close()
+    finally:
+        dispose(folder, [])

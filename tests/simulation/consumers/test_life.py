@@ -426,3 +426,21 @@ def test_a_consumer_that_names_its_topics_asks_for_no_others() -> None:
         assert process.client.subscribed == []
 
     calmly(job)
+
+
+def test_a_consumer_waits_as_long_as_its_database_is_unavailable() -> None:
+    def job(world: Calm) -> None:
+        process = Process(world, "p1")
+        world.run_for(2.0)
+        assert not process.consumption.is_waiting
+        process.database_ok = False
+        for session in list(world.primary.sessions):
+            session.end()
+        world.produce(FIRST, 1)
+        world.run_for(2.0)
+        assert process.consumption.is_waiting
+        process.database_ok = True
+        world.run_for(12.0)
+        assert (world.handled, process.consumption.is_waiting) == (1, False)
+
+    calmly(job)
