@@ -144,7 +144,7 @@ EVENTS: Mapping[str, str] = {
     "slice_restarted": "Spark: a slice has failed; the sink sends it again in another transaction.",
     "resent": "Spark: the source reads a batch again, because it does not know whether the batch was delivered.",
     "not_listening": "The harvester cannot receive writers' notifications, so it polls the table.",
-    "metrics_served": "The harvester serves `/metrics`, `/livez` and `/readyz` at this address.",
+    "metrics_served": "The process serves `/metrics`, `/livez` and `/readyz` at this address.",
     "metrics_failed": "The harvester could not produce its metrics; it continues to deliver.",
     "sampling_failed": "The harvester could not read backlog and age for metrics or charts; it continues to deliver.",
     "sampling_works_again": "The harvester can read backlog and age for metrics or charts again.",

@@ -91,12 +91,14 @@ class Observer:
     # ---- its thread
 
     def _run(self) -> None:
-        pause_s = FIRST_S
-        while not self._ending.wait(pause_s):
+        while not self._ending.wait(self._pause_s()):
             self.observe()
-            pause_s = EVERY_S * (0.8 + 0.4 * self._runtime.random())  # processes that start together do not stay so
         for _, rows in self._consumers:
             rows.close()
+
+    def _pause_s(self) -> float:
+        """Processes that start together do not stay so. Without a partition there is nobody to be asked."""
+        return EVERY_S * (0.8 + 0.4 * self._runtime.random()) if self._asked else FIRST_S
 
     def observe(self) -> None:
         """Once."""

@@ -92,4 +92,4 @@ def _lag(one: positions.ShownPosition) -> str:
     if one.lag is None:
         return "lag unknown"
     said = f"unknown time: {one.lag_s_unknown}" if one.lag_s is None else f"{one.lag_s:,.1f} s"
-    return f"lag {one.lag:,} messages and {said}"
+    return f"lag {one.lag:,} {'message' if one.lag == 1 else 'messages'} and {said}"

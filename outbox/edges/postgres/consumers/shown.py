@@ -17,7 +17,7 @@ from outbox.edges.postgres.common.session import BoundedConnection, StatementOve
 from outbox.edges.postgres.common.table import identifier, parameters
 
 TIMEOUT_S = 2.0
-NAME = "outbox consumer shown"
+NAME = "outbox partitions"
 _REASON_CHARS = 1_000
 _CONNECT = {
     "connect_timeout": 4,
