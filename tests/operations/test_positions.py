@@ -4,6 +4,7 @@ from datetime import UTC, datetime
 from zoneinfo import ZoneInfo
 
 import pytest
+from django.db import connection
 from django.utils.connection import ConnectionDoesNotExist
 
 from outbox import conf
@@ -28,6 +29,8 @@ def test_the_alias_of_the_consumer_is_asked(transactional_db):
 
 
 def test_a_name_that_nothing_has_is_refused(transactional_db):
+    with connection.cursor() as cursor:
+        cursor.execute("DELETE FROM outbox_position")  # of other tests
     for ask in (
         lambda: positions.show(conf.current(), DECLARED, "shop.recrod", database="default"),
         lambda: set_latest("shop.recrod"),
