@@ -13,12 +13,14 @@ if TYPE_CHECKING:
     from outbox.api import stash as stash
     from outbox.api import stash_many as stash_many
     from outbox.consumers.registry import consumer as consumer
+    from outbox.exceptions import NotYet as NotYet
     from outbox.messages.consumed import identity as identity
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "Message": "outbox.api",
+    "NotYet": "outbox.exceptions",
     "consumer": "outbox.consumers.registry",
     "correlation": "outbox.api",
     "identity": "outbox.messages.consumed",
@@ -26,7 +28,7 @@ _HOMES = {
     "stash_many": "outbox.api",
 }
 
-__all__ = ["Message", "__version__", "consumer", "correlation", "identity", "stash", "stash_many"]
+__all__ = ["Message", "NotYet", "__version__", "consumer", "correlation", "identity", "stash", "stash_many"]
 
 
 def __getattr__(name: str) -> Any:

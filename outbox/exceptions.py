@@ -21,6 +21,18 @@ class InvalidConsumer(OutboxError, ValueError):
     """A consumer that could not work as it is declared; names everything that is wrong with it."""
 
 
+class NotYet(OutboxError):
+    """Raised by the function of a consumer: it cannot handle the message yet.
+
+    The message is held and tried again. That costs it no attempt, until `until_s` seconds have passed since the first
+    time; then it is a failure like others. `retry_s` is the pause before the next try; without it the pauses grow.
+    """
+
+    def __init__(self, reason: str = "", *, until_s: float = 3600.0, retry_s: float | None = None) -> None:
+        super().__init__(reason or "the message cannot be handled yet")
+        self.until_s, self.retry_s = until_s, retry_s
+
+
 class StashOutsideTransaction(OutboxError):
     """The caller used ``stash()`` in autocommit mode: the record could outlive a rolled-back change."""
 

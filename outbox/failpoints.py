@@ -39,6 +39,8 @@ FAILPOINTS = {
     "batch-taken": "consumers: a batch is chosen, and its positions are not locked yet",
     "batch-locked": "consumers: the positions are locked and compared, and no function was called yet",
     "batch-begun": "consumers: the function has returned for the first time in the transaction",
+    "batch-releasing": "consumers: held messages are locked to be tried again, and no function was called yet",
+    "batch-holding": "consumers: rows of held messages are written or changed, and no position is written yet",
     "batch-handled": "consumers: the function has handled the whole batch, and no position is written yet",
     "batch-written": "consumers: the positions are written, and COMMIT is about to start",
     "batch-committed": "consumers: PostgreSQL has committed the transaction, and this process has not counted it yet",

@@ -159,11 +159,14 @@ EVENTS: Mapping[str, str] = {
     "group_failed": "The Kafka client of a consumer reports an error. The consumer tries again.",
     "partition_stopped": "A consumer no longer reads a partition. The reason says what an operator has to do.",
     "partition_failing": "The Kafka client of a consumer reports an error of one partition. The consumer tries again.",
-    "message_failed": "A consumer's function raised an error. The consumer tries again, or stops the partition. The "
-    "first failure of a message has the stack.",
+    "consumer_failing": "A consumer's function fails with the messages of many keys in a row. The consumer holds no "
+    "more messages, and tries one from time to time. The event `consumer_goes_on` ends this.",
+    "message_failed": "A consumer's function raised an error. The consumer holds the message, or stops the partition. "
+    "The first failure of a message has the stack.",
+    "message_postponed": "A consumer's function raised NotYet. The consumer tries the message again later.",
     "batch_repeated": "A lock or a conflict ended a consumer's transaction. It tries again with fewer.",
     "consumer_waits": "A server does not answer a consumer. No message has failed.",
-    "consumer_goes_on": "The server answers the consumer again.",
+    "consumer_goes_on": "The server answers the consumer again, or the function handles messages again.",
     "commit_settled": "A consumer lost its connection in COMMIT. Its positions say whether it took effect.",
     "blocking_session_ended": "A consumer ended the session of an earlier owner, which held its locks for too long.",
     "database_went_back": "The database lost committed positions, as after a failover. The consumer handles the "

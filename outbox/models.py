@@ -14,7 +14,14 @@ from django.db.models.functions import Now
 
 from outbox.conf import table_name
 from outbox.schema import fields
-from outbox.schema.expressions import EmptyIntegerArray, EmptyTextArray, SuppliedTime, no_null_element, same_length
+from outbox.schema.expressions import (
+    EmptyBytesArray,
+    EmptyIntegerArray,
+    EmptyTextArray,
+    SuppliedTime,
+    no_null_element,
+    same_length,
+)
 
 
 class OutboxRecord(models.Model):
@@ -235,3 +242,48 @@ class ConsumerPartition(models.Model):
 
     def __str__(self) -> str:
         return f"{self.consumer}: {self.topic}[{self.partition}]"
+
+
+class ConsumerHold(models.Model):
+    """A message that a consumer could not handle, or that waits behind one of its key. With `died_at`: a dead
+    letter."""
+
+    class Reason(models.TextChoices):
+        FAILED = "failed", "its function failed"
+        NOT_YET = "not-yet", "its function postponed it"
+        POISON = "poison", "ended its process"
+        WAITING = "waiting", "waits behind an earlier message of its key"
+
+    class Wanted(models.TextChoices):
+        RETRY = "retry", "retry"
+        SKIP = "skip", "skip"
+        DISCARD = "discard", "discard"
+
+    id = models.BigAutoField(primary_key=True)
+    consumer = models.TextField()
+    topic = models.CharField(max_length=249)
+    topic_id = _text()
+    partition = models.IntegerField()
+    offset = models.BigIntegerField()
+    leader_epoch = models.IntegerField(db_default=-1)
+    key = models.BinaryField(null=True, blank=True, editable=True)
+    value = models.BinaryField(null=True, blank=True, editable=True)
+    header_names = fields.TextsField(models.TextField(), db_default=EmptyTextArray())
+    header_values = fields.BinariesField(models.BinaryField(null=True), db_default=EmptyBytesArray())
+    produced_ms = models.BigIntegerField(db_default=-1)
+    reason = models.TextField(choices=Reason.choices)
+    since = models.DateTimeField(db_default=Now())
+    attempts = models.IntegerField(db_default=0)  # failures; postponements are delays
+    delays = models.IntegerField(db_default=0)
+    last_error = _text()
+    next_try = models.DateTimeField(null=True, blank=True)  # NULL: no automatic retry
+    wanted = _text(choices=Wanted.choices)
+    died_at = models.DateTimeField(null=True, blank=True)
+    history = _history()
+
+    class Meta:
+        db_table = f"{table_name()}_held"
+        default_permissions = ("view",)
+
+    def __str__(self) -> str:
+        return f"{self.topic}[{self.partition}] offset {self.offset}"

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 
 from outbox.consumers.counts import ConsumerCounts, Counted
 from outbox.core.consumers import log
-from outbox.core.consumers.batch import BatchSize, ConsumerBatch, take
+from outbox.core.consumers.batch import BatchSize, ConsumerBatch, take, take_held
+from outbox.core.consumers.failing import Failing
 from outbox.core.consumers.partition import AssignedPartition, Life, Lives
 from outbox.core.consumers.shown import Observed
 from outbox.core.consumers.values import ClientError, Fetched, Partition, Polled, Position
@@ -22,6 +23,8 @@ QUEUE_MAX = 4_000
 QUEUE_BYTES_MAX = 32 * 2**20
 LOOK_S = 5.0
 """After so long without work a worker reads its positions: the database may have gone back."""
+HELD_S = 0.5
+"""How often a worker asks for held messages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +41,14 @@ class Compare:
     partitions: Sequence[AssignedPartition]
 
 
-Task = Load | Compare | ConsumerBatch
+@dataclass(frozen=True, slots=True)
+class AskForHeld:
+    """Find out which of these have held messages that are to be tried again."""
+
+    partitions: Sequence[AssignedPartition]
+
+
+Task = Load | Compare | AskForHeld | ConsumerBatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +69,7 @@ class Stopped:
 
 
 @dataclass(frozen=True, slots=True)
-class Failing:
+class ClientFailing:
     """The client reports an error of a partition, and tries again."""
 
     error: ClientError
@@ -73,10 +83,36 @@ class WorkerShare:
         self.size = BatchSize(batch)
         self.not_before = float("-inf")
         """It pauses until then."""
-        self.looked_at = float("-inf")
+        self.looked_at = self.asked_at = float("-inf")
+        self._due: list[AssignedPartition] = []
+        self._is_turn_of_held = True
 
-    def batch(self, now: float) -> ConsumerBatch | None:
-        if (found := take(self.partitions, self.size.limit, now)) is not None:
+    def held(self, now: float) -> AskForHeld | ConsumerBatch | None:
+        """Held messages take turns with those that were fetched."""
+        self._due = [one for one in self._due if one in self.partitions and one.life.state is Life.READING]
+        if self._due and self._is_turn_of_held:
+            self._is_turn_of_held = False
+            return take_held(self._due.pop(0))
+        if now >= self.asked_at + HELD_S and not self._due:
+            self.asked_at = now
+            if reading := [one for one in self.partitions if one.life.state is Life.READING]:
+                return AskForHeld(reading)
+        return None
+
+    def due(self, partitions: Iterable[AssignedPartition]) -> None:
+        self._due = [one for one in partitions if one in self.partitions]
+
+    def ask_again(self) -> None:
+        """At once: there may be more."""
+        self.asked_at = float("-inf")
+
+    @property
+    def has_due(self) -> bool:
+        return bool(self._due)
+
+    def batch(self, now: float, most: int) -> ConsumerBatch | None:
+        self._is_turn_of_held = True
+        if (found := take(self.partitions, min(most, self.size.limit), now)) is not None:
             # Who was first is last in the next one.
             first = self.partitions.index(found.everything[0])
             self.partitions = [*self.partitions[first + 1 :], *self.partitions[: first + 1]]
@@ -93,11 +129,12 @@ class WorkerShare:
     def pause(self, until: float) -> None:
         self.not_before = until
 
-    def next_at(self, now: float) -> float:
-        """When there may be something to do, if nothing happens until then."""
+    def next_at(self, now: float, not_before: float) -> float:
+        """When there may be something to do, if nothing happens until then. No message is tried before `not_before`."""
         waits = [one.not_before for one in self.partitions if one.waiting and one.not_before > now]
         loads = [one.load_at for one in self.partitions if one.life.state is Life.ASSIGNED]
-        return min([self.looked_at + LOOK_S, *waits, *loads])
+        messages = max(not_before, min([self.asked_at + HELD_S, *waits]))
+        return min([messages, self.looked_at + LOOK_S, *loads])
 
 
 class Assignment:
@@ -117,8 +154,9 @@ class Assignment:
         self._batch = batch
         self._subscribed: set[str] = set()
         self._to_subscribe: Sequence[str] = ()
-        self._news: list[Stopped | Failing] = []
+        self._news: list[Stopped | ClientFailing] = []
         self._handled = 0
+        self._failing = Failing()
 
     # ---- the member's thread
 
@@ -184,7 +222,7 @@ class Assignment:
             if error.name in log.UNKNOWN:
                 one.doubt(self._runtime.monotonic())
             if one.failing(f"{error.name}: {error.text}"):
-                self._news.append(Failing(error))
+                self._news.append(ClientFailing(error))
 
     def _found(self, partition: Partition) -> AssignedPartition | None:
         """If it is being read."""
@@ -243,7 +281,7 @@ class Assignment:
                     self._counts.began(worker, now)
                     return found
                 else:
-                    self._changed.wait(max(0.0, share.next_at(now) - now))
+                    self._changed.wait(max(0.0, share.next_at(now, self._failing.not_before) - now))
             return None
 
     def _find(self, share: WorkerShare, now: float) -> Task | None:
@@ -251,8 +289,13 @@ class Assignment:
             for one in new:
                 one.life.on(Lives.LOADS)
             return Load(new)
-        if (batch := share.batch(now)) is not None:
-            return batch
+        if now >= self._failing.not_before:
+            if (held := share.held(now)) is not None:
+                return held
+            if (batch := share.batch(now, 1 if self._failing.is_failing else self._batch)) is not None:
+                return batch
+            if share.has_due:
+                return share.held(now)
         return share.comparison(now)
 
     def pause(self, worker: int, seconds: float) -> None:
@@ -302,11 +345,16 @@ class Assignment:
             for one in batch.locked(found, xid):
                 one.again()
 
-    def committed(self, worker: int, batch: ConsumerBatch) -> int:
+    def committed(self, worker: int, batch: ConsumerBatch, kept: Sequence[int]) -> int:
+        """`kept` are the ids of rows that it has written for held messages."""
         with self._changed:
             handled = batch.committed()
             self._acknowledged.update({one.partition: one.position for one in batch.everything if one.position})
-            self._shares[worker].size.worked()
+            share = self._shares[worker]
+            share.size.worked()
+            if batch.release is not None and batch.release.is_full:
+                share.ask_again()
+            self._failing.kept(list(kept))
             self._handled += handled
             self._ended(batch)
             self._counts.committed(worker, batch.counts, self._runtime.monotonic())
@@ -326,12 +374,12 @@ class Assignment:
         with self._changed:
             self._shares[worker].size.smaller(batch.messages)
 
-    def failed(self, batch: ConsumerBatch, pause_s: float) -> None:
-        """The one message of it."""
+    def failed(self, batch: ConsumerBatch, attempts: int, delays: int, pause_s: float) -> None:
+        """The one message of it, for which its partition waits."""
         with self._changed:
-            _, offset = batch.first
-            for one in batch.staying:
-                one.failed(offset, self._runtime.monotonic() + pause_s)
+            now = self._runtime.monotonic()
+            one, message = batch.first
+            one.failed(message.offset, (attempts, delays), now, now + pause_s)
 
     def stopped(self, batch: ConsumerBatch, reason: str) -> None:
         """The partition of the one message of it."""
@@ -342,6 +390,44 @@ class Assignment:
     def attempt_failed(self, worker: int) -> None:
         """Of a message, whatever becomes of it. Does not wait for the lock."""
         self._counts.failed(worker)
+
+    # ---- held messages
+
+    def asked_for_held(self, held: Mapping[AssignedPartition, bool], due: Sequence[AssignedPartition]) -> None:
+        """Which partitions have held messages, and which of these are to be tried again."""
+        with self._changed:
+            for one, has_held in held.items():
+                one.holds(has_held)
+            for share in self._shares:
+                if set(share.partitions).intersection(held):
+                    share.due(due)
+
+    def message_handled(self) -> bool:
+        """Whether the consumer was failing, and is not any more."""
+        with self._changed:
+            if found := self._failing.handled():
+                self._changed.notify_all()
+            return found
+
+    def message_failed(self, partition: Partition, key: bytes | None, reason: str) -> bool:
+        """Whether the consumer is failing, and not the message."""
+        with self._changed:
+            return self._failing.failed(partition, key, reason)
+
+    def tried_in_vain(self) -> None:
+        """While the consumer is failing."""
+        with self._changed:
+            self._failing.probed(self._runtime.monotonic(), self._runtime.random())
+
+    def to_give_back(self) -> list[int]:
+        """Rows whose last attempt does not count, once."""
+        with self._changed:
+            return self._failing.given_back()
+
+    @property
+    def failing(self) -> str:
+        """Why the consumer is failing; empty: it is not."""
+        return self._failing.reason if self._failing.is_failing else ""
 
     def _stop(self, one: AssignedPartition, reason: str) -> None:
         if one.stop(reason):
@@ -427,7 +513,7 @@ class Assignment:
     def is_ending(self) -> bool:
         return self._is_ending
 
-    def news(self) -> list[Stopped | Failing]:
+    def news(self) -> list[Stopped | ClientFailing]:
         """Partitions that were stopped since the last time, and errors of others."""
         with self._changed:
             news, self._news = self._news, []
@@ -452,6 +538,18 @@ class Assignment:
         """Those that wait for an operator."""
         with self._changed:
             return {p for p, one in self._held.items() if one.life.state is Life.STOPPED and not one.is_busy}
+
+    @property
+    def knows_held(self) -> bool:
+        """Whether it is known of each partition that it reads."""
+        with self._changed:
+            return all(one.has_held is not None for one in self._held.values() if one.life.state is Life.READING)
+
+    @property
+    def partitions_with_held(self) -> list[Partition]:
+        """Those of which messages are held."""
+        with self._changed:
+            return sorted(p for p, one in self._held.items() if one.has_held)
 
     @property
     def handled(self) -> int:

@@ -9,7 +9,7 @@ from outbox.consumers.assignment import Assignment
 from outbox.consumers.counts import Counted
 from outbox.consumers.member import ConsumerMember
 from outbox.consumers.once import Ends
-from outbox.consumers.ports import GroupPort, Handle, PositionsPort, TopicsPort, TransactionPort
+from outbox.consumers.ports import GroupPort, Handle, HeldPort, PositionsPort, TopicsPort, TransactionPort
 from outbox.consumers.topics import Matches, TopicWatch
 from outbox.consumers.worker import ConsumerWorker, WorkerPorts
 from outbox.core.consumers.partition import Life
@@ -23,6 +23,8 @@ class Connect(Protocol):
     """Makes what the threads act through."""
 
     def positions(self) -> PositionsPort: ...
+
+    def held(self) -> HeldPort: ...
 
     def transaction(self) -> TransactionPort:
         """For one worker: it owns a connection."""
@@ -59,7 +61,7 @@ class Consumption:
                 options,
                 handle,
                 self._assignment,
-                WorkerPorts(connect.positions(), connect.transaction(), metadata),
+                WorkerPorts(connect.positions(), connect.held(), connect.transaction(), metadata),
                 runtime=runtime,
                 fail=fail,
             )
@@ -123,12 +125,22 @@ class Consumption:
     def is_complete(self) -> bool:
         """With `once`: all that was there at the start is handled, whichever process has handled it, or an operator has
         to decide about partitions of this process."""
-        return self._ends is not None and self._ends.is_complete
+        return self._ends is not None and self._ends.is_complete and self._assignment.knows_held
 
     @property
     def handled(self) -> int:
         """Messages, for good."""
         return self._assignment.handled
+
+    @property
+    def partitions_with_held(self) -> Sequence[Partition]:
+        """Those of which messages are held."""
+        return self._assignment.partitions_with_held
+
+    @property
+    def failing(self) -> str:
+        """Why every message fails; empty: they do not."""
+        return self._assignment.failing
 
     @property
     def states(self) -> Mapping[Partition, tuple[Life, str]]:

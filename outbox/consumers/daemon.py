@@ -12,6 +12,7 @@ from outbox.consumers.counts import Counted
 from outbox.consumers.observer import Observer, RowsPort
 from outbox.consumers.ports import Handle
 from outbox.consumers.topics import Matches
+from outbox.core.consumers import log
 from outbox.core.consumers.partition import Life
 from outbox.core.consumers.shown import ShownPartition
 from outbox.core.consumers.values import ConsumerOptions, Partition
@@ -25,7 +26,7 @@ LEAVE_TIMEOUT_S = 10.0
 
 
 class LeftBehind(OutboxError):
-    """`once` has ended, and partitions were stopped before their end."""
+    """`once` has ended, and partitions were stopped before their end, or messages are held."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +140,11 @@ class Consumers(Daemon):
             for partitions in self.partitions.values()
             for state, reason in partitions.values()
             if state is Life.STOPPED
+        ]
+        reasons += [
+            f"{consumption.options.name}: messages of {', '.join(map(log.named, held))} are held"
+            for consumption in self._consumptions
+            if (held := consumption.partitions_with_held)
         ]
         if reasons:
             raise LeftBehind("; ".join(reasons))

@@ -10,8 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from outbox.core.consumers.blame import Failure
+from outbox.core.consumers.holding import Kept, Release, StoredMessage
 from outbox.core.consumers.values import CommitInDoubt as CommitInDoubt
-from outbox.core.consumers.values import Fetched, Partition, Polled, Position
+from outbox.core.consumers.values import ConsumerOptions, Fetched, Partition, Polled, Position
 
 
 class Handle(Protocol):
@@ -58,6 +59,39 @@ class PositionsPort(Protocol):
         ...
 
 
+class HeldPort(Protocol):
+    """Rows of `<TABLE>_held`, on the Django connection of a worker. Only the owner of a partition, while it has locked
+    the position, adds, changes and deletes them; operators write what they want done into a column."""
+
+    def look(self, connection: Any, consumer: str, partitions: Sequence[Partition]) -> dict[Partition, bool]:
+        """Outside of a transaction. Of partitions with held messages or requests: whether there is something to do."""
+        ...
+
+    def keys(
+        self, connection: Any, consumer: str, asked: Mapping[Partition, Sequence[bytes]]
+    ) -> dict[Partition, frozenset[bytes]]:
+        """Those of which a message is held."""
+        ...
+
+    def keep(self, connection: Any, options: ConsumerOptions, kept: Sequence[Kept]) -> list[int]:
+        """Writes rows, in this order; messages for the topic of errors are stashed. The ids of the rows. A message that
+        has a row already keeps it."""
+        ...
+
+    def take(self, connection: Any, consumer: str, partition: Partition, limit: int) -> list[StoredMessage]:
+        """Carries out what operators want. Then locks and returns messages that are to be tried, those of one key in
+        their order; a message that an operator has edited as it is now."""
+        ...
+
+    def change(self, connection: Any, options: ConsumerOptions, partition: Partition, release: Release) -> None:
+        """After they were tried."""
+        ...
+
+    def give_back(self, connection: Any, ids: Sequence[int]) -> None:
+        """The last attempt of these does not count."""
+        ...
+
+
 class TransactionPort(Protocol):
     """The transaction around the handlers, on the Django connection of a worker."""
 
@@ -76,6 +110,23 @@ class TransactionPort(Protocol):
 
     def commit(self) -> list[Callable[[], None]]:
         """Takes the on_commit hooks off the connection, commits, and returns them. Raises `CommitInDoubt`."""
+        ...
+
+    def mark(self) -> None:
+        """Sets a savepoint, before the function is called with one message."""
+        ...
+
+    def keep(self) -> str:
+        """After the call: checks deferred constraints and removes the savepoint. Why what the function did cannot be
+        trusted, as `problem`; empty: it is kept. Raises what a constraint says."""
+        ...
+
+    def undo(self) -> bool:
+        """Takes back what was done since `mark`, the hooks of on_commit too. False: the whole transaction is lost."""
+        ...
+
+    def is_committed(self, xid: int) -> bool:
+        """On a new connection, whether this transaction has taken effect; False when the server does not say."""
         ...
 
     def is_replaced(self, xid: int) -> bool:

@@ -15,7 +15,7 @@ from sys import _getframe
 from typing import Any, TypeVar
 
 from outbox.consumers.message import text
-from outbox.core.consumers.values import EARLIEST, LATEST, ConsumerOptions
+from outbox.core.consumers.values import DEAD_LETTER, EARLIEST, HOLD, LATEST, STOP, ConsumerOptions
 from outbox.exceptions import InvalidConsumer
 
 MODULE = "inbox"
@@ -26,6 +26,7 @@ _ATTEMPTS_MAX = 1_000
 _SECONDS = (0.1, 86_400.0)
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,200}")
 _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
+_ERROR_TOPIC = "topic:"
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -62,6 +63,7 @@ def consumer(
     many: bool = False,
     batch: int = _DEFAULTS.batch,
     start: str = EARLIEST,
+    on_error: str = HOLD,
     attempts: int = _DEFAULTS.attempts,
     backoff: float = _DEFAULTS.backoff_s,
     timeout_s: float = _DEFAULTS.timeout_s,
@@ -75,16 +77,19 @@ def consumer(
     `topics` are names, or patterns made by `re.compile`, which match whole names. The function gets one message; with
     `many` it gets a list. `batch` is the largest number of messages in one transaction. `start` says where it begins
     when it has never consumed a topic: at the first message there is, or behind the last one. A message whose function
-    raises is tried again, `attempts` times in all, first after `backoff` seconds and then after longer pauses; after
-    that its partition stops. A function that takes longer than `timeout_s` is ended with its process. `durable=False`
-    does not wait for the disk of PostgreSQL: after a crash of the server, messages are handled again whose effects were
-    lost with their positions. `using` is the alias of the database, DATABASE unless given. `name` identifies the
-    consumer in PostgreSQL and Kafka: a consumer with another name starts from the beginning. It is `<app>.<function>`
-    unless given. `decoder` turns the bytes of a value into `message.value`.
+    raises is held, and so are later messages of its key. It is tried again, `attempts` times in all, first after
+    `backoff` seconds and then after longer pauses. After that `on_error` decides: with "hold" it waits for an operator,
+    with "dead-letter" it becomes a dead letter and its key goes on, with "topic:NAME" it is stashed for that topic and
+    its key goes on. With "stop" nothing is held: the partition waits, and then stops. A function that takes longer than
+    `timeout_s` is ended with its process. `durable=False` does not wait for the disk of PostgreSQL: after a crash of
+    the server, messages are handled again whose effects were lost with their positions. `using` is the alias of the
+    database, DATABASE unless given. `name` identifies the consumer in PostgreSQL and Kafka: a consumer with another
+    name starts from the beginning. It is `<app>.<function>` unless given. `decoder` turns the bytes of a value into
+    `message.value`.
 
     The function is returned as it is.
     """
-    given = _Given(topics, many, batch, start, attempts, backoff, timeout_s, durable, using, name, decoder)
+    given = _Given(topics, many, batch, start, on_error, attempts, backoff, timeout_s, durable, using, name, decoder)
     caller = _getframe(1)
     called_at = f"{caller.f_code.co_filename}:{caller.f_lineno}"
     if len(topics) == 1 and callable(topics[0]):
@@ -142,6 +147,7 @@ class _Given:
     many: Any
     batch: Any
     start: Any
+    on_error: Any
     attempts: Any
     backoff: Any
     timeout_s: Any
@@ -164,6 +170,8 @@ class _Given:
             timeout_s=float(self.timeout_s),
             attempts=self.attempts,
             backoff_s=float(self.backoff),
+            on_error="" if self.on_error.startswith(_ERROR_TOPIC) else self.on_error,
+            error_topic=self.on_error[len(_ERROR_TOPIC) :] if self.on_error.startswith(_ERROR_TOPIC) else "",
         )
         return Consumer(
             options=options,
@@ -187,7 +195,7 @@ class _Given:
                     f"The topic {topic!r:.100} is {type(topic).__name__}. Name a topic, or give re.compile(...) of a "
                     'text. Write several topics as @outbox.consumer("orders", "payments").'
                 )
-            elif not _TOPIC.fullmatch(topic) or (topic.strip(".") == "" and len(topic) < 3):
+            elif not _is_topic(topic):
                 yield (
                     f"The topic {topic!r:.100} has no name that Kafka allows: 1 to 249 letters, digits, dots, "
                     "underscores and hyphens. Give a pattern as re.compile(...)."
@@ -203,6 +211,7 @@ class _Given:
                 yield f"{option}={number!r:.100} is no whole number from 1 to {most:,}."
         if self.start not in (EARLIEST, LATEST):
             yield f'start={self.start!r:.100} is neither "earliest" nor "latest".'
+        yield from self._on_errors()
         low, high = _SECONDS
         for option in ("timeout_s", "backoff"):
             number = getattr(self, option)
@@ -213,6 +222,22 @@ class _Given:
             yield f"using={self.using!r:.100} is no alias of DATABASES."
         if not callable(self.decoder) or inspect.iscoroutinefunction(self.decoder):
             yield f"decoder={self.decoder!r:.100} is no function of bytes. Name a plain function."
+
+    def _on_errors(self) -> Iterator[str]:
+        given = self.on_error
+        if not isinstance(given, str) or not (given in (HOLD, STOP, DEAD_LETTER) or given.startswith(_ERROR_TOPIC)):
+            yield f'on_error={given!r:.100} is none of "hold", "stop", "dead-letter" and "topic:NAME".'
+        elif given.startswith(_ERROR_TOPIC) and not _is_topic(given[len(_ERROR_TOPIC) :]):
+            yield f"on_error={given!r:.100} names no topic that Kafka allows."
+        elif given.startswith(_ERROR_TOPIC) and self._reads(given[len(_ERROR_TOPIC) :]):
+            yield f"on_error={given!r:.100} names a topic that the consumer itself reads. Name another topic."
+
+    def _reads(self, topic: str) -> bool:
+        return any(one.fullmatch(topic) if isinstance(one, re.Pattern) else one == topic for one in self.topics)
+
+
+def _is_topic(name: str) -> bool:
+    return bool(_TOPIC.fullmatch(name)) and not (name.strip(".") == "" and len(name) < 3)
 
 
 def _function(function: Any, *, many: bool) -> Iterator[str]:

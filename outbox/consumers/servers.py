@@ -17,6 +17,7 @@ from outbox.consumers.handle import Handling
 from outbox.consumers.registry import Consumer
 from outbox.edges.kafka.consumers.group import Group, group_id, properties_of
 from outbox.edges.kafka.consumers.topics import Topics
+from outbox.edges.postgres.consumers.held import HeldMessages
 from outbox.edges.postgres.consumers.positions import Positions
 from outbox.edges.postgres.consumers.shown import PartitionRows
 from outbox.edges.postgres.consumers.transactions import Transaction
@@ -57,6 +58,9 @@ class ServersOf:
 
     def positions(self) -> Positions:
         return Positions(self._conf.table, session_timeout_s=self._conf.election.session_timeout_s)
+
+    def held(self) -> HeldMessages:
+        return HeldMessages(self._conf.table)
 
     def transaction(self) -> Transaction:
         return Transaction(

@@ -8,19 +8,21 @@ from __future__ import annotations
 
 import logging
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from sys import _current_frames
 from typing import Any
 
-from outbox.consumers.assignment import Assignment, Compare, Load
-from outbox.consumers.ports import CommitInDoubt, Handle, PositionsPort, TopicsPort, TransactionPort
-from outbox.core.consumers import blame, log
+from outbox.consumers.assignment import AskForHeld, Assignment, Compare, Load
+from outbox.consumers.calls import HOOK, Call, Calls, CallWatch, MessageAtFault, Refusal
+from outbox.consumers.ports import CommitInDoubt, Handle, HeldPort, PositionsPort, TopicsPort, TransactionPort
+from outbox.core.consumers import blame, holding, log
 from outbox.core.consumers.batch import BatchStep, ConsumerBatch, Stage
+from outbox.core.consumers.holding import CAREFUL_MAX, Tries
+from outbox.core.consumers.partition import AssignedPartition, Form
 from outbox.core.consumers.start import Placing, places
-from outbox.core.consumers.values import EARLIEST, LATEST, ConsumerOptions, Partition, Position
+from outbox.core.consumers.values import EARLIEST, LATEST, ConsumerOptions, Fetched, Partition, Position
 from outbox.core.patience import Backoff
 from outbox.exceptions import NotAvailable, OutboxError
 from outbox.failpoints import failpoint
@@ -30,15 +32,6 @@ logger = logging.getLogger("outbox.consumers")
 
 OUTAGE_S = 0.2, 10.0
 CONFLICT_S = 0.01, 1.0
-FAILURE_MAX_S = 60.0
-
-
-class Refusal(Exception):
-    """A transaction that must not be committed, although nothing was raised in it."""
-
-    def __init__(self, failure: blame.Failure) -> None:
-        super().__init__(failure.text)
-        self.failure = failure
 
 
 class ConsumerStopped(OutboxError):
@@ -49,23 +42,12 @@ class ProcessMustEnd(OutboxError):
     """The function has asked the process to end, or memory is short."""
 
 
-FUNCTION, HOOK = "function", "hook"
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """Of the user's function, or of a port: the member's thread watches how long it takes."""
-
-    name: str
-    began_at: float
-    limit_s: float
-
-
 @dataclass(frozen=True, slots=True)
 class WorkerPorts:
     """What one worker acts through."""
 
     positions: PositionsPort
+    held: HeldPort
     transaction: TransactionPort
     topics: TopicsPort
 
@@ -83,17 +65,19 @@ class ConsumerWorker:
         fail: Callable[[BaseException], None],
     ) -> None:
         """`fail` is called with what ends the consumer."""
-        self._number, self._options, self._function = number, options, handle
+        self._number, self._options = number, options
         self._assignment, self._fail = assignment, fail
         self._positions, self._transaction, self._topics = servers.positions, servers.transaction, servers.topics
-        self._runtime = runtime
+        self._held, self._runtime = servers.held, runtime
+        self._watch = CallWatch(runtime, options.call_timeout_s)
+        self._calls = Calls(number, options, handle, assignment, servers.transaction, self._watch, runtime)
         self._outage = Backoff(*OUTAGE_S, runtime.random)
         self._conflict = Backoff(*CONFLICT_S, runtime.random)
         self._loads = Backoff(*OUTAGE_S, runtime.random)
         self._is_away = self._is_cancelled = False
+        self._release_max = CAREFUL_MAX
         self._unavailable = ""
         """What keeps positions from being loaded, as it was logged."""
-        self._call: Call | None = None
         self._thread: Thread = runtime.thread(self._run, f"outbox-consumer-{options.name}-{number}")
 
     # ---- for whoever runs it
@@ -117,20 +101,12 @@ class ConsumerWorker:
     @property
     def call(self) -> Call | None:
         """Which call its thread is in; None: none that is watched."""
-        return self._call
+        return self._watch.call
 
     def stack(self) -> str:
         """Of its thread."""
         frame = _current_frames().get(self._thread.ident or 0)
         return "".join(traceback.format_stack(frame)) if frame is not None else ""
-
-    @contextmanager
-    def _watched(self, name: str, limit_s: float | None = None) -> Iterator[None]:
-        self._call = Call(name, self._runtime.monotonic(), self._options.call_timeout_s if limit_s is None else limit_s)
-        try:
-            yield
-        finally:
-            self._call = None
 
     def cancel(self) -> None:
         """Ends what the function asks of PostgreSQL."""
@@ -146,8 +122,10 @@ class ConsumerWorker:
                     self._batch(task)
                 elif isinstance(task, Load):
                     self._load(task)
-                else:
+                elif isinstance(task, Compare):
                     self._look(task)
+                else:
+                    self._ask_for_held(task)
         except BaseException as error:
             self._fail(error)
         finally:
@@ -202,17 +180,17 @@ class ConsumerWorker:
             return
         every = [Partition(topic, number) for number in range(self._topics.partitions(topic))]
         copies = self._topics.copies(every)
-        with self._watched("connect"):
+        with self._watch.during("connect"):
             connection = self._transaction.connection()
         for _ in range(2):  # again when rows were created, by whomever
-            with self._watched("load"):
+            with self._watch.during("load"):
                 rows = self._positions.load(connection, self._options.name, every)
             placing = Placing(wanted, len(every), topic_id, rows, copies, acknowledged)
             placed = places(placing, self._options.start)
             if not placed.create:
                 break
             created = self._begun(topic_id, placed.create)
-            with self._watched("create"):
+            with self._watch.during("create"):
                 self._positions.create(connection, self._options.name, created)
         found.update(placed.found)
         stopped.update(placed.stopped)
@@ -238,7 +216,7 @@ class ConsumerWorker:
     def _look(self, look: Compare) -> None:
         partitions = [one.partition for one in look.partitions]
         try:
-            with self._watched("load"):
+            with self._watch.during("load"):
                 rows = self._positions.load(self._transaction.connection(), self._options.name, partitions)
         except BaseException as error:
             self._asked_in_vain(error)
@@ -246,11 +224,23 @@ class ConsumerWorker:
             self._works_again()
             self._assignment.looked(look.partitions, rows)
 
+    def _ask_for_held(self, task: AskForHeld) -> None:
+        partitions = [one.partition for one in task.partitions]
+        try:
+            with self._watch.during("held"):
+                found = self._held.look(self._transaction.connection(), self._options.name, partitions)
+        except BaseException as error:
+            self._asked_in_vain(error)
+        else:
+            self._works_again()
+            held = {one: one.partition in found for one in task.partitions}
+            self._assignment.asked_for_held(held, [one for one in task.partitions if found.get(one.partition)])
+
     # ---- a batch
 
     def _batch(self, batch: ConsumerBatch) -> None:
         try:
-            hooks = self._transact(batch)
+            hooks, ids = self._transact(batch)
         except CommitInDoubt as doubt:
             batch.stage.on(BatchStep.LOST)
             self._settle(batch, doubt.hooks)
@@ -263,72 +253,84 @@ class ConsumerWorker:
             if hooks is None:
                 self._assignment.dropped(batch)
             else:
-                self._committed(batch, hooks)
+                self._committed(batch, hooks, ids)
 
-    def _transact(self, batch: ConsumerBatch) -> Sequence[Callable[[], None]] | None:
-        """The hooks of on_commit, after COMMIT. None: every partition has left the batch."""
+    def _transact(self, batch: ConsumerBatch) -> tuple[Sequence[Callable[[], None]] | None, Sequence[int]]:
+        """The hooks of on_commit, after COMMIT, and the ids of rows of held messages. None: nothing was to be
+        committed."""
         self._is_cancelled = False
         failpoint("batch-taken")
-        with self._watched("begin"):
+        with self._watch.during("begin"):
             connection = self._transaction.begin(self._options.timeout_s)
         self._lock(connection, batch)
-        if not batch.partitions:
-            with self._watched("rollback"):
+        if batch.partitions:
+            failpoint("batch-locked")
+            self._look_for_held(connection, batch)
+            self._calls.run(batch)
+        if not batch.partitions or batch.is_empty:
+            with self._watch.during("rollback"):
                 self._transaction.rollback()
-            return None
-        failpoint("batch-locked")
-        self._handle(batch)
+            return None, ()
         failpoint("batch-handled")
-        self._write(connection, batch)
+        ids = self._write(connection, batch)
         failpoint("batch-written")
         batch.stage.on(BatchStep.COMMITS)
-        with self._watched("commit"):
+        with self._watch.during("commit"):
             hooks = self._transaction.commit()
         failpoint("batch-committed")
-        return hooks
+        return hooks, ids
 
     def _lock(self, connection: Any, batch: ConsumerBatch) -> None:
-        with self._watched("lock"):
+        with self._watch.during("lock"):
             found, xid = self._positions.lock(connection, self._options.name, batch.partitions)
         self._assignment.locked(batch, found, xid)
 
-    def _handle(self, batch: ConsumerBatch) -> None:
-        attempt, until = batch.failures + 1, self._runtime.monotonic() + self._options.transaction_max_s
-        is_first = True
-        try:
-            for counts, messages in batch.calls(many=self._options.many):
-                now = self._runtime.monotonic()
-                if now >= until:
-                    break
-                self._call = Call(FUNCTION, now, self._options.timeout_s)
-                self._function(messages, attempt)
-                batch.handled(counts)
-                if is_first:
-                    failpoint("batch-begun")
-                    is_first = False
-        except BaseException:
-            batch.raised()
-            raise
-        finally:
-            self._call = None
+    def _look_for_held(self, connection: Any, batch: ConsumerBatch) -> None:
+        if asks := batch.asks:
+            with self._watch.during("held"):
+                batch.blocked(self._held.keys(connection, self._options.name, asks))
+        if batch.release is not None:
+            limit = 1 if self._assignment.failing else self._release_max
+            with self._watch.during("held"):
+                rows = self._held.take(connection, self._options.name, batch.partitions[0], limit)
+            batch.release.taken(rows, is_full=len(rows) >= limit)
+            failpoint("batch-releasing")
 
-    def _write(self, connection: Any, batch: ConsumerBatch) -> None:
+    def _write(self, connection: Any, batch: ConsumerBatch) -> Sequence[int]:
         if problem := self._transaction.problem():
             raise Refusal(blame.Untrusted(problem))
-        if reached := batch.reached:
-            with self._watched("write"):
-                moved, xid = self._positions.write(connection, self._options.name, reached)
-            if objection := batch.objection(moved, xid):
-                raise Refusal(blame.Replaced(objection))
+        ids = self._write_held(connection, batch)
+        with self._watch.during("write"):
+            moved, xid = self._positions.write(connection, self._options.name, batch.reached)
+        if objection := batch.objection(moved, xid):
+            raise Refusal(blame.Replaced(objection))
         batch.stage.on(BatchStep.WRITTEN)
+        return ids
 
-    def _committed(self, batch: ConsumerBatch, hooks: Sequence[Callable[[], None]]) -> None:
+    def _write_held(self, connection: Any, batch: ConsumerBatch) -> Sequence[int]:
+        ids: Sequence[int] = ()
+        with self._watch.during("held"):
+            if batch.kept:
+                ids = self._held.keep(connection, self._options, batch.kept)
+            if batch.release is not None:
+                self._held.change(connection, self._options, batch.partitions[0], batch.release)
+            if self._assignment.failing and (to_give_back := self._assignment.to_give_back()):
+                self._held.give_back(connection, to_give_back)
+        if batch.kept or batch.release is not None:
+            failpoint("batch-holding")
+        return ids
+
+    def _committed(self, batch: ConsumerBatch, hooks: Sequence[Callable[[], None]], ids: Sequence[int] = ()) -> None:
         self._works_again()
         self._conflict.worked()
-        self._assignment.committed(self._number, batch)
+        handled = self._assignment.committed(self._number, batch, ids)
+        if batch.release is not None:
+            self._release_max = min(CAREFUL_MAX, 2 * self._release_max)
+        if handled and batch.form is Form.PLAIN and self._assignment.message_handled():
+            logger.info("consumer_goes_on consumer=%s", self._options.name)
         for hook in hooks:
             try:
-                with self._watched(HOOK, self._options.timeout_s):
+                with self._watch.during(HOOK, self._options.timeout_s):
                     hook()
             except Exception:
                 logger.exception("hook_failed consumer=%s", self._options.name)
@@ -343,7 +345,10 @@ class ConsumerWorker:
             except BaseException as error:
                 if not self._settle_later(batch, error):
                     return
-        took_effect = batch.settled(found)
+        if batch.release is None:
+            took_effect = batch.settled(found)
+        else:  # it has moved no position
+            took_effect = self._transaction.is_committed(batch.xid)
         logger.info(
             "commit_settled consumer=%s messages=%d committed=%s", self._options.name, batch.messages, took_effect
         )
@@ -354,7 +359,7 @@ class ConsumerWorker:
             self._assignment.dropped(batch)
 
     def _rows_after_commit(self, batch: ConsumerBatch) -> Mapping[Partition, tuple[Position, int]]:
-        with self._watched("settle"):
+        with self._watch.during("settle"):
             return self._positions.settle(self._transaction.connection(), self._options.name, batch.partitions)
 
     def _settle_later(self, batch: ConsumerBatch, error: BaseException) -> bool:
@@ -368,34 +373,34 @@ class ConsumerWorker:
     def _failure(self, error: BaseException, *, is_of_function: bool = False) -> blame.Failure:
         if isinstance(error, Refusal):
             return error.failure
+        if isinstance(error, MessageAtFault):
+            return blame.FunctionRaised(error.failed.reason)
         if isinstance(error, NotAvailable) and not is_of_function:
             return blame.KafkaUnavailable(str(error))
         return self._transaction.failure(error, is_of_function=is_of_function)
 
     def _is_replaced(self, batch: ConsumerBatch) -> bool:
         """Whether the function has ended the transaction itself, so that a part of the effects may be committed."""
-        with self._watched("rollback"):
+        with self._watch.during("rollback"):
             return bool(batch.xid) and self._transaction.is_replaced(batch.xid)
 
     def _give_up(self, batch: ConsumerBatch, failure: blame.Failure, error: BaseException) -> None:
         attempt = blame.BatchAttempt(
-            batch.messages,
-            batch.failures,
-            self._options.attempts,
+            batch.messages if batch.release is None else len(batch.release.rows),
             is_locking=batch.stage.state is Stage.TAKEN,
             is_cancelled=self._is_cancelled,
         )
         self._roll_back()
         action = blame.blame(attempt, failure)
+        if isinstance(action, blame.MessageFailed) and batch.form is Form.KEPT:
+            action = blame.Wait(action.reason)  # its row could not be written
         if isinstance(action, blame.Smaller):
             logger.info(
                 "batch_repeated consumer=%s messages=%d error=%r", self._options.name, batch.messages, action.reason
             )
             self._assignment.smaller(self._number, batch)
             self._assignment.pause(self._number, self._conflict.failed())
-        elif isinstance(action, blame.Alone):
-            batch.split()
-        elif isinstance(action, blame.TryLater | blame.StopPartition):
+        elif isinstance(action, blame.FindMessage | blame.MessageFailed):
             self._message_failed(batch, action, error)
         else:
             self._act_on_outage(action, batch)
@@ -403,29 +408,60 @@ class ConsumerWorker:
         self._assignment.dropped(batch)
 
     def _message_failed(
-        self, batch: ConsumerBatch, action: blame.TryLater | blame.StopPartition, error: BaseException
+        self, batch: ConsumerBatch, action: blame.FindMessage | blame.MessageFailed, error: BaseException
     ) -> None:
-        partition, offset = batch.first
-        is_first = not batch.failures and not isinstance(error, Refusal)
-        logger.warning(
-            "message_failed consumer=%s topic=%s partition=%d offset=%d attempt=%d error=%r",
-            self._options.name,
-            *partition,
-            offset,
-            batch.failures + 1,
-            action.reason,
-            exc_info=error if is_first else None,
-        )
-        self._assignment.attempt_failed(self._number)
-        if isinstance(action, blame.TryLater):
-            pause_s = min(FAILURE_MAX_S, self._options.backoff_s * 2.0 ** min(batch.failures, 60))
-            self._assignment.failed(batch, pause_s * (0.5 + 0.5 * self._runtime.random()))
+        if isinstance(error, MessageAtFault):
+            self._keep_back(error.one, error.message, error.failed)
+        elif batch.release is not None:
+            self._release_failed(batch, action, error)
+        elif isinstance(action, blame.FindMessage):
+            self._find_message(batch)
         else:
-            self._assignment.stopped(batch, log.failed(partition, offset, batch.failures + 1, action.reason))
+            one, message = batch.first
+            self._calls.log_failed(message, batch.tries, action, error)
+            if holding.holds(self._options):
+                self._keep_back(one, message, action)
+            else:
+                self._wait_for(batch, action)
+
+    def _find_message(self, batch: ConsumerBatch) -> None:
+        if not holding.holds(self._options) or batch.form is Form.CAREFUL:  # careful: COMMIT has failed
+            batch.alone()
+        elif self._options.many:
+            self._assignment.smaller(self._number, batch)
+        else:
+            batch.careful()
+
+    def _release_failed(
+        self, batch: ConsumerBatch, action: blame.FindMessage | blame.MessageFailed, error: BaseException
+    ) -> None:
+        """COMMIT has failed, or the message was the only one."""
+        if isinstance(action, blame.FindMessage):
+            self._release_max = 1
+        elif batch.release is not None:
+            (one,), row = batch.staying, batch.release.rows[0]
+            self._calls.log_failed(row.message, row.tries, action, error)
+            one.known(row.message.offset, action)
+
+    def _keep_back(self, one: AssignedPartition, message: Fetched, failed: blame.MessageFailed) -> None:
+        """The next transaction writes its row and calls no function."""
+        found = self._calls.fate(message, Tries(), failed)
+        if not self._calls.is_consumer_failing(one, message, found):
+            one.known(message.offset, failed)
+
+    def _wait_for(self, batch: ConsumerBatch, failed: blame.MessageFailed) -> None:
+        """Its partition stays at the message."""
+        one, message = batch.first
+        found = self._calls.fate(message, batch.tries, failed)
+        if found.pause_s is not None:
+            self._assignment.failed(batch, found.attempts, found.delays, found.pause_s)
+        else:
+            reason = log.failed(one.partition, message.offset, found.attempts, found.error)
+            self._assignment.stopped(batch, reason)
 
     def _roll_back(self) -> None:
         try:
-            with self._watched("rollback"):
+            with self._watch.during("rollback"):
                 self._transaction.rollback()
         except Exception:
             self._transaction.close()
@@ -452,7 +488,7 @@ class ConsumerWorker:
 
     def _unblock(self, batch: ConsumerBatch) -> None:
         try:
-            with self._watched("unblock"):
+            with self._watch.during("unblock"):
                 ended = self._positions.unblock(self._transaction.connection(), self._options.name, batch.partitions)
             if ended:
                 logger.warning("blocking_session_ended consumer=%s sessions=%d", self._options.name, ended)

@@ -4,7 +4,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from django.contrib.postgres.fields import ArrayField
-from django.db.models import Case, DateTimeField, F, Func, IntegerField, Q, TextField, Value, When
+from django.db.models import BinaryField, Case, DateTimeField, F, Func, IntegerField, Q, TextField, Value, When
 from django.db.models.lookups import Exact, IsNull
 
 from outbox.schema.times import KNOWN_BEFORE, KNOWN_FROM
@@ -31,6 +31,15 @@ class EmptyIntegerArray(Func):
 
     def __init__(self) -> None:
         super().__init__(output_field=ArrayField(IntegerField()))
+
+
+class EmptyBytesArray(Func):
+    """The empty array of bytes, also as a literal."""
+
+    template = "'{}'::bytea[]"
+
+    def __init__(self) -> None:
+        super().__init__(output_field=ArrayField(BinaryField()))
 
 
 class SuppliedTime(_DateTimeField):

@@ -82,6 +82,10 @@ class NumbersField(_KnownAs, _Array):
     pass
 
 
+class BinariesField(_KnownAs, _Array):
+    pass
+
+
 class TextsField(_AsItIs, _Array):
     def _as_bytes(self, sql: str) -> str:
         each = f"unnest({sql}) WITH ORDINALITY AS each(t, n)"

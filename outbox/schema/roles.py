@@ -12,12 +12,12 @@ from psycopg import sql
 
 COMPANIONS = (
     *("state", "purged", "lane", "spark", "hold", "dead", "audit_log", "sample", "watch"),
-    *("position", "partition"),
+    *("position", "partition", "held"),
 )
 """Suffixes of the companion tables. The harvester writes them, but for those of consumers. Operators also write holds,
 dead letters and the audit log, by the commands and the admin."""
 OPERATED = ("hold", "dead", "audit_log")
-CONSUMED = ("position", "partition")
+CONSUMED = ("position", "partition", "held")
 
 HELP: Mapping[str, str] = {
     "writer": "stashes: inserts records and reads their ids; reads no other column, and changes no record",

@@ -1,6 +1,6 @@
 """A message that fails, and the partitions that were in its batch."""
 
-from outbox.consumers.assignment import Assignment, Load
+from outbox.consumers.assignment import AskForHeld, Assignment, Load
 from outbox.core.consumers.batch import BatchStep, ConsumerBatch
 from outbox.core.consumers.partition import Life
 from outbox.core.consumers.values import Fetched, Partition, Polled, Position
@@ -21,6 +21,7 @@ def batch_whose_second_partition_has_left():
         Fetched("orders", number, offset, 0, None, b"", (), 0) for number, offset in ((0, 10), (1, 10), (1, 11))
     ]
     assignment.received(Polled(messages))
+    assert isinstance(assignment.task(0), AskForHeld)
     batch = assignment.task(0)
     assert isinstance(batch, ConsumerBatch)
     assignment.locked(batch, {**AT, OTHER: Position(99, "id", 0)}, 7)
@@ -42,9 +43,9 @@ def test_a_partition_that_has_left_the_batch_is_not_stopped_for_a_message_of_ano
 
 def test_a_partition_that_has_left_the_batch_has_no_attempt_of_a_message_of_another():
     assignment, batch = batch_whose_second_partition_has_left()
-    assignment.failed(batch, 60.0)
+    assignment.failed(batch, 1, 0, 60.0)
     assignment.dropped(batch)
-    assert [one.failures for one in batch.everything] == [1, 0]
+    assert [one.tries.attempts for one in batch.everything] == [1, 0]
 
 
 def test_what_is_handled_and_what_fails_is_counted():
@@ -54,7 +55,7 @@ def test_what_is_handled_and_what_fails_is_counted():
         batch.handled(counts)
     batch.stage.on(BatchStep.WRITTEN)
     batch.stage.on(BatchStep.COMMITS)
-    assert assignment.committed(0, batch) == 1
+    assert assignment.committed(0, batch, []) == 1
     counted = assignment.counted
     assert (counted.handled, counted.failed, sum(counted.durations.counts)) == (1, 1, 1)
     assert 0 <= counted.durations.sum < 10

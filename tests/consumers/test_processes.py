@@ -50,13 +50,18 @@ POINTS = [name for name in failpoints.FAILPOINTS if name.startswith("batch-")]
 
 
 def test_killed_at_every_point_of_a_batch_a_successor_continues(scene):
+    """Some messages fail once, so they are held and released too."""
+    scene.environment |= {"SHOP_ON_ERROR": "hold", "SHOP_FAILS_AT_FIRST": "3", "SHOP_ATTEMPTS": "9"}
     for point in POINTS:
         scene.produce(100)
         process = scene.consume("shop.record", failpoints=f"{point}=kill@3")
         assert process.wait() == -signal.SIGKILL, process.text()
         assert len(scene.effects()) < scene.sent, point
-    scene.once()
+    last = scene.consume("shop.record")
+    scene.wait_for(scene.sent)
+    assert last.stop() == 0, last.text()
     scene.check()
+    assert scene.query("SELECT count(*) FROM outbox_held") == [(0,)]
 
 
 @pytest.mark.parametrize("point", ["batch-taken", "batch-handled"])
@@ -152,6 +157,23 @@ def test_a_message_that_fails_stops_its_partition_and_no_other(scene):
     scene.once()
     scene.check()
     assert scene.query("SELECT count(*) FROM shop_effect WHERE attempt > 1") == [(0,)]
+
+
+def test_a_message_that_fails_is_held_with_its_key_until_an_operator_decides(scene):
+    scene.produce(60)
+    failing = scene.consume("--once", "shop.record", SHOP_ON_ERROR="hold", SHOP_FAILS="20")
+    assert failing.wait() == 4, failing.text()
+    assert re.search(r"shop.record: messages of t-\w+\[\d\] are held", failing.text()), failing.text()
+    held = [number for number in range(20, 60) if number % 7 == 6]
+    found = {int(value) for _, value, _ in scene.effects()}
+    assert found == set(range(60)) - set(held)
+    assert scene.query("SELECT convert_from(value, 'UTF8')::int FROM outbox_held ORDER BY id") == [(n,) for n in held]
+    process = scene.consume("shop.record", SHOP_ON_ERROR="hold")
+    scene.query("UPDATE outbox_held SET wanted = 'retry' WHERE attempts = 2")
+    scene.wait_for(60)
+    assert process.stop() == 0
+    scene.check()
+    assert scene.query("SELECT value, attempt FROM shop_effect WHERE attempt > 1") == [("20", 3)]
 
 
 def test_topics_of_a_pattern_are_found_while_it_runs(scene):

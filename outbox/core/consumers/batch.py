@@ -2,14 +2,19 @@
 
 The worker locks the rows of the positions first. Partitions with another position than expected leave the batch; the
 others go on. The positions that were really reached are written last, by the transaction that holds the locks.
+
+A message that leaves the partition unhandled is *kept*: its row is written by the same transaction.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from enum import Enum
 
-from outbox.core.consumers.partition import AssignedPartition, Works
+from outbox.core.consumers.holding import CAREFUL_MAX, FAILED, Blocked, Fate, Kept, Release, Tries
+from outbox.core.consumers.partition import AssignedPartition, Form, Works
 from outbox.core.consumers.values import Fetched, Partition, Position
 from outbox.core.region import Region, Transitions
 
@@ -59,8 +64,15 @@ STAGE = Transitions(
 
 
 class ConsumerBatch:
-    def __init__(self, taken: Mapping[AssignedPartition, Sequence[Fetched]]) -> None:
+    def __init__(
+        self,
+        taken: Mapping[AssignedPartition, Sequence[Fetched]],
+        form: Form = Form.PLAIN,
+        release: Release | None = None,
+    ) -> None:
+        """`release`: held messages of the one partition are handled, none that was fetched."""
         self.stage = Region(STAGE)
+        self.form, self.release = form, release
         self._has_raised = self._is_many = False
         self._taken = dict(taken)
         self.everything = tuple(taken)
@@ -68,6 +80,8 @@ class ConsumerBatch:
         self._expected = {one.partition: one.position for one in taken if one.position is not None}
         self._handled = dict.fromkeys(taken, 0)
         self._xid = 0
+        self._blocked: set[tuple[Partition, bytes]] = set()
+        self._kept: list[Kept] = []
         for one in taken:
             one.work.on(Works.TAKEN)
 
@@ -77,8 +91,10 @@ class ConsumerBatch:
 
     @property
     def counts(self) -> dict[Partition, int]:
-        """How many messages of each partition are through."""
-        return {one.partition: self._handled[one] for one in self._taken}
+        """How many messages of each partition are handled; none of those that are kept."""
+        kept = Counter(Partition(*one.message[:2]) for one in self._kept)
+        released = 0 if self.release is None else len(self.release.changes.gone)
+        return {one.partition: self._handled[one] - kept[one.partition] + released for one in self._taken}
 
     @property
     def partitions(self) -> list[Partition]:
@@ -89,20 +105,60 @@ class ConsumerBatch:
         return sum(map(len, self._taken.values()))
 
     @property
-    def first(self) -> tuple[Partition, int]:
-        """The partition and the offset of the first message."""
+    def first(self) -> tuple[AssignedPartition, Fetched]:
         one, messages = next(iter(self._taken.items()))
-        return one.partition, messages[0].offset
+        return one, messages[0]
 
     @property
-    def failures(self) -> int:
-        """Of the one message, when it was alone."""
-        return max((one.failures for one in self._taken), default=0)
+    def tries(self) -> Tries:
+        """Of the first message, before."""
+        return max((one.tries for one in self._taken), default=Tries())
 
     @property
     def xid(self) -> int:
         """Of the transaction that has locked the positions; 0: none has."""
         return self._xid
+
+    # ---- what is held
+
+    @property
+    def asks(self) -> Mapping[Partition, Sequence[bytes]]:
+        """Keys of which messages may be held already."""
+        asking = {one.partition: found for one, found in self._taken.items() if one.has_held is not False}
+        keys = {partition: {one.key for one in found if one.key is not None} for partition, found in asking.items()}
+        return {partition: sorted(found) for partition, found in keys.items() if found}
+
+    def blocked(self, found: Blocked) -> None:
+        self._blocked = {(partition, key) for partition, keys in found.items() for key in keys}
+
+    @property
+    def kept(self) -> Sequence[Kept]:
+        """Rows to be written."""
+        return self._kept
+
+    def keep(self, one: AssignedPartition, message: Fetched, fate: Fate, *, is_left_out: bool) -> None:
+        """It has failed, and leaves the partition. `is_left_out`: its key goes on without it."""
+        self._handled[one] += 1
+        self._keep(one, message, fate)
+        if message.key is not None and not is_left_out:
+            self._blocked.add((one.partition, message.key))
+
+    def _keep(self, one: AssignedPartition, message: Fetched, fate: Fate | None) -> None:
+        self._kept.append(Kept(message, self._expected[one.partition].topic_id, fate))
+
+    def give_back(self, pause_s: float) -> None:
+        """It was not the fault of the messages that have failed."""
+        self._kept = [
+            kept._replace(fate=replace(kept.fate, attempts=kept.fate.attempts - 1, pause_s=pause_s))
+            if kept.fate is not None and kept.fate.reason == FAILED
+            else kept
+            for kept in self._kept
+        ]
+
+    @property
+    def is_empty(self) -> bool:
+        """Nothing was handled, and nothing is kept."""
+        return self.release is None and not any(self._handled.values())
 
     # ---- from the locks to COMMIT
 
@@ -124,13 +180,30 @@ class ConsumerBatch:
         """What the function is called with, one after another, and how many of each partition these are."""
         self._is_many = many
         if many:
-            if counts := {one: len(messages) for one, messages in self._taken.items()}:
-                yield counts, [message for messages in self._taken.values() for message in messages]
+            yield from self._call_with_all()
             return
         for one, messages in self._taken.items():
             count = {one: 1}
             for message in messages:
-                yield count, (message,)
+                if self._blocked and (one.partition, message.key) in self._blocked:
+                    self._handled[one] += 1
+                    self._keep(one, message, None)
+                else:
+                    yield count, (message,)
+
+    def _call_with_all(self) -> Iterator[tuple[Mapping[AssignedPartition, int], Sequence[Fetched]]]:
+        counts, found = {}, []
+        for one, messages in self._taken.items():
+            for message in messages:
+                if self._blocked and (one.partition, message.key) in self._blocked:
+                    self._keep(one, message, None)
+                else:
+                    found.append(message)
+            counts[one] = len(messages)
+        if found:
+            yield counts, found
+        else:
+            self.handled(counts)
 
     def handled(self, counts: Mapping[AssignedPartition, int]) -> None:
         """The function has returned."""
@@ -188,7 +261,17 @@ class ConsumerBatch:
         self.stage.on(BatchStep.COMMITTED)
         for one, position in self._reached():
             one.handled(position)
-        return sum(self._handled.values())
+        failed = {kept.message[:2] for kept in self._kept if kept.fate is not None}
+        for one in self._taken:
+            if self._kept:
+                one.holds(True)
+            if one.partition in failed and self.form is Form.CAREFUL:
+                one.careful(self._taken[one][-1].offset + CAREFUL_MAX)  # where some fail, more do
+        if self.release is not None:
+            for row in self.release.rows:
+                self.everything[0].is_known(row.message.offset)
+            self.everything[0].holds(None)  # it may be the last one
+        return sum(self.counts.values())
 
     def dropped(self) -> None:
         if self.stage.expects(BatchStep.DROPPED):
@@ -202,16 +285,31 @@ class ConsumerBatch:
         """The function, for what is to be handled next."""
         self._has_raised = True
 
-    def split(self) -> None:
-        """A message has failed. If it is known which, that one goes alone, else each of them does."""
-        is_known = self._has_raised and not self._is_many
+    @property
+    def at_fault(self) -> tuple[AssignedPartition, Fetched] | None:
+        """The message that has failed, if that is known."""
+        if self.messages == 1:
+            return self.first
+        if not self._has_raised or self._is_many:
+            return None
         for one, messages in self._taken.items():
-            handled = self._handled[one]
-            if not is_known:
+            if (handled := self._handled[one]) < len(messages):
+                return one, messages[handled]
+        return None
+
+    def alone(self) -> None:
+        """A message has failed. If it is known which, that one goes alone, else each of them does."""
+        if (found := self.at_fault) is not None:
+            one, message = found
+            one.alone(message.offset, message.offset)
+        else:
+            for one, messages in self._taken.items():
                 one.alone(messages[0].offset, messages[-1].offset)
-            elif handled < len(messages):
-                one.alone(messages[handled].offset, messages[handled].offset)
-                return
+
+    def careful(self) -> None:
+        """A message has failed, and others may: each of them gets a savepoint."""
+        for one, messages in self._taken.items():
+            one.careful(messages[-1].offset)
 
 
 class BatchSize:
@@ -230,18 +328,23 @@ class BatchSize:
 
 
 def take(partitions: Iterable[AssignedPartition], limit: int, now: float) -> ConsumerBatch | None:
-    """From these partitions in turn, in the order of offsets; None when none has something to handle. A message that
-    goes alone is a batch of its own."""
+    """From these partitions in turn, in the order of offsets; None when none has something to handle. Messages that do
+    not go plainly are a batch of their partition's own."""
     taken: dict[AssignedPartition, Sequence[Fetched]] = {}
     for one in partitions:
         if not (messages := one.head(limit, now)):
             continue
-        if one.is_alone:
+        if one.form is not Form.PLAIN:
             if taken:
                 continue
-            return ConsumerBatch({one: messages})
+            return ConsumerBatch({one: messages}, one.form)
         taken[one] = messages
         limit -= len(messages)
         if not limit:
             break
     return ConsumerBatch(taken) if taken else None
+
+
+def take_held(one: AssignedPartition) -> ConsumerBatch:
+    """Held messages of this partition are to be tried again."""
+    return ConsumerBatch({one: ()}, Form.CAREFUL, Release())

@@ -19,6 +19,17 @@ class FunctionRaised:
 
 
 @dataclass(frozen=True, slots=True)
+class Postponed:
+    """The function cannot handle the message yet: it has raised `NotYet`."""
+
+    text: str
+    until_s: float
+    """After so long it is a failure like others."""
+    retry_s: float | None = None
+    """When to try again; None: as after a failure."""
+
+
+@dataclass(frozen=True, slots=True)
 class StatementRefused:
     """PostgreSQL has refused a statement, or ended it."""
 
@@ -72,7 +83,17 @@ class Replaced:
     text: str
 
 
-Failure = FunctionRaised | StatementRefused | Disconnected | Untrusted | Alike | Ending | KafkaUnavailable | Replaced
+Failure = (
+    FunctionRaised
+    | Postponed
+    | StatementRefused
+    | Disconnected
+    | Untrusted
+    | Alike
+    | Ending
+    | KafkaUnavailable
+    | Replaced
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,10 +102,6 @@ class BatchAttempt:
 
     messages: int
     """How many it was to handle. 0: it only asked for positions."""
-    failed_before: int = 0
-    """How often the message failed when it was alone."""
-    attempts: int = 1
-    """How often it may fail."""
     is_locking: bool = False
     """Only the rows of the positions were being locked."""
     is_cancelled: bool = False
@@ -116,24 +133,20 @@ class Wait:
 
 
 @dataclass(frozen=True, slots=True)
-class Alone:
-    """A message has failed, and others were in the same transaction: each that may have been the one goes alone."""
+class FindMessage:
+    """A message has failed, and others were in the same transaction: it is to be found."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class TryLater:
-    """The message has failed alone: again after a pause."""
+class MessageFailed:
+    """The one message of the transaction; `fate` says what becomes of it."""
 
     reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class StopPartition:
-    """The message has failed alone, as often as it may."""
-
-    reason: str
+    until_s: float = 0.0
+    """It is only postponed, unless it has waited for so long."""
+    retry_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +162,7 @@ class EndProcess:
     reason: str
 
 
-Action = Smaller | Unblock | Wait | Alone | TryLater | StopPartition | StopConsumer | EndProcess
+Action = Smaller | Unblock | Wait | FindMessage | MessageFailed | StopConsumer | EndProcess
 
 _LOCKED = "55P03"
 _CANCELLED = "57014"
@@ -174,7 +187,9 @@ def blame(attempt: BatchAttempt, failure: Failure) -> Action:
         return StopConsumer(failure.text, failure.remedy)
     if isinstance(failure, StatementRefused):
         return _of_statement(attempt, failure)
-    return _of_message(attempt, failure.text)
+    if isinstance(failure, Postponed):
+        return _of_message(attempt, MessageFailed(failure.text, failure.until_s, failure.retry_s))
+    return _of_message(attempt, MessageFailed(failure.text))
 
 
 def _of_statement(attempt: BatchAttempt, error: StatementRefused) -> Action:
@@ -189,12 +204,10 @@ def _of_statement(attempt: BatchAttempt, error: StatementRefused) -> Action:
         return Wait(reason)
     if attempt.is_locking or not attempt.messages:
         return Wait(reason)  # a table or a privilege is missing: an operator may add it meanwhile
-    return _of_message(attempt, reason)
+    return _of_message(attempt, MessageFailed(reason))
 
 
-def _of_message(attempt: BatchAttempt, reason: str) -> Action:
+def _of_message(attempt: BatchAttempt, failed: MessageFailed) -> Action:
     if attempt.is_locking or not attempt.messages:
-        return StopConsumer(reason, "Report this error with its stack: no function was running")
-    if attempt.messages > 1:
-        return Alone(reason)
-    return TryLater(reason) if attempt.failed_before + 1 < attempt.attempts else StopPartition(reason)
+        return StopConsumer(failed.reason, "Report this error with its stack: no function was running")
+    return FindMessage(failed.reason) if attempt.messages > 1 else failed

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from enum import Enum
 from itertools import islice
 
+from outbox.core.consumers.blame import MessageFailed
+from outbox.core.consumers.holding import CAREFUL_MAX, Tries
 from outbox.core.consumers.values import Fetched, Partition, Position
 from outbox.core.region import Region, Transitions
 
@@ -90,6 +92,18 @@ WORK = Transitions(
 )
 
 
+class Form(Enum):
+    """How the next messages are handled."""
+
+    PLAIN = "plain"
+    CAREFUL = "careful"
+    """With a savepoint around each."""
+    ALONE = "alone"
+    """A transaction of its own."""
+    KEPT = "kept"
+    """It is known to have failed, so its row is written, and no function is called."""
+
+
 class AssignedPartition:
     """From one assignment to its end; the next assignment has another one."""
 
@@ -117,8 +131,12 @@ class AssignedPartition:
         self._bytes_each = 0
         self._end: int | None = None
         self._alone = range(0)
-        self._failures = 0
+        self._careful_to = -1
+        self._known: tuple[int, MessageFailed] | None = None
+        self._tries, self._tried_since = Tries(), 0.0
         self._not_before = float("-inf")
+        self.has_held: bool | None = None
+        """Whether the table has messages of it; None: it may."""
 
     # ---- its life
 
@@ -133,10 +151,10 @@ class AssignedPartition:
 
     def loaded(self, position: Position) -> None:
         if self.position is not None and position.next != self.position.next:
-            self._failures, self._not_before = 0, float("-inf")
+            self._tries, self._not_before, self._known = Tries(), float("-inf"), None
         if position.next >= self._alone.stop:
             self._alone = range(0)
-        self.position, self._epoch = position, position.leader_epoch
+        self.position, self._epoch, self.has_held = position, position.leader_epoch, None
         self.confirmed, self.doubted_at = position.next, None
         self.life.on(Lives.LOADED)
 
@@ -285,22 +303,34 @@ class AssignedPartition:
             or now < self._not_before
         ):
             return []
-        if self.is_alone:
+        form = self.form
+        if form in (Form.ALONE, Form.KEPT):
             return [fetched[0]]
-        messages = list(islice(fetched, limit))
+        messages = list(islice(fetched, min(limit, CAREFUL_MAX) if form is Form.CAREFUL else limit))
         if self._alone and messages[-1].offset >= self._alone.start:
-            return [message for message in messages if message.offset < self._alone.start]
+            messages = [message for message in messages if message.offset < self._alone.start]
+        if self._known is not None and fetched[0].offset < self._known[0] <= messages[-1].offset:
+            messages = [message for message in messages if message.offset < self._known[0]]
         return messages
 
     @property
-    def is_alone(self) -> bool:
-        """The first message goes into a transaction of its own."""
-        return bool(self._fetched) and self._fetched[0].offset in self._alone
+    def form(self) -> Form:
+        """Of the next batch."""
+        if not self._fetched:
+            return Form.PLAIN
+        offset = self._fetched[0].offset
+        if self._known is not None and self._known[0] == offset:
+            return Form.KEPT
+        if offset in self._alone:
+            return Form.ALONE
+        return Form.CAREFUL if offset <= self._careful_to else Form.PLAIN
 
     def handled(self, position: Position) -> None:
         """What lies before this position is committed."""
         self.position = position
-        self._failures, self._not_before = 0, float("-inf")
+        self._tries, self._not_before = Tries(), float("-inf")
+        if self._known is not None and self._known[0] < position.next:
+            self._known = None
         while self._fetched and self._fetched[0].offset < position.next:
             self._fetched.popleft()
         if position.next >= self._alone.stop:
@@ -318,15 +348,38 @@ class AssignedPartition:
         """The messages of these offsets go into transactions of their own."""
         self._alone = range(first, last + 1)
 
-    @property
-    def failures(self) -> int:
-        """Of the first message, when it was alone."""
-        return self._failures
+    def careful(self, last: int) -> None:
+        """Those up to this offset get a savepoint each."""
+        self._careful_to = max(self._careful_to, last)
 
-    def failed(self, offset: int, not_before: float) -> None:
+    def known(self, offset: int, failed: MessageFailed) -> None:
+        """The message has failed, and the transaction with it."""
+        self._known = offset, failed
+
+    def holds(self, known: bool | None) -> None:
+        """Whether the table has messages of it; None: it may."""
+        self.has_held = known
+
+    def known_of(self, offset: int) -> MessageFailed | None:
+        """Why the message of this offset has failed, if that is known. It may be a held one, before the position."""
+        return self._known[1] if self._known is not None and self._known[0] == offset else None
+
+    def is_known(self, offset: int) -> None:
+        """Its row says so now."""
+        if self.known_of(offset) is not None:
+            self._known = None
+
+    @property
+    def tries(self) -> Tries:
+        """Of the first message, when the partition waits for it."""
+        return self._tries
+
+    def failed(self, offset: int, tries: tuple[int, int], now: float, not_before: float) -> None:
         """The first message, alone, at this offset. It stays alone, whatever is fetched behind it."""
         self._alone = range(offset, max(offset + 1, self._alone.stop))
-        self._failures += 1
+        if self._tries == Tries():
+            self._tried_since = now
+        self._tries = Tries(*tries, now - self._tried_since)
         self._not_before = not_before
 
     @property

@@ -70,6 +70,8 @@ class Polled(NamedTuple):
 
 
 EARLIEST, LATEST = "earliest", "latest"
+HOLD, STOP, DEAD_LETTER = "hold", "stop", "dead-letter"
+"""What becomes of a message that has failed as often as it may. A fourth choice is a topic for errors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +91,9 @@ class ConsumerOptions:
     """Of one call of PostgreSQL by the consumer itself."""
     attempts: int = 5
     backoff_s: float = 1.0
+    on_error: str = HOLD
+    """`HOLD`, `STOP`, `DEAD_LETTER`, or empty: the message goes to `error_topic`."""
+    error_topic: str = ""
     transaction_max_s: float = 0.25
     """No function is called later than this after the locks: whoever needs the rows that it has locked waits for
     COMMIT."""

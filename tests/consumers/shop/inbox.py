@@ -21,12 +21,21 @@ def effect(consumer, message):
     )
 
 
-@outbox.consumer(TOPIC, name="shop.record", batch=int(os.environ.get("SHOP_BATCH", "20")), backoff=0.1, attempts=2)
+@outbox.consumer(
+    TOPIC,
+    name="shop.record",
+    batch=int(os.environ.get("SHOP_BATCH", "20")),
+    on_error=os.environ.get("SHOP_ON_ERROR", "stop"),
+    backoff=0.1,
+    attempts=int(os.environ.get("SHOP_ATTEMPTS", "2")),
+)
 def record(message):
     effect("shop.record", message).save()
     outbox.stash("receipts", {"order": message.value, "step": message.step}, key=message.key or "")
     if message.value == os.environ.get("SHOP_FAILS"):
         raise ValueError(f"the order {message.value} is refused")
+    if message.attempt == 1 and int(message.value) % 10 == int(os.environ.get("SHOP_FAILS_AT_FIRST", "-1")):
+        raise ValueError("the first attempt fails")
 
 
 @outbox.consumer(TOPIC, name="shop.many", many=True, batch=50, durable=False)

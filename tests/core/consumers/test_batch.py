@@ -4,8 +4,10 @@ from itertools import product
 
 import pytest
 
-from outbox.core.consumers.batch import STAGE, BatchSize, BatchStep, Stage, take
-from outbox.core.consumers.partition import AssignedPartition, Life, Lives
+from outbox.core.consumers.batch import STAGE, BatchSize, BatchStep, Stage, take, take_held
+from outbox.core.consumers.blame import MessageFailed
+from outbox.core.consumers.holding import CAREFUL_MAX, FAILED, Fate
+from outbox.core.consumers.partition import AssignedPartition, Form, Life, Lives
 from outbox.core.consumers.values import Fetched, Partition, Position
 
 S, E = Stage, BatchStep
@@ -74,7 +76,8 @@ def test_a_message_that_goes_alone_is_a_batch_of_its_own():
     first, second = reading(0, 5, 6), reading(1, 3)
     first.alone(5, 5)
     alone = take([first, second], 4, 0.0)
-    assert (alone.first, alone.messages) == ((first.partition, 5), 1)
+    assert ([one.partition for one in alone.staying], alone.first[1].offset) == ([first.partition], 5)
+    assert (alone.messages, alone.form) == (1, Form.ALONE)
     other = take([second, first], 4, 0.0)
     assert other.partitions == [second.partition]
 
@@ -210,11 +213,11 @@ def test_the_message_that_the_function_raised_for_goes_alone():
     batch = locked(one, other)
     handle(batch, count=1)
     batch.raised()
-    batch.split()
+    batch.alone()
     for each in (one, other):
         each.ended()
     assert [found.offset for found in one.head(9, 0.0)] == [5]
-    assert not other.is_alone
+    assert other.form is Form.PLAIN
 
 
 @pytest.mark.parametrize("many", [False, True])
@@ -224,11 +227,141 @@ def test_each_goes_alone_when_it_is_not_known_which_has_failed(many):
     list(batch.calls(many=many))
     if many:
         batch.raised()
-    batch.split()
+    batch.alone()
     for each in (one, other):
         each.ended()
-    assert one.is_alone
-    assert other.is_alone
+    assert one.form is Form.ALONE
+    assert other.form is Form.ALONE
+
+
+def keyed(number, *pairs):
+    one = reading(number, pairs[0][0])
+    one.forget()
+    one.received([Fetched("orders", number, offset, 1, key, b"", (), 0) for offset, key in pairs])
+    return one
+
+
+def fail(pause_s=1.0):
+    return Fate(FAILED, 1, 0, "no", pause_s)
+
+
+def test_messages_of_held_keys_wait_and_the_others_are_handled():
+    one = keyed(0, (5, b"a"), (6, b"b"), (7, None), (8, b"a"))
+    batch = locked(one)
+    assert batch.asks == {one.partition: [b"a", b"b"]}
+    batch.blocked({one.partition: frozenset({b"a"})})
+    assert handle(batch) == [(0, 6), (0, 7)]
+    assert [(kept.message.offset, kept.topic_id, kept.fate) for kept in batch.kept] == [
+        (5, "id", None),
+        (8, "id", None),
+    ]
+    assert batch.reached == {one.partition: (5, Position(9, "id", 1))}
+
+
+def test_a_list_has_no_message_of_a_held_key_and_may_be_left_out():
+    one = keyed(0, (5, b"a"), (6, b"b"))
+    batch = locked(one)
+    batch.blocked({one.partition: frozenset({b"a"})})
+    ((counts, messages),) = batch.calls(many=True)
+    assert [message.offset for message in messages] == [6]
+    batch.handled(counts)
+    assert (len(batch.kept), batch.reached[one.partition][1].next) == (1, 7)
+    one.ended()
+    batch = locked(one)
+    batch.blocked({one.partition: frozenset({b"a", b"b"})})
+    assert list(batch.calls(many=True)) == []
+    assert (len(batch.kept), batch.reached[one.partition][1].next) == (2, 7)
+
+
+def test_nothing_is_asked_where_nothing_is_held():
+    one, other = keyed(0, (5, b"a")), keyed(1, (5, None))
+    one.has_held = False
+    assert locked(one, other).asks == {}
+
+
+@pytest.mark.parametrize(("is_left_out", "called"), [(False, [5, 7]), (True, [5, 6, 7])])
+def test_a_message_that_failed_is_kept_and_later_ones_of_its_key_wait(is_left_out, called):
+    one = keyed(0, (5, b"a"), (6, b"a"), (7, b"b"))
+    batch, found = locked(one), []
+    for counts, (message,) in batch.calls(many=False):
+        found.append(message.offset)
+        if message.offset == 5:
+            batch.keep(one, message, fail(), is_left_out=is_left_out)
+        else:
+            batch.handled(counts)
+    assert found == called
+    assert [kept.message.offset for kept in batch.kept] == ([5] if is_left_out else [5, 6])
+    for step in (BatchStep.WRITTEN, BatchStep.COMMITS):
+        batch.stage.on(step)
+    assert batch.committed() == 3 - len(batch.kept), "what is kept is not handled"
+    assert one.has_held is True
+
+
+def test_attempts_of_a_failing_consumer_are_given_back():
+    one = keyed(0, (5, b"a"), (6, b"a"))
+    batch = locked(one)
+    for _, (message,) in batch.calls(many=False):
+        batch.keep(one, message, fail(None), is_left_out=False)
+    batch.give_back(2.0)
+    assert [(kept.fate.attempts, kept.fate.pause_s) for kept in batch.kept if kept.fate] == [(0, 2.0)]
+
+
+def test_a_batch_of_which_nothing_was_handled_or_kept_is_empty():
+    batch = locked(keyed(0, (5, b"a")))
+    assert batch.is_empty
+    handle(batch)
+    assert not batch.is_empty
+    assert not take_held(reading(1)).is_empty
+
+
+def test_messages_are_careful_after_one_has_failed_and_for_some_time():
+    one = keyed(0, *[(offset, None) for offset in range(5, 205)])
+    batch = locked(one)
+    batch.careful()
+    batch.dropped()
+    one.ended()
+    batch = locked(one)
+    assert (batch.form, batch.messages) == (Form.CAREFUL, CAREFUL_MAX)
+    for at, (counts, (message,)) in enumerate(batch.calls(many=False)):
+        if at:
+            batch.handled(counts)
+        else:
+            batch.keep(one, message, fail(), is_left_out=False)
+    for step in (BatchStep.WRITTEN, BatchStep.COMMITS):
+        batch.stage.on(step)
+    batch.committed()
+    one.ended()
+    for form in (Form.CAREFUL, Form.PLAIN):
+        batch = locked(one)
+        assert batch.form is form
+        handle(batch)
+        for step in (BatchStep.WRITTEN, BatchStep.COMMITS):
+            batch.stage.on(step)
+        batch.committed()
+        one.ended()
+
+
+def test_a_message_that_is_known_to_fail_is_a_batch_without_a_call():
+    one = keyed(0, (5, b"a"), (6, b"b"), (7, b"c"))
+    one.known(6, MessageFailed("no"))
+    batch = locked(one)
+    assert (batch.form, batch.messages) == (Form.PLAIN, 1)
+    handle(batch)
+    for step in (BatchStep.WRITTEN, BatchStep.COMMITS):
+        batch.stage.on(step)
+    batch.committed()
+    one.ended()
+    batch = locked(one)
+    assert (batch.form, batch.first[1].offset, one.known_of(6)) == (Form.KEPT, 6, MessageFailed("no"))
+
+
+def test_a_held_message_that_is_known_to_fail_does_not_stop_what_was_fetched():
+    one = keyed(0, (5, b"a"), (6, b"b"))
+    one.known(3, MessageFailed("no"))
+    assert [found.offset for found in one.head(9, 0.0)] == [5, 6]
+    assert one.known_of(3) == MessageFailed("no")
+    one.is_known(3)
+    assert one.known_of(3) is None
 
 
 def test_the_size_is_halved_and_grows_back():

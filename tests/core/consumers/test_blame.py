@@ -9,19 +9,19 @@ from outbox.core.consumers import blame as b
 from outbox.core.consumers.blame import BatchAttempt, blame
 
 LOADING, LOCKING = BatchAttempt(0, is_locking=True), BatchAttempt(5, is_locking=True)
-MANY, ALONE, LAST = BatchAttempt(5, 0, 3), BatchAttempt(1, 0, 3), BatchAttempt(1, 2, 3)
-ATTEMPTS = {"loading": LOADING, "locking": LOCKING, "many": MANY, "alone": ALONE, "last": LAST}
+MANY, ALONE = BatchAttempt(5), BatchAttempt(1)
+ATTEMPTS = {"loading": LOADING, "locking": LOCKING, "many": MANY, "alone": ALONE}
 
 OF_MESSAGE = {
     "loading": b.StopConsumer,
     "locking": b.StopConsumer,
-    "many": b.Alone,
-    "alone": b.TryLater,
-    "last": b.StopPartition,
+    "many": b.FindMessage,
+    "alone": b.MessageFailed,
 }
 OF_STATEMENT = {**OF_MESSAGE, "loading": b.Wait, "locking": b.Wait}
 ROWS = [
     (b.FunctionRaised("no"), OF_MESSAGE),
+    (b.Postponed("no", 60.0), OF_MESSAGE),
     (b.Untrusted("no"), OF_MESSAGE),
     (b.Disconnected("no"), b.Wait),
     (b.KafkaUnavailable("no"), b.Wait),
@@ -69,3 +69,8 @@ def test_whoever_ended_the_transaction_is_told_what_may_be_left_of_it():
     action = blame(MANY, b.Replaced("xid"))
     assert isinstance(action, b.StopConsumer)
     assert "COMMIT" in action.remedy
+
+
+def test_a_postponed_message_says_until_when():
+    failed = blame(ALONE, b.Postponed("no", 60.0, retry_s=5.0))
+    assert failed == b.MessageFailed("no", until_s=60.0, retry_s=5.0)

@@ -4,7 +4,7 @@ from itertools import product
 
 import pytest
 
-from outbox.core.consumers.partition import LIFE, WORK, AssignedPartition, Life, Lives, Work, Works
+from outbox.core.consumers.partition import LIFE, WORK, AssignedPartition, Form, Life, Lives, Work, Works
 from outbox.core.consumers.values import Fetched, Partition, Position
 
 PARTITION = Partition("orders", 0)
@@ -135,20 +135,20 @@ def test_messages_of_a_batch_that_failed_go_alone_and_those_before_them_together
     one = reading()
     one.received([message(offset) for offset in range(10, 16)])
     one.alone(12, 13)
-    assert (offsets(one), one.is_alone) == ([10, 11], False)
+    assert (offsets(one), one.form is Form.ALONE) == ([10, 11], False)
     for reached, expected, is_alone in ((12, [12], True), (13, [13], True), (14, [14, 15], False)):
         one.handled(Position(reached, "id", 1))
-        assert (offsets(one), one.is_alone) == (expected, is_alone)
+        assert (offsets(one), one.form is Form.ALONE) == (expected, is_alone)
 
 
 def test_a_message_that_failed_waits_and_success_forgets_that():
     one = reading()
     one.received([message(10), message(11)])
     one.alone(10, 10)
-    one.failed(10, not_before=7.0)
-    assert (offsets(one, now=6.9), offsets(one, now=7.0), one.failures) == ([], [10], 1)
+    one.failed(10, (1, 0), now=0.0, not_before=7.0)
+    assert (offsets(one, now=6.9), offsets(one, now=7.0), one.tries.attempts) == ([], [10], 1)
     one.handled(Position(11, "id", 1))
-    assert (offsets(one, now=0.0), one.failures) == ([11], 0)
+    assert (offsets(one, now=0.0), one.tries.attempts) == ([11], 0)
 
 
 def moved(one, next_):
@@ -162,24 +162,24 @@ def test_messages_that_others_have_handled_meanwhile_are_not_waited_for():
     one = reading()
     one.received([message(offset) for offset in range(10, 20)])
     one.alone(10, 19)
-    one.failed(10, not_before=7.0)
+    one.failed(10, (1, 0), now=0.0, not_before=7.0)
     moved(one, 15)
     one.received([message(15), message(16)])
-    assert (offsets(one), one.is_alone, one.failures) == ([15], True, 0)
+    assert (offsets(one), one.form is Form.ALONE, one.tries.attempts) == ([15], True, 0)
     moved(one, 20)
     one.received([message(20), message(21)])
-    assert (offsets(one), one.is_alone) == ([20, 21], False)
+    assert (offsets(one), one.form is Form.ALONE) == ([20, 21], False)
 
 
 def test_a_message_that_failed_is_the_only_one_of_its_next_attempt():
     one = reading()
     one.received([message(10)])
-    one.failed(10, not_before=7.0)
+    one.failed(10, (1, 0), now=0.0, not_before=7.0)
     one.received([message(11), message(12)])
-    assert (offsets(one, now=7.0), one.is_alone, one.failures) == ([10], True, 1)
+    assert (offsets(one, now=7.0), one.form is Form.ALONE, one.tries.attempts) == ([10], True, 1)
     moved(one, 10)
     one.received([message(10), message(11)])
-    assert (offsets(one, now=7.0), one.failures) == ([10], 1), "it was loaded again, and has not moved"
+    assert (offsets(one, now=7.0), one.tries.attempts) == ([10], 1), "it was loaded again, and has not moved"
 
 
 def test_an_end_is_reached_behind_marks_of_transactions_and_when_no_batch_is_under_way():

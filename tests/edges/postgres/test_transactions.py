@@ -15,12 +15,13 @@ from functools import partial
 import psycopg
 import pytest
 from django.contrib.admin.models import LogEntry
-from django.contrib.auth.models import Group
+from django.contrib.auth.models import Group, User
 from django.core.exceptions import ImproperlyConfigured
 from django.db import Error, IntegrityError, OperationalError, connection, connections, transaction
 
 import outbox
 from outbox.core.consumers import blame
+from outbox.core.consumers.holding import CAREFUL_MAX
 from outbox.core.consumers.values import CommitInDoubt, Partition, Position
 from outbox.edges.postgres.consumers.positions import Positions, application_name
 from outbox.edges.postgres.consumers.transactions import Transaction
@@ -293,6 +294,111 @@ def test_a_durable_block_inside_is_refused_with_the_remedy(around, consumer):
     assert effects() == []
 
 
+# ---- one message of several
+
+
+def carefully(around, consumer, *functions):
+    """As the worker does it in a careful batch: which of these failed, and with what."""
+    failed = {}
+    POSITIONS.lock(around.begin(5), consumer, [ONE])
+    effect("before")
+    for number, function in enumerate(functions):
+        around.mark()
+        try:
+            effect(f"{number}")
+            function()
+            problem = around.keep()
+        except Exception as error:
+            problem = str(error)
+        if problem:
+            failed[number] = problem
+            if not around.undo():
+                return failed, None
+    assert around.problem() == ""
+    POSITIONS.write(connection, consumer, {ONE: (5, Position(6))})
+    return failed, around.commit()
+
+
+def works():
+    """Nothing else."""
+
+
+def refer_to_nobody():
+    LogEntry.objects.create(user_id=987654321, action_flag=1, object_repr="")
+
+
+def fail_in_a_block():
+    with transaction.atomic():
+        effect("in it")
+        raise ValueError("no")
+
+
+SURVIVED = [
+    fail_after(),
+    fail_after(error="SELECT 1/0"),
+    swallow_an_error,
+    swallow_an_error_of_a_block,
+    partial(transaction.set_rollback, True),
+    leave_a_block_open,
+    refer_to_nobody,
+    fail_in_a_block,
+]
+
+
+@pytest.mark.parametrize("function", SURVIVED, ids=map(named, SURVIVED))
+def test_one_message_that_fails_leaves_the_others_of_its_transaction(around, consumer, function):
+    failed, hooks = carefully(around, consumer, works, function, works, function, works)
+    assert list(failed) == [1, 3]
+    assert (effects(), position(consumer), hooks) == (["0", "2", "4", "before"], 6, [])
+    assert is_untouched()
+
+
+LOST = [close, close_beneath_django, fail_after("ROLLBACK"), fail_after("COMMIT"), close_and_fail]
+
+
+@pytest.mark.parametrize("function", LOST, ids=map(named, LOST))
+def test_one_message_that_ends_the_transaction_is_known(around, consumer, function):
+    failed, hooks = carefully(around, consumer, works, function, works)
+    assert (list(failed), hooks) == ([1], None)
+    around.rollback()
+    assert is_untouched()
+
+
+def test_hooks_of_a_message_that_fails_do_not_run(around, consumer):
+    ran = []
+
+    def hook(name, function):
+        def hooked():
+            transaction.on_commit(lambda: ran.append(name))
+            function()
+
+        return hooked
+
+    _, hooks = carefully(around, consumer, hook("a", works), hook("b", fail_after()), hook("c", works))
+    for run_it in hooks:
+        run_it()
+    assert ran == ["a", "c"]
+
+
+def test_a_deferred_constraint_that_holds_in_the_end_may_be_violated_meanwhile_by_each_message(around, consumer):
+    """Messages that were checked must not make those of later ones immediate."""
+
+    def child_before_parent():
+        entry = LogEntry.objects.create(user_id=1_000_000, action_flag=1, object_repr="")
+        user = User.objects.create(id=1_000_000, username="late")
+        entry.delete()
+        user.delete()
+
+    failed, _ = carefully(around, consumer, child_before_parent, child_before_parent)
+    assert failed == {}
+
+
+def test_a_full_careful_transaction_stays_below_the_cache_of_subtransactions(around, consumer):
+    failed, _ = carefully(around, consumer, *[works] * CAREFUL_MAX)
+    assert (failed, len(effects())) == ({}, CAREFUL_MAX + 1)
+    assert CAREFUL_MAX < 64
+
+
 # ---- hooks
 
 
@@ -438,7 +544,7 @@ def test_a_statement_is_ended_in_time_and_cancelled_from_another_thread(consumer
 HOLDING = """
 import sys, time, django
 django.setup()
-from django.contrib.auth.models import Group
+from django.contrib.auth.models import Group, User
 from django.db import connection
 from outbox.core.consumers.values import Partition, Position
 from outbox.edges.postgres.consumers.positions import Positions
@@ -548,17 +654,17 @@ def lose_its_session_within_a_block():
         lose_its_session()
 
 
-ATTEMPT = blame.BatchAttempt(1, attempts=5)
+ATTEMPT = blame.BatchAttempt(1)
 
 
 @pytest.mark.parametrize(
     ("function", "action"),
     [
-        (use_a_closed_cursor, blame.TryLater),
-        (ask_another_server, blame.TryLater),
-        (lose_another_session, blame.TryLater),
-        (call_another_broker, blame.TryLater),
-        (close_its_session_and_ask, blame.TryLater),
+        (use_a_closed_cursor, blame.MessageFailed),
+        (ask_another_server, blame.MessageFailed),
+        (lose_another_session, blame.MessageFailed),
+        (call_another_broker, blame.MessageFailed),
+        (close_its_session_and_ask, blame.MessageFailed),
         (lose_its_session, blame.Wait),
         (lose_its_session_within_a_block, blame.Wait),
     ],
@@ -571,7 +677,7 @@ def test_an_outage_is_one_of_the_transactions_own_session(around, consumer, func
     found = around.failure(raised.value, is_of_function=True)
     assert isinstance(blame.blame(ATTEMPT, found), action), found
     around.rollback()
-    if action is blame.TryLater:
+    if action is blame.MessageFailed:
         outage = around.failure(raised.value)
         assert isinstance(blame.blame(ATTEMPT, outage), blame.Wait), "where no function has run"
 

@@ -7,12 +7,14 @@ client sends last before a connection is lost may arrive or not, at once or late
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from greenlet import getcurrent
 
-from outbox.core.consumers import blame
-from outbox.core.consumers.values import CommitInDoubt, Partition, Position
+from outbox.core.consumers import blame, holding
+from outbox.core.consumers.holding import Kept, Release, StoredMessage, Tries
+from outbox.core.consumers.values import CommitInDoubt, ConsumerOptions, Fetched, Partition, Position
 from tests.simulation.checkers import Violation
 from tests.simulation.consumers.checkers import Effects, Written
 from tests.simulation.runtime import Answer
@@ -34,6 +36,33 @@ class FunctionFailed(Exception):
     """The user's function has raised."""
 
 
+class Later(Exception):
+    """The user's function has postponed the message."""
+
+
+class ConnectionClosed(Exception):
+    """The user's function has closed the connection, and then raised."""
+
+
+@dataclass(frozen=True)
+class HeldMessage:
+    id: int
+    partition: Partition
+    topic_id: str
+    message: Fetched
+    reason: str
+    since: float
+    attempts: int = 0
+    delays: int = 0
+    next_at: float | None = None
+    is_dead: bool = False
+    wanted: str = ""
+
+    @property
+    def place(self) -> tuple[Partition, str, int]:
+        return self.partition, self.topic_id, self.message.offset
+
+
 class Server:
     """One server; after a failover it is dead, and a copy goes on."""
 
@@ -44,11 +73,13 @@ class Server:
         self.effects = Effects()
         self.locks: dict[Partition, Session] = {}
         self.sessions: dict[Session, None] = {}
+        self.held: dict[int, HeldMessage] = {}
         self.is_alive = True
 
     def copied(self) -> Server:
         copy = Server(self.world)
         copy.rows, copy.effects, copy.written_by = dict(self.rows), self.effects.copied(), dict(self.written_by)
+        copy.held = dict(self.held)
         return copy
 
     def fail(self) -> None:
@@ -66,6 +97,10 @@ class Session:
         self.xid = 0
         self.effects: list[Written] = []
         self.moved: dict[Partition, tuple[int, Position]] = {}
+        self.held: dict[int, HeldMessage] | None = None
+        """As this transaction sees them, once it has changed one."""
+        self.touched: set[Partition] = set()
+        self.given_back: list[int] = []
         self.commits = False
         """A COMMIT is on its way or under way."""
         self.not_owned: set[Partition] = set()
@@ -129,7 +164,11 @@ class Session:
 
     def begin(self) -> None:
         self.xid = self.world.new_xid()
-        self.effects, self.moved = [], {}
+        self._forget()
+
+    def _forget(self) -> None:
+        self.effects, self.moved, self.held, self.given_back = [], {}, None, []
+        self.touched = set()
 
     def lock(self, partitions: Sequence[Partition], done: Callable[..., None]) -> None:
         """FOR UPDATE: in one order, each waited for. A row that was moved meanwhile is not returned."""
@@ -176,14 +215,28 @@ class Session:
             self.server.effects.add(message)
         self.server.rows.update({partition: position for partition, (_, position) in self.moved.items()})
         self.server.written_by.update(dict.fromkeys(self.moved, self.xid))
+        self._commit_held()
         self.world.note("commit", self.process.name, [message.uid for message in self.effects])
         self.process.committed += len(self.effects)
         self.world.committed[self.xid] = None
+        self._forget()
         self._release()
         done()
 
+    def _commit_held(self) -> None:
+        held, server, touched = self.held, self.server, self.touched
+        if held is not None:
+            for id_ in [id_ for id_, one in server.held.items() if one.partition in touched and id_ not in held]:
+                del server.held[id_]
+            server.held.update({id_: one for id_, one in held.items() if one.partition in touched})
+        for id_ in self.given_back:
+            if (one := server.held.get(id_)) is not None and one.reason == holding.FAILED:
+                server.held[id_] = replace(
+                    one, attempts=max(0, one.attempts - 1), is_dead=False, next_at=self.world.now + 1.0
+                )
+
     def rollback(self) -> None:
-        self.effects, self.moved = [], {}
+        self._forget()
         self._release()
 
     def end(self) -> None:
@@ -275,6 +328,129 @@ class Positions:
         return int(session.ask(act))
 
 
+class Held:
+    """A `HeldPort`."""
+
+    def __init__(self, process: Any) -> None:
+        self._process, self._world = process, process.world
+
+    def _ask(self, session: Session, job: Callable[[dict[int, HeldMessage]], Any]) -> Any:
+        def act(reply: Callable[..., None]) -> None:
+            if session.held is None:
+                session.held = dict(session.server.held)
+            reply(job(session.held))
+
+        return session.ask(act)
+
+    def look(self, session: Session, consumer: str, partitions: Sequence[Partition]) -> dict[Partition, bool]:
+        def act(reply: Callable[..., None]) -> None:
+            found: dict[Partition, bool] = {}
+            for one in session.server.held.values():
+                if one.partition in partitions and (one.wanted or not one.is_dead):
+                    is_due = not one.is_dead and one.next_at is not None and one.next_at <= self._world.now
+                    found[one.partition] = found.get(one.partition, False) or bool(one.wanted) or is_due
+            reply(found)
+
+        return session.ask(act)  # type: ignore[no-any-return]
+
+    def keys(
+        self, session: Session, consumer: str, asked: Mapping[Partition, Sequence[bytes]]
+    ) -> dict[Partition, frozenset[bytes]]:
+        def job(held: dict[int, HeldMessage]) -> dict[Partition, frozenset[bytes]]:
+            live = {(one.partition, one.message.key) for one in held.values() if not one.is_dead}
+            found = {p: frozenset(key for key in keys if (p, key) in live) for p, keys in asked.items()}
+            return {partition: keys for partition, keys in found.items() if keys}
+
+        return self._ask(session, job)  # type: ignore[no-any-return]
+
+    def keep(self, session: Session, options: ConsumerOptions, kept: Sequence[Kept]) -> list[int]:
+        def job(held: dict[int, HeldMessage]) -> list[int]:
+            places = {one.place for one in held.values()}
+            ids = []
+            for message, topic_id, fate in kept:
+                partition = Partition(message.topic, message.partition)
+                session.touched.add(partition)
+                if (partition, topic_id, message.offset) in places:
+                    continue
+                id_ = self._world.new_id()
+                ids.append(id_)
+                one = HeldMessage(id_, partition, topic_id, message, holding.WAITING, self._world.now)
+                held[id_] = one if fate is None else self._failed(options, one, fate)
+            return ids
+
+        return self._ask(session, job)  # type: ignore[no-any-return]
+
+    def _failed(self, options: ConsumerOptions, one: HeldMessage, fate: holding.Fate) -> HeldMessage:
+        now = self._world.now
+        return replace(
+            one,
+            reason=fate.reason,
+            since=now if one.reason == holding.WAITING else one.since,
+            attempts=fate.attempts,
+            delays=fate.delays,
+            next_at=None if fate.pause_s is None else now + fate.pause_s,
+            is_dead=holding.is_dead(options, fate),
+        )
+
+    def take(self, session: Session, consumer: str, partition: Partition, limit: int) -> list[StoredMessage]:
+        def job(held: dict[int, HeldMessage]) -> list[StoredMessage]:
+            session.touched.add(partition)
+            self._carry_out(held, partition)
+            mine = sorted((one for one in held.values() if one.partition == partition and not one.is_dead), key=_id)
+            firsts: dict[bytes | None, int] = {}
+            for one in mine:
+                firsts.setdefault(one.message.key, one.id)
+            due = [one for one in mine if one.next_at is not None and one.next_at <= self._world.now]
+            heads = sorted((one for one in due if firsts[one.message.key] == one.id), key=lambda one: one.next_at)[
+                :limit
+            ]
+            each = max(1, limit // max(1, len(heads)))
+            rows = [one for head in heads for one in [o for o in mine if o.message.key == head.message.key][:each]]
+            return [StoredMessage(one.id, one.message, self._tries(one)) for one in rows]
+
+        return self._ask(session, job)  # type: ignore[no-any-return]
+
+    def _tries(self, one: HeldMessage) -> Tries:
+        age_s = 0.0 if one.reason == holding.WAITING else self._world.now - one.since
+        return Tries(one.attempts, one.delays, age_s)
+
+    def _carry_out(self, held: dict[int, HeldMessage], partition: Partition) -> None:
+        for one in [one for one in held.values() if one.partition == partition and one.wanted]:
+            if one.wanted == holding.RETRY:
+                held[one.id] = replace(one, wanted="", is_dead=False, next_at=self._world.now)
+                continue
+            if one.wanted == holding.SKIP:
+                held[one.id] = replace(one, wanted="", is_dead=True, next_at=None)
+            else:
+                del held[one.id]
+            self._next(held, partition, one.message.key)
+
+    def _next(self, held: dict[int, HeldMessage], partition: Partition, key: bytes | None) -> None:
+        live = [
+            one for one in held.values() if one.partition == partition and one.message.key == key and not one.is_dead
+        ]
+        if live and (first := min(live, key=_id)).next_at is None and first.reason == holding.WAITING:
+            held[first.id] = replace(first, next_at=self._world.now)
+
+    def change(self, session: Session, options: ConsumerOptions, partition: Partition, release: Release) -> None:
+        def job(held: dict[int, HeldMessage]) -> None:
+            for id_ in release.changes.gone:
+                del held[id_]
+            for id_, fate in release.changes.failed.items():
+                held[id_] = self._failed(options, held[id_], fate)
+            for key in release.changes.heads:
+                self._next(held, partition, key)
+
+        self._ask(session, job)
+
+    def give_back(self, session: Session, ids: Sequence[int]) -> None:
+        session.ask(lambda reply: reply(session.given_back.extend(ids)))
+
+
+def _id(one: HeldMessage) -> int:
+    return one.id
+
+
 class Transaction:
     """A `TransactionPort`."""
 
@@ -283,6 +459,8 @@ class Transaction:
         self.session: Session | None = None
         self._doubtful: Session | None = None
         self.hooks: list[Callable[[], None]] = []
+        self._marked = 0, 0
+        """Effects and transaction, when the function was called."""
         process.transactions.append(self)
 
     def connection(self) -> Session:
@@ -314,6 +492,37 @@ class Transaction:
     def problem(self) -> str:
         return ""
 
+    def mark(self) -> None:
+        session = self.session
+        assert session is not None
+        self._marked = len(session.effects), session.xid
+        session.ask(lambda reply: reply())
+
+    def keep(self) -> str:
+        if self.session is None:
+            return "the connection was closed"
+        self.session.ask(lambda reply: reply())
+        if self._marked[1] != self.session.xid:
+            raise Failed("3B001")
+        return ""
+
+    def undo(self) -> bool:
+        session = self.session
+        if session is None or not session.is_connected or self._marked[1] != session.xid:
+            return False
+        try:
+            session.ask(lambda reply: reply(session.effects.__delitem__(slice(self._marked[0], None))))
+        except Lost:
+            return False
+        return True
+
+    def is_committed(self, xid: int) -> bool:
+        try:
+            self.connection().ask(lambda reply: reply())
+        except Lost:
+            return False
+        return xid in self._world.committed
+
     def commit(self) -> list[Callable[[], None]]:
         session, hooks = self.session, self.hooks
         assert session is not None
@@ -321,6 +530,7 @@ class Transaction:
             session.ask(session.commit, is_commit=True)
         except Lost:
             self._doubtful = session
+            self._process.passed("doubt", 10 * self._world.faults.point)
             raise CommitInDoubt(hooks) from None
         session.xid = 0
         return hooks
@@ -353,6 +563,8 @@ class Transaction:
             return blame.Disconnected("lost")
         if isinstance(error, Failed):
             return blame.StatementRefused(error.sqlstate, "refused")
-        if isinstance(error, FunctionFailed):
+        if isinstance(error, FunctionFailed | ConnectionClosed):
             return blame.FunctionRaised(str(error))
+        if isinstance(error, Later):
+            return blame.Postponed("not yet", until_s=3600.0)
         raise error

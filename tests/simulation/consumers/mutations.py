@@ -8,13 +8,15 @@ from typing import Any
 
 from outbox.consumers import worker as workers
 from outbox.consumers.assignment import Assignment, Orders
+from outbox.consumers.calls import Calls
 from outbox.consumers.worker import ConsumerWorker
 from outbox.core.consumers import start
 from outbox.core.consumers.batch import BatchStep, ConsumerBatch
+from outbox.core.consumers.holding import Release, StoredMessage, Tries
 from outbox.core.consumers.partition import AssignedPartition
 from outbox.core.consumers.start import Places, Placing
 from outbox.core.consumers.values import Fetched, Partition, Position
-from tests.simulation.consumers.scenario import LAGGING, LOGS, PLAIN, RESTLESS, THEMES, Outcome, run
+from tests.simulation.consumers.scenario import ENDING, LAGGING, LOGS, PLAIN, RESTLESS, THEMES, Outcome, run
 from tests.simulation.planted import PlantedBug, around
 
 
@@ -25,11 +27,11 @@ class Planted(PlantedBug):
 
 
 def _handle_first(lock: Any, worker: ConsumerWorker, connection: Any, batch: ConsumerBatch) -> None:
-    HANDLE(worker, batch)
+    RUN(worker._calls, batch)
     lock(worker, connection, batch)
 
 
-HANDLE = ConsumerWorker._handle
+RUN = Calls.run
 
 
 def _read_plainly(worker: ConsumerWorker, batch: ConsumerBatch) -> Mapping[Partition, tuple[Position, int]]:
@@ -104,23 +106,45 @@ def _start_without_resume(orders: Any, assignment: Assignment) -> Orders:
     return replace(found, resume=[partition for partition in found.resume if partition not in found.start])
 
 
+def _release_without_lock(lock: Any, worker: ConsumerWorker, connection: Any, batch: ConsumerBatch) -> None:
+    if batch.release is None:
+        lock(worker, connection, batch)
+    else:
+        worker._assignment.locked(batch, dict(batch._expected), connection.xid)
+
+
+def _believe_that_nothing_is_held(loaded: Any, one: AssignedPartition, position: Position) -> None:
+    loaded(one, position)
+    one.has_held = False
+
+
+def _forget_tries(taken: Any, release: Release, rows: Sequence[StoredMessage], *, is_full: bool) -> None:
+    taken(release, [row._replace(tries=Tries()) for row in rows], is_full=is_full)
+
+
+def _block_nothing(keep: Any, batch: ConsumerBatch, *given: Any, is_left_out: bool) -> None:
+    keep(batch, *given, is_left_out=True)
+
+
 MUTATIONS: dict[str, Planted] = {
     "effects before the lock": Planted(
-        (around(ConsumerWorker, "_lock", _handle_first), (ConsumerWorker, "_handle", lambda worker, batch: None)),
+        (around(ConsumerWorker, "_lock", _handle_first), (Calls, "run", lambda calls, batch: None)),
         theme=(PLAIN, THEMES),
     ),
     "plain read of a doubtful COMMIT": Planted(((ConsumerWorker, "_rows_after_commit", _read_plainly),)),
-    "who has written a position is not asked": Planted((around(ConsumerBatch, "settled", _believe_the_offset),)),
+    "who has written a position is not asked": Planted(
+        (around(ConsumerBatch, "settled", _believe_the_offset),), theme=(PLAIN, THEMES)
+    ),
     "a doubtful COMMIT is counted": Planted((around(ConsumerWorker, "_settle", _count_at_once),)),
     "position written before the functions": Planted((around(ConsumerBatch, "handled", _reach_all),)),
     "comparison left out": Planted((around(ConsumerBatch, "locked", _expect_anything),)),
     "revoked partition still committed": Planted(((AssignedPartition, "is_held", True),), theme=(RESTLESS, THEMES)),
     "reading before start is committed": Planted((around(ConsumerWorker, "_place", _create_later),)),
     "transaction id not compared": Planted(
-        (around(ConsumerBatch, "objection", _take_any_transaction),), theme=(RESTLESS, THEMES)
+        (around(ConsumerBatch, "objection", _take_any_transaction),), theme=(ENDING, THEMES)
     ),
     "a transaction that failed is not compared": Planted(
-        ((ConsumerWorker, "_is_replaced", lambda *given: False),), theme=(RESTLESS, THEMES)
+        ((ConsumerWorker, "_is_replaced", lambda *given: False),), theme=(ENDING, THEMES)
     ),
     "leader epoch not compared": Planted((around(AssignedPartition, "received", _see_no_epoch),), theme=(LOGS, THEMES)),
     "what was fetched is kept when the position moves": Planted(((AssignedPartition, "forget", lambda one: None),)),
@@ -131,21 +155,45 @@ MUTATIONS: dict[str, Planted] = {
         ((workers, "places", lambda *given: _begin_added_at_start(start.places, *given)),)
     ),
     "assign without resume": Planted((around(Assignment, "orders", _start_without_resume),)),
+    "a message that failed has no row": Planted(
+        ((ConsumerWorker, "_write_held", lambda *given: ()),), theme=(RESTLESS, THEMES)
+    ),
+    "attempts in memory": Planted((around(Release, "taken", _forget_tries),), theme=(RESTLESS, THEMES)),
+    "a hold forgotten at a rebalance": Planted(
+        (around(AssignedPartition, "loaded", _believe_that_nothing_is_held),), theme=(RESTLESS, THEMES)
+    ),
+    "release out of order": Planted(((Release, "is_blocked", lambda *given: False),), theme=(RESTLESS, THEMES)),
+    "later messages of a key that fails are handled": Planted(
+        (around(ConsumerBatch, "keep", _block_nothing),), theme=(RESTLESS, THEMES)
+    ),
+    "release without the lock": Planted(
+        (around(ConsumerWorker, "_lock", _release_without_lock),), theme=(RESTLESS, THEMES)
+    ),
+    "what a message did before it failed is kept": Planted(
+        ((Calls, "_undo", lambda *given: None),), theme=(RESTLESS, THEMES)
+    ),
 }
 FOUND_BY = {
-    "effects before the lock": 104,
-    "plain read of a doubtful COMMIT": 28,
-    "who has written a position is not asked": 444,
+    "effects before the lock": 0,
+    "plain read of a doubtful COMMIT": 35,
+    "who has written a position is not asked": 150,
     "a doubtful COMMIT is counted": 1,
     "position written before the functions": 3,
-    "comparison left out": 1,
-    "revoked partition still committed": 179,
+    "comparison left out": 6,
+    "revoked partition still committed": 58,
     "reading before start is committed": 0,
-    "transaction id not compared": 63,
-    "a transaction that failed is not compared": 4035,
-    "leader epoch not compared": 58,
+    "transaction id not compared": 129,
+    "a transaction that failed is not compared": 14,
+    "leader epoch not compared": 12,
     "what was fetched is kept when the position moves": 1,
-    "an idle owner does not read its positions": 1,
-    "a partition added later begins at start": 8,
-    "assign without resume": 0,
+    "an idle owner does not read its positions": 6,
+    "a partition added later begins at start": 5,
+    "assign without resume": 3,
+    "a message that failed has no row": 3,
+    "attempts in memory": 3,
+    "a hold forgotten at a rebalance": 8,
+    "release out of order": 3,
+    "later messages of a key that fails are handled": 3,
+    "release without the lock": 3,
+    "what a message did before it failed is kept": 3,
 }

@@ -14,7 +14,16 @@ from outbox.core.consumers.partition import Life
 from outbox.core.consumers.values import Fetched, Partition
 from tests.simulation.checkers import Violation
 from tests.simulation.consumers.checkers import Written
-from tests.simulation.consumers.database import Failed, FunctionFailed, Positions, Session, Transaction
+from tests.simulation.consumers.database import (
+    ConnectionClosed,
+    Failed,
+    FunctionFailed,
+    Held,
+    Later,
+    Positions,
+    Session,
+    Transaction,
+)
 from tests.simulation.consumers.topic import Client, Topics
 from tests.simulation.runtime import Simulated
 
@@ -26,7 +35,7 @@ class Process:
         self.world, self.name = world, name
         self.exit_code = 0
         self.runtime = Simulated(world, origin=world.random.uniform(0.0, 1e6), switching=world.switching)
-        self.runtime.passed = self._passed
+        self.runtime.passed = self.passed
         self.transactions: list[Transaction] = []
         self.client = Client(self)
         self.database_ok, self.is_closed, self.is_leaving = True, False, False
@@ -52,6 +61,9 @@ class Process:
     def positions(self) -> Positions:
         return Positions(self)
 
+    def held(self) -> Held:
+        return Held(self)
+
     def transaction(self) -> Transaction:
         return Transaction(self)
 
@@ -64,14 +76,21 @@ class Process:
     # ---- the function
 
     def _handle(self, messages: Sequence[Fetched], attempt: int) -> None:
-        for fetched in messages:
-            self._effect(self.world.written[int(fetched.value or b"")])
-
-    def _effect(self, message: Written) -> None:
-        world, faults = self.world, self.world.faults
         transaction: Transaction = getcurrent().transaction  # type: ignore[attr-defined]
         session = transaction.session
         assert session is not None
+        for fetched in messages:
+            partition = Partition(fetched.topic, fetched.partition)
+            if (
+                session.is_alive
+                and session.server.locks.get(partition) is not session
+                and not self._has_ended_transactions
+            ):
+                raise Violation(f"{self.name} calls the function without the lock of {partition}")
+            self._effect(transaction, session, self.world.written[int(fetched.value or b"")])
+
+    def _effect(self, transaction: Transaction, session: Session, message: Written) -> None:
+        world, faults = self.world, self.world.faults
         if world.chance(faults.slow):
             self.runtime.sleep(world.random.choice((0.01, 0.1, 0.3)))
         if world.chance(faults.hang):
@@ -80,8 +99,18 @@ class Process:
             session.ask(lambda reply: reply())
         if world.chance(faults.conflict):
             raise Failed(world.random.choice(("40P01", "40001", "55P03")))
+        if world.not_yet.get(message.uid, 0) > 0:
+            world.not_yet[message.uid] -= 1
+            raise Later
+        if world.now < world.broken_until:
+            raise FunctionFailed("another service is unavailable")
+        if message.uid in world.poison and world.chance(0.1):
+            transaction.close()
+            raise ConnectionClosed
         if message.uid in world.poison or world.failing.get(message.uid, 0) > 0:
             world.failing[message.uid] = world.failing.get(message.uid, 0) - 1
+            if world.random.random() < 0.5:
+                session.effects.append(message)
             raise FunctionFailed(f"message {message.uid}")
         if world.chance(faults.raw_commit) and self._is_by_itself:
             self._commit(session, message)
@@ -127,8 +156,8 @@ class Process:
         states = self.consumption.states
         return {partition: reason for partition, (state, reason) in states.items() if state is Life.STOPPED}
 
-    def _passed(self, name: str) -> None:
-        if self.world.chance(self.world.faults.point) and self.is_alive:
+    def passed(self, name: str, probability: float | None = None) -> None:
+        if self.world.chance(self.world.faults.point if probability is None else probability) and self.is_alive:
             self.world.struck(self, name)
             self.runtime.sleep(0.0)
 

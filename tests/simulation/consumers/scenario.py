@@ -10,7 +10,7 @@ import logging
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 from unittest.mock import patch
 
@@ -18,8 +18,10 @@ from greenlet import getcurrent
 
 from outbox import failpoints
 from outbox.consumers import assignment, member, topics, worker
+from outbox.core.consumers import failing
 from outbox.core.consumers import log as core_log
-from outbox.core.consumers.values import EARLIEST, LATEST, ConsumerOptions, Partition, Position
+from outbox.core.consumers.holding import DISCARD, RETRY, SKIP, WAITING
+from outbox.core.consumers.values import DEAD_LETTER, EARLIEST, HOLD, LATEST, STOP, ConsumerOptions, Partition, Position
 from tests.simulation import world as surroundings
 from tests.simulation.checkers import Violation
 from tests.simulation.consumers.checkers import Written
@@ -31,10 +33,11 @@ from tests.simulation.runtime import ended_with, in_thread
 FAULTS_S = 8.0
 DRAIN_S = 90.0
 MEMBERS_MAX = 4
-THEMES = 4
-PLAIN, LAGGING, LOGS, RESTLESS = range(THEMES)
+THEMES = 5
+PLAIN, LAGGING, LOGS, RESTLESS, ENDING = range(THEMES)
 """Themes, by seed % THEMES: nothing but faults of processes and connections; failovers to copies that lag; topics that
-are truncated, expired and created again; many rebalances, and functions that fail."""
+are truncated, expired and created again; many rebalances, and functions that fail; functions that end the transaction
+themselves, in one process at a time."""
 
 
 @dataclass
@@ -65,6 +68,9 @@ def sized() -> Iterator[None]:
     with ExitStack() as stack:
         for owner, name, value in (
             (assignment, "LOOK_S", 0.5),
+            (assignment, "HELD_S", 0.2),
+            (failing, "KEYS", 4),
+            (failing, "FIRST_S", 0.1),
             (assignment, "QUEUE_MAX", 40),
             (member, "COPY_S", 0.5),
             (topics, "LOOK_S", 0.2),
@@ -87,20 +93,22 @@ class World(surroundings.World):
     faults: Faults
 
     def __init__(self, seed: int) -> None:
-        partitions = 1 + seed // 4 % 3
+        theme = seed % THEMES
+        partitions = 1 + seed // THEMES % 3
         super().__init__(seed, lanes=partitions, cooperative=seed % 3 != 0)
         self.seed, self.faults = seed, Faults()
         self.group.partitions = range(partitions)
         self.switching = self.random.choice((0.0, 0.0, 0.01, 0.05))
-        self.threads = self.random.choice((1, 1, 2))
+        self.threads = 1 if theme == ENDING else self.random.choice((1, 1, 2))
         self.options = ConsumerOptions(
             "shop.orders",
-            start=EARLIEST if seed % THEMES == LOGS else self.random.choice((EARLIEST, LATEST)),
-            batch=12 if seed % THEMES == LOGS else self.random.choice((1, 4, 12)),
+            start=EARLIEST if theme == LOGS else self.random.choice((EARLIEST, LATEST)),
+            batch=12 if theme == LOGS else self.random.choice((1, 4, 12)),
             many=self.random.random() < 0.2,
             timeout_s=3.0,
             attempts=3,
             backoff_s=0.1,
+            on_error=(HOLD, DEAD_LETTER, HOLD, STOP)[seed // THEMES % 4],
         )
         self.tasks: list[Any] = []
         self.topic = Topic(self, partitions)
@@ -110,13 +118,17 @@ class World(surroundings.World):
         self.written: dict[int, Written] = {}
         self.failing: dict[int, int] = {}
         """How often the function fails yet, for messages."""
+        self.not_yet: dict[int, int] = {}
+        """How often the function postpones them yet."""
+        self.broken_until = 0.0
+        """The function fails with every message."""
         self.poison: dict[int, None] = {}
         self.left_out: dict[int, None] = {}
         self.begun: dict[Partition, int] = {}
         self.no_fetch_until = self.watermark_lags_until = 0.0
         self.other_topics: list[str] = []
         self.leaderless: set[Partition] = set()
-        self._xids = 0
+        self._xids = self._ids = 0
         self.is_ended_by_hand = False
         """A function has committed effects without their position. An operator has to set that."""
         self.replace: Callable[[], None] = lambda: None
@@ -125,6 +137,10 @@ class World(surroundings.World):
     def new_xid(self) -> int:
         self._xids += 1
         return self._xids
+
+    def new_id(self) -> int:
+        self._ids += 1
+        return self._ids
 
     def hooked(self, xid: int) -> None:
         if xid not in self.committed:
@@ -179,7 +195,7 @@ class Scenario:
         world = self.world
         for _ in range(self.random.choice((0, 5, 40))):
             self.produce(self.random.choice(self.keys))
-        for _ in range(self.random.choice((1, 2, 3))):
+        for _ in range(1 if self.theme == ENDING else self.random.choice((1, 2, 3))):
             self.spawn()
         self.write()
         self.expire()
@@ -219,6 +235,20 @@ class Scenario:
         handled = self.world.primary.effects.handled
         return all(m.uid in handled or m.uid in self.world.left_out for m in self.required())
 
+    def decide_about_held(self) -> None:
+        """Of messages that are not tried again by themselves."""
+        server = self.world.primary
+        for id_, one in list(server.held.items()):
+            uid = int(one.message.value or b"")
+            if one.is_dead:
+                self.world.left_out[uid] = None
+            elif one.next_at is None and one.reason != WAITING and not one.wanted:
+                if uid in self.world.poison:
+                    self.world.left_out[uid] = None
+                    server.held[id_] = replace(one, wanted=self.random.choice((SKIP, DISCARD)))
+                else:
+                    server.held[id_] = replace(one, wanted=RETRY)
+
     def living(self) -> list[Process]:
         return [process for process in self.world.processes if process.is_alive and not process.is_leaving]
 
@@ -241,7 +271,9 @@ class Scenario:
         if self.theme == RESTLESS and self.is_writing:
             draw = self.random.random()
             if draw < 0.04:
-                self.world.failing[self.uid] = self.random.choice((1, 2))
+                self.world.failing[self.uid] = self.random.choice((1, 2, 4))
+            elif draw > 0.96:
+                self.world.not_yet[self.uid] = self.random.choice((1, 3))
             elif draw < 0.045:
                 self.world.poison[self.uid] = None
 
@@ -261,12 +293,14 @@ class Scenario:
             return
         self.weather()
         faults = ["crash", "pause", "pause", "stop", "join", "cut_off", "restart", "add_partition", "silence"]
-        if self.theme == LAGGING:
+        if self.theme == ENDING:
+            faults = ["crash", "pause", "pause", "cut_off", "restart"]
+        elif self.theme == LAGGING:
             faults += ["fail_over"] * 8
         elif self.theme == LOGS:
             faults += ["truncate", "lose_old", "lag"] * 3
         elif self.theme == RESTLESS:
-            faults += ["join", "stop", "evict"] * 4
+            faults += ["join", "stop", "evict"] * 4 + ["break_function"] * 2
         getattr(self, self.random.choice(faults))()
         self.replace()
         self.world.after(self.random.uniform(0.1, 1.2), self.strike)
@@ -277,7 +311,7 @@ class Scenario:
 
         self.world.faults = Faults(
             cut=some(0.03),
-            cut_commit=some(0.15),
+            cut_commit=some(0.4 if self.theme == PLAIN else 0.15),
             commit_late=some(0.2),
             no_connection=some(0.1),
             no_metadata=some(0.1),
@@ -285,9 +319,9 @@ class Scenario:
             hang=some(0.002),
             asks=some(0.3),
             conflict=some(0.02),
-            raw_rollback=(raw := 0.01 if self.theme == RESTLESS and self.random.random() < 0.3 else 0.0),
+            raw_rollback=(raw := 0.02 if self.theme == ENDING else 0.0),
             raw_commit=raw,
-            point=some(0.02),
+            point=0.05 if self.theme == RESTLESS else some(0.02),
         )
 
     def anyone(self) -> Process | None:
@@ -319,6 +353,9 @@ class Scenario:
         process = self.anyone()
         if process and self.world.group.others(process.name):
             self.world.group.leave(process.name)
+
+    def break_function(self) -> None:
+        self.world.broken_until = self.world.now + self.random.choice((0.1, 0.5, 2.0))
 
     def cut_off(self) -> None:
         if process := self.anyone():
@@ -436,9 +473,10 @@ class Scenario:
 
     def operate(self) -> None:
         """What `outbox_positions` does, for partitions that have stopped; nothing else may stop one."""
+        self.decide_about_held()
         stopped = {partition: reason for process in self.living() for partition, reason in process.stopped.items()}
         for partition, reason in stopped.items():
-            is_poison = "failed 3 times" in reason and self.world.poison
+            is_poison = "failed 3 times" in reason and self.theme == RESTLESS
             if not is_poison and partition not in self.world.topic.changed:
                 raise Violation(f"stopped without a cause: {reason}")
         if stopped:

@@ -23,9 +23,16 @@ from outbox.core.consumers import blame
 from outbox.core.consumers.blame import Failure
 from outbox.core.consumers.values import CommitInDoubt
 from outbox.edges.postgres.consumers.positions import application_name
-from outbox.exceptions import InvalidConsumer, NotAvailable, StashOutsideTransaction
+from outbox.exceptions import InvalidConsumer, NotAvailable, NotYet, StashOutsideTransaction
 
 _CANCEL_S = 5.0
+_MARK = "/* mark */ SAVEPOINT outbox_message"
+# Checks what is deferred to COMMIT, and leaves it deferred for the messages that follow.
+_KEEP = (
+    "/* keep */ SAVEPOINT outbox_check; SET CONSTRAINTS ALL IMMEDIATE; ROLLBACK TO SAVEPOINT outbox_check; "
+    "RELEASE SAVEPOINT outbox_message"
+)
+_UNDO = "/* undo */ ROLLBACK TO SAVEPOINT outbox_message; RELEASE SAVEPOINT outbox_message"
 # A client that is gone without a word keeps its locks no longer than this.
 _GONE = {
     "tcp_keepalives_idle": "5",
@@ -48,6 +55,8 @@ class Transaction:
         }
         self._atomic: transaction.Atomic | None = None
         self._session: psycopg.Connection[Any] | None = None
+        self._hooks = 0
+        """Of on_commit, before the function was called."""
 
     def connection(self) -> Any:
         """Django's connection, open and outside of a transaction."""
@@ -95,6 +104,42 @@ class Transaction:
             return "an atomic() block was entered and never left"
         return ""
 
+    # ---- one message
+
+    def mark(self) -> None:
+        """Sets a savepoint."""
+        session = self._session
+        assert session is not None
+        self._hooks = len(connections[self._alias].run_on_commit)
+        session.execute(_MARK)
+
+    def keep(self) -> str:
+        """Why what was done since `mark` cannot be trusted; empty: it is kept. Raises what a deferred constraint
+        says."""
+        if problem := self.problem():
+            return problem
+        session = self._session
+        assert session is not None
+        session.execute(_KEEP)
+        return ""
+
+    def undo(self) -> bool:
+        """What was done since `mark`. False: the transaction is lost."""
+        connection, session = connections[self._alias], self._session
+        if session is None or session.closed or connection.connection is not session:
+            return False
+        try:
+            session.execute(_UNDO)
+        except psycopg.Error:
+            return False
+        del connection.run_on_commit[self._hooks :]
+        connection.savepoint_ids.clear()
+        del connection.atomic_blocks[1:]
+        connection.needs_rollback = False
+        return True
+
+    # ---- the end
+
     def commit(self) -> list[Callable[[], None]]:
         """The hooks of `on_commit`, which the caller runs one by one: Django would drop those behind one that raises.
         Raises `CommitInDoubt`."""
@@ -117,7 +162,7 @@ class Transaction:
         """After a failure, in the place of `rollback`: whether the transaction of this id was ended by the function."""
         is_another = self._is_another(xid)
         self.rollback()
-        return is_another or self._is_committed(xid)
+        return is_another or self.is_committed(xid)
 
     def _is_another(self, xid: int) -> bool:
         session = self._session
@@ -130,7 +175,7 @@ class Transaction:
             return row is not None and row[0] != xid
         return False
 
-    def _is_committed(self, xid: int) -> bool:
+    def is_committed(self, xid: int) -> bool:
         """What the session itself cannot say after an error, and when it is lost."""
         try:
             with self.connection().cursor() as cursor:
@@ -186,6 +231,8 @@ class Transaction:
             return blame.Ending(text)
         if isinstance(error, CommitInDoubt):
             return blame.Disconnected(_text(error.__cause__ or error))
+        if isinstance(error, NotYet):
+            return blame.Postponed(text, error.until_s, error.retry_s)
         if isinstance(error, NotAvailable):
             return blame.KafkaUnavailable(text)
         if remedy := _remedy(error):

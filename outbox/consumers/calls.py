@@ -1,0 +1,267 @@
+"""Calls the user's function with the messages of a batch, inside of its transaction.
+
+A plain batch is handled or fails as a whole. In a careful one each message has a savepoint of its own: what the
+function did with a message that fails is rolled back, and the message is kept for later.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+from outbox.consumers.assignment import Assignment
+from outbox.consumers.ports import Handle, TransactionPort
+from outbox.core.consumers import blame, holding
+from outbox.core.consumers.batch import ConsumerBatch
+from outbox.core.consumers.blame import MessageFailed
+from outbox.core.consumers.failing import FIRST_S
+from outbox.core.consumers.holding import Fate, StoredMessage, Tries
+from outbox.core.consumers.partition import AssignedPartition, Form
+from outbox.core.consumers.values import ConsumerOptions, Fetched
+from outbox.failpoints import failpoint
+from outbox.runtime import Runtime
+
+logger = logging.getLogger("outbox.consumers")
+
+FUNCTION, HOOK = "function", "hook"
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """Of the user's function, or of a port."""
+
+    name: str
+    began_at: float
+    limit_s: float
+
+
+class CallWatch:
+    """Of one worker."""
+
+    def __init__(self, runtime: Runtime, limit_s: float) -> None:
+        """`limit_s` is that of calls of PostgreSQL."""
+        self._runtime, self._limit_s = runtime, limit_s
+        self.call: Call | None = None
+        """None: none that is watched."""
+
+    def begin(self, name: str, limit_s: float, now: float) -> None:
+        self.call = Call(name, now, limit_s)
+
+    def end(self) -> None:
+        self.call = None
+
+    @contextmanager
+    def during(self, name: str, limit_s: float | None = None) -> Iterator[None]:
+        self.begin(name, self._limit_s if limit_s is None else limit_s, self._runtime.monotonic())
+        try:
+            yield
+        finally:
+            self.end()
+
+
+class Refusal(Exception):
+    """A transaction that must not be committed, although nothing was raised in it."""
+
+    def __init__(self, failure: blame.Failure) -> None:
+        super().__init__(failure.text)
+        self.failure = failure
+
+
+class MessageAtFault(Exception):
+    """The message has made the transaction useless, with all that was done in it."""
+
+    def __init__(self, one: AssignedPartition, message: Fetched, failed: MessageFailed) -> None:
+        super().__init__(failed.reason)
+        self.one, self.message, self.failed = one, message, failed
+
+
+class Calls:
+    """Of one worker."""
+
+    def __init__(
+        self,
+        number: int,
+        options: ConsumerOptions,
+        function: Handle,
+        assignment: Assignment,
+        transaction: TransactionPort,
+        watch: CallWatch,
+        runtime: Runtime,
+    ) -> None:
+        self._number, self._options = number, options
+        self._function, self._assignment = function, assignment
+        self._transaction, self._watch, self._runtime = transaction, watch, runtime
+
+    def run(self, batch: ConsumerBatch) -> None:
+        until = self._runtime.monotonic() + self._options.transaction_max_s
+        if batch.form is Form.KEPT:
+            self._keep(batch)
+        elif batch.release is not None:
+            self._release(batch, until)
+        elif batch.form is Form.CAREFUL and not self._options.many:
+            self._careful(batch, until)
+        else:
+            self._plain(batch, until)
+
+    def _call(self, messages: Sequence[Fetched], attempt: int, now: float) -> None:
+        self._watch.begin(FUNCTION, self._options.timeout_s, now)
+        try:
+            self._function(messages, attempt)
+        finally:
+            self._watch.end()
+
+    # ---- each form of a batch
+
+    def _plain(self, batch: ConsumerBatch, until: float) -> None:
+        attempt, is_first = batch.tries.attempts + 1, True
+        try:
+            for counts, messages in batch.calls(many=self._options.many):
+                if (now := self._runtime.monotonic()) >= until:
+                    break
+                self._call(messages, attempt, now)
+                batch.handled(counts)
+                if is_first:
+                    failpoint("batch-begun")
+                    is_first = False
+        except BaseException:
+            batch.raised()
+            raise
+
+    def _careful(self, batch: ConsumerBatch, until: float) -> None:
+        for counts, messages in batch.calls(many=False):
+            if self._runtime.monotonic() >= until:
+                break
+            ((one, _),) = counts.items()
+            message = messages[0]
+            if (failed := self._try(one, message, Tries())) is None:
+                batch.handled(counts)
+                failpoint("batch-begun")
+                continue
+            found = self.fate(message, Tries(), failed)
+            if self.is_consumer_failing(one, message, found):
+                batch.give_back(FIRST_S)
+                break
+            batch.keep(one, message, found, is_left_out=self._is_left_out(found))
+
+    def _release(self, batch: ConsumerBatch, until: float) -> None:
+        release, (one,) = batch.release, batch.staying
+        assert release is not None
+        for row in release.rows:
+            if self._runtime.monotonic() >= until:
+                break
+            if release.is_blocked(row):
+                continue
+            if (failed := one.known_of(row.message.offset)) is None:
+                failed = self._try(one, row.message, row.tries)
+            if failed is None:
+                release.handled(row)
+            else:
+                self._failed_again(batch, row, failed)
+
+    def _failed_again(self, batch: ConsumerBatch, row: StoredMessage, failed: MessageFailed) -> None:
+        release = batch.release
+        assert release is not None
+        found = self.fate(row.message, row.tries, failed)
+        if self._assignment.failing:
+            self._assignment.tried_in_vain()
+            found = replace(found, attempts=row.tries.attempts, pause_s=holding.BACKOFF_MAX_S / 2)
+        release.failed(row, found, leaves=self._is_left_out(found))
+
+    def _keep(self, batch: ConsumerBatch) -> None:
+        """It has failed before, and a transaction with it."""
+        one, message = batch.first
+        failed = one.known_of(message.offset)
+        assert failed is not None
+        for _ in batch.calls(many=False):  # unless it waits behind another one
+            found = self.fate(message, Tries(), failed)
+            batch.keep(one, message, found, is_left_out=self._is_left_out(found))
+
+    # ---- one message
+
+    def _try(self, one: AssignedPartition, message: Fetched, tries: Tries) -> MessageFailed | None:
+        """None: it is handled."""
+        transaction = self._transaction
+        with self._watch.during("mark"):
+            transaction.mark()
+        try:
+            self._call((message,), tries.attempts + 1, self._runtime.monotonic())
+            with self._watch.during("keep"):
+                if problem := transaction.keep():
+                    raise Refusal(blame.Untrusted(problem))
+        except BaseException as error:
+            failed = self._failed(error)
+            if failed is None:
+                raise
+            self.log_failed(message, tries, failed, error)
+            self._undo(one, message, failed)
+            return failed
+        if self._assignment.message_handled():
+            logger.info("consumer_goes_on consumer=%s", self._options.name)
+        return None
+
+    def _failed(self, error: BaseException) -> MessageFailed | None:
+        """None: the message is not to blame."""
+        if isinstance(error, Refusal):
+            failure = error.failure
+        else:
+            failure = self._transaction.failure(error, is_of_function=True)
+        action = blame.blame(blame.BatchAttempt(1), failure)
+        return action if isinstance(action, MessageFailed) else None
+
+    def _undo(self, one: AssignedPartition, message: Fetched, failed: MessageFailed) -> None:
+        with self._watch.during("undo"):
+            is_undone = self._transaction.undo()
+        if not is_undone:
+            raise MessageAtFault(one, message, failed)
+
+    # ---- what becomes of one that has failed
+
+    def log_failed(self, message: Fetched, tries: Tries, failed: MessageFailed, error: BaseException | None) -> None:
+        if tries.age_s < failed.until_s:
+            logger.debug(
+                "message_postponed consumer=%s topic=%s partition=%d offset=%d reason=%r",
+                self._options.name,
+                message.topic,
+                message.partition,
+                message.offset,
+                failed.reason,
+            )
+            return
+        self._assignment.attempt_failed(self._number)
+        is_first = not tries.attempts and not isinstance(error, Refusal)
+        logger.warning(
+            "message_failed consumer=%s topic=%s partition=%d offset=%d attempt=%d error=%r",
+            self._options.name,
+            message.topic,
+            message.partition,
+            message.offset,
+            tries.attempts + 1,
+            failed.reason,
+            exc_info=error if is_first else None,
+        )
+
+    def fate(self, message: Fetched, tries: Tries, failed: MessageFailed) -> Fate:
+        return holding.fate(self._options, tries, failed, self._runtime.random())
+
+    def is_consumer_failing(self, one: AssignedPartition, message: Fetched, found: Fate) -> bool:
+        if found.reason != holding.FAILED:
+            return False
+        was_failing = bool(self._assignment.failing)
+        if not self._assignment.message_failed(one.partition, message.key, found.error):
+            return False
+        if not was_failing:
+            logger.error(
+                "consumer_failing consumer=%s topic=%s partition=%d offset=%d error=%r",
+                self._options.name,
+                *one.partition,
+                message.offset,
+                found.error,
+            )
+        self._assignment.tried_in_vain()
+        return True
+
+    def _is_left_out(self, found: Fate) -> bool:
+        """Whether its key goes on without it."""
+        return holding.is_dead(self._options, found) or holding.is_published(self._options, found)

@@ -1,0 +1,144 @@
+"""What becomes of a message that has failed, and which messages wait behind it. Pure.
+
+A message that failed is *held*: a row keeps it, and the position moves on behind it. Later messages of its key are held
+too, so the order of the key is kept. A held message is tried again, after longer and longer pauses. When it has failed
+as often as it may, the consumer's `on_error` decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from outbox.core.consumers.blame import MessageFailed
+from outbox.core.consumers.values import DEAD_LETTER, STOP, ConsumerOptions, Fetched, Partition
+
+FAILED, NOT_YET, POISON, WAITING = "failed", "not-yet", "poison", "waiting"
+"""Why a message is held, as the table spells it. WAITING: an earlier one of its key is."""
+RETRY, SKIP, DISCARD = "retry", "skip", "discard"
+"""What operators ask for, as the table spells it."""
+BACKOFF_MAX_S = 60.0
+HISTORY_MAX = 20
+TEXT_MAX = 2_000
+CAREFUL_MAX = 50
+"""Messages of a careful transaction. PostgreSQL becomes slow with more than 64 savepoints that have written."""
+_DOUBLED_MAX = 30
+
+
+class Tries(NamedTuple):
+    """Of one message, before this one."""
+
+    attempts: int = 0
+    delays: int = 0
+    """How often the function has postponed it."""
+    age_s: float = 0.0
+    """Since it was tried first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fate:
+    """Of a message that has failed."""
+
+    reason: str
+    attempts: int
+    delays: int
+    error: str
+    pause_s: float | None
+    """Before the next try; None: it is not tried again by itself."""
+
+
+class Kept(NamedTuple):
+    """A message that leaves the partition unhandled."""
+
+    message: Fetched
+    topic_id: str
+    fate: Fate | None
+    """None: it waits behind an earlier one of its key."""
+
+
+class StoredMessage(NamedTuple):
+    """As the table has it."""
+
+    id: int
+    message: Fetched
+    tries: Tries
+
+
+@dataclass(slots=True)
+class Changes:
+    """What a transaction has made of held messages."""
+
+    gone: list[int] = field(default_factory=list)
+    """Handled."""
+    failed: dict[int, Fate] = field(default_factory=dict)
+    heads: dict[bytes, None] = field(default_factory=dict)
+    """Keys whose first message is gone: the next one is to be tried."""
+
+
+def fate(options: ConsumerOptions, tries: Tries, failed: MessageFailed, draw: float) -> Fate:
+    """`draw` is a random number from 0 to 1: many messages that failed together are not tried together."""
+    if tries.age_s < failed.until_s:
+        retry_s = failed.retry_s if failed.retry_s is not None else pause(options.backoff_s, tries.delays, draw)
+        return Fate(NOT_YET, tries.attempts, tries.delays + 1, failed.reason, retry_s)
+    attempts = tries.attempts + 1
+    pause_s = pause(options.backoff_s, tries.attempts, draw) if attempts < options.attempts else None
+    return Fate(FAILED, attempts, tries.delays, failed.reason, pause_s)
+
+
+def pause(first_s: float, before: int, draw: float) -> float:
+    """Before the next try, when there were so many before this one."""
+    return float(min(BACKOFF_MAX_S, first_s * 2.0 ** min(before, _DOUBLED_MAX)) * (0.5 + 0.5 * draw))
+
+
+def is_dead(options: ConsumerOptions, found: Fate | None) -> bool:
+    """Whether it becomes a dead letter."""
+    return found is not None and found.pause_s is None and options.on_error == DEAD_LETTER
+
+
+def is_published(options: ConsumerOptions, found: Fate | None) -> bool:
+    """Whether it goes to the topic for errors."""
+    return found is not None and found.pause_s is None and bool(options.error_topic)
+
+
+def holds(options: ConsumerOptions) -> bool:
+    """Whether a message that fails leaves the partition; else the partition waits for it."""
+    return options.on_error != STOP
+
+
+class Release:
+    """Of one partition: held messages that are tried again, in one transaction."""
+
+    def __init__(self) -> None:
+        self.rows: Sequence[StoredMessage] = ()
+        self.is_full = False
+        """There may be more."""
+        self.changes = Changes()
+        self._failed: set[bytes] = set()
+
+    def taken(self, rows: Sequence[StoredMessage], *, is_full: bool) -> None:
+        self.rows, self.is_full = rows, is_full
+
+    def is_blocked(self, row: StoredMessage) -> bool:
+        """An earlier message of its key has failed in this transaction."""
+        return row.message.key is not None and row.message.key in self._failed
+
+    def handled(self, row: StoredMessage) -> None:
+        self.changes.gone.append(row.id)
+        self._next(row)
+
+    def failed(self, row: StoredMessage, found: Fate, *, leaves: bool) -> None:
+        """`leaves`: its key goes on without it."""
+        self.changes.failed[row.id] = found
+        if leaves:
+            self._next(row)
+        elif row.message.key is not None:
+            self._failed.add(row.message.key)
+
+    def _next(self, row: StoredMessage) -> None:
+        if row.message.key is not None:
+            self.changes.heads[row.message.key] = None
+
+
+Blocked = Mapping[Partition, frozenset[bytes]]
+"""Keys of which a message is held."""
