@@ -14,7 +14,7 @@ from outbox.core.consumers import log
 from outbox.core.consumers.batch import BatchSize, ConsumerBatch, take, take_held
 from outbox.core.consumers.failing import Failing
 from outbox.core.consumers.partition import AssignedPartition, Life, Lives
-from outbox.core.consumers.shown import Observed
+from outbox.core.consumers.shown import FAILING, Observed
 from outbox.core.consumers.values import ClientError, Fetched, Partition, Polled, Position
 from outbox.runtime import Runtime
 
@@ -570,14 +570,10 @@ class Assignment:
     def observed(self) -> list[Observed]:
         """Each partition, as it is shown to people."""
         with self._changed:
-            return [
-                Observed(
-                    one.partition,
-                    one.life.state.value,
-                    one.reason,
-                    one.copy,
-                    one.oldest_ms,
-                    self._counts.of(one.partition),
-                )
-                for one in self._held.values()
-            ]
+            return [self._observed(one) for one in self._held.values()]
+
+    def _observed(self, one: AssignedPartition) -> Observed:
+        state, reason = one.life.state.value, one.reason
+        if one.life.state is Life.READING and self._failing.is_failing:
+            state, reason = FAILING, self._failing.reason
+        return Observed(one.partition, state, reason, one.copy, one.oldest_ms, self._counts.of(one.partition))

@@ -108,6 +108,11 @@ class Consumers(Daemon):
         return {consumption.options.name: consumption.counted for consumption in self._consumptions}
 
     @property
+    def failing(self) -> Mapping[str, str]:
+        """Why every message of a consumer fails; empty: they do not."""
+        return {consumption.options.name: consumption.failing for consumption in self._consumptions}
+
+    @property
     def is_waiting(self) -> Mapping[str, bool]:
         """Whether each consumer waits for a server."""
         for_all = bool(self.waiting_for) or self._observer.is_waiting

@@ -25,6 +25,9 @@ class Running(Protocol):
     def partitions(self) -> Mapping[str, Mapping[Partition, tuple[Life, str]]]: ...
 
     @property
+    def failing(self) -> Mapping[str, str]: ...
+
+    @property
     def seen(self) -> Mapping[str, Sequence[ShownPartition]]: ...
 
 
@@ -38,6 +41,7 @@ def state_of(daemon: Running) -> dict[str, Any]:
         "consumers": {
             name: {
                 "handled": handled,
+                "failing": daemon.failing[name],
                 "partitions": [
                     {
                         "topic": partition.topic,
@@ -76,7 +80,14 @@ class ConsumersLine:
         rate = max(0, handled - before) / max(0.001, now - then)
         text = f"{daemon.state}, {len(daemon.handled)} consumers, {len(lives)} partitions, handled {handled:,}"
         stopped = lives.count(Life.STOPPED)
-        parts = [text, f"{rate:,.0f}/s", self._behind(), f"{stopped} stopped: see the log" if stopped else ""]
+        failing = [name for name, reason in daemon.failing.items() if reason]
+        parts = [
+            text,
+            f"{rate:,.0f}/s",
+            self._behind(),
+            f"{stopped} stopped: see the log" if stopped else "",
+            f"{', '.join(failing)} failing: see the log" if failing else "",
+        ]
         return ", ".join(part for part in parts if part)
 
     def _behind(self) -> str:

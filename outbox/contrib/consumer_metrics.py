@@ -41,6 +41,9 @@ CATALOGUE: Catalogue = {
         "gauge", "The process has this many partitions of the consumer in this state. The other label is state."
     ),
     "outbox_consumer_waiting": ("gauge", "The value is 1 while the consumer waits for Kafka or PostgreSQL."),
+    "outbox_consumer_failing": (
+        "gauge", "The value is 1 while messages of many keys fail in a row: the consumer is at fault, and no message."
+    ),
     "outbox_consumer_sample_age_seconds": (
         "gauge", "Kafka has answered this long ago where the partitions of the process end. It has no label consumer."
     ),
@@ -69,10 +72,14 @@ class ConsumersCollector(Collector):
         yield from self._counted()
         yield from self._observed()
         yield self._partitions()
-        waiting = _FAMILIES.labelled("outbox_consumer_waiting", "consumer")
+        waiting, failing = (
+            _FAMILIES.labelled(f"outbox_consumer_{name}", "consumer") for name in ("waiting", "failing")
+        )
         for name, is_waiting in consumers.is_waiting.items():
             waiting.add_metric([name], is_waiting)
-        yield waiting
+        for name, reason in consumers.failing.items():
+            failing.add_metric([name], bool(reason))
+        yield from (waiting, failing)
         if (age_s := consumers.seen_age_s) is not None:
             yield _FAMILIES.value("outbox_consumer_sample_age_seconds", age_s)
 

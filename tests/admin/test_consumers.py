@@ -108,6 +108,15 @@ def test_a_stopped_partition_has_its_reason(admin_client):
     assert '<span class="outbox-state bad">stopped</span>' in text
 
 
+def test_a_consumer_of_which_every_message_fails_is_named(admin_client):
+    shown(state="failing", reason="ConnectionError: the bank does not answer")
+    text = page(admin_client, CONSUMERS)
+    assert "Some messages are not being handled." in text
+    assert "Every message of shop.pay fails. " in text
+    assert '<span class="outbox-state bad">failing</span>' in text
+    assert "the bank does not answer" in text
+
+
 def test_rows_that_nobody_has_written_for_a_while_are_marked(admin_client):
     shown(age_s=contents.STALE_S - 5)
     assert "outbox-state warn" not in page(admin_client, CONSUMERS)

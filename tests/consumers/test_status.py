@@ -22,6 +22,7 @@ def process(*seen, life=Life.READING):
         waiting_for="",
         handled={"shop.pay": 1500},
         partitions={"shop.pay": {ONE: (Life.READING, ""), TWO: (life, "")}},
+        failing={"shop.pay": ""},
         seen={"shop.pay": list(seen)},
     )
 
@@ -46,6 +47,9 @@ def test_the_line_says_how_far_behind_it_is(seen, expected):
 def test_the_line_names_stopped_partitions_and_what_is_waited_for():
     stopped = process(row(ONE, 0, 0.0), life=Life.STOPPED)
     assert ConsumersLine(stopped).text(10.0).endswith("behind by 0 messages and 0 s, 1 stopped: see the log")
+    stopped.failing["shop.pay"] = "no answer"
+    assert ConsumersLine(stopped).text(10.0).endswith(", 1 stopped: see the log, shop.pay failing: see the log")
+    assert state_of(stopped)["consumers"]["shop.pay"]["failing"] == "no answer"
     stopped.waiting_for = "Kafka"
     assert ConsumersLine(stopped).text(10.0) == "running, waiting: Kafka"
 

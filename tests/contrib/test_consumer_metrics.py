@@ -29,6 +29,7 @@ def process(**changed):
         "seen": {"shop.pay": [row(ONE, 5, 2.5), row(TWO, 7, 40.0), row(THREE, None, None)]},
         "partitions": {"shop.pay": {ONE: (Life.READING, ""), TWO: (Life.READING, ""), THREE: (Life.STOPPED, "why")}},
         "is_waiting": {"shop.pay": False},
+        "failing": {"shop.pay": ""},
         "seen_age_s": 3.5,
     }
     return SimpleNamespace(**{**given, **changed})
@@ -57,7 +58,7 @@ def test_every_metric_of_the_catalogue_has_the_number_of_the_process():
     states = {key[2]: value for key, value in found.items() if key[0] == "outbox_consumer_partitions"}
     assert {state: count for state, count in states.items() if count} == {"reading": 2, "stopped": 1}
     assert states.keys() == {life.value for life in Life} - {"revoking", "revoked"}
-    assert found["outbox_consumer_waiting", "shop.pay"] == 0
+    assert (found["outbox_consumer_waiting", "shop.pay"], found["outbox_consumer_failing", "shop.pay"]) == (0, 0)
     assert found["outbox_consumer_sample_age_seconds",] == 3.5
 
 
@@ -68,4 +69,7 @@ def test_what_is_unknown_is_left_out():
         {"outbox_consumer_lag_messages", "outbox_consumer_lag_seconds", "outbox_consumer_sample_age_seconds"}
     )
     assert found["outbox_consumer_waiting", "shop.pay"] == 1
-    assert samples(process(seen={}, partitions={}, counted={}, is_waiting={}))["outbox_consumer_ready",] == 1
+    assert samples(process(failing={"shop.pay": "no answer"}))["outbox_consumer_failing", "shop.pay"] == 1
+    assert (
+        samples(process(seen={}, partitions={}, counted={}, is_waiting={}, failing={}))["outbox_consumer_ready",] == 1
+    )

@@ -18,6 +18,7 @@ from outbox.admin.reading import bounded, now_of
 from outbox.admin.wording import ago, duration, moment, number, plural, rate
 from outbox.conf import Conf
 from outbox.core.consumers.partition import Life
+from outbox.core.consumers.shown import FAILING
 from outbox.core.consumers.values import Partition, Position
 from outbox.edges.postgres.consumers.positions import Positions
 from outbox.models import ConsumerPartition
@@ -132,7 +133,7 @@ def _unseen(partition: Partition, position: Position) -> PartitionRow:
 
 
 def _level(state: str, *, is_stale: bool) -> str:
-    if state == Life.STOPPED.value:
+    if state in (Life.STOPPED.value, FAILING):
         return BAD
     return WARN if is_stale or state != Life.READING.value else GOOD
 
@@ -148,16 +149,20 @@ def _summary(rows: Sequence[ConsumerPartition], now: datetime) -> Summary:
     if not rows:
         return Summary(GOOD, "No process has shown a consumer yet.", [Notice(GOOD, "", START)])
     stopped = [row for row in rows if row.state == Life.STOPPED.value]
+    failing = [row for row in rows if row.state == FAILING and not _is_stale(row, now)]
     stale = [row for row in rows if _is_stale(row, now)]
     notices = []
     if stopped:
         text = f"{plural(len(stopped), 'partition')} of {_named(stopped)} {_is(stopped)} stopped."
         notices.append(Notice(BAD, text, "Read the reason below: it names the remedy."))
+    if failing:
+        step = "Correct the function, or start the service that it calls. The reason is below."
+        notices.append(Notice(BAD, f"Every message of {_named(failing)} fails.", step))
     if stale:
         text = f"No process has shown {plural(len(stale), 'partition')} of {_named(stale)} for {STALE_S:.0f} s."
         step = "Check that its processes run and reach PostgreSQL, or start one: python manage.py consume"
         notices.append(Notice(WARN, text, step))
-    if stopped:
+    if stopped or failing:
         return Summary(BAD, "Some messages are not being handled.", notices)
     if stale:
         return Summary(WARN, "Read the notices below.", notices)

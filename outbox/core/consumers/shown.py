@@ -7,6 +7,9 @@ from typing import NamedTuple
 
 from outbox.core.consumers.values import Partition
 
+FAILING = "failing"
+"""A state that is shown in the place of that of the partition: every message fails, so the consumer is at fault."""
+
 
 class Observed(NamedTuple):
     """One partition, as its owner knows it."""

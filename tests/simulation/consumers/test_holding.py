@@ -179,9 +179,13 @@ def test_a_consumer_that_fails_with_every_message_holds_few_and_spends_no_attemp
         assert len(world.held) == 3, "one less than messages of so many keys would be"
         assert {message.attempts for message in world.held.values()} == {0}
         assert process.consumption.failing == "another service is unavailable"
+        assert {(one.state, one.reason) for one in process.consumption.observed} == {
+            ("failing", "another service is unavailable")
+        }
         world.run_for(120.0, lambda: len(world.done) == 40)
         assert world.done == set(uids)
         assert process.consumption.failing == ""
+        assert {one.state for one in process.consumption.observed} == {"reading"}
 
     live(job)
 

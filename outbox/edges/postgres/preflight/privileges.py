@@ -12,7 +12,7 @@ from outbox.edges.postgres.common.table import identifier
 
 _OF_ALL = ("state", "lane", "hold", "dead")
 _OF_EXACTLY_ONCE = ("purged", "watch")
-_OF_CONSUMERS = ("position", "partition")
+_OF_CONSUMERS = ("position", "partition", "held")
 _MISSING = (
     "/* privileges */ SELECT relation, granted FROM unnest(%s::text[], %s::text[]) AS r(relation, granted) "
     "WHERE to_regclass(relation) IS NOT NULL AND NOT CASE WHEN granted LIKE 'UPDATE (%%' "
