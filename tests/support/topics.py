@@ -9,6 +9,8 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 
 def create_topic(servers: str, partitions: int = 1, name: str | None = None, *, copies: int = 1, **config: str) -> str:
+    """Kafka deletes a message whose timestamp is a week old when it checks next, so `retention.ms` is -1 here."""
+    config = {"retention.ms": "-1", **config}
     topic = name or f"t-{uuid.uuid4().hex[:12]}"
     admin = AdminClient({"bootstrap.servers": servers})
     give_up_at = time.monotonic() + 30
