@@ -10,6 +10,7 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
+import uuid
 from types import SimpleNamespace
 
 import psycopg
@@ -195,9 +196,11 @@ class Shop:
     def __init__(self, url, servers, folder):
         self.topic = create_topic(servers, 2, **{"max.message.bytes": "5000"})
         self.db = psycopg.connect(url, autocommit=True)
-        self.process = Harvest(folder, url, "--metrics-port", "127.0.0.1:0", "--verbosity", "2", OUTBOX_NAME="shop")
+        name = f"shop-{uuid.uuid4().hex[:8]}"  # two workers of one run share a Kafka
+        self.process = Harvest(folder, url, "--metrics-port", "127.0.0.1:0", "--verbosity", "2", OUTBOX_NAME=name)
         said = self.process.says(r"metrics_served address=(\S+) port=(\d+)")
         self.address = said[1], int(said[2])
+        self.process.leads()
 
     def insert(self, key, values):
         self.db.execute(INSERT, [self.topic, key, values])
