@@ -21,9 +21,9 @@ STATE, PURGED, LANE, WATCH, SPARK, HOLD, DEAD, DEAD_INDEX, AUDIT_LOG, SAMPLE = (
     quoted(f"{table_name()}_{suffix}")
     for suffix in ("state", "purged", "lane", "watch", "spark", "hold", "dead", "dead_record", "audit_log", "sample")
 )
-POSITION, PARTITION, HELD, HELD_KEY, HELD_DUE, HELD_ASKED = (
+POSITION, PARTITION, HELD, HELD_KEY, HELD_DUE, HELD_ASKED, HELD_OPEN, HELD_DEAD = (
     quoted(f"{table_name()}_{suffix}")
-    for suffix in ("position", "partition", "held", "held_key", "held_due", "held_asked")
+    for suffix in ("position", "partition", "held", "held_key", "held_due", "held_asked", "held_open", "held_dead")
 )
 
 COMPANIONS = f"""
@@ -198,6 +198,10 @@ CREATE INDEX IF NOT EXISTS {HELD_KEY} ON {HELD} (consumer, topic, partition, md5
 CREATE INDEX IF NOT EXISTS {HELD_DUE} ON {HELD} (consumer, topic, partition, next_try)
     WHERE died_at IS NULL AND next_try IS NOT NULL;
 CREATE INDEX IF NOT EXISTS {HELD_ASKED} ON {HELD} (consumer, topic, partition) WHERE wanted <> '';
+-- For operators: messages that wait for a decision, and dead letters.
+CREATE INDEX IF NOT EXISTS {HELD_OPEN} ON {HELD} (consumer, id)
+    WHERE died_at IS NULL AND next_try IS NULL AND reason <> 'waiting';
+CREATE INDEX IF NOT EXISTS {HELD_DEAD} ON {HELD} (consumer, id) WHERE died_at IS NOT NULL;
 """
 DROPPED = (
     f"DROP TABLE IF EXISTS {STATE}, {PURGED}, {LANE}, {WATCH}, {SPARK}, {HOLD}, {DEAD}, {AUDIT_LOG}, {SAMPLE}, "
@@ -522,7 +526,7 @@ class Migration(migrations.Migration):
         ),
         migrations.SeparateDatabaseAndState(
             database_operations=[
-                CreateCompanions(COMPANIONS, DROPPED, outbox=table_name(), holds=HOLD, dead_letters=DEAD)
+                CreateCompanions(COMPANIONS, DROPPED, outbox=table_name(), holds=HOLD, dead_letters=DEAD, held=HELD)
             ],
             state_operations=COMPANION_MODELS,
         ),

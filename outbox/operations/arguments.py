@@ -8,7 +8,7 @@ import re
 from argparse import ArgumentParser
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import psycopg
 from django.core.management.base import BaseCommand, CommandError
@@ -18,6 +18,8 @@ from outbox import conf as settings
 from outbox.exceptions import OutboxError
 from outbox.operations.outcomes import Outcome
 from outbox.operations.selection import Selector
+
+Result = TypeVar("Result")
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 EXIT_CODES = {
@@ -96,7 +98,7 @@ def given_of(options: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def run(operation: Callable[[], Outcome]) -> Outcome:
+def run(operation: Callable[[], Result]) -> Result:
     try:
         return operation()
     except (OutboxError, settings.ConfErrors) as error:
@@ -120,8 +122,9 @@ def shown(outcome: Outcome, options: dict[str, Any]) -> str:
     if outcome.changed:
         parts.append(f"{_rows(outcome.changed)} {'was' if outcome.changed == 1 else 'were'} {done}.")
     if outcome.pending:
-        requests = "1 request" if outcome.pending == 1 else f"{outcome.pending:,} requests"
-        parts.append(f"The running harvester, or the next one, carries out {requests}.")
+        parts.append(outcome.request_text)
+    if outcome.rest_text:
+        parts.append(outcome.rest_text)
     return " ".join(parts)
 
 
@@ -142,5 +145,7 @@ class SelectingCommand(BaseCommand):
         add_common(parser)
 
     def handle(self, *args: Any, **options: Any) -> None:
-        selector, operation = selector_of(options), self.operation_of(options)
-        self.stdout.write(shown(run(lambda: operation(selector, **given_of(options))), options))
+        self.stdout.write(shown(run(lambda: self.operate(options)), options))
+
+    def operate(self, options: dict[str, Any]) -> Outcome:
+        return self.operation_of(options)(selector_of(options), **given_of(options))

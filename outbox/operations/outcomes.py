@@ -25,6 +25,16 @@ class Outcome:
     dry_run: bool = False
     details: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def request_text(self) -> str:
+        requests = "1 request" if self.pending == 1 else f"{self.pending:,} requests"
+        return f"The running harvester, or the next one, carries out {requests}."
+
+    @property
+    def rest_text(self) -> str:
+        """About rows that match and were left out."""
+        return ""
+
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
 

@@ -64,7 +64,7 @@ def show(
         aliases = [database]
     names = {alias: set(positions.topics(connections[alias])) for alias in aliases}
     if consumer is not None:
-        _require_known(consumer, declared, set().union(*names.values()))
+        require_known(consumer, declared, set().union(*names.values()))
     shown = []
     for alias, found in names.items():
         for name in sorted(found if consumer is None else found & {consumer}):
@@ -72,7 +72,7 @@ def show(
     return sorted(shown, key=lambda one: (one.consumer, one.topic, one.partition))
 
 
-def _require_known(consumer: str, declared: Collection[str], stored: Collection[str]) -> None:
+def require_known(consumer: str, declared: Collection[str], stored: Collection[str]) -> None:
     if consumer not in declared and consumer not in stored:
         known = ", ".join(sorted({*declared, *stored})) or "none"
         raise PositionRefused(f"No consumer is called {consumer!r}. Known consumers: {known}.")
@@ -180,7 +180,7 @@ def set_positions(
     topic does not have."""
     alias = database or declared.get(consumer, conf.database)
     positions, connection = positions_of(conf), connections[alias]
-    _require_known(consumer, declared, positions.topics(connection))
+    require_known(consumer, declared, positions.topics(connection))
     topics = Topics(conf.kafka.client_properties, group_id(conf.name, consumer))
     if members := topics.members():
         raise PositionRefused(

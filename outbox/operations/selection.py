@@ -22,10 +22,8 @@ class OperationRefused(OutboxError):
 
 
 class NothingSelected(OperationRefused):
-    def __init__(self) -> None:
-        super().__init__(
-            "The selection is empty. Name a topic, a key, ids, a lane or an age, or select everything (--all)."
-        )
+    def __init__(self, names: str = "a topic, a key, ids, a lane or an age") -> None:
+        super().__init__(f"The selection is empty. Name {names}, or select everything (--all).")
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,13 +17,13 @@ def quoted(name: str) -> str:
 class CreateCompanions(migrations.RunSQL):
     """SQL for PostgreSQL only: other databases of a project have no outbox. Every statement may run again."""
 
-    def __init__(self, sql: str, reverse_sql: str, *, outbox: str, holds: str, dead_letters: str) -> None:
+    def __init__(self, sql: str, reverse_sql: str, *, outbox: str, holds: str, dead_letters: str, held: str) -> None:
         super().__init__(sql, reverse_sql, hints={"model_name": "outboxrecord"}, elidable=False)
-        self.outbox, self.holds, self.dead_letters = outbox, holds, dead_letters
+        self.outbox, self.holds, self.dead_letters, self.held = outbox, holds, dead_letters, held
 
     def deconstruct(self) -> Any:
         name, args, _ = super().deconstruct()
-        kwargs = {"outbox": self.outbox, "holds": self.holds, "dead_letters": self.dead_letters}
+        kwargs = {"outbox": self.outbox, "holds": self.holds, "dead_letters": self.dead_letters, "held": self.held}
         return name, args, {"sql": self.sql, "reverse_sql": self.reverse_sql, **kwargs}
 
     def database_forwards(
@@ -57,8 +57,16 @@ class CreateCompanions(migrations.RunSQL):
 
     def _refuse_to_lose_decisions(self, schema_editor: BaseDatabaseSchemaEditor) -> None:
         with schema_editor.connection.cursor() as cursor:
-            cursor.execute(f"SELECT (SELECT count(*) FROM {self.holds}), (SELECT count(*) FROM {self.dead_letters})")
-            holds, dead = cursor.fetchone()
+            tables = (self.holds, self.dead_letters, self.held)
+            cursor.execute("SELECT " + ", ".join(f"(SELECT count(*) FROM {table})" for table in tables))
+            holds, dead, held = cursor.fetchone()
+        if held:
+            raise OutboxError(
+                f"The table {self.held} has {held} held messages and dead letters of consumers. Migrating backwards "
+                "would lose them: the positions are behind them. First have the consumers handle or delete them "
+                "(manage.py outbox_held; outbox_retry, outbox_requeue or outbox_discard with --consumer). Then "
+                "migrate backwards."
+            )
         if holds or dead:
             raise OutboxError(
                 f"The table {self.holds} has {holds} holds and {self.dead_letters} has {dead} dead letters. Migrating "

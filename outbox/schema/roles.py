@@ -18,12 +18,15 @@ COMPANIONS = (
 dead letters and the audit log, by the commands and the admin."""
 OPERATED = ("hold", "dead", "audit_log")
 CONSUMED = ("position", "partition", "held")
+REQUESTED = ("held",)
+"""Operators write requests into it, and edits. The consumers carry them out."""
 
 HELP: Mapping[str, str] = {
     "writer": "stashes: inserts records and reads their ids; reads no other column, and changes no record",
     "consumer": "consumes: keeps and shows the positions of consumers, and may stash as a writer does; reads no record",
     "harvester": "moves records: reads, marks and deletes them, and writes the companion tables; inserts no record",
-    "operator": "decides: reads, adds and changes records, holds and dead letters; deletes no record",
+    "operator": "decides: reads, adds and changes records, holds and dead letters, and requests what becomes of held "
+    "messages; deletes no record",
     "reader": "reads records and the companion tables, as the admin and the metrics do; changes nothing",
 }
 
@@ -62,6 +65,7 @@ def _role(found: Relations, purpose: str, name: str) -> list[tuple[str, sql.Comp
         "harvested": _named(found, [suffix for suffix in COMPANIONS if suffix not in CONSUMED]),
         "operated": _named(found, OPERATED),
         "consumed": _named(found, CONSUMED),
+        "requested": _named(found, REQUESTED),
         "sequence": sql.SQL(found.sequence),
     }
     texts = [
@@ -71,9 +75,8 @@ def _role(found: Relations, purpose: str, name: str) -> list[tuple[str, sql.Comp
         "REVOKE ALL ON SEQUENCE {sequence} FROM {role}",
         *_GRANTS[purpose],
     ]
-    empty = [
-        f"{{{name}}}" for name in ("companions", "harvested", "operated", "consumed") if not parts[name].as_string()
-    ]
+    groups = ("companions", "harvested", "operated", "consumed", "requested")
+    empty = [f"{{{name}}}" for name in groups if not parts[name].as_string()]
     texts = [text for text in texts if not any(name in text for name in empty)]
     composed = [sql.SQL(text).format(**parts) for text in texts]
     return [(f"{purpose} {HELP[purpose]}" if not at else "", statement) for at, statement in enumerate(composed)]
@@ -122,6 +125,7 @@ _GRANTS: Mapping[str, tuple[str, ...]] = {
         "GRANT USAGE, SELECT ON SEQUENCE {sequence} TO {role}",
         "GRANT SELECT ON {companions} TO {role}",
         "GRANT SELECT, INSERT, UPDATE, DELETE ON {operated} TO {role}",
+        "GRANT UPDATE (wanted, value, header_names, header_values) ON {requested} TO {role}",
     ),
     "reader": (
         "GRANT SELECT ON {tables} TO {role}",

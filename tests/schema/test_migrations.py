@@ -426,6 +426,21 @@ def test_backwards_refuses_to_drop_holds_and_dead_letters(url, connection):
     assert connection.execute(index).fetchone() == (True,)
 
 
+def test_backwards_refuses_to_drop_held_messages(url, connection):
+    migrated(url)
+    connection.execute(
+        'INSERT INTO outbox_held (consumer, topic, partition, "offset", reason) VALUES (%s, %s, 0, 1, %s)',
+        ["shop.pay", "orders", "failed"],
+    )
+    done = migrate(url, "zero")
+    assert done.returncode != 0
+    assert "has 1 held messages and dead letters of consumers" in done.stderr
+    assert connection.execute("SELECT count(*) FROM outbox_held").fetchone() == (1,)
+    connection.execute("DELETE FROM outbox_held")
+    migrated(url, "zero")
+    assert connection.execute("SELECT to_regclass('outbox_held')").fetchone() == (None,)
+
+
 def test_sqlmigrate_shows_the_new_table(url):
     done = run(url, "sqlmigrate", "outbox", "0001")
     assert done.returncode == 0, done.stderr

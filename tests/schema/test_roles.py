@@ -16,8 +16,8 @@ from outbox.core.consumers.shown import ShownPartition
 from outbox.core.consumers.values import Partition, Position
 from outbox.edges.postgres.consumers.positions import Positions
 from outbox.edges.postgres.consumers.shown import PartitionRows
-from outbox.models import DeadLetter, Hold
-from outbox.operations import actions
+from outbox.models import ConsumerHold, DeadLetter, Hold
+from outbox.operations import actions, held
 from outbox.operations.actions import Selector
 from outbox.schema import roles
 from tests.harvest import hosts
@@ -108,6 +108,9 @@ FORBIDDEN = {
         "UPDATE outbox_purged SET batch = 0",
         "DELETE FROM outbox_watch",
         "DELETE FROM outbox_partition",
+        "DELETE FROM outbox_held",
+        "UPDATE outbox_held SET died_at = NULL",
+        "UPDATE outbox_held SET key = NULL",
         "SELECT setval('outbox_id_seq', 1)",
     ],
     "reader": [
@@ -116,6 +119,7 @@ FORBIDDEN = {
         "DELETE FROM outbox",
         "DELETE FROM outbox_purged",
         "UPDATE outbox_state SET lanes = 2",
+        "UPDATE outbox_held SET wanted = 'retry'",
         "SELECT nextval('outbox_id_seq')",
     ],
 }
@@ -162,6 +166,19 @@ def test_an_operator_runs_every_operation(made):
         assert actions.retry(Selector(ids=[1]), "ann").pending == 1
         assert actions.discard(Selector(ids=[2]), "ann").pending == 1
         assert actions.discard_dead_letters(Selector(all=True), "ann").changed == 1
+
+
+def test_an_operator_requests_what_becomes_of_held_messages(made):
+    held_one = {"consumer": "shop.pay", "topic": "orders", "partition": 0, "reason": "failed"}
+    first, second = (ConsumerHold.objects.create(**held_one, offset=offset) for offset in (1, 2))
+    everything = held.MessageSelector("shop.pay", all=True)
+    with being(made["operator"]):
+        assert held.alias_of_consumer("shop.pay", {}, None) == "default"
+        assert [one.offset for one in held.listed(everything)] == [1, 2]
+        for operation in (held.retry, held.skip, held.discard):
+            assert operation(everything, "ann").pending == 2
+        assert held.edit(first.pk, {"value": "v", "headers": [("a", "b")]}, actor="ann").changed == 1
+    assert ConsumerHold.objects.get(pk=second.pk).wanted == "discard"
 
 
 def test_rights_given_by_hand_are_taken_back(made):

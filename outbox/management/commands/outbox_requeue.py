@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from outbox.operations import actions
+from outbox.management.messages import SelectingCommandOfBoth
+from outbox.operations import actions, held
 from outbox.operations.arguments import EXIT_CODES as EXIT_CODES
-from outbox.operations.arguments import SelectingCommand
 
 
-class Command(SelectingCommand):
-    help = "Puts dead letters back into the outbox, in their order, behind the later records of their keys."
+class Command(SelectingCommandOfBoth):
+    help = (
+        "Puts dead letters back into the outbox, in their order, behind the later records of their keys. With "
+        "--consumer: requests that the consumer tries its dead letters again."
+    )
     operation = staticmethod(actions.requeue)
+    of_messages = staticmethod(held.requeue)

@@ -77,8 +77,8 @@ class HeldMessages:
             "WHERE id = ANY (%(ids)s::bigint[])"
         )
         self._skip = build(
-            "/* held */ UPDATE {held} SET wanted = '', died_at = clock_timestamp(), next_try = NULL "
-            "WHERE id = ANY (%(ids)s::bigint[]) AND died_at IS NULL"
+            "/* held */ UPDATE {held} SET wanted = '', died_at = coalesce(died_at, clock_timestamp()), "
+            "next_try = NULL WHERE id = ANY (%(ids)s::bigint[])"
         )
         self._delete = build("/* held */ DELETE FROM {held} WHERE id = ANY (%(ids)s::bigint[])")
         self._next = build(

@@ -1,0 +1,68 @@
+"""Counts of held messages and dead letters of consumers, for people and metrics. Each count ends at a limit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from psycopg import sql
+
+from outbox.edges.postgres.common.table import identifier
+
+COUNT_MAX = 10_000
+BEHIND_MAX = 1_000
+
+_COUNTS = (
+    "/* held_counts */ SELECT name, {held}, {undecided}, {dead} "
+    "FROM unnest(%(consumers)s::text[]) WITH ORDINALITY AS c (name, at) ORDER BY at"
+)
+_COUNT = "(SELECT count(*) FROM (SELECT FROM {table} AS h WHERE h.consumer = name AND {condition} LIMIT {limit}) AS r)"
+_CONDITIONS = {
+    "held": "h.died_at IS NULL",
+    "undecided": "h.died_at IS NULL AND h.next_try IS NULL AND h.reason <> 'waiting' AND h.wanted = ''",
+    "dead": "h.died_at IS NOT NULL",
+}
+_BEHIND = (
+    "/* behind */ SELECT h.id, (SELECT count(*) FROM (SELECT FROM {table} AS b WHERE b.consumer = h.consumer "
+    "AND b.topic = h.topic AND b.partition = h.partition AND md5(b.key) = md5(h.key) AND b.key = h.key "
+    "AND b.died_at IS NULL AND b.id > h.id LIMIT {limit}) AS r) FROM {table} AS h WHERE h.id = ANY(%s)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class MessageCounts:
+    """Of one consumer. Each number is at most `COUNT_MAX`."""
+
+    held: int
+    """Messages that failed, or wait behind one that did."""
+    undecided: int
+    """Those that are not tried again before an operator decides."""
+    dead: int
+
+
+def counts_statement(table: str) -> str:
+    """Its rows are for `counts_of`. It takes the list `consumers`."""
+    name, limit = identifier(f"{table}_held"), sql.Literal(COUNT_MAX)
+    parts = {
+        part: sql.SQL(_COUNT).format(table=name, condition=sql.SQL(condition), limit=limit)
+        for part, condition in _CONDITIONS.items()
+    }
+    return sql.SQL(_COUNTS).format(**parts).as_string()
+
+
+def counts_of(rows: Sequence[tuple[Any, ...]]) -> dict[str, MessageCounts]:
+    return {name: MessageCounts(held, undecided, dead) for name, held, undecided, dead in rows}
+
+
+def counts(cursor: Any, table: str, consumers: Sequence[str]) -> dict[str, MessageCounts]:
+    """`cursor`: of psycopg, or of Django."""
+    cursor.execute(counts_statement(table), {"consumers": list(consumers)})
+    return counts_of(cursor.fetchall())
+
+
+def behind(cursor: Any, table: str, ids: Sequence[int]) -> dict[int, int]:
+    """How many messages wait behind each of these, at most `BEHIND_MAX`."""
+    statement = sql.SQL(_BEHIND).format(table=identifier(f"{table}_held"), limit=sql.Literal(BEHIND_MAX))
+    cursor.execute(statement.as_string(), [list(ids)])
+    return dict(cursor.fetchall())
