@@ -18,8 +18,10 @@ from outbox.core.consumers.shown import FAILING, Observed
 from outbox.core.consumers.values import ClientError, Fetched, Partition, Polled, Position
 from outbox.runtime import Runtime
 
+PAUSED_AT = 2
+"""How many times the following waits when the client is told to pause: it may have to fetch for other workers."""
 QUEUE_MAX = 4_000
-"""Messages that wait for one worker; divided among its partitions."""
+"""Messages that wait for one worker, or two batches if these are larger: it wants no more."""
 QUEUE_BYTES_MAX = 32 * 2**20
 LOOK_S = 5.0
 """After so long without work a worker reads its positions: the database may have gone back."""
@@ -80,7 +82,7 @@ class WorkerShare:
 
     def __init__(self, batch: int) -> None:
         self.partitions: list[AssignedPartition] = []
-        self.size = BatchSize(batch)
+        self.size, self._batch = BatchSize(batch), batch
         self.not_before = float("-inf")
         """It pauses until then."""
         self.looked_at = self.asked_at = float("-inf")
@@ -125,6 +127,12 @@ class WorkerShare:
         self.looked_at = now
         reading = [one for one in self.partitions if one.life.state is Life.READING]
         return Compare(reading) if reading else None
+
+    def is_full(self, times: int = 1) -> bool:
+        waiting = sum(one.waiting for one in self.partitions)
+        if waiting >= times * max(QUEUE_MAX, 2 * self._batch):
+            return True
+        return sum(one.waiting_bytes for one in self.partitions) >= times * QUEUE_BYTES_MAX
 
     def pause(self, until: float) -> None:
         self.not_before = until
@@ -243,16 +251,21 @@ class Assignment:
             self._reading.update(start)
             resume = list(start)  # they may have been paused when they were stopped or taken back
             for share in self._shares:
+                may_pause, may_resume = share.is_full(PAUSED_AT), not share.is_full()
                 for one in share.partitions:
-                    if one.life.state is Life.READING and one.is_paused is not self._is_full(share, one):
+                    if one.life.state is Life.READING and (may_resume if one.is_paused else may_pause):
                         (pause if one.toggle() else resume).append(one.partition)
             subscribe, self._to_subscribe = self._to_subscribe, ()
             return Orders(subscribe, stop, start, pause, resume)
 
-    def _is_full(self, share: WorkerShare, one: AssignedPartition) -> bool:
-        """Whether enough waits; when it is paused, half as much is enough."""
-        divided = len(share.partitions) * (2 if one.is_paused else 1)
-        return one.waiting >= max(self._batch, QUEUE_MAX // divided) or one.waiting_bytes >= QUEUE_BYTES_MAX // divided
+    def wait_for_room(self, timeout_s: float) -> bool:
+        """Until a worker wants more messages, or there is none that could. False: none does yet."""
+        with self._changed:
+            return self._changed.wait_for(self._has_room, timeout_s)
+
+    def _has_room(self) -> bool:
+        shares = [share for share in self._shares if share.partitions]
+        return self._is_ending or not shares or not all(share.is_full() for share in shares)
 
     def copies(self) -> dict[Partition, int]:
         """Kafka's own offsets, of partitions whose position has moved since they were asked for."""

@@ -21,6 +21,8 @@ logger = logging.getLogger("outbox.consumers")
 POLL_S = 0.1
 BUSY_POLL_S = 0.01
 """While workers have something to do: what they free is to be fetched soon."""
+FULL_POLL_S = 0.05
+"""While no worker wants more messages. The client runs the callbacks of a rebalance only when it is polled."""
 POLL_MAX = 1_000
 COPY_S = 5.0
 CANCEL_S = 2.0
@@ -67,7 +69,11 @@ class ConsumerMember:
         return is_over or assignment.is_abandoned
 
     def _turn(self) -> None:
-        polled = self._group.poll(BUSY_POLL_S if self._assignment.is_busy else POLL_S, POLL_MAX)
+        # Not `pause`: the client would drop what it has fetched in advance, and fetch it again up to a second late.
+        if self._assignment.wait_for_room(FULL_POLL_S):
+            polled = self._group.poll(BUSY_POLL_S if self._assignment.is_busy else POLL_S, POLL_MAX)
+        else:
+            polled = self._group.poll(0.0, 1)
         self._assignment.received(polled)
         for error in polled.errors:
             if error.partition is None and error.name != self._failing:

@@ -212,6 +212,25 @@ def test_partitions_move_to_a_second_member_and_back(bench):
     assert two.held == set()
 
 
+def test_a_member_that_takes_one_message_at_a_time_gives_partitions_back_at_once(bench):
+    """What the client has fetched in advance does not stand before the callbacks of a rebalance."""
+    topic = create_topic(bench.servers, 4)
+    everything = {Partition(topic, number) for number in range(4)}
+    for number in range(4):
+        bench.produce(topic, ["v" * 100] * 2_000, partition=number)
+    first, one = bench.member(topic)
+    poll_until(lambda *found: one.held == everything, first)
+    first.start(dict.fromkeys(everything, Position(0)))
+    poll_until(lambda messages, *rest: messages, first)
+    second, two = bench.member(topic)
+    deadline = time.monotonic() + 20
+    while len(two.held) < 2:
+        assert time.monotonic() < deadline
+        first.poll(0.0, 1)
+        second.poll(0.05, 1000)
+    assert len(one.held) == 2
+
+
 def test_a_revoked_partition_that_was_never_started_is_given_back(bench):
     topic = create_topic(bench.servers, 2)
     first, one = bench.member(topic)
@@ -370,6 +389,7 @@ def test_a_topic_that_was_created_again_is_read_on_by_the_client(bench):
 def test_bounds_end_where_a_transaction_is_open(bench):
     topic = create_topic(bench.servers)
     one = Partition(topic, 0)
+    other, gone = Partition(create_topic(bench.servers, 2), 1), Partition("no-such-topic", 0)
     bench.produce(topic, "ab")
     producer = Producer({"bootstrap.servers": bench.servers, "transactional.id": uuid.uuid4().hex})
     producer.init_transactions(20)
@@ -377,7 +397,6 @@ def test_bounds_end_where_a_transaction_is_open(bench):
     producer.produce(topic, "c")
     producer.flush(20)
     assert bench.topics.bounds(one) == (0, 2)
-    other, gone = Partition(create_topic(bench.servers, 2), 1), Partition("no-such-topic", 0)
     assert bench.topics.ends([one, other, gone]) == {one: 2, other: 0}
     assert bench.topics.ends([]) == {}
     member, listener = bench.member(topic)

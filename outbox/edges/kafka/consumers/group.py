@@ -45,6 +45,11 @@ def properties_of(given: Mapping[str, Any], group: str, *, session_timeout_s: fl
     """`given` are those of every client."""
     session_ms = int(session_timeout_s * 1000)
     return {
+        # Little in advance: it is memory, and a partition with few messages waits behind it.
+        "fetch.message.max.bytes": 256 * 1024,
+        "queued.min.messages": 5_000,
+        "queued.max.messages.kbytes": 16 * 1024,
+        "fetch.queue.backoff.ms": 10,
         **given,
         "client.id": "outbox-consumer",
         "group.id": group,
@@ -63,7 +68,6 @@ def properties_of(given: Mapping[str, Any], group: str, *, session_timeout_s: fl
         # Partitions are added, and topics created, while it runs.
         "topic.metadata.refresh.interval.ms": 10_000,
         "fetch.error.backoff.ms": 50,
-        "fetch.queue.backoff.ms": 50,
         "reconnect.backoff.ms": 50,
         "reconnect.backoff.max.ms": 1000,
         "retry.backoff.ms": 50,
