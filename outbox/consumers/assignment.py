@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
+from operator import itemgetter
 
 from outbox.consumers.counts import ConsumerCounts, Counted
 from outbox.core.consumers import log
@@ -18,6 +20,8 @@ from outbox.core.consumers.shown import FAILING, Observed
 from outbox.core.consumers.values import ClientError, Fetched, Partition, Polled, Position
 from outbox.runtime import Runtime
 
+_PARTITION = itemgetter(0, 1)
+"""Of what was fetched. One partition's messages come in long runs."""
 PAUSED_AT = 2
 """How many times the following waits when the client is told to pause: it may have to fetch for other workers."""
 QUEUE_MAX = 4_000
@@ -194,8 +198,8 @@ class Assignment:
 
     def received(self, polled: Polled) -> None:
         fetched: dict[tuple[str, int], list[Fetched]] = {}
-        for message in polled.messages:
-            fetched.setdefault(message[:2], []).append(message)
+        for key, run in groupby(polled.messages, _PARTITION):
+            fetched.setdefault(key, []).extend(run)
         with self._changed:
             for key, messages in fetched.items():
                 self._receive(Partition(*key), messages)

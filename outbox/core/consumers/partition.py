@@ -10,11 +10,14 @@ from collections import deque
 from collections.abc import Sequence
 from enum import Enum
 from itertools import islice
+from operator import attrgetter
 
 from outbox.core.consumers.blame import MessageFailed
 from outbox.core.consumers.holding import CAREFUL_MAX, Tries
 from outbox.core.consumers.values import Fetched, Partition, Position
 from outbox.core.region import Region, Transitions
+
+_EPOCH, _VALUE = attrgetter("leader_epoch"), attrgetter("value")
 
 
 class Life(Enum):
@@ -253,17 +256,18 @@ class AssignedPartition:
         if messages[0].offset < expected:
             messages = [message for message in messages if message.offset >= expected]
         epoch, kept = self._epoch, len(messages)
-        for at, message in enumerate(messages):
-            if epoch != message.leader_epoch >= 0:
-                if message.leader_epoch < epoch:
-                    kept = at
-                    break
-                epoch = message.leader_epoch
+        if not {epoch}.issuperset(map(_EPOCH, messages)):  # as a rule there is nothing to compare
+            for at, message in enumerate(messages):
+                if epoch != message.leader_epoch >= 0:
+                    if message.leader_epoch < epoch:
+                        kept = at
+                        break
+                    epoch = message.leader_epoch
         if kept:
             self.reason = ""
             self._fetched.extend(messages[:kept])
             self._next, self._epoch = messages[kept - 1].offset + 1, epoch
-            self._bytes_each = sum(len(message.value or b"") for message in messages) // len(messages)
+            self._bytes_each = sum(map(len, filter(None, map(_VALUE, messages)))) // len(messages)
         return messages[kept] if kept < len(messages) else None
 
     def read_to(self, end: int) -> None:
