@@ -28,13 +28,18 @@ logger = logging.getLogger("outbox.consumers")
 FUNCTION, HOOK = "function", "hook"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Call:
-    """Of the user's function, or of a port."""
+    """Of the user's function, or of a port. Another thread reads when it began, and sees the next call without a new
+    object for each message."""
 
     name: str
     began_at: float
     limit_s: float
+
+    def again(self, now: float) -> None:
+        """The same for the next messages."""
+        self.began_at = now
 
 
 class CallWatch:
@@ -46,8 +51,9 @@ class CallWatch:
         self.call: Call | None = None
         """None: none that is watched."""
 
-    def begin(self, name: str, limit_s: float, now: float) -> None:
-        self.call = Call(name, now, limit_s)
+    def begin(self, name: str, limit_s: float, now: float) -> Call:
+        self.call = call = Call(name, now, limit_s)
+        return call
 
     def end(self) -> None:
         self.call = None
@@ -95,7 +101,8 @@ class Calls:
         self._transaction, self._watch, self._runtime = transaction, watch, runtime
 
     def run(self, batch: ConsumerBatch) -> None:
-        until = self._runtime.monotonic() + self._options.transaction_max_s
+        now = self._runtime.monotonic()
+        until = now + self._options.transaction_max_s
         if batch.form is Form.KEPT:
             self._keep(batch)
         elif batch.release is not None:
@@ -103,7 +110,7 @@ class Calls:
         elif batch.form is Form.CAREFUL and not self._options.many:
             self._careful(batch, until)
         else:
-            self._plain(batch, until)
+            self._plain(batch, now, until)
 
     def _call(self, messages: Sequence[Fetched], attempt: int, now: float) -> None:
         self._watch.begin(FUNCTION, self._options.timeout_s, now)
@@ -114,20 +121,25 @@ class Calls:
 
     # ---- each form of a batch
 
-    def _plain(self, batch: ConsumerBatch, until: float) -> None:
+    def _plain(self, batch: ConsumerBatch, now: float, until: float) -> None:
         attempt, is_first = batch.tries.attempts + 1, True
+        function, handled, monotonic = self._function, batch.handled, self._runtime.monotonic
+        again = self._watch.begin(FUNCTION, self._options.timeout_s, now).again
         try:
             for counts, messages in batch.calls(many=self._options.many):
-                if (now := self._runtime.monotonic()) >= until:
+                if (now := monotonic()) >= until:
                     break
-                self._call(messages, attempt, now)
-                batch.handled(counts)
+                again(now)
+                function(messages, attempt)
+                handled(counts)
                 if is_first:
                     failpoint("batch-begun")
                     is_first = False
         except BaseException:
             batch.raised()
             raise
+        finally:
+            self._watch.end()
 
     def _careful(self, batch: ConsumerBatch, until: float) -> None:
         for counts, messages in batch.calls(many=False):
