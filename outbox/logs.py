@@ -155,7 +155,7 @@ EVENTS: Mapping[str, str] = {
     "consumers_stopping": "The process with consumers was asked to stop.",
     "consumers_stopped": "The process with consumers has stopped.",
     "consumers_failed": "The process with consumers stops because of this error.",
-    "consumer_left_behind": "A stop has ended the process before a consumer's function returned.",
+    "consumer_left_behind": "A stop has ended the process before a consumer's function returned or Kafka answered.",
     "group_failed": "The Kafka client of a consumer reports an error. The consumer tries again.",
     "partition_stopped": "A consumer no longer reads a partition. The reason says what an operator has to do.",
     "partition_failing": "The Kafka client of a consumer reports an error of one partition. The consumer tries again.",

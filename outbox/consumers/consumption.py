@@ -114,6 +114,10 @@ class Consumption:
         if self._ends is not None:
             self._ends.stop()
 
+    def finish(self) -> None:
+        """Wait until the batches under way have ended."""
+        self._member.finish()
+
     def join(self, timeout_s: float) -> bool:
         return self._member.join(timeout_s)
 

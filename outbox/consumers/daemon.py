@@ -17,12 +17,14 @@ from outbox.core.consumers.partition import Life
 from outbox.core.consumers.shown import ShownPartition
 from outbox.core.consumers.values import ConsumerOptions, Partition
 from outbox.exceptions import OutboxError
+from outbox.runtime.threads import THREADS
 from outbox.service.lifecycle import Daemon, State
 
 logger = logging.getLogger("outbox.consumers")
 
 _POLL_S = 0.1
 LEAVE_TIMEOUT_S = 10.0
+"""A client that is being closed waits up to a minute for a broker that does not answer."""
 
 
 class LeftBehind(OutboxError):
@@ -76,6 +78,7 @@ class Consumers(Daemon):
             )
             for run in runs
         ]
+        self._started: list[Consumption] = []
         self._observer = Observer(
             [(consumption, run.rows) for consumption, run in zip(self._consumptions, runs, strict=True)],
             runs[0].connect.topics(),
@@ -129,6 +132,7 @@ class Consumers(Daemon):
             return
         for consumption in self._consumptions:
             consumption.start()
+            self._started.append(consumption)
         self._observer.start()
         while not self._stopping.wait(_POLL_S):
             if self._once and all(consumption.is_complete for consumption in self._consumptions):
@@ -156,11 +160,13 @@ class Consumers(Daemon):
 
     def _tear_down(self) -> None:
         self._observer.stop()
-        for consumption in self._consumptions:
+        for consumption in self._started:
             consumption.stop()
-        longest_s = max((consumption.options.timeout_s for consumption in self._consumptions), default=0.0)
-        for consumption in self._consumptions:
-            if not consumption.join(longest_s + LEAVE_TIMEOUT_S):
+        for consumption in self._started:
+            consumption.finish()
+        give_up_at = THREADS.monotonic() + LEAVE_TIMEOUT_S
+        for consumption in self._started:
+            if not consumption.join(max(0.0, give_up_at - THREADS.monotonic())):
                 self._logger.warning("consumer_left_behind consumer=%s", consumption.options.name)
 
     def _abandon(self) -> None:

@@ -45,10 +45,15 @@ class ConsumerMember:
         self._runtime, self._fail, self._end_process = runtime, fail, end_process
         self._copied_at = runtime.monotonic()
         self._failing = ""
+        self._leaving = runtime.event()
         self._thread = runtime.thread(self._run, f"outbox-member-{options.name}")
 
     def start(self) -> None:
         self._thread.start()
+
+    def finish(self) -> None:
+        """Wait until the batches under way have ended."""
+        self._leaving.wait(self._options.timeout_s)
 
     def join(self, timeout_s: float) -> bool:
         self._thread.join(timeout_s)
@@ -62,6 +67,8 @@ class ConsumerMember:
             self._leave()
         except BaseException as error:
             self._fail(error)
+        finally:
+            self._leaving.set()
 
     def _may_leave(self) -> bool:
         assignment = self._assignment
@@ -155,6 +162,7 @@ class ConsumerMember:
             )
 
     def _leave(self) -> None:
+        self._leaving.set()
         self._tell()
         self._copy(self._runtime.monotonic())
         self._group.close()

@@ -17,6 +17,7 @@ import pytest
 from confluent_kafka.admin import AdminClient
 
 from outbox import failpoints
+from outbox.consumers.daemon import LEAVE_TIMEOUT_S
 from tests.support.topics import create_topic
 
 
@@ -140,6 +141,28 @@ def test_a_stop_finishes_what_is_under_way(scene):
     scene.check()
     scene.check("shop.many", receipts=False)
     assert "consumers_stopped" in process.text()
+
+
+def test_a_stop_while_a_server_is_waited_for(scene):
+    process = scene.consume("shop.record", OUTBOX_BOOTSTRAP_SERVERS="127.0.0.1:1")
+    wait_until(lambda: " waiting reason=" in process.text(), 60, "it waits for Kafka")
+    assert process.stop() == 0, process.text()
+    assert process.text().splitlines()[-1].endswith("consumers_stopped consumers='shop.record'")
+
+
+def test_a_stop_while_kafka_does_not_answer(scene, quick_kafka):
+    """Kafka has the last copy of the positions, and has not answered."""
+    scene.produce(100)
+    process = scene.consume("shop.record")
+    scene.wait_for(100)
+    quick_kafka.pause()
+    try:
+        began = time.monotonic()
+        assert process.stop() == 0, process.text()
+        assert time.monotonic() - began < LEAVE_TIMEOUT_S + 10
+    finally:
+        quick_kafka.resume()
+    scene.check()
 
 
 def test_a_message_that_fails_stops_its_partition_and_no_other(scene):
