@@ -121,11 +121,11 @@ class Hold(models.Model):
         db_table = f"{table_name()}_hold"
         default_permissions = ("view",)
         permissions = [
-            ("retry", "Can retry held records"),
-            ("requeue", "Can put dead letters back into the outbox"),
-            ("edit", "Can edit pending records, held records and dead letters"),
-            ("skip", "Can move held records to the dead letters"),
-            ("discard", "Can delete held records and dead letters"),
+            ("retry", "Can retry held records and messages"),
+            ("requeue", "Can requeue dead letters"),
+            ("edit", "Can edit pending records, held records and messages, and dead letters"),
+            ("skip", "Can move held records and messages to the dead letters"),
+            ("discard", "Can delete held records and messages, and dead letters"),
             ("pause", "Can pause and resume topics, keys and lanes"),
         ]
 
@@ -284,6 +284,18 @@ class ConsumerHold(models.Model):
     class Meta:
         db_table = f"{table_name()}_held"
         default_permissions = ("view",)
+        verbose_name = "held message"
+        verbose_name_plural = "held messages of consumers"
 
     def __str__(self) -> str:
         return f"{self.topic}[{self.partition}] offset {self.offset}"
+
+
+class ConsumerDeadLetter(ConsumerHold):
+    """Those with `died_at`, for a page of their own in the admin."""
+
+    class Meta:
+        proxy = True
+        default_permissions = ()  # the page asks for the permission of held messages
+        verbose_name = "dead letter of a consumer"
+        verbose_name_plural = "dead letters of consumers"

@@ -70,10 +70,10 @@ class EditForm(WhyForm):
     field_order = ("topic", "key", "value", "is_tombstone", "headers", "why")
 
     def __init__(self, *given: Any, locked: Container[str] = (), **more: Any) -> None:
-        """`locked`: those of key, value and headers that the page does not edit."""
+        """`locked`: those of topic, key, value and headers that the page does not edit."""
         super().__init__(*given, **more)
-        for name, belongs_to in (("key", "key"), ("value", "value"), ("is_tombstone", "value"), ("headers", "headers")):
-            if belongs_to in locked:
+        for name in ("topic", "key", "value", "is_tombstone", "headers"):
+            if ("value" if name == "is_tombstone" else name) in locked:
                 del self.fields[name]
 
     def clean_headers(self) -> list[tuple[str, str]]:

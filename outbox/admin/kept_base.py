@@ -37,6 +37,7 @@ class KeptAdmin(ReadOnlyAdmin):
     action_form = ActForm
     change_form_template = "admin/outbox/kept_change.html"
     sortable_by = ()
+    edit_text = "Edit and send again…"
 
     def _may(self, request: HttpRequest, name: str) -> bool:
         return bool(request.user.has_perm(f"outbox.{name}"))
@@ -74,6 +75,7 @@ class KeptAdmin(ReadOnlyAdmin):
             "outbox_why_chars": WHY_CHARS,
             "outbox_list": reverse(f"admin:outbox_{self.model._meta.model_name}_changelist"),
             "outbox_edit": self.is_editable(row) and self.has_edit_permission(request),
+            "outbox_edit_text": self.edit_text,
             "outbox_edit_url": f"admin:outbox_{self.model._meta.model_name}_edit",
             "object_pk": object_id,
             "outbox_seen": seen_of(row),
@@ -176,9 +178,11 @@ def tell(model_admin: ReadOnlyAdmin, request: HttpRequest, outcome: operations.O
     if outcome.changed:
         model_admin.message_user(request, f"{were(outcome.changed, 'row')} {done}.", messages.SUCCESS)
     if outcome.pending:
-        text = f"{plural(outcome.pending, 'row')} will be {done}. The running harvester does this within a few seconds."
+        text = f"{plural(outcome.pending, 'row')} will be {done}. {outcome.soon_text}"
         model_admin.message_user(request, text, messages.SUCCESS)
-    if not outcome.changed and not outcome.pending:
+    if outcome.rest_text:
+        model_admin.message_user(request, outcome.rest_text, messages.WARNING)
+    elif not outcome.changed and not outcome.pending:
         model_admin.message_user(request, NOTHING, messages.WARNING)
 
 

@@ -18,7 +18,8 @@ from django.utils.safestring import SafeString
 from outbox import conf
 from outbox.admin.explain import cut
 from outbox.admin.forms import line_end
-from outbox.models import DeadLetter, Hold, OutboxRecord
+from outbox.models import ConsumerHold, DeadLetter, Hold, OutboxRecord
+from outbox.operations.held import decoded, text_of
 from outbox.redaction import TEXT_MAX, keeps_everything, redact
 
 HEADER_CHARS = 1_000
@@ -36,6 +37,10 @@ class ShownMessage:
     value: str | None
     binary: bytes | None
     headers: Sequence[tuple[str, str]] = field(default_factory=tuple)
+    key: str | None = None
+    """In place of the record's key."""
+    headers_locked: str = ""
+    """Why a page does not edit the headers."""
 
     @cached_property
     def shown(self) -> str:
@@ -85,7 +90,7 @@ class ShownMessage:
     def _headers(self) -> str:
         if self.shown_headers != list(self.headers):
             return 'OUTBOX["REDACTOR"] hides headers or a part of them, so you cannot edit them here.'
-        return ""
+        return self.headers_locked
 
 
 def shown_headers(record: OutboxRecord, headers: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
@@ -134,6 +139,23 @@ def of_dead(pk: int) -> ShownMessage | None:
     return ShownMessage(bare, letter.pk, letter.value, _bytes(letter.value_binary), headers)
 
 
+def of_message(held: ConsumerHold) -> ShownMessage:
+    """Of a held message or a dead letter of a consumer. Bytes that are no text are hexadecimal."""
+    value, key = _bytes(held.value), text_of(held.key)
+    text = None if value is None else decoded(value)
+    pairs = [(name, _bytes(raw)) for name, raw in zip(held.header_names, held.header_values, strict=True)]
+    texts = all(raw is not None and decoded(raw) is not None for _, raw in pairs)
+    return ShownMessage(
+        OutboxRecord(kafka_topic=held.topic, kafka_key=key or ""),
+        held.pk,
+        text,
+        value if text is None else None,
+        tuple((name, text_of(raw) or "") for name, raw in pairs),
+        key={None: "(no key)", "": "(empty)"}.get(key, key),
+        headers_locked="" if texts else "A header is binary, and this page edits text. Use the command outbox_edit.",
+    )
+
+
 def _bytes(value: object) -> bytes | None:
     return None if value is None else bytes(value)  # type: ignore[call-overload]
 
@@ -151,7 +173,7 @@ def as_html(message: ShownMessage | None) -> SafeString:
         '<dl class="outbox-message"><dt>topic</dt><dd>{}</dd><dt>key</dt><dd>{}</dd><dt>value</dt><dd>{}</dd>'
         "<dt>headers</dt><dd>{}</dd></dl>",
         message.record.kafka_topic,
-        cut(message.record.kafka_key, TEXT_MAX) or "(no key)",
+        cut(message.record.kafka_key if message.key is None else message.key, TEXT_MAX) or "(no key)",
         _value(message),
         format_html("<table>{}</table>", rows) if rows else "(none)",
     )

@@ -257,11 +257,11 @@ COMPANION_MODELS = [
             "db_table": f"{table_name()}_hold",
             "default_permissions": ("view",),
             "permissions": [
-                ("retry", "Can retry held records"),
-                ("requeue", "Can put dead letters back into the outbox"),
-                ("edit", "Can edit pending records, held records and dead letters"),
-                ("skip", "Can move held records to the dead letters"),
-                ("discard", "Can delete held records and dead letters"),
+                ("retry", "Can retry held records and messages"),
+                ("requeue", "Can requeue dead letters"),
+                ("edit", "Can edit pending records, held records and messages, and dead letters"),
+                ("skip", "Can move held records and messages to the dead letters"),
+                ("discard", "Can delete held records and messages, and dead letters"),
                 ("pause", "Can pause and resume topics, keys and lanes"),
             ],
         },
@@ -413,7 +413,25 @@ COMPANION_MODELS = [
             ("died_at", models.DateTimeField(blank=True, null=True)),
             ("history", models.JSONField(db_default=models.Value([], models.JSONField()))),
         ],
-        options={"db_table": f"{table_name()}_held", "default_permissions": ("view",)},
+        options={
+            "db_table": f"{table_name()}_held",
+            "default_permissions": ("view",),
+            "verbose_name": "held message",
+            "verbose_name_plural": "held messages of consumers",
+        },
+    ),
+    migrations.CreateModel(
+        name="ConsumerDeadLetter",
+        fields=[],
+        options={
+            "proxy": True,
+            "default_permissions": (),
+            "verbose_name": "dead letter of a consumer",
+            "verbose_name_plural": "dead letters of consumers",
+            "indexes": [],
+            "constraints": [],
+        },
+        bases=("outbox.consumerhold",),
     ),
 ]
 

@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from django.db import connections, transaction
-from django.db.models import Q
+from django.db.models import Func, IntegerField, Q
 from django.db.models.functions import Now
 
 from outbox import conf as settings
@@ -27,9 +27,11 @@ from outbox.operations.selection import NothingSelected, OperationRefused
 FIELDS = ("value", "headers")
 LISTED_MAX = 100
 
-_LIVE, _DEAD = Q(died_at__isnull=True), Q(died_at__isnull=False)
-_TRIED = _LIVE & (~Q(reason=holding.WAITING) | Q(next_try__isnull=False))
-"""Not those that wait behind another one: to try them would change nothing."""
+LIVE, DEAD = Q(died_at__isnull=True), Q(died_at__isnull=False)
+UNDECIDED = LIVE & Q(next_try__isnull=True) & ~Q(reason=holding.WAITING)
+"""Those that are not tried again by themselves. An index has them."""
+TRIED = LIVE & Q(next_try__isnull=False) | UNDECIDED
+"""Not those that wait behind another one: to try them would change nothing. Two indexes have them."""
 _BUSY = "The consumer is handling message {} at this moment. Nothing was changed. Repeat the edit in a few seconds."
 
 
@@ -43,6 +45,10 @@ class MessageOutcome(Outcome):
         written = "1 request was" if self.pending == 1 else f"{self.pending:,} requests were"
         them = "it" if self.pending == 1 else "them"
         return f"{written} written. The consumer carries {them} out within a second while it runs."
+
+    @property
+    def soon_text(self) -> str:
+        return "The consumer does this within a second while it runs."
 
     @property
     def rest_text(self) -> str:
@@ -111,35 +117,35 @@ def retry(
     selector: MessageSelector, actor: str, reason: str = "", dry_run: bool = False, alias: str | None = None
 ) -> MessageOutcome:
     """Requests that the consumer tries held messages now, and after each one the later messages of its key."""
-    return _request("retry", holding.RETRY, selector, _TRIED, actor, reason, dry_run, alias)
+    return _request("retry", holding.RETRY, selector, TRIED, actor, reason, dry_run, alias)
 
 
 def requeue(
     selector: MessageSelector, actor: str, reason: str = "", dry_run: bool = False, alias: str | None = None
 ) -> MessageOutcome:
     """Requests that the consumer tries dead letters again. Later messages of their keys may have been handled."""
-    return _request("requeue", holding.RETRY, selector, _DEAD, actor, reason, dry_run, alias, since="died_at")
+    return _request("requeue", holding.RETRY, selector, DEAD, actor, reason, dry_run, alias, since="died_at")
 
 
 def skip(
     selector: MessageSelector, actor: str, reason: str = "", dry_run: bool = False, alias: str | None = None
 ) -> MessageOutcome:
     """Requests that held messages become dead letters, so that their keys continue."""
-    return _request("skip", holding.SKIP, selector, _LIVE, actor, reason, dry_run, alias)
+    return _request("skip", holding.SKIP, selector, LIVE, actor, reason, dry_run, alias)
 
 
 def discard(
     selector: MessageSelector, actor: str, reason: str = "", dry_run: bool = False, alias: str | None = None
 ) -> MessageOutcome:
     """Requests that the consumer deletes held messages for good, so that their keys continue."""
-    return _request("discard", holding.DISCARD, selector, _LIVE, actor, reason, dry_run, alias)
+    return _request("discard", holding.DISCARD, selector, LIVE, actor, reason, dry_run, alias)
 
 
 def discard_dead_letters(
     selector: MessageSelector, actor: str, reason: str = "", dry_run: bool = False, alias: str | None = None
 ) -> MessageOutcome:
     """Requests that the consumer deletes dead letters for good."""
-    return _request("discard", holding.DISCARD, selector, _DEAD, actor, reason, dry_run, alias, since="died_at")
+    return _request("discard", holding.DISCARD, selector, DEAD, actor, reason, dry_run, alias, since="died_at")
 
 
 def _request(
@@ -257,18 +263,22 @@ def listed(
     selector: MessageSelector, *, dead: bool = False, limit: int = LISTED_MAX, alias: str | None = None
 ) -> list[ListedMessage]:
     """The first messages in their order: those that failed, without those that wait behind them; or dead letters."""
-    found_alias, conf = alias_of(alias), settings.current()
-    rows = selector.rows(found_alias, _DEAD if dead else _TRIED, since="died_at" if dead else "since")
-    found = list(rows.order_by("pk").defer("value", "header_names", "header_values", "history")[:limit])
-    with connections[found_alias].cursor() as cursor:
-        behind = messages.behind(cursor, conf.table, [row.pk for row in found]) if found and not dead else {}
-    return [_listed(row, behind.get(row.pk, 0)) for row in found]
+    rows = selector.rows(alias_of(alias), DEAD if dead else TRIED, since="died_at" if dead else "since")
+    ids = list(rows.order_by("pk").values_list("pk", flat=True)[:limit])
+    shown = with_behind(rows.filter(pk__in=ids)).order_by("pk")
+    return [_listed(row) for row in shown.defer("value", "header_names", "header_values", "history")]
 
 
-def _listed(row: ConsumerHold, behind: int) -> ListedMessage:
+def with_behind(rows: Any) -> Any:
+    """Adds `behind`, the number of later messages of its key that wait, to few rows: each costs a count."""
+    template = messages.behind_template(settings.current().table)
+    return rows.annotate(behind=Func(template=template, output_field=IntegerField()))
+
+
+def _listed(row: Any) -> ListedMessage:
     return ListedMessage(
         row.pk, row.consumer, row.topic, row.partition, row.offset, text_of(row.key), row.reason, row.attempts,
-        row.delays, row.since, row.next_try, row.died_at, row.wanted, row.last_error, behind,
+        row.delays, row.since, row.next_try, row.died_at, row.wanted, row.last_error, row.behind,
     )  # fmt: skip
 
 

@@ -31,6 +31,10 @@ class Outcome:
         return f"The running harvester, or the next one, carries out {requests}."
 
     @property
+    def soon_text(self) -> str:
+        return "The running harvester does this within a few seconds."
+
+    @property
     def rest_text(self) -> str:
         """About rows that match and were left out."""
         return ""

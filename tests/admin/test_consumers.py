@@ -13,7 +13,7 @@ from django.utils.html import escape
 from outbox.admin.consumers import contents
 from outbox.core.consumers.values import Partition, Position
 from outbox.edges.postgres.consumers.positions import Positions
-from outbox.models import ConsumerPartition
+from outbox.models import ConsumerHold, ConsumerPartition
 from tests.admin.conftest import page
 
 pytestmark = pytest.mark.django_db
@@ -163,6 +163,32 @@ def test_a_missing_table_is_named_with_the_remedy(admin_client, missing):
         response = admin_client.get(reverse(url))
         assert response.status_code == 503
         assert "python manage.py migrate outbox" in response.content.decode()
+
+
+def held(offset, **columns):
+    place = {"consumer": "shop.pay", "topic": "orders", "partition": 0, "reason": "failed"}
+    return ConsumerHold.objects.create(**place, offset=offset, **columns)
+
+
+def test_held_messages_and_dead_letters_are_counted_with_a_link_for_those_who_may_see_them(sign_in):
+    shown()
+    client = sign_in("view_sample", "view_consumerhold")
+    assert "Consumers work normally." in page(client, CONSUMERS)
+    held(1)
+    held(2, next_try=timezone.now())
+    text = page(client, CONSUMERS)
+    assert "1 message of shop.pay waits for your decision." in text
+    assert "12/s, 2 messages held" in text
+    assert "Read the notices below." in text
+    assert f'{reverse("admin:outbox_consumerhold_changelist")}?consumer=shop.pay"' in text
+    held(3)
+    for offset in (4, 5):
+        held(offset, died_at=timezone.now())
+    text = page(sign_in("view_sample"), CONSUMERS)
+    assert "2 messages of shop.pay wait for your decision." in text
+    assert "2 dead letters of shop.pay wait for your decision." in text
+    assert "3 messages held, 2 dead letters" in text
+    assert "?consumer=" not in text
 
 
 def test_many_partitions_are_read_by_as_many_statements_as_one(admin_client):

@@ -12,7 +12,7 @@ def page(browser, site):
     browser.sign_in(site)
     browser.complaints()
     with psycopg.connect(site.url, autocommit=True) as db:
-        for table in ("outbox", "outbox_hold", "outbox_dead", "outbox_sample"):
+        for table in ("outbox", "outbox_hold", "outbox_dead", "outbox_sample", "outbox_held"):
             db.execute(f"DELETE FROM {table}")
         browser.open(site, DASHBOARD)
         browser.driver.execute_script("document.querySelector('[data-outbox-url]').dataset.marked = 'here'")
@@ -75,9 +75,46 @@ def test_it_says_when_it_is_no_longer_fresh(browser, site, page):
     browser.see("[data-outbox-said]", "signed out")
 
 
+def hold(db, count=1, **columns):
+    """Messages of a consumer. The id of the first."""
+    given = {"reason": "failed", "died_at": None, **columns}
+    return db.execute(
+        'INSERT INTO outbox_held (consumer, topic, partition, "offset", key, value, reason, attempts, last_error, '
+        "died_at) SELECT 'shop.inbox.record_payment', 'orders', 0, "
+        'coalesce((SELECT max("offset") FROM outbox_held), 0) + i, '
+        "'customer-1', '{\"amount\": 12}', %(reason)s, 5, 'ValueError: no amount', %(died_at)s "
+        "FROM generate_series(1, %(count)s) i RETURNING id",
+        {**given, "count": count},
+    ).fetchone()[0]
+
+
+def test_an_operator_edits_a_held_message_and_skips_another(browser, site, page):
+    first, second = hold(page), hold(page)
+    browser.open(site, "/admin/outbox/consumerhold/")
+    browser.see("#result_list", "It waits for your decision.")
+    browser.click("#result_list th a", "orders[0] offset 1")
+    browser.click(".outbox-actions a", "Edit and try again")
+    browser.see("#id_value").clear()
+    browser.see("#id_value").send_keys('{"amount": 13}')
+    browser.see("#id_why").send_keys("a typo")
+    browser.click("input[type=submit]")
+    browser.see(".messagelist", "You have saved the message.")
+    browser.see("#result_list", "The consumer is about to try it.")
+    assert page.execute("SELECT wanted, value FROM outbox_held WHERE id = %s", [first]).fetchone() == (
+        "retry", b'{"amount": 13}',
+    )  # fmt: skip
+    browser.open(site, f"/admin/outbox/consumerhold/{second}/change/")
+    browser.click("#outbox-skip")
+    browser.see(".outbox-rows", "orders[0] offset 2")
+    browser.click("input[type=submit]")
+    browser.see(".messagelist", "1 row will be moved to the dead letters.")
+    assert page.execute("SELECT wanted FROM outbox_held WHERE id = %s", [second]).fetchone() == ("skip",)
+
+
 @pytest.mark.slow
 def test_lists_and_forms_fit_a_phone_and_the_dark(browser, site, page):
     stash(page)
+    message, lost = hold(page, 12), hold(page, 12, died_at="now")
     for table, reason in (("outbox_hold", "rejected"), ("outbox_dead", "rejected")):
         page.execute(
             f"INSERT INTO {table} (topic, key, reason, error_code, last_error, record_id) "
@@ -93,14 +130,19 @@ def test_lists_and_forms_fit_a_phone_and_the_dark(browser, site, page):
         "'shop.inbox.record_payment', 'orders', i, 'web-1_7', 'stopped', repeat('why it is stopped ', 9), i, 90 * i "
         "FROM generate_series(0, 5) i ON CONFLICT DO NOTHING"
     )
-    hold, letter = (
+    held, letter = (
         page.execute(f"SELECT min(id) FROM {table}").fetchone()[0] for table in ("outbox_hold", "outbox_dead")
     )
     addresses = {
         "dashboard": "sample/",
         "consumers": "consumerpartition/",
+        "messages": "consumerhold/",
+        "message": f"consumerhold/{message}/change/",
+        "edit-message": f"consumerhold/{message}/edit/",
+        "lost": "consumerdeadletter/",
+        "lost-one": f"consumerdeadletter/{lost}/change/",
         "holds": "hold/",
-        "hold": f"hold/{hold}/change/",
+        "hold": f"hold/{held}/change/",
         "letters": "deadletter/",
         "letter": f"deadletter/{letter}/change/",
         "edit-letter": f"deadletter/{letter}/edit/",

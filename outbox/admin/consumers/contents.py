@@ -10,17 +10,21 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import groupby
+from urllib.parse import urlencode
 
 from django.db import connections
+from django.urls import reverse
 
 from outbox.admin.dashboard.summary import BAD, GOOD, WARN, Notice, Summary
 from outbox.admin.reading import bounded, now_of
-from outbox.admin.wording import ago, duration, moment, number, plural, rate
+from outbox.admin.wording import ago, counted, duration, moment, number, plural, rate
 from outbox.conf import Conf
 from outbox.core.consumers.partition import Life
 from outbox.core.consumers.shown import FAILING
 from outbox.core.consumers.values import Partition, Position
 from outbox.edges.postgres.consumers.positions import Positions
+from outbox.edges.postgres.operations import messages
+from outbox.edges.postgres.operations.messages import MessageCounts
 from outbox.models import ConsumerPartition
 
 STALE_S = 30.0
@@ -62,15 +66,20 @@ class ConsumersPage:
     rows_max: int = ROWS_MAX
 
 
-def read(conf: Conf) -> ConsumersPage:
+def read(conf: Conf, *, sees_held: bool = False) -> ConsumersPage:
+    """`sees_held`: whether the user may see held messages; otherwise only their numbers are shown."""
     with bounded(conf.database):
         found = ConsumerPartition.objects.using(conf.database).order_by("consumer", "topic", "partition")
         rows = list(found[: ROWS_MAX + 1])
         now = now_of(conf.database)
         shown = {name: list(of_one) for name, of_one in groupby(rows[:ROWS_MAX], key=lambda row: row.consumer)}
         positions = _positions(conf, shown)
-    tables = [_table(name, shown.get(name, ()), positions[name], now) for name in sorted({*shown, *positions})]
-    return ConsumersPage(moment(now), _summary(rows, now), tables, len(rows) > ROWS_MAX)
+        names = sorted({*shown, *positions})
+        with connections[conf.database].cursor() as cursor:
+            counts = messages.counts(cursor, conf.table, names)
+    tables = [_table(name, shown.get(name, ()), positions[name], counts[name], now) for name in names]
+    summary = _summary(rows, list(_undone(counts, sees_held=sees_held)), now)
+    return ConsumersPage(moment(now), summary, tables, len(rows) > ROWS_MAX)
 
 
 def _positions(conf: Conf, shown: Mapping[str, Sequence[ConsumerPartition]]) -> dict[str, dict[Partition, Position]]:
@@ -89,13 +98,32 @@ def _positions(conf: Conf, shown: Mapping[str, Sequence[ConsumerPartition]]) -> 
 
 
 def _table(
-    name: str, rows: Sequence[ConsumerPartition], positions: Mapping[Partition, Position], now: datetime
+    name: str,
+    rows: Sequence[ConsumerPartition],
+    positions: Mapping[Partition, Position],
+    counts: MessageCounts,
+    now: datetime,
 ) -> ConsumerTable:
     if not rows:
         unseen = [_unseen(partition, position) for partition, position in sorted(positions.items())][:ROWS_MAX]
         return ConsumerTable(name, f"No process has shown it yet. {START}", unseen)
     made = [_row(row, positions.get(Partition(row.topic, row.partition)), now) for row in rows]
-    return ConsumerTable(name, ", ".join(_totals(rows, now)), made)
+    return ConsumerTable(name, ", ".join([*_totals(rows, now), *_kept(counts)]), made)
+
+
+def _kept(counts: MessageCounts) -> Iterator[str]:
+    if counts.held:
+        yield f"{_messages(counts.held)} held"
+    if counts.dead:
+        yield _dead(counts.dead)
+
+
+def _messages(count: int) -> str:
+    return "1 message" if count == 1 else f"{counted(count, messages.COUNT_MAX)} messages"
+
+
+def _dead(count: int) -> str:
+    return "1 dead letter" if count == 1 else f"{counted(count, messages.COUNT_MAX)} dead letters"
 
 
 def _totals(rows: Sequence[ConsumerPartition], now: datetime) -> Iterator[str]:
@@ -145,13 +173,26 @@ def _is_stale(row: ConsumerPartition, now: datetime) -> bool:
 # ---- all of them
 
 
-def _summary(rows: Sequence[ConsumerPartition], now: datetime) -> Summary:
-    if not rows:
+def _undone(counts: Mapping[str, MessageCounts], *, sees_held: bool) -> Iterator[Notice]:
+    for name, found in counts.items():
+        for count, text, page in (
+            (found.undecided, _messages(found.undecided), "consumerhold"),
+            (found.dead, _dead(found.dead), "consumerdeadletter"),
+        ):
+            if count:
+                url = f"{reverse(f'admin:outbox_{page}_changelist')}?{urlencode({'consumer': name})}"
+                verb = "waits" if count == 1 else "wait"
+                link = (url, "Show them") if sees_held else ()
+                yield Notice(WARN, f"{text} of {name} {verb} for your decision.", "", *link)
+
+
+def _summary(rows: Sequence[ConsumerPartition], undone: Sequence[Notice], now: datetime) -> Summary:
+    if not rows and not undone:
         return Summary(GOOD, "No process has shown a consumer yet.", [Notice(GOOD, "", START)])
     stopped = [row for row in rows if row.state == Life.STOPPED.value]
     failing = [row for row in rows if row.state == FAILING and not _is_stale(row, now)]
     stale = [row for row in rows if _is_stale(row, now)]
-    notices = []
+    notices: list[Notice] = []
     if stopped:
         text = f"{plural(len(stopped), 'partition')} of {_named(stopped)} {_is(stopped)} stopped."
         notices.append(Notice(BAD, text, "Read the reason below: it names the remedy."))
@@ -162,9 +203,10 @@ def _summary(rows: Sequence[ConsumerPartition], now: datetime) -> Summary:
         text = f"No process has shown {plural(len(stale), 'partition')} of {_named(stale)} for {STALE_S:.0f} s."
         step = "Check that its processes run and reach PostgreSQL, or start one: python manage.py consume"
         notices.append(Notice(WARN, text, step))
+    notices += undone
     if stopped or failing:
         return Summary(BAD, "Some messages are not being handled.", notices)
-    if stale:
+    if stale or undone:
         return Summary(WARN, "Read the notices below.", notices)
     return Summary(GOOD, f"Consumers work normally. {plural(len(rows), 'partition')} {_is(rows)} shown.", notices)
 

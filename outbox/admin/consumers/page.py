@@ -24,4 +24,4 @@ class ConsumersAdmin(LivePageAdmin):
         return bool(request.user.has_perm("outbox.view_sample"))
 
     def read_page(self, settings: conf.Conf, may_view: Callable[[str], bool]) -> ConsumersPage:
-        return read(settings)
+        return read(settings, sees_held=may_view("consumerhold"))

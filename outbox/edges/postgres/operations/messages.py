@@ -24,9 +24,9 @@ _CONDITIONS = {
     "dead": "h.died_at IS NOT NULL",
 }
 _BEHIND = (
-    "/* behind */ SELECT h.id, (SELECT count(*) FROM (SELECT FROM {table} AS b WHERE b.consumer = h.consumer "
-    "AND b.topic = h.topic AND b.partition = h.partition AND md5(b.key) = md5(h.key) AND b.key = h.key "
-    "AND b.died_at IS NULL AND b.id > h.id LIMIT {limit}) AS r) FROM {table} AS h WHERE h.id = ANY(%s)"
+    "(SELECT count(*) FROM (SELECT FROM {table} AS b WHERE b.consumer = {table}.consumer AND b.topic = {table}.topic "
+    "AND b.partition = {table}.partition AND md5(b.key) = md5({table}.key) AND b.key = {table}.key "
+    "AND b.died_at IS NULL AND b.id > {table}.id LIMIT {limit}) AS r)"
 )
 
 
@@ -61,8 +61,7 @@ def counts(cursor: Any, table: str, consumers: Sequence[str]) -> dict[str, Messa
     return counts_of(cursor.fetchall())
 
 
-def behind(cursor: Any, table: str, ids: Sequence[int]) -> dict[int, int]:
-    """How many messages wait behind each of these, at most `BEHIND_MAX`."""
-    statement = sql.SQL(_BEHIND).format(table=identifier(f"{table}_held"), limit=sql.Literal(BEHIND_MAX))
-    cursor.execute(statement.as_string(), [list(ids)])
-    return dict(cursor.fetchall())
+def behind_template(table: str) -> str:
+    """How many messages wait behind a row, at most `BEHIND_MAX`: for an expression in a query on the table."""
+    given = {"table": identifier(f"{table}_held"), "limit": sql.Literal(BEHIND_MAX)}
+    return sql.SQL(_BEHIND).format(**given).as_string().replace("%", "%%")

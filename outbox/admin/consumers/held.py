@@ -1,0 +1,319 @@
+"""Held messages of consumers, and their dead letters: two pages on one table.
+
+Every action writes a request, and the consumer that owns the partition carries it out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+from django.contrib import admin
+from django.contrib.admin.views.main import ChangeList
+from django.core.exceptions import PermissionDenied
+from django.db import connections
+from django.db.models import Q
+from django.http import HttpRequest, HttpResponse
+from django.urls import path, reverse
+from django.utils import timezone
+from django.utils.html import format_html
+from django.utils.safestring import SafeString
+
+from outbox import conf
+from outbox.admin import explain, message_view
+from outbox.admin.actions import Seen, confirm
+from outbox.admin.consumers import messages as wording
+from outbox.admin.edit import Editing, edit_view
+from outbox.admin.kept_base import LIST_CHARS, KeptAdmin, shown_fields
+from outbox.admin.message_view import ShownMessage
+from outbox.admin.wording import ago
+from outbox.edges.postgres.consumers.positions import Positions
+from outbox.models import ConsumerDeadLetter, ConsumerHold
+from outbox.operations import held as operations
+
+KEY_CHARS = 60
+UNDECIDED = "undecided"
+_WIDE = ("value", "header_names", "header_values", "history")
+_GONE = "This message no longer exists: it was handled or deleted in the meantime."
+_OFFSET_DIGITS = 18
+
+
+class _Stored(admin.SimpleListFilter):
+    """Its choices come from the positions, because a page must not read all held messages for them."""
+
+    def names(self) -> Iterator[str]:
+        raise NotImplementedError
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+        return [(name, name) for name in sorted(self.names())]
+
+    def queryset(self, request: HttpRequest, queryset: Any) -> Any:
+        return queryset.filter(**{str(self.parameter_name): self.value()}) if self.value() else queryset
+
+
+def _topics() -> dict[str, set[str]]:
+    settings = conf.current()
+    positions = Positions(settings.table, session_timeout_s=settings.election.session_timeout_s)
+    return positions.topics(connections[settings.database])
+
+
+class HeldConsumerFilter(_Stored):
+    title = parameter_name = "consumer"
+
+    def names(self) -> Iterator[str]:
+        yield from _topics()
+
+
+class HeldTopicFilter(_Stored):
+    title = parameter_name = "topic"
+
+    def names(self) -> Iterator[str]:
+        yield from set().union(*_topics().values())
+
+
+class HeldReasonFilter(admin.SimpleListFilter):
+    """Without a choice: the messages that failed. Those that wait behind them can be very many."""
+
+    title = parameter_name = "reason"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+        return [(UNDECIDED, "waits for your decision"), *ConsumerHold.Reason.choices]
+
+    def choices(self, changelist: Any) -> Iterator[Any]:
+        first, *others = super().choices(changelist)
+        yield {**first, "display": "All but those that wait behind another"}
+        yield from others
+
+    def queryset(self, request: HttpRequest, queryset: Any) -> Any:
+        if self.value() == UNDECIDED:
+            return queryset.filter(operations.UNDECIDED, wanted="")
+        return queryset.filter(reason=self.value()) if self.value() else queryset.filter(operations.TRIED)
+
+
+class _MessagesAdmin(KeptAdmin):
+    edit_text = "Edit and try again…"
+    list_display_links = ("name",)
+    search_fields = ("topic", "key", "offset")
+    search_help_text = "The search finds exact matches of a topic, a key or an offset."
+    condition = Q()
+
+    def get_urls(self) -> list[Any]:
+        name = f"outbox_{self.model._meta.model_name}_edit"
+        return [path("<int:pk>/edit/", self.admin_site.admin_view(self.edit_view), name=name), *super().get_urls()]
+
+    def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        """The same for both pages."""
+        return self._may(request, "view_consumerhold")
+
+    def lookup_allowed(self, lookup: str, value: str, request: HttpRequest | None = None) -> bool:
+        return lookup in ("consumer", "topic", "reason") or super().lookup_allowed(lookup, value, request)
+
+    def get_queryset(self, request: HttpRequest) -> Any:
+        return super().get_queryset(request).filter(self.condition).defer(*_WIDE)
+
+    def get_search_results(self, request: HttpRequest, queryset: Any, search_term: str) -> tuple[Any, bool]:
+        if not search_term:
+            return queryset, False
+        if "\0" in search_term:
+            return queryset.none(), False
+        wanted = Q(topic=search_term) | Q(key=search_term.encode(errors="replace"))
+        if search_term.isascii() and search_term.isdigit() and len(search_term) <= _OFFSET_DIGITS:
+            wanted |= Q(offset=int(search_term))
+        return queryset.filter(wanted), False
+
+    def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> Any:
+        return shown_fields(request, tuple(self.readonly_fields))
+
+    def get_fields(self, request: HttpRequest, obj: Any = None) -> Any:
+        return shown_fields(request, tuple(self.readonly_fields))
+
+    def selector(self, rows: Sequence[Seen]) -> Any:
+        return operations.MessageSelector(ids=tuple(row[0] for row in rows))
+
+    def is_editable(self, row: ConsumerHold | None) -> bool:
+        return row is not None
+
+    def edit_view(self, request: HttpRequest, pk: int) -> HttpResponse:
+        if not self.has_edit_permission(request):
+            raise PermissionDenied
+        row = self.get_queryset(request).filter(pk=pk).first()
+        return edit_view(self, request, message_view.of_message(row) if row else None, _editing, _GONE)
+
+    def ask(
+        self,
+        request: HttpRequest,
+        queryset: Any,
+        operation: Callable[..., operations.MessageOutcome],
+        title: str,
+        text: str,
+        button: str,
+        done: str,
+    ) -> HttpResponse | None:
+        """Asks always."""
+        name = request.POST["action"]
+        asked, why = confirm(self, request, queryset, name, title, text, button)
+        return asked or self.act(request, queryset, operation, done, why)  # type: ignore[func-returns-value]
+
+    # ---- columns
+
+    @admin.display(description="message")
+    def name(self, row: ConsumerHold) -> str:
+        return str(row)
+
+    @admin.display(description="consumer, and the key")
+    def whose(self, row: ConsumerHold) -> SafeString:
+        return format_html("{}<br>{}", row.consumer, explain.cut(wording.key_of(row), KEY_CHARS))
+
+    @admin.display(description="why")
+    def why(self, row: Any) -> str:
+        return wording.explained(row)[0]
+
+    @admin.display(description="next step")
+    def step(self, row: Any) -> str:
+        return wording.explained(row)[1]
+
+    @admin.display(description="why, and the next step")
+    def why_and_step(self, row: Any) -> SafeString:
+        return format_html('<span class="outbox-why"><b>{}</b><br>{}</span>', *wording.explained(row))
+
+    @admin.display(description="now")
+    def now(self, row: ConsumerHold) -> str:
+        return wording.became(row, timezone.now())
+
+    @admin.display(description="last error")
+    def last_error_start(self, row: ConsumerHold) -> str:
+        return explain.cut(row.last_error, LIST_CHARS)
+
+    @admin.display(description="message")
+    def record(self, row: ConsumerHold) -> SafeString:
+        return message_view.as_html(message_view.of_message(row))
+
+
+def _editing(message: ShownMessage) -> Editing:
+    return Editing(
+        what="message",
+        title=f"Edit message {message.dead_id}",
+        text=(
+            "The consumer handles the message with your changes, and after it the later messages of its key. The topic "
+            "and the key stay."
+        ),
+        button="Save and try again",
+        done="You have saved the message. The consumer tries it within a second while it runs.",
+        save=partial(operations.edit, message.dead_id or 0),
+        fixed={"topic": "", "key": ""},
+    )
+
+
+class HeldMessageList(ChangeList):
+    def get_results(self, request: HttpRequest) -> None:
+        """Counts the messages behind those of the page, and behind no others."""
+        super().get_results(request)
+        ids = [row.pk for row in self.result_list]
+        self.result_list = operations.with_behind(self.root_queryset.filter(pk__in=ids)).order_by("id")
+
+
+@admin.register(ConsumerHold)
+class HeldMessageAdmin(_MessagesAdmin):
+    actions = ("retry", "skip", "discard")
+    condition = operations.LIVE
+    list_display = ("name", "whose", "why_and_step", "now", "behind", "attempts", "age")
+    list_filter = (HeldConsumerFilter, HeldTopicFilter, HeldReasonFilter)
+    ordering = ("id",)
+    readonly_fields = (
+        "name", "consumer", "reason", "why", "step", "now", "since", "attempts", "delays", "last_error",
+        "behind_one", "record", "attempts_made",
+    )  # fmt: skip
+
+    def get_changelist(self, request: HttpRequest, **given: Any) -> type[ChangeList]:
+        return HeldMessageList
+
+    def change_view(
+        self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: dict[str, Any] | None = None
+    ) -> HttpResponse:
+        row = self.get_object(request, object_id)
+        given = dict(extra_context or {})
+        if row is not None and row.reason == ConsumerHold.Reason.WAITING:  # else its buttons would not find it
+            given["outbox_list"] = f"{reverse('admin:outbox_consumerhold_changelist')}?reason={row.reason}"
+        return super().change_view(request, object_id, form_url, given)
+
+    def buttons_of(self, row: ConsumerHold | None) -> dict[str, str]:
+        if row is None:
+            return {}
+        leave = {"skip": "Skip…", "discard": "Discard…"}
+        return leave if row.reason == ConsumerHold.Reason.WAITING else {"retry": "Retry now", **leave}
+
+    @admin.action(description="Retry now", permissions=["retry"])
+    def retry(self, request: HttpRequest, queryset: Any) -> HttpResponse | None:
+        return self.act_on_shown(
+            request, queryset, operations.retry, "retry", "Retry held messages?",
+            "The consumer tries these messages, and after each one the later messages of its key.", "Retry them",
+            "retried",
+        )  # fmt: skip
+
+    @admin.action(description="Skip: move to the dead letters", permissions=["skip"])
+    def skip(self, request: HttpRequest, queryset: Any) -> HttpResponse | None:
+        text = (
+            "The consumer moves each message to the dead letters and then handles the later messages of its key. You "
+            "can requeue a dead letter, but its key is then out of order."
+        )
+        done = "moved to the dead letters"
+        return self.ask(request, queryset, operations.skip, "Skip held messages?", text, "Skip them", done)
+
+    @admin.action(description="Discard: delete for good", permissions=["discard"])
+    def discard(self, request: HttpRequest, queryset: Any) -> HttpResponse | None:
+        text = (
+            "The consumer deletes these messages for good and never handles them. It then handles the later messages "
+            "of their keys."
+        )
+        button = "Delete them for good"
+        return self.ask(request, queryset, operations.discard, "Discard held messages?", text, button, "deleted")
+
+    @admin.display(description="behind it")
+    def behind(self, row: Any) -> str:
+        return wording.behind_text(row.behind)
+
+    @admin.display(description="messages behind it")
+    def behind_one(self, row: ConsumerHold) -> str:
+        found = operations.with_behind(type(row).objects.using(row._state.db).filter(pk=row.pk))
+        return wording.behind_text(sum(found.values_list("behind", flat=True)))
+
+    @admin.display(description="since")
+    def age(self, row: ConsumerHold) -> str:
+        return ago(row.since, timezone.now())
+
+
+@admin.register(ConsumerDeadLetter)
+class ConsumerDeadLetterAdmin(_MessagesAdmin):
+    actions = ("requeue", "discard")
+    condition = operations.DEAD
+    list_display = ("name", "whose", "why_and_step", "now", "last_error_start", "attempts", "age")
+    list_filter = (HeldConsumerFilter, HeldTopicFilter, "reason")
+    ordering = ("-id",)
+    readonly_fields = (
+        "name", "consumer", "reason", "why", "step", "now", "since", "died_at", "attempts", "delays", "last_error",
+        "record", "attempts_made",
+    )  # fmt: skip
+
+    def buttons_of(self, row: ConsumerHold | None) -> dict[str, str]:
+        return {"requeue": "Requeue", "discard": "Discard…"} if row is not None else {}
+
+    @admin.action(description="Requeue: try again", permissions=["requeue"])
+    def requeue(self, request: HttpRequest, queryset: Any) -> HttpResponse | None:
+        return self.act_on_shown(
+            request, queryset, operations.requeue, "requeue", "Requeue dead letters?",
+            "The consumer tries each message again. It may have handled later messages of the key.", "Requeue them",
+            "requeued",
+        )  # fmt: skip
+
+    @admin.action(description="Discard: delete for good", permissions=["discard"])
+    def discard(self, request: HttpRequest, queryset: Any) -> HttpResponse | None:
+        text = (
+            "The consumer deletes these messages for good. Kafka may still have them, as long as the topic keeps them."
+        )
+        button, operation = "Delete them for good", operations.discard_dead_letters
+        return self.ask(request, queryset, operation, "Discard dead letters?", text, button, "deleted")
+
+    @admin.display(description="since")
+    def age(self, row: ConsumerHold) -> str:
+        return "" if row.died_at is None else ago(row.died_at, timezone.now())
