@@ -7,7 +7,7 @@ takes a Django connection and decides nothing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from django.db import transaction
@@ -136,7 +136,7 @@ class Positions:
         given = {
             **_asked(consumer, found),
             **_given([moved[partition][1] for partition in found]),
-            "before": [moved[partition][0] for partition in found],
+            "before": _numbers(moved[partition][0] for partition in found),
         }
         ((count, transaction_id),) = _rows(connection, self._write, given)
         return int(count), int(transaction_id)
@@ -173,19 +173,31 @@ def _rows(connection: Any, statement: str, given: Mapping[str, Any]) -> list[tup
         return found
 
 
+# Arrays are sent as texts: the driver asks each element of a list for its type, which takes a third of the processor
+# time of a small statement. No name of a topic and no id of one has a character that would have to be escaped.
+
+
+def _texts(values: Iterable[str]) -> str:
+    return "{" + ",".join(f'"{value}"' for value in values) + "}"
+
+
+def _numbers(values: Iterable[int]) -> str:
+    return "{" + ",".join(map(str, values)) + "}"
+
+
 def _asked(consumer: str, partitions: Sequence[Partition]) -> dict[str, Any]:
     return {
         "consumer": consumer,
-        "topics": [partition.topic for partition in partitions],
-        "partitions": [partition.number for partition in partitions],
+        "topics": _texts(partition.topic for partition in partitions),
+        "partitions": _numbers(partition.number for partition in partitions),
     }
 
 
 def _given(positions: Sequence[Position]) -> dict[str, Any]:
     return {
-        "next": [position.next for position in positions],
-        "topic_ids": [position.topic_id for position in positions],
-        "epochs": [position.leader_epoch for position in positions],
+        "next": _numbers(position.next for position in positions),
+        "topic_ids": _texts(position.topic_id for position in positions),
+        "epochs": _numbers(position.leader_epoch for position in positions),
     }
 
 

@@ -17,6 +17,7 @@ import psycopg
 from django.core.exceptions import ImproperlyConfigured
 from django.db import Error, connections, transaction
 from django.utils.connection import ConnectionDoesNotExist
+from psycopg import sql
 from psycopg.pq import TransactionStatus
 
 from outbox.core.consumers import blame
@@ -53,6 +54,7 @@ class Transaction:
             **_GONE,
             **({} if durable else {"synchronous_commit": "off"}),
         }
+        self._begins: dict[float, str] = {}
         self._atomic: transaction.Atomic | None = None
         self._session: psycopg.Connection[Any] | None = None
         self._hooks = 0
@@ -74,19 +76,22 @@ class Transaction:
         self._atomic = transaction.atomic(using=self._alias, durable=True)
         self._atomic.__enter__()
         self._session = connection.connection
-        limit = _ms(timeout_s)
-        given = {**self._settings, "statement_timeout": limit, "idle_in_transaction_session_timeout": limit}
         try:
             with connection.cursor() as cursor:
-                cursor.execute(
-                    "/* begin */ SELECT set_config(name, value, true) "
-                    "FROM unnest(%s::text[], %s::text[]) AS t (name, value)",
-                    [list(given), list(given.values())],
-                )
+                cursor.execute(self._begin(timeout_s))
         except BaseException:
             self.rollback()
             raise
         return connection
+
+    def _begin(self, timeout_s: float) -> str:
+        """The first statement, which is made once: it is a part of every transaction."""
+        if timeout_s not in self._begins:
+            limit = _ms(timeout_s)
+            given = {**self._settings, "statement_timeout": limit, "idle_in_transaction_session_timeout": limit}
+            calls = [sql.SQL("set_config({}, {}, true)").format(name, value) for name, value in given.items()]
+            self._begins[timeout_s] = sql.SQL("/* begin */ SELECT {}").format(sql.SQL(", ").join(calls)).as_string()
+        return self._begins[timeout_s]
 
     def problem(self) -> str:
         """Why the transaction cannot be committed although nothing was raised; empty: it can."""
