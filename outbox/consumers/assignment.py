@@ -14,6 +14,7 @@ from operator import itemgetter
 from outbox.consumers.counts import ConsumerCounts, Counted
 from outbox.core.consumers import log
 from outbox.core.consumers.batch import BatchSize, ConsumerBatch, take, take_held
+from outbox.core.consumers.crashes import NO_SUSPICION, Suspicion
 from outbox.core.consumers.failing import Failing
 from outbox.core.consumers.partition import AssignedPartition, Life, Lives
 from outbox.core.consumers.shown import FAILING, Observed
@@ -27,6 +28,7 @@ PAUSED_AT = 2
 QUEUE_MAX = 4_000
 """Messages that wait for one worker, or two batches if these are larger: it wants no more."""
 QUEUE_BYTES_MAX = 32 * 2**20
+NONE: Mapping[Partition, Suspicion] = {}
 LOOK_S = 5.0
 """After so long without work a worker reads its positions: the database may have gone back."""
 HELD_S = 0.5
@@ -48,13 +50,20 @@ class Compare:
 
 
 @dataclass(frozen=True, slots=True)
+class Leave:
+    """Write that this process has left these cleanly."""
+
+    partitions: Sequence[Partition]
+
+
+@dataclass(frozen=True, slots=True)
 class AskForHeld:
     """Find out which of these have held messages that are to be tried again."""
 
     partitions: Sequence[AssignedPartition]
 
 
-Task = Load | Compare | AskForHeld | ConsumerBatch
+Task = Load | Leave | Compare | AskForHeld | ConsumerBatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,15 +99,34 @@ class WorkerShare:
         self.not_before = float("-inf")
         """It pauses until then."""
         self.looked_at = self.asked_at = float("-inf")
+        self.leaving: list[Partition] = []
+        """Taken back."""
         self._due: list[AssignedPartition] = []
         self._is_turn_of_held = True
 
-    def held(self, now: float) -> AskForHeld | ConsumerBatch | None:
+    def remove(self, one: AssignedPartition) -> None:
+        if one in self.partitions:
+            self.partitions.remove(one)
+            if one.position is not None:
+                self.leaving.append(one.partition)
+
+    def stays(self, partition: Partition) -> None:
+        """It is assigned again."""
+        if partition in self.leaving:
+            self.leaving.remove(partition)
+
+    def leave(self) -> Leave | None:
+        leaving, self.leaving = self.leaving, []
+        return Leave(leaving) if leaving else None
+
+    def held(self, now: float, *, may_record: bool) -> AskForHeld | ConsumerBatch | None:
         """Held messages take turns with those that were fetched."""
         self._due = [one for one in self._due if one in self.partitions and one.life.state is Life.READING]
-        if self._due and self._is_turn_of_held:
+        due = next((one for one in self._due if may_record or not one.caution.is_careful), None)
+        if due is not None and self._is_turn_of_held:
             self._is_turn_of_held = False
-            return take_held(self._due.pop(0))
+            self._due.remove(due)
+            return take_held(due)
         if now >= self.asked_at + HELD_S and not self._due:
             self.asked_at = now
             if reading := [one for one in self.partitions if one.life.state is Life.READING]:
@@ -112,13 +140,17 @@ class WorkerShare:
         """At once: there may be more."""
         self.asked_at = float("-inf")
 
+    def try_held(self, one: AssignedPartition) -> None:
+        """Before anything else."""
+        self._due, self._is_turn_of_held = [one, *self._due], True
+
     @property
     def has_due(self) -> bool:
         return bool(self._due)
 
-    def batch(self, now: float, most: int) -> ConsumerBatch | None:
+    def batch(self, now: float, most: int, *, may_record: bool) -> ConsumerBatch | None:
         self._is_turn_of_held = True
-        if (found := take(self.partitions, min(most, self.size.limit), now)) is not None:
+        if (found := take(self.partitions, min(most, self.size.limit), now, may_record=may_record)) is not None:
             # Who was first is last in the next one.
             first = self.partitions.index(found.everything[0])
             self.partitions = [*self.partitions[first + 1 :], *self.partitions[: first + 1]]
@@ -169,6 +201,8 @@ class Assignment:
         self._news: list[Stopped | ClientFailing] = []
         self._handled = 0
         self._failing = Failing()
+        self._recorded: ConsumerBatch | None = None
+        """With the one message that may end the process; no other such is begun beside it."""
 
     # ---- the member's thread
 
@@ -176,6 +210,8 @@ class Assignment:
         with self._changed:
             for partition in partitions:
                 self._drop(partition)
+                for share in self._shares:
+                    share.stays(partition)
                 one = self._held[partition] = AssignedPartition(partition, self._acknowledged.get(partition))
                 min(self._shares, key=lambda share: len(share.partitions)).partitions.append(one)
             self._changed.notify_all()
@@ -193,8 +229,7 @@ class Assignment:
         if one is not None:
             one.revoke()
             for share in self._shares:
-                if one in share.partitions:
-                    share.partitions.remove(one)
+                share.remove(one)
 
     def received(self, polled: Polled) -> None:
         fetched: dict[tuple[str, int], list[Fetched]] = {}
@@ -302,18 +337,34 @@ class Assignment:
             return None
 
     def _find(self, share: WorkerShare, now: float) -> Task | None:
+        if (leaving := share.leave()) is not None:
+            return leaving
         if new := [one for one in share.partitions if one.life.state is Life.ASSIGNED and now >= one.load_at]:
             for one in new:
                 one.life.on(Lives.LOADS)
             return Load(new)
-        if now >= self._failing.not_before:
-            if (held := share.held(now)) is not None:
-                return held
-            if (batch := share.batch(now, 1 if self._failing.is_failing else self._batch)) is not None:
-                return batch
-            if share.has_due:
-                return share.held(now)
+        if now >= self._failing.not_before and (found := self._messages(share, now)) is not None:
+            if isinstance(found, ConsumerBatch) and found.staying[0].caution.is_careful:
+                self._recorded = found
+            return found
         return share.comparison(now)
+
+    def _messages(self, share: WorkerShare, now: float) -> AskForHeld | ConsumerBatch | None:
+        may_record = self._recorded is None
+        most = 1 if self._failing.is_failing else self._batch
+        found = share.held(now, may_record=may_record) or share.batch(now, most, may_record=may_record)
+        return found or (share.held(now, may_record=may_record) if share.has_due else None)
+
+    def left(self, worker: int) -> list[Partition]:
+        """What this worker leaves when it ends."""
+        with self._changed:
+            share = self._shares[worker]
+            return [*share.leaving, *(one.partition for one in share.partitions if one.position is not None)]
+
+    def try_held(self, worker: int, one: AssignedPartition) -> None:
+        """Before anything else."""
+        with self._changed:
+            self._shares[worker].try_held(one)
 
     def pause(self, worker: int, seconds: float) -> None:
         """This worker begins nothing else for so long."""
@@ -330,6 +381,7 @@ class Assignment:
         found: Mapping[Partition, Position],
         stopped: Mapping[Partition, str],
         pause_s: float = 0.0,
+        suspicions: Mapping[Partition, Suspicion] = NONE,
     ) -> None:
         """Those that are in neither are loaded again, after this pause."""
         with self._changed:
@@ -337,7 +389,7 @@ class Assignment:
                 if one.life.state is not Life.LOADING:
                     continue  # the group has taken it back
                 if (position := found.get(one.partition)) is not None:
-                    one.loaded(position)
+                    one.loaded(position, suspicions.get(one.partition, NO_SUSPICION), self._batch)
                     self._acknowledged[one.partition] = position
                 elif (reason := stopped.get(one.partition)) is not None:
                     self._stop(one, reason)
@@ -383,6 +435,8 @@ class Assignment:
             self._ended(batch)
 
     def _ended(self, batch: ConsumerBatch) -> None:
+        if self._recorded is batch:
+            self._recorded = None
         for one in batch.everything:
             one.ended()
         self._changed.notify_all()

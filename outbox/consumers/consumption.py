@@ -9,9 +9,9 @@ from outbox.consumers.assignment import Assignment
 from outbox.consumers.counts import Counted
 from outbox.consumers.member import ConsumerMember
 from outbox.consumers.once import Ends
-from outbox.consumers.ports import GroupPort, Handle, HeldPort, PositionsPort, TopicsPort, TransactionPort
+from outbox.consumers.ports import GroupPort, Handle, HeldPort, OwnersPort, PositionsPort, TopicsPort, TransactionPort
 from outbox.consumers.topics import Matches, TopicWatch
-from outbox.consumers.worker import ConsumerWorker, WorkerPorts
+from outbox.consumers.work.worker import ConsumerWorker, WorkerPorts
 from outbox.core.consumers.partition import Life
 from outbox.core.consumers.shown import Observed
 from outbox.core.consumers.values import ConsumerOptions, Partition
@@ -25,6 +25,8 @@ class Connect(Protocol):
     def positions(self) -> PositionsPort: ...
 
     def held(self) -> HeldPort: ...
+
+    def owners(self) -> OwnersPort: ...
 
     def transaction(self) -> TransactionPort:
         """For one worker: it owns a connection."""
@@ -61,7 +63,7 @@ class Consumption:
                 options,
                 handle,
                 self._assignment,
-                WorkerPorts(connect.positions(), connect.held(), connect.transaction(), metadata),
+                WorkerPorts(connect.positions(), connect.held(), connect.owners(), connect.transaction(), metadata),
                 runtime=runtime,
                 fail=fail,
             )

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from outbox.core.consumers.blame import Failure
+from outbox.core.consumers.crashes import PartitionOwner, Suspicion
 from outbox.core.consumers.holding import Kept, Release, StoredMessage
 from outbox.core.consumers.values import CommitInDoubt as CommitInDoubt
 from outbox.core.consumers.values import ConsumerOptions, Fetched, Partition, Polled, Position
@@ -89,6 +90,33 @@ class HeldPort(Protocol):
 
     def give_back(self, connection: Any, ids: Sequence[int]) -> None:
         """The last attempt of these does not count."""
+        ...
+
+
+class OwnersPort(Protocol):
+    """Rows of `<TABLE>_owner`, on the Django connection of a worker."""
+
+    owner: str
+    """This process."""
+
+    def load(self, connection: Any, consumer: str, partitions: Sequence[Partition]) -> dict[Partition, PartitionOwner]:
+        """Outside of a transaction."""
+        ...
+
+    def own(self, connection: Any, consumer: str, owned: Mapping[Partition, tuple[int, Suspicion]]) -> None:
+        """Writes this process as the owner, with positions. From now on they count as left uncleanly."""
+        ...
+
+    def begin(self, connection: Any, consumer: str, partition: Partition, offset: int) -> None:
+        """Outside of a transaction: the message is about to be handled by itself."""
+        ...
+
+    def passed(self, connection: Any, consumer: str, partition: Partition, *, is_last: bool) -> None:
+        """In the transaction that has handled it. `is_last`: nothing is suspected any more."""
+        ...
+
+    def leave(self, connection: Any, consumer: str, partitions: Sequence[Partition]) -> None:
+        """Outside of a transaction: this process ends cleanly with those that it still owns."""
         ...
 
 

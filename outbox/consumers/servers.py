@@ -7,6 +7,8 @@ import socket
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
+from functools import cache
+from uuid import uuid4
 
 from django.db import DatabaseError, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
@@ -18,6 +20,7 @@ from outbox.consumers.registry import Consumer
 from outbox.edges.kafka.consumers.group import Group, group_id, properties_of
 from outbox.edges.kafka.consumers.topics import Topics
 from outbox.edges.postgres.consumers.held import HeldMessages
+from outbox.edges.postgres.consumers.owners import Owners
 from outbox.edges.postgres.consumers.positions import Positions
 from outbox.edges.postgres.consumers.shown import PartitionRows
 from outbox.edges.postgres.consumers.transactions import Transaction
@@ -28,6 +31,12 @@ CALL_MARGIN_S = 10.0
 
 class UnknownPositions(OutboxError):
     """Positions of a topic belong to a consumer that no app declares."""
+
+
+@cache
+def _life(pid: int) -> str:
+    """Names this process, and no other one that has the same number on a host of the same name."""
+    return f"{socket.gethostname()}_{pid}_{uuid4().hex[:12]}"
 
 
 class ServersOf:
@@ -62,6 +71,9 @@ class ServersOf:
     def held(self) -> HeldMessages:
         return HeldMessages(self._conf.table)
 
+    def owners(self) -> Owners:
+        return Owners(self._conf.table, owner=_life(os.getpid()))
+
     def transaction(self) -> Transaction:
         return Transaction(
             self.alias,
@@ -71,7 +83,8 @@ class ServersOf:
         )
 
     def rows(self) -> PartitionRows:
-        return PartitionRows(self.alias, self._conf.table, owner=f"{socket.gethostname()}_{os.getpid()}")
+        pid = os.getpid()
+        return PartitionRows(self.alias, self._conf.table, owner=f"{socket.gethostname()}_{pid}", life=_life(pid))
 
     def topics(self) -> Topics:
         return Topics(self._conf.kafka.client_properties, self._group)

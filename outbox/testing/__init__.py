@@ -4,7 +4,7 @@ It works inside Django's TestCase, whose transaction no real harvester can read.
 loads no models, so any test module can import it at its top. The pytest plugin is ``outbox.testing.pytest_plugin``.
 """
 
-from outbox.consumers.worker import ConsumerStopped
+from outbox.consumers.work.worker import ConsumerStopped
 from outbox.testing.broker import Delivered, MemoryBroker, Topic
 from outbox.testing.clock import Clock
 from outbox.testing.consumers import EndlessChain, Handled, TransactionRefused

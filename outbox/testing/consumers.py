@@ -14,7 +14,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from outbox.consumers.message import ConsumedMessage
-from outbox.consumers.worker import ConsumerStopped
+from outbox.consumers.work.worker import ConsumerStopped
 from outbox.core.consumers import blame
 from outbox.core.consumers.batch import ConsumerBatch
 from outbox.core.consumers.partition import AssignedPartition

@@ -59,6 +59,8 @@ def test_killed_at_every_point_of_a_batch_a_successor_continues(scene):
         assert process.wait() == -signal.SIGKILL, process.text()
         assert len(scene.effects()) < scene.sent, point
     last = scene.consume("shop.record")
+    # Two processes that were killed at the same message make it suspect.
+    scene.query("UPDATE outbox_held SET wanted = 'retry' WHERE reason = 'poison'")
     scene.wait_for(scene.sent)
     assert last.stop() == 0, last.text()
     scene.check()
@@ -197,6 +199,27 @@ def test_a_message_that_fails_is_held_with_its_key_until_an_operator_decides(sce
     assert process.stop() == 0
     scene.check()
     assert scene.query("SELECT value, attempt FROM shop_effect WHERE attempt > 1") == [("20", 3)]
+
+
+def test_a_message_that_ends_its_process_is_held_and_no_other(scene):
+    scene.produce(60)
+    scene.environment |= {"SHOP_ON_ERROR": "hold", "SHOP_ABORTS": "20"}
+    deaths = 0
+    while (process := scene.consume("--once", "shop.record")).wait() == -signal.SIGABRT:
+        deaths += 1
+        assert deaths < 6, scene.logs()
+    assert process.wait() == 4, process.text()
+    assert "poison_message consumer=shop.record" in process.text()
+    assert scene.query("SELECT convert_from(value, 'UTF8') FROM outbox_held WHERE reason = 'poison'") == [("20",)]
+    held = [number for number in range(20, 60) if number % 7 == 6]
+    assert {int(value) for _, value, _ in scene.effects()} == set(range(60)) - set(held)
+    del scene.environment["SHOP_ABORTS"]
+    scene.query("UPDATE outbox_held SET wanted = 'retry' WHERE reason = 'poison'")
+    last = scene.consume("shop.record")
+    scene.wait_for(60)
+    assert last.stop() == 0
+    scene.check()
+    assert scene.query("SELECT DISTINCT is_clean FROM outbox_owner WHERE consumer = 'shop.record'") == [(True,)]
 
 
 def test_topics_of_a_pattern_are_found_while_it_runs(scene):

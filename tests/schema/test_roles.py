@@ -149,7 +149,7 @@ def test_a_consumer_keeps_its_positions_and_stashes(made):
         assert positions.load(connection, "shop.record", [one]) == {one: Position(6)}
         outbox.stash("receipts", "v", key="k")
         with connection.cursor() as cursor:
-            cursor.execute(*PartitionRows("default", "outbox", owner="me").statement("shop.record", [SHOWN]))
+            cursor.execute(*PartitionRows("default", "outbox", owner="me", life="me").statement("shop.record", [SHOWN]))
 
 
 def test_an_operator_runs_every_operation(made):

@@ -20,7 +20,7 @@ from outbox import conf
 from outbox.consumers import registry
 from outbox.consumers.daemon import Consumers, LeftBehind
 from outbox.consumers.servers import Preflight, run_of
-from outbox.consumers.worker import ConsumerStopped
+from outbox.consumers.work.worker import ConsumerStopped
 from outbox.core.steps import step
 from outbox.harvest.exactly_once.lane import ExactlyOnceFactory
 from outbox.messages.consumed import Identity

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
 
+from outbox.core.consumers.crashes import RELEASED
 from outbox.core.consumers.holding import CAREFUL_MAX, FAILED, Blocked, Fate, Kept, Release, Tries
 from outbox.core.consumers.partition import AssignedPartition, Form, Works
 from outbox.core.consumers.values import Fetched, Partition, Position
@@ -267,6 +268,9 @@ class ConsumerBatch:
                 one.holds(True)
             if one.partition in failed and self.form is Form.CAREFUL:
                 one.careful(self._taken[one][-1].offset + CAREFUL_MAX)  # where some fail, more do
+        if self.passes is not None:
+            one, offset = self.passes
+            one.caution.passed(offset)
         if self.release is not None:
             for row in self.release.rows:
                 self.everything[0].is_known(row.message.offset)
@@ -284,6 +288,23 @@ class ConsumerBatch:
     def raised(self) -> None:
         """The function, for what is to be handled next."""
         self._has_raised = True
+
+    @property
+    def offset_to_record(self) -> int | None:
+        """Of the message that is to be recorded before it is begun; `RELEASED`: of several, which are held."""
+        if self.release is not None:
+            return None if self.staying[0].caution.is_careful else RELEASED
+        return self.first[1].offset if self.form is Form.RECORDED else None
+
+    @property
+    def passes(self) -> tuple[AssignedPartition, int] | None:
+        """The partition whose messages are handled one by one, and the offset of the one that was."""
+        (one, *others) = self._taken
+        if others or not one.caution.is_careful:
+            return None
+        if self.release is not None:
+            return (one, self.release.rows[0].message.offset) if self.release.rows else None
+        return (one, self._taken[one][0].offset) if self._handled[one] else None
 
     @property
     def at_fault(self) -> tuple[AssignedPartition, Fetched] | None:
@@ -327,11 +348,15 @@ class BatchSize:
             self.limit = min(self._most, self.limit + max(1, self._most // 8))
 
 
-def take(partitions: Iterable[AssignedPartition], limit: int, now: float) -> ConsumerBatch | None:
+def take(
+    partitions: Iterable[AssignedPartition], limit: int, now: float, *, may_record: bool = True
+) -> ConsumerBatch | None:
     """From these partitions in turn, in the order of offsets; None when none has something to handle. Messages that do
-    not go plainly are a batch of their partition's own."""
+    not go plainly are a batch of their partition's own. Without `may_record` none is taken that may end the process."""
     taken: dict[AssignedPartition, Sequence[Fetched]] = {}
     for one in partitions:
+        if one.caution.is_careful and not may_record:
+            continue
         if not (messages := one.head(limit, now)):
             continue
         if one.form is not Form.PLAIN:

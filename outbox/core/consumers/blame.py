@@ -147,6 +147,8 @@ class MessageFailed:
     until_s: float = 0.0
     """It is only postponed, unless it has waited for so long."""
     retry_s: float | None = None
+    is_poison: bool = False
+    """It has ended its process, as often as it may."""
 
 
 @dataclass(frozen=True, slots=True)

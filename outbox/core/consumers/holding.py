@@ -82,6 +82,8 @@ def fate(options: ConsumerOptions, tries: Tries, failed: MessageFailed, draw: fl
         retry_s = failed.retry_s if failed.retry_s is not None else pause(options.backoff_s, tries.delays, draw)
         return Fate(NOT_YET, tries.attempts, tries.delays + 1, failed.reason, retry_s)
     attempts = tries.attempts + 1
+    if failed.is_poison:
+        return Fate(POISON, attempts, tries.delays, failed.reason, None)
     pause_s = pause(options.backoff_s, tries.attempts, draw) if attempts < options.attempts else None
     return Fate(FAILED, attempts, tries.delays, failed.reason, pause_s)
 
@@ -113,11 +115,21 @@ class Release:
         self.rows: Sequence[StoredMessage] = ()
         self.is_full = False
         """There may be more."""
+        self.to_record: int | None = None
+        """The offset of a message that is to be recorded before it is tried."""
         self.changes = Changes()
         self._failed: set[bytes] = set()
 
     def taken(self, rows: Sequence[StoredMessage], *, is_full: bool) -> None:
         self.rows, self.is_full = rows, is_full
+
+    def taken_once_recorded(self, rows: Sequence[StoredMessage], recorded: int | None) -> None:
+        """It may end the process, so the first one is tried alone."""
+        self.is_full = bool(rows)
+        if rows and rows[0].message.offset != recorded:
+            self.to_record = rows[0].message.offset
+        else:
+            self.rows = rows[:1]
 
     def is_blocked(self, row: StoredMessage) -> bool:
         """An earlier message of its key has failed in this transaction."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from enum import Enum
 
+from outbox.core.consumers.crashes import DEATHS
 from outbox.core.consumers.values import Fetched, Partition, Position
 
 BOUNDS_S = 30.0
@@ -95,6 +96,13 @@ def out_of_bounds(partition: Partition, position: Position, found: tuple[int, in
     return (
         f"{named(partition)} holds the offsets {first} to {end} and the position is {position.next}: messages {side}. "
         f"{_REMEDY}"
+    )
+
+
+def poison(partition: Partition, offset: int) -> str:
+    return (
+        f"{named(partition)}: the process ended {DEATHS} times while it handled the message at offset {offset} by "
+        f"itself. Correct the function and start the consumer again. To leave the message out: {_REMEDY}"
     )
 
 

@@ -13,10 +13,12 @@ from itertools import islice
 from operator import attrgetter
 
 from outbox.core.consumers.blame import MessageFailed
+from outbox.core.consumers.crashes import CAREFUL_MIN, DEATHS, NO_SUSPICION, Caution, Suspicion
 from outbox.core.consumers.holding import CAREFUL_MAX, Tries
 from outbox.core.consumers.values import Fetched, Partition, Position
 from outbox.core.region import Region, Transitions
 
+POISON_REASON = f"the process ended {DEATHS} times while it handled this message by itself"
 _EPOCH, _VALUE = attrgetter("leader_epoch"), attrgetter("value")
 
 
@@ -103,6 +105,8 @@ class Form(Enum):
     """With a savepoint around each."""
     ALONE = "alone"
     """A transaction of its own."""
+    RECORDED = "recorded"
+    """So too, and the table says that it was begun: it may end the process."""
     KEPT = "kept"
     """It is known to have failed, so its row is written, and no function is called."""
 
@@ -135,9 +139,10 @@ class AssignedPartition:
         self._end: int | None = None
         self._alone = range(0)
         self._careful_to = -1
-        self._known: tuple[int, MessageFailed] | None = None
+        self._known: dict[int, MessageFailed] = {}
         self._tries, self._tried_since = Tries(), 0.0
         self._not_before = float("-inf")
+        self.caution = Caution()
         self.has_held: bool | None = None
         """Whether the table has messages of it; None: it may."""
 
@@ -152,13 +157,18 @@ class AssignedPartition:
     def is_busy(self) -> bool:
         return self.work.state is Work.IN_BATCH
 
-    def loaded(self, position: Position) -> None:
+    def loaded(self, position: Position, suspicion: Suspicion = NO_SUSPICION, batch: int = 0) -> None:
+        """`batch`: so many messages are handled one by one if the owner before has died."""
         if self.position is not None and position.next != self.position.next:
-            self._tries, self._not_before, self._known = Tries(), float("-inf"), None
+            self._tries, self._not_before = Tries(), float("-inf")
+            self._known.clear()
         if position.next >= self._alone.stop:
             self._alone = range(0)
         self.position, self._epoch, self.has_held = position, position.leader_epoch, None
         self.confirmed, self.doubted_at = position.next, None
+        self.caution = Caution(max(batch, CAREFUL_MIN) if suspicion.is_careful else 0, suspicion.suspect)
+        if suspicion.poison is not None:
+            self._known[suspicion.poison] = MessageFailed(POISON_REASON, is_poison=True)
         self.life.on(Lives.LOADED)
 
     def started(self) -> None:
@@ -308,13 +318,14 @@ class AssignedPartition:
         ):
             return []
         form = self.form
-        if form in (Form.ALONE, Form.KEPT):
+        if form in (Form.ALONE, Form.RECORDED, Form.KEPT):
             return [fetched[0]]
         messages = list(islice(fetched, min(limit, CAREFUL_MAX) if form is Form.CAREFUL else limit))
         if self._alone and messages[-1].offset >= self._alone.start:
             messages = [message for message in messages if message.offset < self._alone.start]
-        if self._known is not None and fetched[0].offset < self._known[0] <= messages[-1].offset:
-            messages = [message for message in messages if message.offset < self._known[0]]
+        for offset in self._known:
+            if fetched[0].offset < offset <= messages[-1].offset:
+                messages = [message for message in messages if message.offset < offset]
         return messages
 
     @property
@@ -323,18 +334,20 @@ class AssignedPartition:
         if not self._fetched:
             return Form.PLAIN
         offset = self._fetched[0].offset
-        if self._known is not None and self._known[0] == offset:
+        if offset in self._known:
             return Form.KEPT
+        if self.caution.is_careful:
+            return Form.RECORDED
         if offset in self._alone:
             return Form.ALONE
         return Form.CAREFUL if offset <= self._careful_to else Form.PLAIN
 
     def handled(self, position: Position) -> None:
         """What lies before this position is committed."""
-        self.position = position
+        before, self.position = 0 if self.position is None else self.position.next, position
         self._tries, self._not_before = Tries(), float("-inf")
-        if self._known is not None and self._known[0] < position.next:
-            self._known = None
+        for offset in [offset for offset in self._known if before <= offset < position.next]:
+            del self._known[offset]
         while self._fetched and self._fetched[0].offset < position.next:
             self._fetched.popleft()
         if position.next >= self._alone.stop:
@@ -358,7 +371,7 @@ class AssignedPartition:
 
     def known(self, offset: int, failed: MessageFailed) -> None:
         """The message has failed, and the transaction with it."""
-        self._known = offset, failed
+        self._known[offset] = failed
 
     def holds(self, known: bool | None) -> None:
         """Whether the table has messages of it; None: it may."""
@@ -366,12 +379,11 @@ class AssignedPartition:
 
     def known_of(self, offset: int) -> MessageFailed | None:
         """Why the message of this offset has failed, if that is known. It may be a held one, before the position."""
-        return self._known[1] if self._known is not None and self._known[0] == offset else None
+        return self._known.get(offset)
 
     def is_known(self, offset: int) -> None:
         """Its row says so now."""
-        if self.known_of(offset) is not None:
-            self._known = None
+        self._known.pop(offset, None)
 
     @property
     def tries(self) -> Tries:

@@ -32,6 +32,8 @@ def effect(consumer, message):
 def record(message):
     effect("shop.record", message).save()
     outbox.stash("receipts", {"order": message.value, "step": message.step}, key=message.key or "")
+    if message.value == os.environ.get("SHOP_ABORTS"):
+        os.abort()
     if message.value == os.environ.get("SHOP_FAILS"):
         raise ValueError(f"the order {message.value} is refused")
     if message.attempt == 1 and int(message.value) % 10 == int(os.environ.get("SHOP_FAILS_AT_FIRST", "-1")):

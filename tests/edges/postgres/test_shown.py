@@ -38,7 +38,7 @@ def writer():
     made = []
 
     def writer(owner="host_1"):
-        made.append(PartitionRows("default", "outbox", owner=owner))
+        made.append(PartitionRows("default", "outbox", owner=owner, life=owner))
         return made[-1]
 
     yield writer

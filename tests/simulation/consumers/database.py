@@ -13,6 +13,7 @@ from typing import Any
 from greenlet import getcurrent
 
 from outbox.core.consumers import blame, holding
+from outbox.core.consumers.crashes import PartitionOwner, Suspicion
 from outbox.core.consumers.holding import Kept, Release, StoredMessage, Tries
 from outbox.core.consumers.values import CommitInDoubt, ConsumerOptions, Fetched, Partition, Position
 from tests.simulation.checkers import Violation
@@ -74,12 +75,13 @@ class Server:
         self.locks: dict[Partition, Session] = {}
         self.sessions: dict[Session, None] = {}
         self.held: dict[int, HeldMessage] = {}
+        self.owners: dict[Partition, PartitionOwner] = {}
         self.is_alive = True
 
     def copied(self) -> Server:
         copy = Server(self.world)
         copy.rows, copy.effects, copy.written_by = dict(self.rows), self.effects.copied(), dict(self.written_by)
-        copy.held = dict(self.held)
+        copy.held, copy.owners = dict(self.held), dict(self.owners)
         return copy
 
     def fail(self) -> None:
@@ -100,6 +102,8 @@ class Session:
         self.held: dict[int, HeldMessage] | None = None
         """As this transaction sees them, once it has changed one."""
         self.touched: set[Partition] = set()
+        self.passed: dict[Partition, bool] = {}
+        """Owners whose message alone was handled, and whether it was the last one."""
         self.given_back: list[int] = []
         self.commits = False
         """A COMMIT is on its way or under way."""
@@ -168,7 +172,7 @@ class Session:
 
     def _forget(self) -> None:
         self.effects, self.moved, self.held, self.given_back = [], {}, None, []
-        self.touched = set()
+        self.touched, self.passed = set(), {}
 
     def lock(self, partitions: Sequence[Partition], done: Callable[..., None]) -> None:
         """FOR UPDATE: in one order, each waited for. A row that was moved meanwhile is not returned."""
@@ -229,6 +233,11 @@ class Session:
             for id_ in [id_ for id_, one in server.held.items() if one.partition in touched and id_ not in held]:
                 del server.held[id_]
             server.held.update({id_: one for id_, one in held.items() if one.partition in touched})
+        for partition, is_last in self.passed.items():
+            row = server.owners[partition]
+            if row.owner == self.process.name:
+                cleared = replace(row, suspect=None, deaths=0) if is_last else row
+                server.owners[partition] = replace(cleared, begun=None)
         for id_ in self.given_back:
             if (one := server.held.get(id_)) is not None and one.reason == holding.FAILED:
                 server.held[id_] = replace(
@@ -445,6 +454,49 @@ class Held:
 
     def give_back(self, session: Session, ids: Sequence[int]) -> None:
         session.ask(lambda reply: reply(session.given_back.extend(ids)))
+
+
+class Owners:
+    """An `OwnersPort`."""
+
+    def __init__(self, process: Any) -> None:
+        self._process, self._world, self.owner = process, process.world, process.name
+
+    def load(self, session: Session, consumer: str, partitions: Sequence[Partition]) -> dict[Partition, PartitionOwner]:
+        def act(reply: Callable[..., None]) -> None:
+            rows = {p: row for p, row in session.server.owners.items() if p in partitions}
+            living = {process.name for process in self._world.processes if process.is_alive}
+            reply({p: replace(row, is_alive=row.owner in living) for p, row in rows.items()})
+
+        return session.ask(act)  # type: ignore[no-any-return]
+
+    def own(self, session: Session, consumer: str, owned: Mapping[Partition, tuple[int, Suspicion]]) -> None:
+        def act(reply: Callable[..., None]) -> None:
+            for partition, (next_, found) in owned.items():
+                session.server.owners[partition] = PartitionOwner(
+                    self.owner, is_clean=False, next=next_, suspect=found.suspect, deaths=found.deaths
+                )
+            reply()
+
+        session.ask(act)
+
+    def begin(self, session: Session, consumer: str, partition: Partition, offset: int) -> None:
+        self._update(session, [partition], begun=offset)
+
+    def passed(self, session: Session, consumer: str, partition: Partition, *, is_last: bool) -> None:
+        session.ask(lambda reply: reply(session.passed.update({partition: is_last})))
+
+    def leave(self, session: Session, consumer: str, partitions: Sequence[Partition]) -> None:
+        self._update(session, partitions, is_clean=True, begun=None)
+
+    def _update(self, session: Session, partitions: Sequence[Partition], **given: Any) -> None:
+        def act(reply: Callable[..., None]) -> None:
+            for partition in partitions:
+                if (row := session.server.owners.get(partition)) is not None and row.owner == self.owner:
+                    session.server.owners[partition] = replace(row, **given)
+            reply()
+
+        session.ask(act)
 
 
 def _id(one: HeldMessage) -> int:

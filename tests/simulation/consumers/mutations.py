@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from outbox.consumers import worker as workers
 from outbox.consumers.assignment import Assignment, Orders
-from outbox.consumers.calls import Calls
-from outbox.consumers.worker import ConsumerWorker
-from outbox.core.consumers import start
+from outbox.consumers.work import loads
+from outbox.consumers.work.calls import Calls
+from outbox.consumers.work.loads import Loads
+from outbox.consumers.work.worker import ConsumerWorker
+from outbox.core.consumers import crashes, start
 from outbox.core.consumers.batch import BatchStep, ConsumerBatch
 from outbox.core.consumers.holding import Release, StoredMessage, Tries
 from outbox.core.consumers.partition import AssignedPartition
@@ -67,22 +68,23 @@ def _expect_anything(locked: Any, batch: ConsumerBatch, found: Mapping[Partition
     return locked(batch, found, xid)
 
 
-def _create_later(place: Any, worker: ConsumerWorker, topic: str, wanted: Sequence[Partition], *given: Any) -> None:
+def _create_later(place: Any, worker: Loads, topic: str, wanted: Sequence[Partition], given: Any, loaded: Any) -> None:
     """The rows are committed beside the reading."""
-    found = given[1]
-    place(worker, topic, [], *given)
+    place(worker, topic, [], given, loaded)
     topic_id = worker._topics.ids([topic])[topic]
-    rows = worker._positions.load(worker._transaction.connection(), worker._options.name, wanted)
+    connection = worker._transaction.connection()
+    rows = worker._positions.load(connection, worker._options.name, wanted)
     missing = [partition for partition in wanted if partition not in rows]
     begun = {partition: worker._begin(partition, topic_id, worker._options.start) for partition in missing}
 
     def create() -> None:
-        worker._runtime.sleep(0.2)
+        runtime.sleep(0.2)
         worker._positions.create(worker._transaction.connection(), worker._options.name, begun)
 
+    runtime = connection.process.runtime
     if begun:
-        worker._runtime.thread(create, "late").start()
-    found.update({**rows, **begun})
+        runtime.thread(create, "late").start()
+    loaded.found.update({**rows, **begun})
 
 
 def _take_any_transaction(objection: Any, batch: ConsumerBatch, moved: int, xid: int) -> str:
@@ -113,8 +115,8 @@ def _release_without_lock(lock: Any, worker: ConsumerWorker, connection: Any, ba
         worker._assignment.locked(batch, dict(batch._expected), connection.xid)
 
 
-def _believe_that_nothing_is_held(loaded: Any, one: AssignedPartition, position: Position) -> None:
-    loaded(one, position)
+def _believe_that_nothing_is_held(loaded: Any, one: AssignedPartition, *given: Any) -> None:
+    loaded(one, *given)
     one.has_held = False
 
 
@@ -139,7 +141,7 @@ MUTATIONS: dict[str, Planted] = {
     "position written before the functions": Planted((around(ConsumerBatch, "handled", _reach_all),)),
     "comparison left out": Planted((around(ConsumerBatch, "locked", _expect_anything),)),
     "revoked partition still committed": Planted(((AssignedPartition, "is_held", True),), theme=(RESTLESS, THEMES)),
-    "reading before start is committed": Planted((around(ConsumerWorker, "_place", _create_later),)),
+    "reading before start is committed": Planted((around(Loads, "_place", _create_later),)),
     "transaction id not compared": Planted(
         (around(ConsumerBatch, "objection", _take_any_transaction),), theme=(ENDING, THEMES)
     ),
@@ -152,7 +154,7 @@ MUTATIONS: dict[str, Planted] = {
         ((Assignment, "looked", lambda *given: None),), theme=(LAGGING, THEMES)
     ),
     "a partition added later begins at start": Planted(
-        ((workers, "places", lambda *given: _begin_added_at_start(start.places, *given)),)
+        ((loads, "places", lambda *given: _begin_added_at_start(start.places, *given)),)
     ),
     "assign without resume": Planted((around(Assignment, "orders", _start_without_resume),)),
     "a message that failed has no row": Planted(
@@ -169,31 +171,37 @@ MUTATIONS: dict[str, Planted] = {
     "release without the lock": Planted(
         (around(ConsumerWorker, "_lock", _release_without_lock),), theme=(RESTLESS, THEMES)
     ),
+    "a message that may end the process is not recorded": Planted(
+        ((ConsumerWorker, "_record_offset", lambda *given: None),), theme=(RESTLESS, THEMES)
+    ),
+    "one death is enough": Planted(((crashes, "DEATHS", 1),), theme=(RESTLESS, THEMES)),
     "what a message did before it failed is kept": Planted(
         ((Calls, "_undo", lambda *given: None),), theme=(RESTLESS, THEMES)
     ),
 }
 FOUND_BY = {
     "effects before the lock": 0,
-    "plain read of a doubtful COMMIT": 30,
-    "who has written a position is not asked": 849,
+    "plain read of a doubtful COMMIT": 5,
+    "who has written a position is not asked": 185,
     "a doubtful COMMIT is counted": 1,
     "position written before the functions": 3,
-    "comparison left out": 6,
-    "revoked partition still committed": 58,
+    "comparison left out": 1,
+    "revoked partition still committed": 128,
     "reading before start is committed": 0,
-    "transaction id not compared": 14,
-    "a transaction that failed is not compared": 9,
-    "leader epoch not compared": 52,
+    "transaction id not compared": 79,
+    "a transaction that failed is not compared": 19,
+    "leader epoch not compared": 2,
     "what was fetched is kept when the position moves": 1,
     "an idle owner does not read its positions": 6,
-    "a partition added later begins at start": 5,
-    "assign without resume": 16,
+    "a partition added later begins at start": 8,
+    "assign without resume": 1,
     "a message that failed has no row": 3,
     "attempts in memory": 3,
-    "a hold forgotten at a rebalance": 13,
+    "a hold forgotten at a rebalance": 3,
     "release out of order": 3,
-    "later messages of a key that fails are handled": 3,
+    "later messages of a key that fails are handled": 13,
     "release without the lock": 3,
+    "a message that may end the process is not recorded": 18,
+    "one death is enough": 163,
     "what a message did before it failed is kept": 3,
 }

@@ -9,7 +9,7 @@ from typing import Any
 from greenlet import getcurrent
 
 from outbox.consumers.consumption import Consumption
-from outbox.consumers.worker import ConsumerStopped
+from outbox.consumers.work.worker import ConsumerStopped
 from outbox.core.consumers.partition import Life
 from outbox.core.consumers.values import Fetched, Partition
 from tests.simulation.checkers import Violation
@@ -20,6 +20,7 @@ from tests.simulation.consumers.database import (
     FunctionFailed,
     Held,
     Later,
+    Owners,
     Positions,
     Session,
     Transaction,
@@ -64,6 +65,9 @@ class Process:
     def held(self) -> Held:
         return Held(self)
 
+    def owners(self) -> Owners:
+        return Owners(self)
+
     def transaction(self) -> Transaction:
         return Transaction(self)
 
@@ -99,6 +103,11 @@ class Process:
             session.ask(lambda reply: reply())
         if world.chance(faults.conflict):
             raise Failed(world.random.choice(("40P01", "40001", "55P03")))
+        if message.uid in world.crashing:
+            world.deaths[message.uid] = world.deaths.get(message.uid, 0) + 1
+            self.crash()
+            world.after(0.3, world.replace)
+            self.runtime.sleep(0.0)
         if world.not_yet.get(message.uid, 0) > 0:
             world.not_yet[message.uid] -= 1
             raise Later

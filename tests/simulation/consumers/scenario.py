@@ -17,10 +17,11 @@ from unittest.mock import patch
 from greenlet import getcurrent
 
 from outbox import failpoints
-from outbox.consumers import assignment, member, topics, worker
+from outbox.consumers import assignment, member, topics
+from outbox.consumers.work import worker
 from outbox.core.consumers import failing
 from outbox.core.consumers import log as core_log
-from outbox.core.consumers.holding import DISCARD, RETRY, SKIP, WAITING
+from outbox.core.consumers.holding import DISCARD, POISON, RETRY, SKIP, WAITING
 from outbox.core.consumers.values import DEAD_LETTER, EARLIEST, HOLD, LATEST, STOP, ConsumerOptions, Partition, Position
 from tests.simulation import world as surroundings
 from tests.simulation.checkers import Violation
@@ -31,7 +32,7 @@ from tests.simulation.consumers.topic import TOPIC, Log, Topic
 from tests.simulation.runtime import ended_with, in_thread
 
 FAULTS_S = 8.0
-DRAIN_S = 90.0
+DRAIN_S = 200.0
 MEMBERS_MAX = 4
 THEMES = 5
 PLAIN, LAGGING, LOGS, RESTLESS, ENDING = range(THEMES)
@@ -120,6 +121,9 @@ class World(surroundings.World):
         """How often the function fails yet, for messages."""
         self.not_yet: dict[int, int] = {}
         """How often the function postpones them yet."""
+        self.crashing: dict[int, None] = {}
+        """Those end the process that handles them."""
+        self.deaths: dict[int, int] = {}
         self.broken_until = 0.0
         """The function fails with every message."""
         self.poison: dict[int, None] = {}
@@ -243,7 +247,9 @@ class Scenario:
             if one.is_dead:
                 self.world.left_out[uid] = None
             elif one.next_at is None and one.reason != WAITING and not one.wanted:
-                if uid in self.world.poison:
+                if one.reason == POISON and uid not in self.world.crashing:
+                    raise Violation(f"message {uid} is held as poison, and has ended no process")
+                if uid in self.world.poison or uid in self.world.crashing:
                     self.world.left_out[uid] = None
                     server.held[id_] = replace(one, wanted=self.random.choice((SKIP, DISCARD)))
                 else:
@@ -276,6 +282,8 @@ class Scenario:
                 self.world.not_yet[self.uid] = self.random.choice((1, 3))
             elif draw < 0.045:
                 self.world.poison[self.uid] = None
+            elif draw < 0.047 and not self.world.crashing:
+                self.world.crashing[self.uid] = None
 
     def write(self) -> None:
         if self.is_writing:
@@ -476,7 +484,7 @@ class Scenario:
         self.decide_about_held()
         stopped = {partition: reason for process in self.living() for partition, reason in process.stopped.items()}
         for partition, reason in stopped.items():
-            is_poison = "failed 3 times" in reason and self.theme == RESTLESS
+            is_poison = ("failed 3 times" in reason or "the process ended" in reason) and self.theme == RESTLESS
             if not is_poison and partition not in self.world.topic.changed:
                 raise Violation(f"stopped without a cause: {reason}")
         if stopped:
@@ -512,7 +520,7 @@ class Scenario:
         done = [offset for offset, _, message in found.entries if message.uid in handled]
         at = max([done[-1] + 1 if done else self.first(partition), found.first])
         for offset, _, message in found.read(at, len(found.entries)):
-            if message.uid not in self.world.poison:
+            if message.uid not in self.world.poison and message.uid not in self.world.crashing:
                 break
             self.world.left_out[message.uid] = None
             at = offset + 1

@@ -139,7 +139,7 @@ def test_a_postponed_message_costs_no_attempt_until_it_has_waited_too_long() -> 
         one, two = world.write("a", "b")
         world.not_yet[one] = 4
         Process(world, "p1")
-        world.run_for(2.0, lambda: bool(world.done))
+        world.run_for(3.0, lambda: bool(world.done))
         assert world.done == {two}
         assert (world.held[one].reason, world.held[one].attempts) == (holding.NOT_YET, 0)
         world.run_for(20.0, lambda: not world.held)

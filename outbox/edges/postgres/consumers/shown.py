@@ -15,6 +15,7 @@ from psycopg import sql
 from outbox.core.consumers.shown import ShownPartition
 from outbox.edges.postgres.common.session import BoundedConnection, StatementOverdue, close_quietly
 from outbox.edges.postgres.common.table import identifier, parameters
+from outbox.edges.postgres.consumers.owners import SHOW_LIFE
 
 TIMEOUT_S = 2.0
 NAME = "outbox partitions"
@@ -44,8 +45,9 @@ oldest_age_s = EXCLUDED.oldest_age_s, handled = EXCLUDED.handled, rate = EXCLUDE
 class PartitionRows:
     """Of the consumers of one database. One thread calls it."""
 
-    def __init__(self, alias: str, table: str, *, owner: str) -> None:
-        self._alias, self._owner = alias, owner
+    def __init__(self, alias: str, table: str, *, owner: str, life: str) -> None:
+        """`life` is the name under which the process owns partitions: this connection shows that it lives."""
+        self._alias, self._owner, self._life = alias, owner, life
         self._write = sql.SQL(_WRITE).format(partition=identifier(f"{table}_partition")).as_string()
         self._connection: BoundedConnection | None = None
 
@@ -79,6 +81,8 @@ class PartitionRows:
             given = {**_CONNECT, **parameters(self._alias), "application_name": NAME}
             self._connection = BoundedConnection.connect(**given, autocommit=True)
             self._connection.prepare_threshold = None  # a pooler of transactions has another session for each
+            self._connection.limit(TIMEOUT_S)
+            self._connection.execute(SHOW_LIFE, [self._life])
         return self._connection
 
 

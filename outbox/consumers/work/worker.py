@@ -9,20 +9,28 @@ from __future__ import annotations
 import logging
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from itertools import groupby
 from sys import _current_frames
 from typing import Any
 
-from outbox.consumers.assignment import AskForHeld, Assignment, Compare, Load
-from outbox.consumers.calls import HOOK, Call, Calls, CallWatch, MessageAtFault, Refusal
-from outbox.consumers.ports import CommitInDoubt, Handle, HeldPort, PositionsPort, TopicsPort, TransactionPort
+from outbox.consumers.assignment import AskForHeld, Assignment, Compare, Leave, Load
+from outbox.consumers.ports import (
+    CommitInDoubt,
+    Handle,
+    HeldPort,
+    OwnersPort,
+    PositionsPort,
+    TopicsPort,
+    TransactionPort,
+)
+from outbox.consumers.work.calls import HOOK, Call, Calls, CallWatch, MessageAtFault, Refusal
+from outbox.consumers.work.loads import Loads
 from outbox.core.consumers import blame, holding, log
 from outbox.core.consumers.batch import BatchStep, ConsumerBatch, Stage
 from outbox.core.consumers.holding import CAREFUL_MAX, Tries
 from outbox.core.consumers.partition import AssignedPartition, Form
-from outbox.core.consumers.start import Placing, places
-from outbox.core.consumers.values import EARLIEST, LATEST, ConsumerOptions, Fetched, Partition, Position
+from outbox.core.consumers.values import ConsumerOptions, Fetched, Partition, Position
 from outbox.core.patience import Backoff
 from outbox.exceptions import NotAvailable, OutboxError
 from outbox.failpoints import failpoint
@@ -48,6 +56,7 @@ class WorkerPorts:
 
     positions: PositionsPort
     held: HeldPort
+    owners: OwnersPort
     transaction: TransactionPort
     topics: TopicsPort
 
@@ -67,17 +76,16 @@ class ConsumerWorker:
         """`fail` is called with what ends the consumer."""
         self._number, self._options = number, options
         self._assignment, self._fail = assignment, fail
-        self._positions, self._transaction, self._topics = servers.positions, servers.transaction, servers.topics
-        self._held, self._runtime = servers.held, runtime
+        self._positions, self._transaction = servers.positions, servers.transaction
+        self._held, self._owners, self._runtime = servers.held, servers.owners, runtime
         self._watch = CallWatch(runtime, options.call_timeout_s)
         self._calls = Calls(number, options, handle, assignment, servers.transaction, self._watch, runtime)
         self._outage = Backoff(*OUTAGE_S, runtime.random)
         self._conflict = Backoff(*CONFLICT_S, runtime.random)
-        self._loads = Backoff(*OUTAGE_S, runtime.random)
+        loading = servers.positions, servers.owners, servers.transaction, servers.topics
+        self._loads = Loads(options, loading, self._watch, Backoff(*OUTAGE_S, runtime.random))
         self._is_away = self._is_cancelled = False
         self._release_max = CAREFUL_MAX
-        self._unavailable = ""
-        """What keeps positions from being loaded, as it was logged."""
         self._thread: Thread = runtime.thread(self._run, f"outbox-consumer-{options.name}-{number}")
 
     # ---- for whoever runs it
@@ -96,7 +104,7 @@ class ConsumerWorker:
     @property
     def is_waiting(self) -> bool:
         """For a server."""
-        return self._is_away or bool(self._unavailable)
+        return self._is_away or self._loads.is_waiting
 
     @property
     def call(self) -> Call | None:
@@ -124,94 +132,46 @@ class ConsumerWorker:
                     self._load(task)
                 elif isinstance(task, Compare):
                     self._look(task)
+                elif isinstance(task, Leave):
+                    self._leave(task)
                 else:
                     self._ask_for_held(task)
+        except ProcessMustEnd as error:
+            self._fail(error)  # the message may be what ends it, so nothing is left cleanly
         except BaseException as error:
+            self._leave_the_rest()
             self._fail(error)
+        else:
+            self._leave_the_rest()
         finally:
             self._transaction.close()
 
-    # ---- where partitions are read from
+    # ---- what is asked between batches
 
     def _load(self, load: Load) -> None:
-        found: dict[Partition, Position] = {}
-        stopped: dict[Partition, str] = {}
-        acknowledged = self._assignment.acknowledged(load.partitions)
-        wanted = sorted(one.partition for one in load.partitions)
-        unavailable = ""
+        partitions = [one.partition for one in load.partitions]
         try:
-            for topic, partitions in groupby(wanted, lambda partition: partition.topic):
-                try:
-                    self._place(topic, list(partitions), acknowledged, found, stopped)
-                except NotAvailable as error:
-                    unavailable = str(error)  # the other topics may be there
+            loaded = self._loads.load(partitions, self._assignment.acknowledged(load.partitions))
         except BaseException as error:
             self._assignment.loaded(load, {}, {})
             self._asked_in_vain(error)
-            return
-        self._works_again()
-        for partition, position in found.items():
-            if log.went_back(before := acknowledged.get(partition), position) and before is not None:
-                logger.warning(
-                    "database_went_back consumer=%s topic=%s partition=%d acknowledged=%d position=%d",
-                    self._options.name,
-                    *partition,
-                    before.next,
-                    position.next,
-                )
-        if unavailable and unavailable != self._unavailable:
-            logger.warning("consumer_waits consumer=%s error=%r", self._options.name, unavailable)
-        self._unavailable = unavailable
-        is_all = len(found) + len(stopped) == len(wanted)
-        self._assignment.loaded(load, found, stopped, 0.0 if is_all else self._loads.failed())
-        if is_all:
-            self._loads.worked()
+        else:
+            self._works_again()
+            self._assignment.loaded(load, loaded.found, loaded.stopped, loaded.pause_s, loaded.suspicions)
 
-    def _place(
-        self,
-        topic: str,
-        wanted: Sequence[Partition],
-        acknowledged: Mapping[Partition, Position],
-        found: dict[Partition, Position],
-        stopped: dict[Partition, str],
-    ) -> None:
-        topic_id = self._topics.ids([topic]).get(topic)
-        if not topic_id:
-            return
-        every = [Partition(topic, number) for number in range(self._topics.partitions(topic))]
-        copies = self._topics.copies(every)
-        with self._watch.during("connect"):
-            connection = self._transaction.connection()
-        for _ in range(2):  # again when rows were created, by whomever
-            with self._watch.during("load"):
-                rows = self._positions.load(connection, self._options.name, every)
-            placing = Placing(wanted, len(every), topic_id, rows, copies, acknowledged)
-            placed = places(placing, self._options.start)
-            if not placed.create:
-                break
-            created = self._begun(topic_id, placed.create)
-            with self._watch.during("create"):
-                self._positions.create(connection, self._options.name, created)
-        found.update(placed.found)
-        stopped.update(placed.stopped)
+    def _leave(self, task: Leave) -> None:
+        """They were taken back, and nothing of them is under way."""
+        try:
+            self._loads.leave(task.partitions)
+        except BaseException as error:
+            self._asked_in_vain(error)
 
-    def _begun(self, topic_id: str, create: Mapping[Partition, str | int]) -> dict[Partition, Position]:
-        """Without partitions whose broker does not answer, if they begin at their first message when they are created
-        later."""
-        created = {}
-        for partition, at in create.items():
-            try:
-                created[partition] = self._begin(partition, topic_id, at)
-            except NotAvailable:
-                if at != EARLIEST:
-                    raise
-        return created
-
-    def _begin(self, partition: Partition, topic_id: str, start: str | int) -> Position:
-        if isinstance(start, int):
-            return Position(self._topics.offset_at(partition, start), topic_id)
-        first, end = self._topics.bounds(partition)
-        return Position({EARLIEST: first, LATEST: end}[start], topic_id)
+    def _leave_the_rest(self) -> None:
+        """The thread ends, and the process does not die."""
+        partitions = self._assignment.left(self._number)
+        if partitions and not self._assignment.is_abandoned:
+            with suppress(Exception):  # the successor is careful for a while, and nothing else
+                self._loads.leave(partitions)
 
     def _look(self, look: Compare) -> None:
         partitions = [one.partition for one in look.partitions]
@@ -260,6 +220,7 @@ class ConsumerWorker:
         committed."""
         self._is_cancelled = False
         failpoint("batch-taken")
+        self._record(batch)
         with self._watch.during("begin"):
             connection = self._transaction.begin(self._options.timeout_s)
         self._lock(connection, batch)
@@ -280,6 +241,18 @@ class ConsumerWorker:
         failpoint("batch-committed")
         return hooks, ids
 
+    def _record(self, batch: ConsumerBatch) -> None:
+        """The message that comes next is about to be begun by itself."""
+        self._record_offset(batch, batch.offset_to_record)
+
+    def _record_offset(self, batch: ConsumerBatch, offset: int | None) -> None:
+        one = batch.everything[0]
+        if offset is not None and one.caution.recorded != offset:
+            with self._watch.during("record"):
+                connection = self._transaction.connection()
+                self._owners.begin(connection, self._options.name, one.partition, offset)
+            one.caution.record(offset)
+
     def _lock(self, connection: Any, batch: ConsumerBatch) -> None:
         with self._watch.during("lock"):
             found, xid = self._positions.lock(connection, self._options.name, batch.partitions)
@@ -290,10 +263,14 @@ class ConsumerWorker:
             with self._watch.during("held"):
                 batch.blocked(self._held.keys(connection, self._options.name, asks))
         if batch.release is not None:
-            limit = 1 if self._assignment.failing else self._release_max
+            (one,) = batch.staying
+            limit = 1 if self._assignment.failing or one.caution.is_careful else self._release_max
             with self._watch.during("held"):
-                rows = self._held.take(connection, self._options.name, batch.partitions[0], limit)
-            batch.release.taken(rows, is_full=len(rows) >= limit)
+                rows = self._held.take(connection, self._options.name, one.partition, limit)
+            if one.caution.is_careful:
+                batch.release.taken_once_recorded(rows, one.caution.recorded)
+            else:
+                batch.release.taken(rows, is_full=len(rows) >= limit)
             failpoint("batch-releasing")
 
     def _write(self, connection: Any, batch: ConsumerBatch) -> Sequence[int]:
@@ -316,6 +293,11 @@ class ConsumerWorker:
                 self._held.change(connection, self._options, batch.partitions[0], batch.release)
             if self._assignment.failing and (to_give_back := self._assignment.to_give_back()):
                 self._held.give_back(connection, to_give_back)
+        if batch.passes is not None:
+            one, offset = batch.passes
+            with self._watch.during("passed"):
+                is_last = one.caution.ends_with(offset)
+                self._owners.passed(connection, self._options.name, one.partition, is_last=is_last)
         if batch.kept or batch.release is not None:
             failpoint("batch-holding")
         return ids
@@ -325,6 +307,7 @@ class ConsumerWorker:
         self._conflict.worked()
         handled = self._assignment.committed(self._number, batch, ids)
         if batch.release is not None:
+            self._record_held(batch)
             self._release_max = min(CAREFUL_MAX, 2 * self._release_max)
         if handled and batch.form is Form.PLAIN and self._assignment.message_handled():
             logger.info("consumer_goes_on consumer=%s", self._options.name)
@@ -334,6 +317,17 @@ class ConsumerWorker:
                     hook()
             except Exception:
                 logger.exception("hook_failed consumer=%s", self._options.name)
+
+    def _record_held(self, batch: ConsumerBatch) -> None:
+        """One that the next transaction is to try."""
+        if batch.release is None or batch.release.to_record is None:
+            return
+        try:
+            self._record_offset(batch, batch.release.to_record)
+        except BaseException as error:
+            self._asked_in_vain(error)
+        else:
+            self._assignment.try_held(self._number, batch.everything[0])
 
     def _settle(self, batch: ConsumerBatch, hooks: Sequence[Callable[[], None]]) -> None:
         """Nothing is counted, and nothing else is begun, until the rows have told what became of the COMMIT."""
