@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from outbox.consumers.consumption import Connect, Consumption
@@ -14,7 +14,7 @@ from outbox.consumers.ports import Handle
 from outbox.consumers.topics import Matches
 from outbox.core.consumers import log
 from outbox.core.consumers.partition import Life
-from outbox.core.consumers.shown import ShownPartition
+from outbox.core.consumers.shown import MessageCounts, ShownPartition
 from outbox.core.consumers.values import ConsumerOptions, Partition
 from outbox.exceptions import OutboxError
 from outbox.runtime.threads import THREADS
@@ -100,6 +100,16 @@ class Consumers(Daemon):
     def seen(self) -> Mapping[str, Sequence[ShownPartition]]:
         """Of each consumer, its partitions as they were observed last: every few seconds."""
         return self._observer.seen
+
+    @property
+    def held(self) -> Mapping[str, MessageCounts]:
+        """Of consumers with partitions in this process: how many messages are held, by all processes. As `seen`."""
+        return self._observer.held
+
+    @property
+    def with_held(self) -> Mapping[str, Collection[Partition]]:
+        """Of each consumer, partitions of this process of which messages are held."""
+        return {consumption.options.name: consumption.partitions_with_held for consumption in self._consumptions}
 
     @property
     def seen_age_s(self) -> float | None:

@@ -15,7 +15,7 @@ from typing import Protocol
 
 import psycopg
 
-from outbox.core.consumers.shown import Earlier, Observed, ShownPartition, shown
+from outbox.core.consumers.shown import Earlier, MessageCounts, Observed, ShownPartition, shown
 from outbox.core.consumers.values import Partition
 from outbox.exceptions import NotAvailable
 from outbox.runtime import Runtime, Thread
@@ -50,6 +50,10 @@ class RowsPort(Protocol):
         """One statement. Raises what PostgreSQL says."""
         ...
 
+    def counts(self, consumer: str) -> MessageCounts:
+        """One statement. Raises what PostgreSQL says."""
+        ...
+
     def close(self) -> None: ...
 
 
@@ -64,6 +68,7 @@ class Observer:
         self._refused: dict[str, str] = {}
         self._ending = runtime.event()
         self._seen: Mapping[str, Sequence[ShownPartition]] = {}
+        self._held: Mapping[str, MessageCounts] = {}
         self._answered_at: float | None = None
         self.is_waiting = False
         """For Kafka."""
@@ -82,6 +87,11 @@ class Observer:
     def seen(self) -> Mapping[str, Sequence[ShownPartition]]:
         """Of each consumer, the partitions that this process had last."""
         return self._seen
+
+    @property
+    def held(self) -> Mapping[str, MessageCounts]:
+        """Of each consumer with partitions in this process, as PostgreSQL has answered last."""
+        return self._held
 
     @property
     def age_s(self) -> float | None:
@@ -105,9 +115,11 @@ class Observer:
         self._ask({one.partition for consumer, _ in self._consumers for one in consumer.observed})
         self._seen = {consumer.name: self._shown(consumer.name, consumer.observed) for consumer, _ in self._consumers}
         unavailable: list[RowsPort] = []
+        held: dict[str, MessageCounts] = {}
         for consumer, rows in self._consumers:
-            if rows not in unavailable and not self._write(consumer.name, rows):
+            if rows not in unavailable and not self._write(consumer.name, rows, held):
                 unavailable.append(rows)  # else each consumer would wait for the same server
+        self._held = held
 
     def _ask(self, held: set[Partition]) -> None:
         # During an outage the group takes everything back: the outage has ended when the same question is answered.
@@ -130,10 +142,12 @@ class Observer:
             for one in observed
         ]
 
-    def _write(self, name: str, rows: RowsPort) -> bool:
+    def _write(self, name: str, rows: RowsPort, held: dict[str, MessageCounts]) -> bool:
         """False: PostgreSQL is unavailable. The workers log that."""
         try:
             rows.write(name, self._seen[name])
+            if self._seen[name]:
+                held[name] = rows.counts(name)
         except (psycopg.OperationalError, psycopg.InterfaceError):
             return False
         except Exception as error:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from outbox.core.consumers.partition import Life
-from outbox.core.consumers.shown import ShownPartition
+from outbox.core.consumers.shown import COUNT_MAX, MessageCounts, ShownPartition
 from outbox.core.consumers.values import Partition
 from outbox.service.lifecycle import State
 
@@ -28,12 +28,18 @@ class Running(Protocol):
     def failing(self) -> Mapping[str, str]: ...
 
     @property
+    def held(self) -> Mapping[str, MessageCounts]: ...
+
+    @property
+    def with_held(self) -> Mapping[str, Collection[Partition]]: ...
+
+    @property
     def seen(self) -> Mapping[str, Sequence[ShownPartition]]: ...
 
 
 def state_of(daemon: Running) -> dict[str, Any]:
     """What can be written as JSON."""
-    partitions = daemon.partitions
+    partitions, held, with_held = daemon.partitions, daemon.held, daemon.with_held
     seen = {(name, row.partition): row for name, rows in daemon.seen.items() for row in rows}
     return {
         "state": str(daemon.state),
@@ -42,12 +48,14 @@ def state_of(daemon: Running) -> dict[str, Any]:
             name: {
                 "handled": handled,
                 "failing": daemon.failing[name],
+                **_held(held.get(name)),
                 "partitions": [
                     {
                         "topic": partition.topic,
                         "partition": partition.number,
                         "state": life.value,
                         "reason": reason,
+                        "has_held": partition in with_held[name],
                         **_lag(seen.get((name, partition))),
                     }
                     for partition, (life, reason) in sorted(partitions[name].items())
@@ -61,6 +69,16 @@ def state_of(daemon: Running) -> dict[str, Any]:
 def _lag(seen: ShownPartition | None) -> dict[str, Any]:
     """As it was observed last: every few seconds. None: unknown."""
     return {"lag": seen.lag if seen else None, "lag_s": seen.oldest_age_s if seen else None}
+
+
+def _held(counts: MessageCounts | None) -> dict[str, Any]:
+    """As they were counted last, up to `COUNT_MAX`. None: unknown."""
+    names = {"held": "held", "undecided": "undecided", "dead_letters": "dead"}
+    return {name: getattr(counts, of, None) for name, of in names.items()}
+
+
+def _many(count: int, one: str) -> str:
+    return f"1 {one}" if count == 1 else f"{count:,}{'+' if count >= COUNT_MAX else ''} {one}s"
 
 
 class ConsumersLine:
@@ -85,10 +103,19 @@ class ConsumersLine:
             text,
             f"{rate:,.0f}/s",
             self._behind(),
+            *self._held(),
             f"{stopped} stopped: see the log" if stopped else "",
             f"{', '.join(failing)} failing: see the log" if failing else "",
         ]
         return ", ".join(part for part in parts if part)
+
+    def _held(self) -> Iterator[str]:
+        counts = self._daemon.held.values()
+        held, undecided, dead = (sum(numbers) for numbers in zip(*counts, strict=True)) if counts else (0, 0, 0)
+        if held:
+            yield f"{_many(held, 'message')} held" + (f" ({undecided:,} for an operator)" if undecided else "")
+        if dead:
+            yield _many(dead, "dead letter")
 
     def _behind(self) -> str:
         """As it was observed last; empty without a partition. A plus sign: it is unknown of other partitions."""

@@ -44,6 +44,14 @@ CATALOGUE: Catalogue = {
     "outbox_consumer_failing": (
         "gauge", "The value is 1 while messages of many keys fail in a row: the consumer is at fault, and no message."
     ),
+    "outbox_consumer_held_messages": (
+        "gauge",
+        "This many messages of the consumer are held, in all partitions: they failed, or wait behind one that did.",
+    ),
+    "outbox_consumer_undecided_messages": (
+        "gauge", "This many held messages of the consumer are not tried again before an operator decides."
+    ),
+    "outbox_consumer_dead_letters": ("gauge", "The consumer has this many dead letters, of all partitions."),
     "outbox_consumer_sample_age_seconds": (
         "gauge", "Kafka has answered this long ago where the partitions of the process end. It has no label consumer."
     ),
@@ -71,6 +79,7 @@ class ConsumersCollector(Collector):
         yield _FAMILIES.value("outbox_consumer_ready", consumers.is_ready)
         yield from self._counted()
         yield from self._observed()
+        yield from self._held()
         yield self._partitions()
         waiting, failing = (
             _FAMILIES.labelled(f"outbox_consumer_{name}", "consumer") for name in ("waiting", "failing")
@@ -105,6 +114,16 @@ class ConsumersCollector(Collector):
             if ages:
                 lag_s.add_metric([name], max(ages))
         yield from (lag, lag_s)
+
+    def _held(self) -> Iterator[Any]:
+        held, undecided, dead = (
+            _FAMILIES.labelled(f"outbox_consumer_{name}", "consumer")
+            for name in ("held_messages", "undecided_messages", "dead_letters")
+        )
+        for name, counts in self._consumers.held.items():
+            for family, count in zip((held, undecided, dead), counts, strict=True):
+                family.add_metric([name], count)
+        yield from (held, undecided, dead)
 
     def _partitions(self) -> Any:
         found = _FAMILIES.labelled("outbox_consumer_partitions", "consumer", "state")

@@ -6,7 +6,7 @@ import psycopg
 import pytest
 
 from outbox.consumers.observer import Observer
-from outbox.core.consumers.shown import Observed
+from outbox.core.consumers.shown import MessageCounts, Observed
 from outbox.core.consumers.values import Partition
 from outbox.exceptions import NotAvailable
 
@@ -31,6 +31,9 @@ class Servers:
         if self.error is not None:
             raise self.error
         self.written.append((consumer, [row.partition for row in rows]))
+
+    def counts(self, consumer):
+        return MessageCounts(len(consumer), 0, 0)
 
     def close(self):
         self.is_closed = True
@@ -102,6 +105,17 @@ def test_the_rate_is_that_of_the_time_since_the_last_look(servers):
     one.observed = [Observed(ONE, "assigned", "", None, None, 100)]
     observer.observe()
     assert observer.seen["a"][0].rate is None, "it had the partition not all the time"
+
+
+def test_held_messages_are_counted_while_it_has_partitions_and_postgresql_answers(servers):
+    one = consumer("a", ONE)
+    observer = Observer([(one, servers), (consumer("bb"), servers)], servers)
+    assert observer.held == {}
+    observer.observe()
+    assert observer.held == {"a": MessageCounts(1, 0, 0)}
+    servers.error = psycopg.OperationalError("gone")
+    observer.observe()
+    assert observer.held == {}, "what was counted before may be wrong by now"
 
 
 def test_a_database_that_does_not_answer_is_asked_once_in_a_round(servers):

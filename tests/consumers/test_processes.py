@@ -194,7 +194,8 @@ def test_a_message_that_fails_is_held_with_its_key_until_an_operator_decides(sce
     assert found == set(range(60)) - set(held)
     assert scene.query("SELECT convert_from(value, 'UTF8')::int FROM outbox_held ORDER BY id") == [(n,) for n in held]
     process = scene.consume("shop.record", SHOP_ON_ERROR="hold")
-    scene.query("UPDATE outbox_held SET wanted = 'retry' WHERE attempts = 2")
+    retried = scene.command("outbox_retry", "--consumer", "shop.record", "--all", "--reason", "corrected")
+    assert retried.stdout.startswith("1 request was written."), retried.stdout + retried.stderr
     scene.wait_for(60)
     assert process.stop() == 0
     scene.check()

@@ -6,7 +6,7 @@ import pytest
 
 from outbox.consumers.status import ConsumersLine, state_of
 from outbox.core.consumers.partition import Life
-from outbox.core.consumers.shown import ShownPartition
+from outbox.core.consumers.shown import COUNT_MAX, MessageCounts, ShownPartition
 from outbox.core.consumers.values import Partition
 
 ONE, TWO = Partition("orders", 0), Partition("orders", 1)
@@ -16,13 +16,15 @@ def row(partition, lag, age_s):
     return ShownPartition(partition, "reading", "", 100, lag, age_s, 0, None)
 
 
-def process(*seen, life=Life.READING):
+def process(*seen, life=Life.READING, held=None):
     return SimpleNamespace(
         state="running",
         waiting_for="",
         handled={"shop.pay": 1500},
         partitions={"shop.pay": {ONE: (Life.READING, ""), TWO: (life, "")}},
         failing={"shop.pay": ""},
+        held={"shop.pay": held} if held else {},
+        with_held={"shop.pay": [TWO] if held else []},
         seen={"shop.pay": list(seen)},
     )
 
@@ -60,3 +62,24 @@ def test_the_values_have_the_lag_of_each_partition_that_was_observed():
         (0, 5, 1.5),
         (1, None, None),
     ]
+
+
+@pytest.mark.parametrize(
+    ("counts", "expected"),
+    [
+        (MessageCounts(0, 0, 0), ""),
+        (MessageCounts(1, 0, 0), ", 1 message held"),
+        (MessageCounts(1200, 3, 1), ", 1,200 messages held (3 for an operator), 1 dead letter"),
+        (MessageCounts(0, 0, COUNT_MAX), ", 10,000+ dead letters"),
+    ],
+)
+def test_held_messages_are_counted(counts, expected):
+    assert ConsumersLine(process(held=counts)).text(10.0).partition("/s")[2] == expected
+
+
+def test_the_values_have_the_counts_and_the_partitions_of_held_messages():
+    (found,) = state_of(process(held=MessageCounts(5, 2, 1)))["consumers"].values()
+    assert (found["held"], found["undecided"], found["dead_letters"]) == (5, 2, 1)
+    assert [one["has_held"] for one in found["partitions"]] == [False, True]
+    (unknown,) = state_of(process())["consumers"].values()
+    assert (unknown["held"], unknown["undecided"], unknown["dead_letters"]) == (None, None, None)

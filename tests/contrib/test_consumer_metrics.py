@@ -8,7 +8,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from outbox.consumers.counts import ConsumerCounts
 from outbox.contrib import consumer_metrics, exposition
 from outbox.core.consumers.partition import Life
-from outbox.core.consumers.shown import ShownPartition
+from outbox.core.consumers.shown import MessageCounts, ShownPartition
 from outbox.core.consumers.values import Partition
 
 ONE, TWO, THREE = (Partition("orders", number) for number in range(3))
@@ -30,6 +30,7 @@ def process(**changed):
         "partitions": {"shop.pay": {ONE: (Life.READING, ""), TWO: (Life.READING, ""), THREE: (Life.STOPPED, "why")}},
         "is_waiting": {"shop.pay": False},
         "failing": {"shop.pay": ""},
+        "held": {"shop.pay": MessageCounts(held=9, undecided=2, dead=3)},
         "seen_age_s": 3.5,
     }
     return SimpleNamespace(**{**given, **changed})
@@ -59,15 +60,20 @@ def test_every_metric_of_the_catalogue_has_the_number_of_the_process():
     assert {state: count for state, count in states.items() if count} == {"reading": 2, "stopped": 1}
     assert states.keys() == {life.value for life in Life} - {"revoking", "revoked"}
     assert (found["outbox_consumer_waiting", "shop.pay"], found["outbox_consumer_failing", "shop.pay"]) == (0, 0)
+    assert found["outbox_consumer_held_messages", "shop.pay"] == 9
+    assert found["outbox_consumer_undecided_messages", "shop.pay"] == 2
+    assert found["outbox_consumer_dead_letters", "shop.pay"] == 3
     assert found["outbox_consumer_sample_age_seconds",] == 3.5
 
 
 def test_what_is_unknown_is_left_out():
-    found = samples(process(seen={"shop.pay": [row(ONE, None, None)]}, seen_age_s=None, is_waiting={"shop.pay": True}))
+    unknown = {"seen": {"shop.pay": [row(ONE, None, None)]}, "seen_age_s": None, "held": {}}
+    found = samples(process(**unknown, is_waiting={"shop.pay": True}))
     names = {name for name, *_ in found}
     assert names.isdisjoint(
         {"outbox_consumer_lag_messages", "outbox_consumer_lag_seconds", "outbox_consumer_sample_age_seconds"}
     )
+    assert "outbox_consumer_held_messages" not in names
     assert found["outbox_consumer_waiting", "shop.pay"] == 1
     assert samples(process(failing={"shop.pay": "no answer"}))["outbox_consumer_failing", "shop.pay"] == 1
     assert (

@@ -314,6 +314,8 @@ SITUATIONS = {
     "OutboxConsumerWaits": {'outbox_consumer_waiting{consumer="shop.pay"}': "1x30"},
     "OutboxConsumerLags": {'outbox_consumer_lag_seconds{consumer="shop.pay"}': "400x30"},
     "OutboxMessagesFail": {'outbox_consumer_failed_attempts_total{consumer="shop.pay"}': "0+2x30"},
+    "OutboxMessagesHeld": {'outbox_consumer_undecided_messages{consumer="shop.pay"}': "2x30"},
+    "OutboxConsumerDeadLetters": {'outbox_consumer_dead_letters{consumer="shop.pay"}': "2x30"},
     "OutboxConsumerNotReady": {"outbox_consumer_ready": "0x30"},
     "OutboxConsumerSamplesStale": {"outbox_consumer_sample_age_seconds": "100x30"},
 }
@@ -340,6 +342,9 @@ ALL_IS_WELL = {
     'outbox_consumer_failing{consumer="shop.pay"}': "0x30",
     'outbox_consumer_lag_seconds{consumer="shop.pay"}': "2x30",
     'outbox_consumer_failed_attempts_total{consumer="shop.pay"}': "3x30",
+    'outbox_consumer_held_messages{consumer="shop.pay"}': "9x30",
+    'outbox_consumer_undecided_messages{consumer="shop.pay"}': "0x30",
+    'outbox_consumer_dead_letters{consumer="shop.pay"}': "0x30",
     "outbox_consumer_sample_age_seconds": "5x30",
 }
 

@@ -12,6 +12,7 @@ from django.core.management import CommandError, call_command
 from django.db import connection, transaction
 
 from outbox.core.consumers.holding import FAILED, Fate, Kept
+from outbox.core.consumers.shown import MessageCounts
 from outbox.core.consumers.values import DEAD_LETTER, ConsumerOptions, Fetched, Partition
 from outbox.edges.postgres.common import table
 from outbox.edges.postgres.consumers.held import HeldMessages
@@ -250,8 +251,8 @@ def test_counts_end_at_a_limit(shop, monkeypatch):
     shop.fail(4, b"dead", dead=True)
     with connection.cursor() as cursor:
         assert messages.counts(cursor, "outbox", [shop.name, "shop.none"]) == {
-            shop.name: messages.MessageCounts(held=3, undecided=1, dead=1),
-            "shop.none": messages.MessageCounts(0, 0, 0),
+            shop.name: MessageCounts(held=3, undecided=1, dead=1),
+            "shop.none": MessageCounts(0, 0, 0),
         }
         held.retry(shop.selector(all=True), **WHO)
         assert messages.counts(cursor, "outbox", [shop.name])[shop.name].undecided == 0
@@ -349,7 +350,7 @@ def test_a_hundred_thousand_held_messages_are_counted_and_listed_quickly(shop, d
         cursor.execute("ANALYZE outbox_held")
         cursor.execute("SELECT clock_timestamp()")
         (begun,) = cursor.fetchone()
-        assert messages.counts(cursor, "outbox", [shop.name])[shop.name] == messages.MessageCounts(10_000, 40, 0)
+        assert messages.counts(cursor, "outbox", [shop.name])[shop.name] == MessageCounts(10_000, 40, 0)
         with django_assert_max_num_queries(2):
             assert [one.behind for one in held.listed(shop.selector())] == [messages.BEHIND_MAX] * 50
         cursor.execute("SELECT extract(epoch FROM clock_timestamp() - %s)", [begun])

@@ -16,6 +16,7 @@ from outbox.core.consumers.shown import ShownPartition
 from outbox.core.consumers.values import Partition, Position
 from outbox.edges.postgres.consumers.positions import Positions
 from outbox.edges.postgres.consumers.shown import PartitionRows
+from outbox.edges.postgres.operations import messages
 from outbox.models import ConsumerHold, DeadLetter, Hold
 from outbox.operations import actions, held
 from outbox.operations.actions import Selector
@@ -150,6 +151,7 @@ def test_a_consumer_keeps_its_positions_and_stashes(made):
         outbox.stash("receipts", "v", key="k")
         with connection.cursor() as cursor:
             cursor.execute(*PartitionRows("default", "outbox", owner="me", life="me").statement("shop.record", [SHOWN]))
+            assert messages.counts(cursor, "outbox", ["shop.record"])["shop.record"] == (0, 0, 0)
 
 
 def test_an_operator_runs_every_operation(made):

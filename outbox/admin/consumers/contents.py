@@ -20,11 +20,10 @@ from outbox.admin.reading import bounded, now_of
 from outbox.admin.wording import ago, counted, duration, moment, number, plural, rate
 from outbox.conf import Conf
 from outbox.core.consumers.partition import Life
-from outbox.core.consumers.shown import FAILING
+from outbox.core.consumers.shown import COUNT_MAX, FAILING, MessageCounts
 from outbox.core.consumers.values import Partition, Position
 from outbox.edges.postgres.consumers.positions import Positions
 from outbox.edges.postgres.operations import messages
-from outbox.edges.postgres.operations.messages import MessageCounts
 from outbox.models import ConsumerPartition
 
 STALE_S = 30.0
@@ -119,11 +118,11 @@ def _kept(counts: MessageCounts) -> Iterator[str]:
 
 
 def _messages(count: int) -> str:
-    return "1 message" if count == 1 else f"{counted(count, messages.COUNT_MAX)} messages"
+    return "1 message" if count == 1 else f"{counted(count, COUNT_MAX)} messages"
 
 
 def _dead(count: int) -> str:
-    return "1 dead letter" if count == 1 else f"{counted(count, messages.COUNT_MAX)} dead letters"
+    return "1 dead letter" if count == 1 else f"{counted(count, COUNT_MAX)} dead letters"
 
 
 def _totals(rows: Sequence[ConsumerPartition], now: datetime) -> Iterator[str]:

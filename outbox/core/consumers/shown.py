@@ -11,6 +11,20 @@ FAILING = "failing"
 """A state that is shown in the place of that of the partition: every message fails, so the consumer is at fault."""
 
 
+COUNT_MAX = 10_000
+"""Of rows of held messages. Their number is shown up to here."""
+
+
+class MessageCounts(NamedTuple):
+    """Of one consumer, in all partitions. Each number is at most `COUNT_MAX`."""
+
+    held: int
+    """Messages that failed, or wait behind one that did."""
+    undecided: int
+    """Those that are not tried again before an operator decides."""
+    dead: int
+
+
 class Observed(NamedTuple):
     """One partition, as its owner knows it."""
 

@@ -22,7 +22,7 @@ EXIT_CODES = {
     0: "stopped after finishing what was being handled; with --once: everything that was there is handled",
     1: "stopped for an error, which the last line names",
     2: "the arguments are wrong",
-    LEFT_BEHIND: "--once: partitions were stopped before their end",
+    LEFT_BEHIND: "--once: partitions were stopped before their end, or messages are held",
     FORCED: "forced by a second signal: what was being handled was rolled back",
     OVERRUN: "a function took longer than its timeout_s, or PostgreSQL did not answer",
 }

@@ -12,14 +12,15 @@ from urllib.parse import urlsplit, urlunsplit
 import psycopg
 import pytest
 from django.db import connection
+from django.utils import timezone
 
-from outbox.core.consumers.shown import ShownPartition
+from outbox.core.consumers.shown import MessageCounts, ShownPartition
 from outbox.core.consumers.values import Partition
 from outbox.devstack.folders import dispose, new_folder
 from outbox.edges.postgres.common.session import StatementOverdue
 from outbox.edges.postgres.consumers import shown
 from outbox.edges.postgres.consumers.shown import PartitionRows
-from outbox.models import ConsumerPartition
+from outbox.models import ConsumerHold, ConsumerPartition
 from tests.support import pgbouncer
 from tests.support.pgbouncer import PgBouncer
 
@@ -55,6 +56,26 @@ def sessions():
     with connection.cursor() as cursor:
         cursor.execute("SELECT pid, wait_event_type FROM pg_stat_activity WHERE application_name = %s", [shown.NAME])
         return dict(cursor.fetchall())
+
+
+def test_held_messages_and_dead_letters_of_a_consumer_are_counted(consumer, writer):
+    place = {"consumer": consumer, "topic": "orders", "partition": 0}
+    for offset, columns in enumerate(
+        (
+            {"reason": "failed"},
+            {"reason": "failed", "next_try": timezone.now()},
+            {"reason": "waiting"},
+            {"reason": "failed", "wanted": "skip"},
+            {"reason": "poison", "died_at": timezone.now()},
+        )
+    ):
+        ConsumerHold.objects.create(**place, offset=offset, **columns)
+    one = writer()
+    one.write(consumer, [ROW])
+    assert one.counts(consumer) == MessageCounts(held=4, undecided=1, dead=1)
+    assert one.counts("shop.none") == MessageCounts(0, 0, 0)
+    assert len(sessions()) == 1
+    ConsumerHold.objects.filter(consumer=consumer).delete()
 
 
 def test_each_partition_has_one_row_which_the_next_owner_writes_over(consumer, writer):

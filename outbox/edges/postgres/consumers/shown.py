@@ -1,4 +1,4 @@
-"""The statement on `<TABLE>_partition`: what a process shows of its partitions.
+"""The statement on `<TABLE>_partition`: what a process shows of its partitions. And the counts of held messages.
 
 It has a connection of its own, each wait of which is bounded here: a pooler of transactions may be between, which keeps
 no settings. It is no transaction, so a process that stands still holds no lock.
@@ -6,16 +6,18 @@ no settings. It is no transaction, so a process that stands still holds no lock.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from typing import Any
 
 import psycopg
 from psycopg import sql
 
-from outbox.core.consumers.shown import ShownPartition
+from outbox.core.consumers.shown import MessageCounts, ShownPartition
 from outbox.edges.postgres.common.session import BoundedConnection, StatementOverdue, close_quietly
 from outbox.edges.postgres.common.table import identifier, parameters
 from outbox.edges.postgres.consumers.owners import SHOW_LIFE
+from outbox.edges.postgres.operations import messages
 
 TIMEOUT_S = 2.0
 NAME = "outbox partitions"
@@ -49,16 +51,24 @@ class PartitionRows:
         """`life` is the name under which the process owns partitions: this connection shows that it lives."""
         self._alias, self._owner, self._life = alias, owner, life
         self._write = sql.SQL(_WRITE).format(partition=identifier(f"{table}_partition")).as_string()
+        self._counts = messages.counts_statement(table)
         self._connection: BoundedConnection | None = None
 
     def write(self, consumer: str, rows: Sequence[ShownPartition]) -> None:
         """Raises what PostgreSQL says; the next call then opens another connection."""
-        if not rows:
-            return
+        if rows:
+            self._run(*self.statement(consumer, rows))
+
+    def counts(self, consumer: str) -> MessageCounts:
+        """Of its held messages and dead letters. Raises as `write` does."""
+        (found,) = messages.counts_of(self._run(self._counts, {"consumers": [consumer]}).fetchall()).values()
+        return found
+
+    def _run(self, statement: str, given: Mapping[str, object]) -> psycopg.Cursor[Any]:
         try:
             connection = self._opened()
             connection.limit(TIMEOUT_S)
-            connection.execute(*self.statement(consumer, rows))
+            return connection.execute(statement, given)
         except BaseException as error:
             self._drop(is_under_way=isinstance(error, StatementOverdue))
             raise

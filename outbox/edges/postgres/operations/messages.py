@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from psycopg import sql
 
+from outbox.core.consumers.shown import COUNT_MAX, MessageCounts
 from outbox.edges.postgres.common.table import identifier
 
-COUNT_MAX = 10_000
 BEHIND_MAX = 1_000
 
 _COUNTS = (
@@ -28,17 +27,6 @@ _BEHIND = (
     "AND b.partition = {table}.partition AND md5(b.key) = md5({table}.key) AND b.key = {table}.key "
     "AND b.died_at IS NULL AND b.id > {table}.id LIMIT {limit}) AS r)"
 )
-
-
-@dataclass(frozen=True, slots=True)
-class MessageCounts:
-    """Of one consumer. Each number is at most `COUNT_MAX`."""
-
-    held: int
-    """Messages that failed, or wait behind one that did."""
-    undecided: int
-    """Those that are not tried again before an operator decides."""
-    dead: int
 
 
 def counts_statement(table: str) -> str:
