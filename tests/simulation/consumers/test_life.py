@@ -18,7 +18,7 @@ from tests.simulation.consumers.checkers import Written
 from tests.simulation.consumers.database import Positions, Session, Transaction
 from tests.simulation.consumers.process import Process
 from tests.simulation.consumers.scenario import Faults, World, sized
-from tests.simulation.consumers.topic import TOPIC
+from tests.simulation.consumers.topic import TOPIC, Client
 from tests.simulation.runtime import ended_with, in_thread
 
 FIRST, SECOND = Partition(TOPIC, 0), Partition(TOPIC, 1)
@@ -168,6 +168,27 @@ def test_a_function_that_hangs_ends_its_process_with_a_code_of_its_own() -> None
     calmly(job)
 
 
+def test_the_limit_is_that_of_each_call_and_not_of_all_calls_of_a_batch() -> None:
+    def job(world: Calm) -> None:
+        world.options = replace(world.options, timeout_s=1.0, transaction_max_s=10.0)
+        world.produce(FIRST, 4)
+        effect, begin = Process._effect, Transaction.begin
+
+        def slow(process: Process, *given: Any) -> None:
+            process.runtime.sleep(0.5)
+            effect(process, *given)
+
+        def patient(transaction: Transaction, timeout_s: float) -> Any:  # else the server ends the session as idle
+            return begin(transaction, 10 * timeout_s)
+
+        with patch.object(Process, "_effect", slow), patch.object(Transaction, "begin", patient):
+            process = Process(world, "p1")
+            world.run_for(5.0, lambda: world.handled == 4)
+        assert (world.handled, len(world.committed), process.exit_code) == (4, 1, 0)
+
+    calmly(job)
+
+
 def test_a_hook_that_hangs_ends_its_process_too() -> None:
     def job(world: Calm) -> None:
         world.produce(FIRST, 1)
@@ -204,7 +225,9 @@ def test_a_database_that_does_not_answer_ends_the_process_whatever_it_was_asked(
     calmly(job)
 
 
-def test_what_waits_in_memory_is_bounded_and_a_slow_function_gets_all_of_it() -> None:
+def test_what_waits_in_memory_is_bounded_and_a_slow_function_gets_all_of_it_without_a_pause() -> None:
+    """The client drops what it has fetched when it pauses, and is slow to resume."""
+
     def job(world: Calm) -> None:
         world.produce(FIRST, 400)
         world.produce(SECOND, 400)
@@ -219,7 +242,35 @@ def test_what_waits_in_memory_is_bounded_and_a_slow_function_gets_all_of_it() ->
 
         world.run_for(60.0, look)
         assert world.handled == 800
-        assert most <= assignment.QUEUE_MAX + 2 * 50  # and what the last poll of each has brought
+        assert 40 <= most < 40 + 2 * 50, "and what the last poll has brought"
+        pause.assert_not_called()
+
+    with patch.object(assignment, "QUEUE_MAX", 40), patch.object(Client, "pause") as pause:
+        calmly(job)
+
+
+def test_the_partitions_of_a_worker_that_is_stuck_are_paused_while_another_wants_messages() -> None:
+    def job(world: Calm) -> None:
+        world.threads = 2
+        world.produce(FIRST, 400)
+        world.produce(SECOND, 400)
+        effect = Process._effect
+
+        def stuck(process: Process, transaction: Any, session: Any, message: Written) -> None:
+            if message.key == f"k{FIRST.number}" and world.now < until:
+                process.runtime.sleep(until - world.now)
+            effect(process, transaction, session, message)
+
+        until = world.now + 2.0
+        with patch.object(Process, "_effect", stuck):
+            process = Process(world, "p1")
+            world.run_for(1.9)
+            held: Any = process.consumption._assignment._held
+            assert assignment.PAUSED_AT * 40 <= held[FIRST].waiting < assignment.PAUSED_AT * 40 + 50
+            assert FIRST in process.client._paused
+            assert world.handled > assignment.PAUSED_AT * 40, "the other goes on"
+            world.run_for(20.0, lambda: world.handled == 800)
+        assert (process.client._paused, world.handled) == (set(), 800)
 
     with patch.object(assignment, "QUEUE_MAX", 40):
         calmly(job)
