@@ -242,10 +242,10 @@ def test_what_waits_in_memory_is_bounded_and_a_slow_function_gets_all_of_it_with
 
         world.run_for(60.0, look)
         assert world.handled == 800
-        assert 40 <= most < 40 + 2 * 50, "and what the last poll has brought"
+        assert 100 <= most < 100 + 2 * 50, "and what the last poll has brought"
         pause.assert_not_called()
 
-    with patch.object(assignment, "QUEUE_MAX", 40), patch.object(Client, "pause") as pause:
+    with patch.object(assignment, "QUEUE_MAX", 100), patch.object(Client, "pause") as pause:
         calmly(job)
 
 
