@@ -170,8 +170,8 @@ def test_a_function_that_hangs_ends_its_process_with_a_code_of_its_own() -> None
 
 def test_the_limit_is_that_of_each_call_and_not_of_all_calls_of_a_batch() -> None:
     def job(world: Calm) -> None:
-        world.options = replace(world.options, timeout_s=1.0, transaction_max_s=10.0)
-        world.produce(FIRST, 4)
+        world.options = replace(world.options, batch=8, timeout_s=1.0, transaction_max_s=10.0)
+        world.produce(FIRST, 8)
         effect, begin = Process._effect, Transaction.begin
 
         def slow(process: Process, *given: Any) -> None:
@@ -183,8 +183,9 @@ def test_the_limit_is_that_of_each_call_and_not_of_all_calls_of_a_batch() -> Non
 
         with patch.object(Process, "_effect", slow), patch.object(Transaction, "begin", patient):
             process = Process(world, "p1")
-            world.run_for(5.0, lambda: world.handled == 4)
-        assert (world.handled, len(world.committed), process.exit_code) == (4, 1, 0)
+            world.run_for(9.0, lambda: world.handled == 8)
+        assert (world.handled, process.exit_code) == (8, 0)
+        assert len(world.committed) <= 2, "some transaction took longer than a call may"
 
     calmly(job)
 
