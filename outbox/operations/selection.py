@@ -93,7 +93,7 @@ class Selector:
 
     def as_dict(self) -> dict[str, Any]:
         """The given fields, for the audit log entry."""
-        given = {name: value for name, value in asdict(self).items() if value not in (None, (), [], False)}
+        given = {n: v for n, v in asdict(self).items() if v is not None and v is not False and v not in ((), [])}
         given.pop("hold_records", None)
         if self.older_than is not None:
             given["older_than"] = self.older_than.total_seconds()

@@ -71,6 +71,7 @@ def test_requests_about_held_records_are_written_down_in_bulk(django_assert_max_
         ("ann", "discard", ""),
     ]
     assert AuditLogEntry.objects.earliest("id").details["selector"] == {"topic": "t"}
+    assert Selector(lane=0, topic="t").as_dict() == {"lane": 0, "topic": "t"}
 
 
 def test_a_dry_run_changes_nothing():

@@ -156,17 +156,18 @@ def test_a_consumer_keeps_its_positions_and_stashes(made):
 
 def test_an_operator_runs_every_operation(made):
     hold = {"topic": "t", "key": "k", "reason": "rejected"}
+    first, second, third = ids = [3_000_000_000 + number for number in range(3)]  # no record has them
     with being(made["operator"]):
-        for number in range(3):
-            Hold.objects.create(**{**hold, "key": f"k{number}"}, record_id=number)
-            DeadLetter.objects.create(record_id=number, topic="t", key="k", reason="rejected")
+        for id_ in ids:
+            Hold.objects.create(**{**hold, "key": f"k{id_}"}, record_id=id_)
+            DeadLetter.objects.create(record_id=id_, topic="t", key="k", reason="rejected")
         assert actions.pause(topic="t", actor="ann").changed == 1
         assert actions.resume(Selector(topic="t"), "ann").changed == 1
-        assert actions.skip(Selector(ids=[0]), "ann").pending == 1
-        assert actions.requeue(Selector(ids=[1], lane=0), "ann").changed == 1
-        assert actions.edit(record_id=2, changes={"value": "v"}, actor="ann").changed == 1
-        assert actions.retry(Selector(ids=[1]), "ann").pending == 1
-        assert actions.discard(Selector(ids=[2]), "ann").pending == 1
+        assert actions.skip(Selector(ids=[first]), "ann").pending == 1
+        assert actions.requeue(Selector(ids=[second], lane=0), "ann").changed == 1
+        assert actions.edit(record_id=third, changes={"value": "v"}, actor="ann").changed == 1
+        assert actions.retry(Selector(ids=[second]), "ann").pending == 1
+        assert actions.discard(Selector(ids=[third]), "ann").pending == 1
         assert actions.discard_dead_letters(Selector(all=True), "ann").changed == 1
 
 
