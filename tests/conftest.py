@@ -23,6 +23,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 hypothesis.settings.register_profile("outbox", deadline=None)
 hypothesis.settings.load_profile("outbox")
 
+SPARK = "tests/spark/"
 LEFT_OUT = "left out: the long fault runs (make torture) and the measurements (make bench)"
 NO_PROMTOOL = "left out: alerts and dashboard on a real Prometheus, because promtool is not installed"
 NO_PGBOUNCER = "left out: a real PgBouncer in front of a harvester, because pgbouncer is not installed"
@@ -79,9 +80,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files with slow tests come first, the others in random order after them: parallel workers then end together."""
+    """Spark's files come first, because one worker runs them all, then other files with slow tests, and the rest in
+    random order: parallel workers then end together."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda item: item.path not in slow)
+    items.sort(key=lambda item: (not item.nodeid.startswith(SPARK), item.path not in slow))
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -91,7 +93,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     class Files(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            return "tests/spark" if nodeid.startswith("tests/spark/") else super()._split_scope(nodeid)
+            return SPARK if nodeid.startswith(SPARK) else super()._split_scope(nodeid)
 
     return Files(config, log) if config.getoption("dist") == "loadfile" else None
 

@@ -50,6 +50,7 @@ def test_once_ends_when_all_is_handled_whichever_process_has_it(scene):
 POINTS = [name for name in failpoints.FAILPOINTS if name.startswith("batch-")]
 
 
+@pytest.mark.slow
 def test_killed_at_every_point_of_a_batch_a_successor_continues(scene):
     """Some messages fail once, so they are held and released too."""
     scene.environment |= {"SHOP_ON_ERROR": "hold", "SHOP_FAILS_AT_FIRST": "3", "SHOP_ATTEMPTS": "9"}
@@ -84,6 +85,7 @@ def test_an_owner_that_stands_still_is_replaced_and_does_nothing_afterwards(scen
     scene.check()
 
 
+@pytest.mark.slow
 def test_a_database_that_neither_answers_nor_refuses_ends_the_process(scene):
     scene.produce(60)
     process = scene.consume("shop.record")
@@ -104,6 +106,7 @@ def test_a_database_that_neither_answers_nor_refuses_ends_the_process(scene):
             os.kill(pid, signal.SIGCONT)
 
 
+@pytest.mark.slow
 def test_rebalances_under_load(scene):
     """A process comes or goes every two seconds, and every third is killed."""
     started = [scene.consume("shop.record", "--threads", "2")]
@@ -152,6 +155,7 @@ def test_a_stop_while_a_server_is_waited_for(scene):
     assert process.text().splitlines()[-1].endswith("consumers_stopped consumers='shop.record'")
 
 
+@pytest.mark.slow
 def test_a_stop_while_kafka_does_not_answer(scene, quick_kafka):
     """Kafka has the last copy of the positions, and has not answered."""
     scene.produce(100)

@@ -47,6 +47,7 @@ def goes_on_without_it(scene, member):
         assert is_calm(), scene.fleet.logs()[-3000:]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_broker_of_three_is_lost_in_the_middle_of_commits(fragile_exact_scenes):
     with fragile_exact_scenes(brokers=3) as scene:

@@ -153,6 +153,7 @@ def crashing(forgetful, bench_on, crashes):
         assert bench.by_key() == known
 
 
+@pytest.mark.slow
 def test_crashes_while_writers_do_not_wait_for_the_disk(forgetful, bench_on):
     """Kafka has the records that the application still knows, once and in order, and no others."""
     crashing(forgetful, bench_on, 3)
@@ -164,6 +165,7 @@ def test_crashes_again_and_again_while_writers_do_not_wait_for_the_disk(forgetfu
     crashing(forgetful, bench_on, 40)
 
 
+@pytest.mark.slow
 def test_files_from_before_take_over_under_a_living_owner(bench_on):
     """As with a standby that was behind: table, transaction ids and sequence go back, and connections break."""
     from outbox.devstack import Postgres

@@ -93,6 +93,7 @@ def kill_the_broker_during_commits(bench, moments):
     drained(bench, 120)
 
 
+@pytest.mark.slow
 def test_a_broker_is_killed_in_the_middle_of_a_commit(breakable):
     kill_the_broker_during_commits(breakable, [breakable.proxy.on_request])
 

@@ -214,6 +214,7 @@ def test_a_hidden_end_that_arrives_late_ends_no_other_transaction(request, situa
     assert run_scene(request.getfixturevalue(situation), lose, trouble) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("situation", SITUATIONS)
 def test_a_hidden_end_would_commit_a_half_if_the_state_of_the_connection_were_trusted(request, monkeypatch, situation):
     """The control."""

@@ -61,6 +61,7 @@ def outcomes(exact_scenes, fragile_exact_scenes):
         yield {**begun, "servers of 3.9": servers}
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(PLAYED_S + 20)
 @pytest.mark.parametrize("name", [*ACTS, "servers of 3.9"])
 def test_every_record_arrives_exactly_once(outcomes, name):
