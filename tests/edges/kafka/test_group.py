@@ -439,6 +439,27 @@ def test_members_are_counted_and_a_group_that_never_was_has_none(bench):
     assert bench.topics.denied([topic, "no-such-topic"]) == {topic: ""}
 
 
+def test_the_groups_offsets_are_known_again_after_the_brokers_have_started_again(kafka_factory):
+    """A client may wait for ever for the coordinator that it knew before."""
+    cluster = kafka_factory()
+    with ExitStack() as stack:
+        bench = Bench(cluster.bootstrap_servers, stack)
+        one = Partition(create_topic(bench.servers), 0)
+        member, listener = bench.member(one.topic)
+        poll_until(lambda *found: listener.held, member)
+        member.commit_copy({one: 3})
+        poll_until(lambda *found: bench.topics.copies([one]) == {one: 3}, member)
+        cluster.kill()
+        cluster.start()
+        give_up_at = time.monotonic() + 20
+        while True:
+            try:
+                assert bench.topics.copies([one]) == {one: 3}
+                break
+            except NotAvailable:
+                assert time.monotonic() < give_up_at
+
+
 def test_brokers_that_do_not_answer(monkeypatch):
     monkeypatch.setattr("outbox.edges.kafka.consumers.topics._REQUEST_S", 0.5)
     topics = Topics({"bootstrap.servers": "127.0.0.1:1"}, "g")

@@ -32,9 +32,8 @@ class Topics:
         """`properties` are those of every client."""
         require_bootstrap(properties)
         self._group = group
-        self._admin: AdminClient = make(
-            _admin_client(), {**properties, "client.id": "outbox-consumer-admin", "logger": ClientLog()}
-        )
+        self._properties = {**properties, "client.id": "outbox-consumer-admin", "logger": ClientLog()}
+        self._admin: AdminClient = make(_admin_client(), self._properties)
 
     def names(self) -> set[str]:
         """Without those that are internal."""
@@ -66,8 +65,12 @@ class Topics:
         if not partitions:
             return {}
         asked = ConsumerGroupTopicPartitions(self._group, [_plain(partition) for partition in partitions])
-        futures = self._admin.list_consumer_group_offsets([asked], request_timeout=_REQUEST_S)
-        found = self._answer("The group's offsets", lambda: futures[self._group].result(2 * _REQUEST_S))
+
+        def ask() -> Any:
+            futures = self._admin.list_consumer_group_offsets([asked], request_timeout=_REQUEST_S)
+            return futures[self._group].result(2 * _REQUEST_S)
+
+        found = self._answer_of_group("The group's offsets", ask)
         return {Partition(one.topic, one.partition): one.offset for one in found.topic_partitions if one.offset >= 0}
 
     def members(self) -> int:
@@ -80,7 +83,7 @@ class Topics:
         give_up_at = THREADS.monotonic() + _COORDINATOR_S
         while True:
             try:
-                found = self._answer("The group", ask, ("GROUP_ID_NOT_FOUND",))
+                found = self._answer_of_group("The group", ask, ("GROUP_ID_NOT_FOUND",))
                 return len(found.members) if found is not None else 0
             except CoordinatorLoading:
                 if THREADS.monotonic() > give_up_at:
@@ -150,6 +153,18 @@ class Topics:
             for topic, future in futures.items()
         }
         return {topic: described for topic, described in found.items() if described is not None}
+
+    def _answer_of_group(self, what: str, ask: Any, missing: Sequence[str] = ()) -> Any:
+        """When the brokers have started again, the client may for ever wait for the coordinator that it knew before
+        (librdkafka 2.16). So another client asks the next time."""
+        try:
+            return self._answer(what, ask, missing)
+        except CoordinatorLoading:
+            raise
+        except NotAvailable as error:
+            failure = let_go(error)
+        self._admin = make(_admin_client(), self._properties)
+        raise failure
 
     def _answer(self, what: str, ask: Any, missing: Sequence[str] = ()) -> Any:
         """None for an error whose name is in `missing`."""
