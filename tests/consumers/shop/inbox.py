@@ -4,6 +4,7 @@ import os
 import re
 
 import outbox
+from tests.consumers.shop import deeds
 from tests.consumers.shop.models import Effect
 
 TOPIC = os.environ.get("SHOP_TOPIC", "orders")
@@ -28,6 +29,7 @@ def effect(consumer, message):
     on_error=os.environ.get("SHOP_ON_ERROR", "stop"),
     backoff=0.1,
     attempts=int(os.environ.get("SHOP_ATTEMPTS", "2")),
+    timeout_s=float(os.environ.get("SHOP_TIMEOUT", "60")),
 )
 def record(message):
     effect("shop.record", message).save()
@@ -38,6 +40,7 @@ def record(message):
         raise ValueError(f"the order {message.value} is refused")
     if message.attempt == 1 and int(message.value) % 10 == int(os.environ.get("SHOP_FAILS_AT_FIRST", "-1")):
         raise ValueError("the first attempt fails")
+    deeds.do(message)
 
 
 @outbox.consumer(TOPIC, name="shop.many", many=True, batch=50, durable=False)
