@@ -357,6 +357,12 @@ class ConsumersSettings:
         "functions.",
         unit="seconds",
     )
+    dedupe_window_s: float = setting(
+        parsers.seconds(60, 3650 * 86_400),
+        7 * 86_400.0,
+        "A consumer with dedupe remembers the ids of messages for this time.",
+        unit="seconds",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,12 +9,21 @@ from outbox.consumers.assignment import Assignment
 from outbox.consumers.counts import Counted
 from outbox.consumers.member import ConsumerMember
 from outbox.consumers.once import Ends
-from outbox.consumers.ports import GroupPort, Handle, HeldPort, OwnersPort, PositionsPort, TopicsPort, TransactionPort
+from outbox.consumers.ports import (
+    GroupPort,
+    Handle,
+    HeldPort,
+    OwnersPort,
+    PositionsPort,
+    SeenPort,
+    TopicsPort,
+    TransactionPort,
+)
 from outbox.consumers.topics import Matches, TopicWatch
 from outbox.consumers.work.worker import ConsumerWorker, WorkerPorts
 from outbox.core.consumers.partition import Life
 from outbox.core.consumers.shown import Observed
-from outbox.core.consumers.values import ConsumerOptions, Partition
+from outbox.core.consumers.values import ConsumerOptions, Fetched, Partition
 from outbox.runtime import Runtime
 from outbox.runtime.threads import THREADS
 
@@ -27,6 +36,8 @@ class Connect(Protocol):
     def held(self) -> HeldPort: ...
 
     def owners(self) -> OwnersPort: ...
+
+    def seen(self) -> SeenPort: ...
 
     def transaction(self) -> TransactionPort:
         """For one worker: it owns a connection."""
@@ -50,6 +61,7 @@ class Consumption:
         once: bool = False,
         topics: Sequence[str] = (),
         matches: Matches | None = None,
+        identify: Callable[[Fetched], str] | None = None,
         runtime: Runtime = THREADS,
     ) -> None:
         """`topics` are those that the consumer names; `matches`: None if it names all of them. With `once` it is known
@@ -63,9 +75,17 @@ class Consumption:
                 options,
                 handle,
                 self._assignment,
-                WorkerPorts(connect.positions(), connect.held(), connect.owners(), connect.transaction(), metadata),
+                WorkerPorts(
+                    connect.positions(),
+                    connect.held(),
+                    connect.owners(),
+                    connect.seen(),
+                    connect.transaction(),
+                    metadata,
+                ),
                 runtime=runtime,
                 fail=fail,
+                identify=identify,
             )
             for number in range(threads)
         ]

@@ -15,7 +15,7 @@ from outbox.consumers.topics import Matches
 from outbox.core.consumers import log
 from outbox.core.consumers.partition import Life
 from outbox.core.consumers.shown import MessageCounts, ShownPartition
-from outbox.core.consumers.values import ConsumerOptions, Partition
+from outbox.core.consumers.values import ConsumerOptions, Fetched, Partition
 from outbox.exceptions import OutboxError
 from outbox.runtime.threads import THREADS
 from outbox.service.lifecycle import Daemon, State
@@ -44,6 +44,8 @@ class Run:
     """Those that the consumer names."""
     matches: Matches | None = None
     """None: the consumer names all of its topics."""
+    identify: Callable[[Fetched], str] | None = None
+    """Returns the id by which a repeated message is known. None: no message is left out."""
 
 
 class Consumers(Daemon):
@@ -75,6 +77,7 @@ class Consumers(Daemon):
                 once=once,
                 topics=run.topics,
                 matches=run.matches,
+                identify=run.identify,
             )
             for run in runs
         ]

@@ -24,13 +24,20 @@ _WRITES = re.compile(
 )
 
 
+MESSAGE_ID = "message-id"
+"""The header that `stash()` writes."""
+ID_MAX = 500
+
+
 class Handling:
     """Calls the function of one consumer. Any number of threads may call it."""
 
-    def __init__(self, consumer: Consumer, alias: str) -> None:
+    def __init__(self, consumer: Consumer, alias: str, *, id_header: str = MESSAGE_ID) -> None:
         """`alias` is that of the transaction in which it is called."""
+        self._id_header = id_header or MESSAGE_ID
         self._alias = alias
         self._function, self._name, self._decoder = consumer.function, consumer.name, consumer.decoder
+        self._dedupe = consumer.dedupe
         self._is_many = consumer.options.many
         self._watched = tuple(other for other in connections if other != alias)
         """Other aliases, without those through which a write was logged."""
@@ -44,6 +51,17 @@ class Handling:
             result = self._call(ConsumedMessage(messages[0], name, attempt, decoder))
         if result is not None:
             _require_done(name, result)
+
+    def identify(self, message: Fetched) -> str:
+        """The id by which a repeated message is known. Raises what is a failure of the message."""
+        given = ConsumedMessage(message, self._name, 1, self._decoder)
+        found = self._dedupe(given) if callable(self._dedupe) else given.header(self._id_header)
+        if not isinstance(found, str) or not found or "\0" in found or len(found) > ID_MAX:
+            raise ValueError(
+                f"{given} has no id by which it is known when it is repeated: {found!r:.100}. dedupe=True reads the "
+                f"header {self._id_header!r}; dedupe=function returns a text of 1 to {ID_MAX} characters."
+            )
+        return found
 
     def _call_beside_others(self, given: Any) -> Any:
         """If there is no other alias, `stash` can use this one only, and no write can be outside."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from outbox.consumers.assignment import Assignment, Stopped
 from outbox.consumers.ports import GroupPort
-from outbox.consumers.work.calls import FUNCTION, HOOK, Call
+from outbox.consumers.work.watch import FUNCTION, HOOK, Call
 from outbox.consumers.work.worker import ConsumerWorker
 from outbox.core.consumers.overrun import OVERRUN, is_overrun
 from outbox.core.consumers.values import ConsumerOptions

@@ -93,6 +93,23 @@ class HeldPort(Protocol):
         ...
 
 
+class SeenPort(Protocol):
+    """Rows of `<TABLE>_seen`, on the Django connection of a worker."""
+
+    def add(self, connection: Any, consumer: str, topic: str, ids: Sequence[str]) -> Sequence[str]:
+        """In the transaction that handles the messages. The new ones; waits for another transaction that adds the
+        same."""
+        ...
+
+    def remove(self, connection: Any, consumer: str, topic: str, ids: Sequence[str]) -> None:
+        """So too."""
+        ...
+
+    def tidy(self, connection: Any, consumer: str) -> bool:
+        """Outside of a transaction: deletes some that are older than the window. Whether there may be more."""
+        ...
+
+
 class OwnersPort(Protocol):
     """Rows of `<TABLE>_owner`, on the Django connection of a worker."""
 

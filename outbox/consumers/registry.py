@@ -14,7 +14,7 @@ from operator import attrgetter
 from sys import _getframe
 from typing import Any, TypeVar
 
-from outbox.consumers.message import text
+from outbox.consumers.message import ConsumedMessage, text
 from outbox.core.consumers.values import DEAD_LETTER, EARLIEST, HOLD, LATEST, STOP, ConsumerOptions
 from outbox.exceptions import InvalidConsumer
 
@@ -43,6 +43,7 @@ class Consumer:
     durable: bool
     using: str | None
     decoder: Callable[[bytes], Any]
+    dedupe: bool | Callable[[ConsumedMessage], str]
     declared_at: str
     """File and line of the call of `consumer`, and those of the function."""
 
@@ -71,6 +72,7 @@ def consumer(
     using: str | None = None,
     name: str = "",
     decoder: Callable[[bytes], Any] = text,
+    dedupe: bool | Callable[[ConsumedMessage], str] = False,
 ) -> Callable[[Function], Function]:
     """Handle messages of these topics with the decorated function, each exactly once, in a transaction of Django.
 
@@ -85,11 +87,14 @@ def consumer(
     the server, messages are handled again whose effects were lost with their positions. `using` is the alias of the
     database, DATABASE unless given. `name` identifies the consumer in PostgreSQL and Kafka: a consumer with another
     name starts from the beginning. It is `<app>.<function>` unless given. `decoder` turns the bytes of a value into
-    `message.value`.
+    `message.value`. `dedupe` leaves out messages that the sender repeats: with True those whose header `message-id` was
+    handled before, with a function those for which it returns the same text.
 
     The function is returned as it is.
     """
-    given = _Given(topics, many, batch, start, on_error, attempts, backoff, timeout_s, durable, using, name, decoder)
+    given = _Given(
+        topics, many, batch, start, on_error, attempts, backoff, timeout_s, durable, using, name, decoder, dedupe
+    )
     caller = _getframe(1)
     called_at = f"{caller.f_code.co_filename}:{caller.f_lineno}"
     if len(topics) == 1 and callable(topics[0]):
@@ -155,6 +160,7 @@ class _Given:
     using: Any
     name: Any
     decoder: Any
+    dedupe: Any
 
     def consumer(self, function: Any, called_at: str) -> Consumer:
         """Raises `InvalidConsumer` with everything that is wrong."""
@@ -181,6 +187,7 @@ class _Given:
             durable=self.durable,
             using=self.using,
             decoder=self.decoder,
+            dedupe=self.dedupe,
             declared_at=f"{called_at}, {_code_at(function)}",
         )
 
@@ -222,6 +229,9 @@ class _Given:
             yield f"using={self.using!r:.100} is no alias of DATABASES."
         if not callable(self.decoder) or inspect.iscoroutinefunction(self.decoder):
             yield f"decoder={self.decoder!r:.100} is no function of bytes. Name a plain function."
+        is_function = callable(self.dedupe) and not inspect.iscoroutinefunction(self.dedupe)
+        if not isinstance(self.dedupe, bool) and not is_function:
+            yield f"dedupe={self.dedupe!r:.100} is neither True nor False nor a function of a message."
 
     def _on_errors(self) -> Iterator[str]:
         given = self.on_error

@@ -22,6 +22,7 @@ from outbox.edges.kafka.consumers.topics import Topics
 from outbox.edges.postgres.consumers.held import HeldMessages
 from outbox.edges.postgres.consumers.owners import Owners
 from outbox.edges.postgres.consumers.positions import Positions
+from outbox.edges.postgres.consumers.seen import SeenIds
 from outbox.edges.postgres.consumers.shown import PartitionRows
 from outbox.edges.postgres.consumers.transactions import Transaction
 from outbox.exceptions import NotAvailable, OutboxError
@@ -71,6 +72,9 @@ class ServersOf:
     def held(self) -> HeldMessages:
         return HeldMessages(self._conf.table)
 
+    def seen(self) -> SeenIds:
+        return SeenIds(self._conf.table, window_s=self._conf.consumers.dedupe_window_s)
+
     def owners(self) -> Owners:
         return Owners(self._conf.table, owner=_life(os.getpid()))
 
@@ -115,7 +119,16 @@ def run_of(conf: Conf, consumer: Consumer, rows: PartitionRows | None = None) ->
         call_timeout_s=conf.election.session_timeout_s + CALL_MARGIN_S,
     )
     matches = consumer.matches if consumer.patterns else None
-    return Run(options, Handling(consumer, servers.alias), servers, rows or servers.rows(), consumer.names, matches)
+    handling = Handling(consumer, servers.alias, id_header=conf.stash.message_id_header)
+    return Run(
+        options,
+        handling,
+        servers,
+        rows or servers.rows(),
+        consumer.names,
+        matches,
+        handling.identify if consumer.dedupe else None,
+    )
 
 
 class Preflight:

@@ -112,3 +112,25 @@ def test_what_the_function_stashes_belongs_to_the_alias_of_the_consumer(other):
     with pytest.raises(LookupError):
         handling(function, alias="other")([MESSAGE], 1)
     assert (found, stash_alias.get()) == (["other"], None)
+
+
+# ---- the id of a repeated message
+
+
+def identified(dedupe, headers=(), **given):
+    outbox.consumer("orders", name="shop.record", dedupe=dedupe)(plain(lambda message: None))
+    found = Handling(registry._consumers["shop.record"], "default", **given)
+    return found.identify(Fetched("orders", 0, 5, 0, b"k", b"v", headers, 0))
+
+
+def test_the_id_is_the_header_of_stash_or_what_the_function_returns():
+    headers = (("message-id", b"one"), ("other", b"two"))
+    assert identified(True, headers) == "one"
+    assert identified(True, headers, id_header="other") == "two"
+    assert identified(lambda message: f"{message.key}/{message.value}") == "k/v"
+
+
+@pytest.mark.parametrize("dedupe", [True, lambda message: None, lambda message: "", lambda message: 7, lambda m: "x\0"])
+def test_a_message_without_an_id_is_a_failure(dedupe):
+    with pytest.raises(ValueError, match="has no id by which it is known"):
+        identified(dedupe)

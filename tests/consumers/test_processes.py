@@ -45,6 +45,11 @@ def test_what_is_there_is_handled_once_whichever_process_has_it_and_what_comes_l
     scene.check()
     assert {attempt for (attempt,) in scene.query("SELECT attempt FROM shop_effect")} == {1}
     assert "shop.record: handled 0" in scene.once().text()
+    sent, scene.sent = scene.sent, 0
+    scene.produce(sent, keys=50)
+    scene.once("shop.deduped")
+    scene.check("shop.deduped", receipts=False)
+    assert scene.query("SELECT count(*) FROM outbox_seen WHERE consumer = 'shop.deduped'") == [(sent,)]
 
 
 def test_killed_at_every_point_of_a_batch_the_others_continue(scene):
@@ -355,7 +360,9 @@ def positions_of_other_topics(scene):
     for arguments in ((), ("--topic", scene.topic, "--to", "latest")):
         refused = scene.command("outbox_positions", "shop.recrod", *arguments)
         assert refused.returncode == 1
-        assert "No consumer is called 'shop.recrod'. Known consumers: shop.many, shop.old," in refused.stderr
+        assert (
+            "No consumer is called 'shop.recrod'. Known consumers: shop.deduped, shop.many, shop.old," in refused.stderr
+        )
     assert scene.query("SELECT count(*) FROM outbox_position") == [(5,)]
     assert scene.command("outbox_positions", "shop.old", "--json").returncode == 0, "it has rows"
 
@@ -405,7 +412,12 @@ def test_what_is_wrong_at_the_start_is_one_line_and_a_server_is_waited_for_until
     scene.query("UPDATE outbox_position SET consumer = 'shop.old'")
     renamed = "'shop.old', which no app declares.*name='shop.old'.*declare 'shop.old' too"
     cases = (
-        (["nobody"], {}, 2, "No consumer is called nobody. Known consumers: shop.many, shop.pattern, shop.record."),
+        (
+            ["nobody"],
+            {},
+            2,
+            "No consumer is called nobody. Known consumers: shop.deduped, shop.many, shop.pattern, shop.record.",
+        ),
         (["shop.record", "--threads", "0"], {}, 2, "--threads 0 is less than 1."),
         (["shop.record", "--once"], {"SHOP_TOPIC": "no-such-topic"}, 1, "topics that do not exist: no-such-topic"),
         (

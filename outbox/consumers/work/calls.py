@@ -7,12 +7,14 @@ function did with a message that fails is rolled back, and the message is kept f
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 from outbox.consumers.assignment import Assignment
 from outbox.consumers.ports import Handle, TransactionPort
+from outbox.consumers.work.dedupe import Dedupe
+from outbox.consumers.work.watch import FUNCTION, CallWatch
 from outbox.core.consumers import blame, holding
 from outbox.core.consumers.batch import ConsumerBatch
 from outbox.core.consumers.blame import MessageFailed
@@ -24,47 +26,6 @@ from outbox.failpoints import failpoint
 from outbox.runtime import Runtime
 
 logger = logging.getLogger("outbox.consumers")
-
-FUNCTION, HOOK = "function", "hook"
-
-
-@dataclass(slots=True)
-class Call:
-    """Of the user's function, or of a port. Another thread reads when it began, and sees the next call without a new
-    object for each message."""
-
-    name: str
-    began_at: float
-    limit_s: float
-
-    def again(self, now: float) -> None:
-        """The same for the next messages."""
-        self.began_at = now
-
-
-class CallWatch:
-    """Of one worker."""
-
-    def __init__(self, runtime: Runtime, limit_s: float) -> None:
-        """`limit_s` is that of calls of PostgreSQL."""
-        self._runtime, self._limit_s = runtime, limit_s
-        self.call: Call | None = None
-        """None: none that is watched."""
-
-    def begin(self, name: str, limit_s: float, now: float) -> Call:
-        self.call = call = Call(name, now, limit_s)
-        return call
-
-    def end(self) -> None:
-        self.call = None
-
-    @contextmanager
-    def during(self, name: str, limit_s: float | None = None) -> Iterator[None]:
-        self.begin(name, self._limit_s if limit_s is None else limit_s, self._runtime.monotonic())
-        try:
-            yield
-        finally:
-            self.end()
 
 
 class Refusal(Exception):
@@ -95,22 +56,24 @@ class Calls:
         transaction: TransactionPort,
         watch: CallWatch,
         runtime: Runtime,
+        dedupe: Dedupe | None = None,
     ) -> None:
+        self._dedupe = dedupe
         self._number, self._options = number, options
         self._function, self._assignment = function, assignment
         self._transaction, self._watch, self._runtime = transaction, watch, runtime
 
-    def run(self, batch: ConsumerBatch) -> None:
+    def run(self, connection: Any, batch: ConsumerBatch) -> None:
         now = self._runtime.monotonic()
         until = now + self._options.transaction_max_s
         if batch.form is Form.KEPT:
             self._keep(batch)
         elif batch.release is not None:
-            self._release(batch, until)
+            self._release(connection, batch, until)
         elif batch.form is Form.CAREFUL and not self._options.many:
-            self._careful(batch, until)
+            self._careful(connection, batch, until)
         else:
-            self._plain(batch, now, until)
+            self._plain(connection, batch, now, until)
 
     def _call(self, messages: Sequence[Fetched], attempt: int, now: float) -> None:
         self._watch.begin(FUNCTION, self._options.timeout_s, now)
@@ -121,11 +84,13 @@ class Calls:
 
     # ---- each form of a batch
 
-    def _plain(self, batch: ConsumerBatch, now: float, until: float) -> None:
+    def _plain(self, connection: Any, batch: ConsumerBatch, now: float, until: float) -> None:
         attempt, is_first = batch.tries.attempts + 1, True
         function, handled, monotonic = self._function, batch.handled, self._runtime.monotonic
         again = self._watch.begin(FUNCTION, self._options.timeout_s, now).again
         try:
+            if self._dedupe is not None:
+                self._dedupe.begin(connection, batch)
             for counts, messages in batch.calls(many=self._options.many):
                 if (now := monotonic()) >= until:
                     break
@@ -135,19 +100,21 @@ class Calls:
                 if is_first:
                     failpoint("batch-begun")
                     is_first = False
+            if self._dedupe is not None:
+                self._dedupe.end(connection, batch)
         except BaseException:
             batch.raised()
             raise
         finally:
             self._watch.end()
 
-    def _careful(self, batch: ConsumerBatch, until: float) -> None:
+    def _careful(self, connection: Any, batch: ConsumerBatch, until: float) -> None:
         for counts, messages in batch.calls(many=False):
             if self._runtime.monotonic() >= until:
                 break
             ((one, _),) = counts.items()
             message = messages[0]
-            if (failed := self._try(one, message, Tries())) is None:
+            if (failed := self._try(connection, one, message, Tries())) is None:
                 batch.handled(counts)
                 failpoint("batch-begun")
                 continue
@@ -157,7 +124,7 @@ class Calls:
                 break
             batch.keep(one, message, found, is_left_out=self._is_left_out(found))
 
-    def _release(self, batch: ConsumerBatch, until: float) -> None:
+    def _release(self, connection: Any, batch: ConsumerBatch, until: float) -> None:
         release, (one,) = batch.release, batch.staying
         assert release is not None
         for row in release.rows:
@@ -166,7 +133,7 @@ class Calls:
             if release.is_blocked(row):
                 continue
             if (failed := one.known_of(row.message.offset)) is None:
-                failed = self._try(one, row.message, row.tries)
+                failed = self._try(connection, one, row.message, row.tries)
             if failed is None:
                 release.handled(row)
             else:
@@ -192,13 +159,14 @@ class Calls:
 
     # ---- one message
 
-    def _try(self, one: AssignedPartition, message: Fetched, tries: Tries) -> MessageFailed | None:
+    def _try(self, connection: Any, one: AssignedPartition, message: Fetched, tries: Tries) -> MessageFailed | None:
         """None: it is handled."""
         transaction = self._transaction
         with self._watch.during("mark"):
             transaction.mark()
         try:
-            self._call((message,), tries.attempts + 1, self._runtime.monotonic())
+            if self._dedupe is None or self._dedupe.is_new(connection, message):
+                self._call((message,), tries.attempts + 1, self._runtime.monotonic())
             with self._watch.during("keep"):
                 if problem := transaction.keep():
                     raise Refusal(blame.Untrusted(problem))

@@ -9,7 +9,7 @@ from itertools import groupby
 from typing import Any
 
 from outbox.consumers.ports import OwnersPort, PositionsPort, TopicsPort, TransactionPort
-from outbox.consumers.work.calls import CallWatch
+from outbox.consumers.work.watch import CallWatch
 from outbox.core.consumers import crashes, log
 from outbox.core.consumers.crashes import Suspicion
 from outbox.core.consumers.holding import holds

@@ -21,11 +21,14 @@ from outbox.consumers.ports import (
     HeldPort,
     OwnersPort,
     PositionsPort,
+    SeenPort,
     TopicsPort,
     TransactionPort,
 )
-from outbox.consumers.work.calls import HOOK, Call, Calls, CallWatch, MessageAtFault, Refusal
+from outbox.consumers.work.calls import Calls, MessageAtFault, Refusal
+from outbox.consumers.work.dedupe import Dedupe
 from outbox.consumers.work.loads import Loads
+from outbox.consumers.work.watch import HOOK, Call, CallWatch
 from outbox.core.consumers import blame, holding, log
 from outbox.core.consumers.batch import BatchStep, ConsumerBatch, Stage
 from outbox.core.consumers.holding import CAREFUL_MAX, Tries
@@ -57,6 +60,7 @@ class WorkerPorts:
     positions: PositionsPort
     held: HeldPort
     owners: OwnersPort
+    seen: SeenPort
     transaction: TransactionPort
     topics: TopicsPort
 
@@ -72,14 +76,18 @@ class ConsumerWorker:
         *,
         runtime: Runtime,
         fail: Callable[[BaseException], None],
+        identify: Callable[[Fetched], str] | None = None,
     ) -> None:
-        """`fail` is called with what ends the consumer."""
+        """`fail` is called with what ends the consumer; `identify` returns the id by which a repeated message is
+        known."""
         self._number, self._options = number, options
         self._assignment, self._fail = assignment, fail
         self._positions, self._transaction = servers.positions, servers.transaction
         self._held, self._owners, self._runtime = servers.held, servers.owners, runtime
         self._watch = CallWatch(runtime, options.call_timeout_s)
-        self._calls = Calls(number, options, handle, assignment, servers.transaction, self._watch, runtime)
+        dedupe = None if identify is None else Dedupe(options, identify, servers.seen, self._watch)
+        self._dedupe = dedupe
+        self._calls = Calls(number, options, handle, assignment, servers.transaction, self._watch, runtime, dedupe)
         self._outage = Backoff(*OUTAGE_S, runtime.random)
         self._conflict = Backoff(*CONFLICT_S, runtime.random)
         loading = servers.positions, servers.owners, servers.transaction, servers.topics
@@ -126,6 +134,7 @@ class ConsumerWorker:
     def _run(self) -> None:
         try:
             while (task := self._assignment.task(self._number)) is not None:
+                self._tidy()
                 if isinstance(task, ConsumerBatch):
                     self._batch(task)
                 elif isinstance(task, Load):
@@ -158,6 +167,13 @@ class ConsumerWorker:
         else:
             self._works_again()
             self._assignment.loaded(load, loaded.found, loaded.stopped, loaded.pause_s, loaded.suspicions)
+
+    def _tidy(self) -> None:
+        if self._dedupe is not None:
+            try:
+                self._dedupe.tidy(self._transaction.connection, self._runtime.monotonic())
+            except BaseException as error:
+                self._asked_in_vain(error)
 
     def _leave(self, task: Leave) -> None:
         """They were taken back, and nothing of them is under way."""
@@ -227,7 +243,7 @@ class ConsumerWorker:
         if batch.partitions:
             failpoint("batch-locked")
             self._look_for_held(connection, batch)
-            self._calls.run(batch)
+            self._calls.run(connection, batch)
         if not batch.partitions or batch.is_empty:
             with self._watch.during("rollback"):
                 self._transaction.rollback()

@@ -83,6 +83,7 @@ class ConsumerBatch:
         self._xid = 0
         self._blocked: set[tuple[Partition, bytes]] = set()
         self._kept: list[Kept] = []
+        self._left_out: set[tuple[Partition, int]] = set()
         for one in taken:
             one.work.on(Works.TAKEN)
 
@@ -189,8 +190,25 @@ class ConsumerBatch:
                 if self._blocked and (one.partition, message.key) in self._blocked:
                     self._handled[one] += 1
                     self._keep(one, message, None)
+                elif self._left_out and self._is_left_out(one, message):
+                    self._handled[one] += 1
                 else:
                     yield count, (message,)
+
+    @property
+    def left(self) -> Iterator[Fetched]:
+        """Messages that the function has yet to be called with."""
+        for one, messages in self._taken.items():
+            for message in messages[self._handled[one] :]:
+                if (one.partition, message.key) not in self._blocked and not self._is_left_out(one, message):
+                    yield message
+
+    def leave_out(self, messages: Iterable[Fetched]) -> None:
+        """They were handled before, or another one of the batch has the same id."""
+        self._left_out = {(Partition(*message[:2]), message.offset) for message in messages}
+
+    def _is_left_out(self, one: AssignedPartition, message: Fetched) -> bool:
+        return (one.partition, message.offset) in self._left_out
 
     def _call_with_all(self) -> Iterator[tuple[Mapping[AssignedPartition, int], Sequence[Fetched]]]:
         counts, found = {}, []
@@ -198,7 +216,7 @@ class ConsumerBatch:
             for message in messages:
                 if self._blocked and (one.partition, message.key) in self._blocked:
                     self._keep(one, message, None)
-                else:
+                elif not self._is_left_out(one, message):
                     found.append(message)
             counts[one] = len(messages)
         if found:

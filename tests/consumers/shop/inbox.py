@@ -48,6 +48,11 @@ def record_many(messages):
     Effect.objects.bulk_create([effect("shop.many", message) for message in messages])
 
 
+@outbox.consumer(TOPIC, name="shop.deduped", dedupe=lambda message: message.value, batch=20)
+def record_deduped(message):
+    effect("shop.deduped", message).save()
+
+
 @outbox.consumer(re.compile(re.escape(TOPIC) + r"\.\w+"), name="shop.pattern")
 def record_pattern(message):
     effect("shop.pattern", message).save()

@@ -297,6 +297,27 @@ def test_a_message_that_failed_is_kept_and_later_ones_of_its_key_wait(is_left_ou
     assert one.has_held is True
 
 
+def test_repeated_messages_are_passed_without_a_call():
+    one = keyed(0, (5, b"a"), (6, b"b"), (7, b"a"), (8, b"c"))
+    batch = locked(one)
+    batch.blocked({one.partition: frozenset({b"c"})})
+    assert [message.offset for message in batch.left] == [5, 6, 7]
+    batch.leave_out([Fetched("orders", 0, 6, 1, b"b", b"", (), 0)])
+    assert [message.offset for message in batch.left] == [5, 7]
+    assert handle(batch, count=1) == [(0, 5)]
+    assert [message.offset for message in batch.left] == [7]
+
+
+def test_lists_have_no_repeated_messages():
+    one = keyed(0, (5, b"a"), (6, b"b"))
+    batch = locked(one)
+    batch.leave_out([Fetched("orders", 0, 5, 1, b"a", b"", (), 0)])
+    ((counts, messages),) = batch.calls(many=True)
+    assert [message.offset for message in messages] == [6]
+    batch.handled(counts)
+    assert batch.reached[one.partition][1].next == 7
+
+
 def test_attempts_of_a_failing_consumer_are_given_back():
     one = keyed(0, (5, b"a"), (6, b"a"))
     batch = locked(one)

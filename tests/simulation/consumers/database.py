@@ -76,12 +76,13 @@ class Server:
         self.sessions: dict[Session, None] = {}
         self.held: dict[int, HeldMessage] = {}
         self.owners: dict[Partition, PartitionOwner] = {}
+        self.seen: set[str] = set()
         self.is_alive = True
 
     def copied(self) -> Server:
         copy = Server(self.world)
         copy.rows, copy.effects, copy.written_by = dict(self.rows), self.effects.copied(), dict(self.written_by)
-        copy.held, copy.owners = dict(self.held), dict(self.owners)
+        copy.held, copy.owners, copy.seen = dict(self.held), dict(self.owners), set(self.seen)
         return copy
 
     def fail(self) -> None:
@@ -102,6 +103,8 @@ class Session:
         self.held: dict[int, HeldMessage] | None = None
         """As this transaction sees them, once it has changed one."""
         self.touched: set[Partition] = set()
+        self.seen: set[str] = set()
+        """Ids that it adds."""
         self.passed: dict[Partition, bool] = {}
         """Owners whose message alone was handled, and whether it was the last one."""
         self.given_back: list[int] = []
@@ -172,7 +175,7 @@ class Session:
 
     def _forget(self) -> None:
         self.effects, self.moved, self.held, self.given_back = [], {}, None, []
-        self.touched, self.passed = set(), {}
+        self.touched, self.passed, self.seen = set(), {}, set()
 
     def lock(self, partitions: Sequence[Partition], done: Callable[..., None]) -> None:
         """FOR UPDATE: in one order, each waited for. A row that was moved meanwhile is not returned."""
@@ -220,6 +223,7 @@ class Session:
         self.server.rows.update({partition: position for partition, (_, position) in self.moved.items()})
         self.server.written_by.update(dict.fromkeys(self.moved, self.xid))
         self._commit_held()
+        self.server.seen |= self.seen
         self.world.note("commit", self.process.name, [message.uid for message in self.effects])
         self.process.committed += len(self.effects)
         self.world.committed[self.xid] = None
@@ -456,6 +460,27 @@ class Held:
         session.ask(lambda reply: reply(session.given_back.extend(ids)))
 
 
+class Seen:
+    """A `SeenPort`. Messages of one id are all of one partition, so no other transaction adds it at the same time."""
+
+    def __init__(self, process: Any) -> None:
+        self._process = process
+
+    def add(self, session: Session, consumer: str, topic: str, ids: Sequence[str]) -> list[str]:
+        def act(reply: Callable[..., None]) -> None:
+            new = [id_ for id_ in ids if id_ not in session.server.seen and id_ not in session.seen]
+            session.seen.update(new)
+            reply(new)
+
+        return session.ask(act)  # type: ignore[no-any-return]
+
+    def remove(self, session: Session, consumer: str, topic: str, ids: Sequence[str]) -> None:
+        session.ask(lambda reply: reply(session.seen.difference_update(ids)))
+
+    def tidy(self, session: Session, consumer: str) -> bool:
+        return False
+
+
 class Owners:
     """An `OwnersPort`."""
 
@@ -513,6 +538,7 @@ class Transaction:
         self.hooks: list[Callable[[], None]] = []
         self._marked = 0, 0
         """Effects and transaction, when the function was called."""
+        self._seen: set[str] = set()
         process.transactions.append(self)
 
     def connection(self) -> Session:
@@ -548,6 +574,7 @@ class Transaction:
         session = self.session
         assert session is not None
         self._marked = len(session.effects), session.xid
+        self._seen = set(session.seen)
         session.ask(lambda reply: reply())
 
     def keep(self) -> str:
@@ -562,8 +589,14 @@ class Transaction:
         session = self.session
         if session is None or not session.is_connected or self._marked[1] != session.xid:
             return False
+
+        def act(reply: Callable[..., None]) -> None:
+            del session.effects[self._marked[0] :]
+            session.seen = set(self._seen)
+            reply()
+
         try:
-            session.ask(lambda reply: reply(session.effects.__delitem__(slice(self._marked[0], None))))
+            session.ask(act)
         except Lost:
             return False
         return True

@@ -9,6 +9,7 @@ from typing import Any
 from outbox.consumers.assignment import Assignment, Orders
 from outbox.consumers.work import loads
 from outbox.consumers.work.calls import Calls
+from outbox.consumers.work.dedupe import Dedupe
 from outbox.consumers.work.loads import Loads
 from outbox.consumers.work.worker import ConsumerWorker
 from outbox.core.consumers import crashes, start
@@ -28,7 +29,7 @@ class Planted(PlantedBug):
 
 
 def _handle_first(lock: Any, worker: ConsumerWorker, connection: Any, batch: ConsumerBatch) -> None:
-    RUN(worker._calls, batch)
+    RUN(worker._calls, connection, batch)
     lock(worker, connection, batch)
 
 
@@ -130,7 +131,7 @@ def _block_nothing(keep: Any, batch: ConsumerBatch, *given: Any, is_left_out: bo
 
 MUTATIONS: dict[str, Planted] = {
     "effects before the lock": Planted(
-        (around(ConsumerWorker, "_lock", _handle_first), (Calls, "run", lambda calls, batch: None)),
+        (around(ConsumerWorker, "_lock", _handle_first), (Calls, "run", lambda *given: None)),
         theme=(PLAIN, THEMES),
     ),
     "plain read of a doubtful COMMIT": Planted(((ConsumerWorker, "_rows_after_commit", _read_plainly),)),
@@ -174,6 +175,10 @@ MUTATIONS: dict[str, Planted] = {
     "a message that may end the process is not recorded": Planted(
         ((ConsumerWorker, "_record_offset", lambda *given: None),), theme=(RESTLESS, THEMES)
     ),
+    "ids of messages that the transaction did not come to are kept": Planted(
+        ((Dedupe, "end", lambda *given: None),), theme=(PLAIN, THEMES)
+    ),
+    "a repeated message is handled": Planted(((ConsumerBatch, "leave_out", lambda *given: None),)),
     "one death is enough": Planted(((crashes, "DEATHS", 1),), theme=(RESTLESS, THEMES)),
     "what a message did before it failed is kept": Planted(
         ((Calls, "_undo", lambda *given: None),), theme=(RESTLESS, THEMES)
@@ -183,12 +188,12 @@ FOUND_BY = {
     "effects before the lock": 0,
     "plain read of a doubtful COMMIT": 5,
     "who has written a position is not asked": 185,
-    "a doubtful COMMIT is counted": 1,
-    "position written before the functions": 3,
+    "a doubtful COMMIT is counted": 0,
+    "position written before the functions": 0,
     "comparison left out": 1,
     "revoked partition still committed": 128,
     "reading before start is committed": 0,
-    "transaction id not compared": 79,
+    "transaction id not compared": 139,
     "a transaction that failed is not compared": 19,
     "leader epoch not compared": 2,
     "what was fetched is kept when the position moves": 1,
@@ -197,11 +202,13 @@ FOUND_BY = {
     "assign without resume": 1,
     "a message that failed has no row": 3,
     "attempts in memory": 3,
-    "a hold forgotten at a rebalance": 3,
+    "a hold forgotten at a rebalance": 28,
     "release out of order": 3,
-    "later messages of a key that fails are handled": 13,
+    "later messages of a key that fails are handled": 3,
     "release without the lock": 3,
-    "a message that may end the process is not recorded": 18,
-    "one death is enough": 163,
+    "a message that may end the process is not recorded": 13,
+    "ids of messages that the transaction did not come to are kept": 250,
+    "a repeated message is handled": 0,
+    "one death is enough": 208,
     "what a message did before it failed is kept": 3,
 }

@@ -22,6 +22,7 @@ from tests.simulation.consumers.database import (
     Later,
     Owners,
     Positions,
+    Seen,
     Session,
     Transaction,
 )
@@ -52,6 +53,7 @@ class Process:
             once=once,
             topics=topics,
             matches=matches,
+            identify=(lambda fetched: (fetched.value or b"").decode()) if world.repeats else None,
             runtime=self.runtime,
         )
         world.processes.append(self)
@@ -64,6 +66,9 @@ class Process:
 
     def held(self) -> Held:
         return Held(self)
+
+    def seen(self) -> Seen:
+        return Seen(self)
 
     def owners(self) -> Owners:
         return Owners(self)
@@ -207,7 +212,7 @@ class Process:
         self.runtime.resume()
 
     def check(self) -> None:
-        if self.consumption.handled > self.committed:
+        if self.consumption.handled > self.committed and not self.world.repeats:
             raise Violation(
                 f"{self.name} counts {self.consumption.handled} messages as handled and has committed {self.committed}"
             )

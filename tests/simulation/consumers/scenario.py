@@ -121,6 +121,9 @@ class World(surroundings.World):
         """How often the function fails yet, for messages."""
         self.not_yet: dict[int, int] = {}
         """How often the function postpones them yet."""
+        may_repeat = self.options.start == EARLIEST and self.options.on_error == HOLD
+        self.repeats = theme in (PLAIN, RESTLESS) and may_repeat
+        """Whether messages are produced more than once."""
         self.crashing: dict[int, None] = {}
         """Those end the process that handles them."""
         self.deaths: dict[int, int] = {}
@@ -244,11 +247,11 @@ class Scenario:
         server = self.world.primary
         for id_, one in list(server.held.items()):
             uid = int(one.message.value or b"")
+            if one.reason == POISON and uid not in self.world.crashing:
+                raise Violation(f"message {uid} is held as poison, and has ended no process")
             if one.is_dead:
                 self.world.left_out[uid] = None
             elif one.next_at is None and one.reason != WAITING and not one.wanted:
-                if one.reason == POISON and uid not in self.world.crashing:
-                    raise Violation(f"message {uid} is held as poison, and has ended no process")
                 if uid in self.world.poison or uid in self.world.crashing:
                     self.world.left_out[uid] = None
                     server.held[id_] = replace(one, wanted=self.random.choice((SKIP, DISCARD)))
@@ -273,7 +276,10 @@ class Scenario:
         sequence = self.sequences[key] = self.sequences.get(key, -1) + 1
         message = self.world.written[self.uid] = Written(self.uid, key, sequence)
         log = self.world.topic.logs[Partition(TOPIC, self.number_of(key))]
-        log.append(message, marks=self.random.choice((0, 0, 1)))
+        for _ in range(2 if self.world.repeats and self.random.random() < 0.2 else 1):
+            log.append(message, marks=self.random.choice((0, 0, 1)))
+        if self.world.repeats and self.random.random() < 0.05:
+            self.world.after(self.random.uniform(0.0, 2.0), lambda: log.append(message, marks=0))
         if self.theme == RESTLESS and self.is_writing:
             draw = self.random.random()
             if draw < 0.04:
