@@ -19,20 +19,18 @@ _COUNT = 1_000
 
 
 def bare(topic: str, records: int) -> tuple[float, float]:
-    """Key, value and offset of each message. The clock starts when the first messages are there."""
+    """Key, value and offset of each message. The clock starts when the first messages are there.
+
+    The properties are those of the product. By default the client waits for a second when it has fetched enough in
+    advance, which a loop that does nothing notices."""
     from confluent_kafka import Consumer, TopicPartition
 
     from benchmarks.servers import PARTITIONS
+    from outbox.edges.kafka.consumers.group import properties_of
 
-    consumer = Consumer(
-        {
-            "bootstrap.servers": os.environ["OUTBOX_BOOTSTRAP_SERVERS"],
-            "group.id": uuid.uuid4().hex,
-            "isolation.level": "read_committed",
-            "enable.auto.commit": False,
-            "enable.auto.offset.store": False,
-        }
-    )
+    servers = {"bootstrap.servers": os.environ["OUTBOX_BOOTSTRAP_SERVERS"]}
+    properties = properties_of(servers, uuid.uuid4().hex, session_timeout_s=6)
+    consumer = Consumer({**properties, "enable.partition.eof": False})
     consumer.assign([TopicPartition(topic, number, 0) for number in range(PARTITIONS)])
     first = seen = len(consumer.consume(_COUNT, 30.0))
     begun, used_s = time.monotonic(), time.process_time()

@@ -1,7 +1,7 @@
 """The consumers that are measured. `benchmarks.consume` starts one process for each, or for several slow ones.
 
-A line of BENCH_NOTES is written after a COMMIT, by a hook of `on_commit`. Times are those of the machine's monotonic
-clock.
+Hooks of `on_commit` note the time after COMMIT, by the machine's monotonic clock. When the process ends, it writes the
+notes into the file BENCH_NOTES.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import os
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from django.db import connection, transaction
@@ -24,8 +25,13 @@ NOTHING_BATCH, CREATE_BATCH, BULK_BATCH = 10_000, 100, 1_000
 ACCOUNTS = 100
 SLOW_MS, SLOW_BATCHES = (1, 10, 100), (1, 10, 100)
 
-_notes = open(os.environ.get("BENCH_NOTES", os.devnull), "w")  # noqa: SIM115
-atexit.register(_notes.close)
+_notes: list[str] = []
+"""Consumers of one process append to it at the same time."""
+
+
+@atexit.register
+def _write_notes() -> None:
+    Path(os.environ.get("BENCH_NOTES", os.devnull)).write_text("\n".join(_notes))
 
 
 @outbox.consumer(TOPIC, name="nothing", batch=NOTHING_BATCH)
@@ -62,7 +68,7 @@ def arrive(message: Any) -> None:
 
 
 def _arrived(number: str) -> None:
-    _notes.write(f"{number} {time.monotonic()}\n")
+    _notes.append(f"{number} {time.monotonic()}")
 
 
 def slow_name(milliseconds: int, batch: int) -> str:
@@ -79,7 +85,7 @@ def _slow(name: str, milliseconds: int) -> Callable[[Any], None]:
 
 
 def _ended(name: str, begun: float) -> None:
-    _notes.write(f"{name} {time.monotonic() - begun}\n")
+    _notes.append(f"{name} {time.monotonic() - begun}")
 
 
 for _milliseconds in SLOW_MS:
