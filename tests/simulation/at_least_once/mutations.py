@@ -201,7 +201,7 @@ def _fence_nobody(neli: Neli, *given: Any) -> list[Effect]:
     return []
 
 
-_OPERATED = 3, 4
+_OPERATED, _OPERATED_COOPERATIVE = (3, 4), (7, 12)
 
 MUTATIONS: dict[str, Planted] = {
     "barrier ignores what is in flight": Planted(((Queues, "take", _take_all),)),
@@ -241,7 +241,7 @@ MUTATIONS: dict[str, Planted] = {
         ),
         theme=_OPERATED,
     ),
-    "any deletion is believed": Planted((around(HeldMarks, "_run", _believe),), theme=_OPERATED),
+    "any deletion is believed": Planted((around(HeldMarks, "_run", _believe),), theme=_OPERATED_COOPERATIVE),
 }
 
 FOUND_BY: dict[str, int] = {

@@ -129,6 +129,9 @@ def _block_nothing(keep: Any, batch: ConsumerBatch, *given: Any, is_left_out: bo
     keep(batch, *given, is_left_out=True)
 
 
+_PLAIN_HOLDING, _ENDING_HOLDING = (PLAIN, 2 * THEMES), (ENDING, 2 * THEMES)
+_RESTLESS_OTHERS = RESTLESS + THEMES, 2 * THEMES
+
 MUTATIONS: dict[str, Planted] = {
     "effects before the lock": Planted(
         (around(ConsumerWorker, "_lock", _handle_first), (Calls, "run", lambda *given: None)),
@@ -141,7 +144,7 @@ MUTATIONS: dict[str, Planted] = {
     "a doubtful COMMIT is counted": Planted((around(ConsumerWorker, "_settle", _count_at_once),)),
     "position written before the functions": Planted((around(ConsumerBatch, "handled", _reach_all),)),
     "comparison left out": Planted((around(ConsumerBatch, "locked", _expect_anything),)),
-    "revoked partition still committed": Planted(((AssignedPartition, "is_held", True),), theme=(RESTLESS, THEMES)),
+    "revoked partition still committed": Planted(((AssignedPartition, "is_held", True),), theme=_RESTLESS_OTHERS),
     "reading before start is committed": Planted((around(Loads, "_place", _create_later),)),
     "transaction id not compared": Planted(
         (around(ConsumerBatch, "objection", _take_any_transaction),), theme=(ENDING, THEMES)
@@ -176,10 +179,10 @@ MUTATIONS: dict[str, Planted] = {
         ((ConsumerWorker, "_record_offset", lambda *given: None),), theme=(RESTLESS, THEMES)
     ),
     "ids of messages that the transaction did not come to are kept": Planted(
-        ((Dedupe, "end", lambda *given: None),), theme=(PLAIN, THEMES)
+        ((Dedupe, "end", lambda *given: None),), theme=_PLAIN_HOLDING
     ),
     "a repeated message is handled": Planted(((ConsumerBatch, "leave_out", lambda *given: None),)),
-    "one death is enough": Planted(((crashes, "DEATHS", 1),), theme=(RESTLESS, THEMES)),
+    "one death is enough": Planted(((crashes, "DEATHS", 1),), theme=_ENDING_HOLDING),
     "what a message did before it failed is kept": Planted(
         ((Calls, "_undo", lambda *given: None),), theme=(RESTLESS, THEMES)
     ),
@@ -209,6 +212,6 @@ FOUND_BY = {
     "a message that may end the process is not recorded": 13,
     "ids of messages that the transaction did not come to are kept": 250,
     "a repeated message is handled": 0,
-    "one death is enough": 208,
+    "one death is enough": 204,
     "what a message did before it failed is kept": 3,
 }

@@ -406,7 +406,8 @@ def _look_late(load: Any, holds: Any, *given: Any) -> None:
 
 _LOSSY, _REFUSING = (LOSSY, 5), (REFUSING, 5)
 _COPIES, _CRASHES, _STUBBORN = (LAGGING, 10), (CRASHING, 10), (STUBBORN, 10)
-_BARE_EVEN, _REFUSING_EVEN, _REFUSING_ODD, _RESTLESS_EVEN = ((last, 10) for last in (0, 2, 7, 4))
+_REFUSING_EVEN, _REFUSING_ODD, _RESTLESS_EVEN, _RESTLESS_ODD = ((last, 10) for last in (2, 7, 4, 9))
+_COPIES_HASTY, _STUBBORN_COOPERATIVE, _RESTLESS_COOPERATIVE = (13, 30), (6, 20), (14, 20)
 _IN_TURN = 60, 10 * SLOTS
 _BY_THE_CLIENT, _FOR_THEIR_SIZE, _BY_NAME = ((70 + 10 * SLOTS * kind, 40 * SLOTS) for kind in range(3))
 _OPERATED, _UNDECIDED, _POISONED, _KEPT, _UNRULY, _QUIET, _LEASED, _SLOW = (
@@ -422,7 +423,7 @@ MUTATIONS: dict[str, Planted] = {
             _NO_TROUBLE,
         )
     ),
-    "no renewal after trouble": Planted((_NO_TROUBLE,), theme=_REFUSING_EVEN),
+    "no renewal after trouble": Planted((_NO_TROUBLE,), theme=_RESTLESS_ODD),
     "purge by id without guard m": Planted(rules=replace(PLAIN, guarded=False), theme=_LOSSY),
     "takeover without waiting for the stable offset": Planted(rules=replace(PLAIN, waits_for_stable=False)),
     "cursor instead of frontier": Planted(((read_connection, "Frontier", Cursor),)),
@@ -448,11 +449,11 @@ MUTATIONS: dict[str, Planted] = {
             around(takeover, "initialised", _reuse),
             around(TransactionalProducer, "drop", _drop_troubled),
         ),
-        theme=_BARE_EVEN,
+        theme=_REFUSING_EVEN,
     ),
     "rejected record swallowed": Planted(((Transactions, "_leave_out", _nothing),)),
     "a page dealt out before a refusal is sent as it is": Planted(
-        (around(Rounds, "left_out", _forget_left_out),), theme=_REFUSING
+        (around(Rounds, "left_out", _forget_left_out),), theme=_REFUSING_ODD
     ),
     "takeover sends the last batch again": Planted(((decisions, "takeover", _resend),)),
     "rows compared by ids alone": Planted(((decisions, "found_rows", _by_ids),)),
@@ -483,13 +484,13 @@ MUTATIONS: dict[str, Planted] = {
         ((Rounds, "release_lease", _release_outside),), theme=_RESTLESS_EVEN
     ),
     "a lane is read for on another server than the one it was taken over on": Planted(
-        (around(PageReader, "_may_follow", _follow_anywhere),), theme=_COPIES
+        (around(PageReader, "_may_follow", _follow_anywhere),), theme=_COPIES_HASTY
     ),
     "purge over a connection to another server without a look": Planted(
         (around(PurgeSession, "_purge", _purge_anywhere),), theme=_COPIES
     ),
     "the lease is given back although a lane has left something in doubt": Planted(
-        (around(Rounds, "leave", _leave_settled),), theme=_RESTLESS_EVEN
+        (around(Rounds, "leave", _leave_settled),), theme=_RESTLESS_COOPERATIVE
     ),
     "a new file of the table is not noticed": Planted(
         (
@@ -504,7 +505,9 @@ MUTATIONS: dict[str, Planted] = {
     "a hold that ends is not read for from its first record": Planted(
         (around(Holds, "release_due", _release_from_nowhere),), theme=_REFUSING
     ),
-    "an attempt whose record is gone never ends": Planted(((book, "_UNKNOWN_S", float("inf")),), theme=_STUBBORN),
+    "an attempt whose record is gone never ends": Planted(
+        ((book, "_UNKNOWN_S", float("inf")),), theme=_STUBBORN_COOPERATIVE
+    ),
     "a record leaves although the purge of its batch has moved nothing": Planted(
         ((PurgeSession, "_settle", staticmethod(partial(_carry_out_unmoved, PurgeSession._settle))),), theme=_UNDECIDED
     ),
@@ -547,7 +550,7 @@ MUTATIONS: dict[str, Planted] = {
 
 FOUND_BY: dict[str, int] = {
     "ledger entry first": 15,
-    "no renewal after trouble": 1082,
+    "no renewal after trouble": 219,
     "purge by id without guard m": 491,
     "takeover without waiting for the stable offset": 37,
     "cursor instead of frontier": 0,
@@ -559,7 +562,7 @@ FOUND_BY: dict[str, int] = {
     "in flight only until the commit": 0,
     "a settled stop is kept": 61,
     "what other lanes have in flight is left out": 173,
-    "producer reused after an error": 1680,
+    "producer reused after an error": 912,
     "rejected record swallowed": 2,
     "a page dealt out before a refusal is sent as it is": 457,
     "takeover sends the last batch again": 0,
@@ -571,7 +574,7 @@ FOUND_BY: dict[str, int] = {
     "a read is stamped after it was sent": 788,
     "a batch is posted outside of the round's lock": 7,
     "the lease is released outside of the round's lock": 64,
-    "a lane is read for on another server than the one it was taken over on": 1883,
+    "a lane is read for on another server than the one it was taken over on": 2083,
     "purge over a connection to another server without a look": 583,
     "the lease is given back although a lane has left something in doubt": 1294,
     "a new file of the table is not noticed": 701,
