@@ -36,6 +36,7 @@ SETTLE_S = 1.0
 _START_TIMEOUT_S = 60.0
 _POLL_S = 0.005
 _SETTINGS = {"DJANGO_SETTINGS_MODULE": "benchmarks.shop.settings"}
+_PAYMENTS = "SELECT count(*) FROM shop_payment"
 _MOVED = "SELECT coalesce(sum(next), 0)::bigint FROM outbox_position WHERE consumer = %s"
 
 
@@ -85,7 +86,7 @@ class Shop:
     @contextlib.contextmanager
     def consuming(self, *names: str) -> Iterator[Command]:
         """A process that begins at the first message, in a group of its own. Its notes are complete afterwards."""
-        self.database.connection.execute("TRUNCATE outbox_position, shop_payment")
+        self.database.connection.execute("TRUNCATE outbox_position, outbox_held, shop_payment")
         group = {"OUTBOX_NAME": f"bench-{uuid.uuid4().hex[:8]}"}
         process = Command([*MANAGE, "consume", *names], {**self.environment, **group})
         try:
@@ -131,6 +132,7 @@ class Shop:
 def rows(drains: Drains) -> None:
     with _shop(drains, MESSAGES, 3.0) as shop:
         _rates(shop)
+        _failing(shop)
         _slow(shop, SLOW)
         _web(shop, 5.0)
         _chain(shop, 5.0, (1, PARTITIONS), (200, 1_000))
@@ -219,6 +221,38 @@ def _ratio(shop: Shop, name: str, found: Rate, base: Rate, goal: str) -> None:
     row.add(found.per_s / base.per_s, f"by CPU {base.cpu_s / found.cpu_s:.2f}")
 
 
+def _failing(shop: Shop) -> None:
+    """Counted are the rows that the function has written: a message that is held has moved the position."""
+    base = _written(shop, "create")
+    for name, label, goal in (
+        ("create-poison", "one poison message among 1,000 keys", ">= 0.9"),
+        ("create-not-yet", "one message in twenty postponed once", ">= 0.5"),
+    ):
+        row = shop.drains.table.row(f"  of the rate without failures, {label}", "", goal, ratio)
+        row.add(_written(shop, name) / base)
+    with shop.consuming("always-fails") as process:
+        shop.wait_for(process, lambda: bool(_held(shop)))
+        time.sleep(2 * shop.seconds)
+        held = _held(shop)
+    shop.drains.table.row("function that always fails: messages held", "", "<= 25").add(held)
+
+
+def _written(shop: Shop, name: str) -> float:
+    """Rows a second."""
+    with shop.consuming(name) as process:
+        shop.wait_for(process, lambda: bool(shop.moved(name)))
+        time.sleep(SETTLE_S)
+        begun, before = time.monotonic(), int(shop.database.one(_PAYMENTS))
+        time.sleep(2 * shop.seconds)
+        rate = (int(shop.database.one(_PAYMENTS)) - before) / (time.monotonic() - begun)
+    say(f"{name}: {rate:,.0f} rows/s, {_held(shop)} held")
+    return rate
+
+
+def _held(shop: Shop) -> int:
+    return int(shop.database.one("SELECT count(*) FROM outbox_held"))
+
+
 def _slow(shop: Shop, values: Sequence[int]) -> None:
     """One process for each size of a batch. Its consumers sleep, so they share it."""
     for batch in values:
@@ -295,8 +329,7 @@ def _from_service_to_service(shop: Shop, pauses_s: list[float], partitions: int)
         placed = "SELECT count(*) FROM outbox_position"
         receiver.wait_for(process, lambda: receiver.database.one(placed) == partitions)
         written = write(drains, topic, pauses_s)
-        done = "SELECT count(*) FROM shop_payment"
-        receiver.wait_for(process, lambda: receiver.database.one(done) >= len(written))
+        receiver.wait_for(process, lambda: receiver.database.one(_PAYMENTS) >= len(written))
     arrived = {int(number): float(at) for number, at in receiver.noted()}
     assert arrived.keys() == written.keys(), f"{len(arrived)} of {len(written)} arrived"
     found = sorted((arrived[number] - at) * 1000 for number, at in written.items())

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 from django.db import connection, transaction
 from django.db.models import F
@@ -25,6 +26,7 @@ NOTHING_BATCH, CREATE_BATCH, BULK_BATCH = 10_000, 100, 1_000
 ACCOUNTS = 100
 SLOW_MS, SLOW_BATCHES = (1, 10, 100), (1, 10, 100)
 
+_postponed: set[tuple[int, int]] = set()
 _notes: list[str] = []
 """Consumers of one process append to it at the same time."""
 
@@ -54,6 +56,29 @@ def create(message: Any) -> None:
 @outbox.consumer(TOPIC, name="bulk", batch=BULK_BATCH, many=True)
 def bulk(messages: Any) -> None:
     Payment.objects.bulk_create([Payment(order=message.key, amount=message.json()["amount"]) for message in messages])
+
+
+@outbox.consumer(TOPIC, name="create-poison", batch=CREATE_BATCH)
+def create_poison(message: Any) -> None:
+    """One of all messages fails, whenever it is tried."""
+    if (message.partition, message.offset) == (0, 100):
+        raise ValueError("this message always fails")
+    create(message)
+
+
+@outbox.consumer(TOPIC, name="create-not-yet", batch=CREATE_BATCH)
+def create_not_yet(message: Any) -> None:
+    """One message in twenty is postponed once."""
+    place = message.partition, message.offset
+    if crc32(message.raw.value) % 20 == 0 and place not in _postponed:
+        _postponed.add(place)
+        raise outbox.NotYet("the first time", retry_s=0.1)
+    create(message)
+
+
+@outbox.consumer(TOPIC, name="always-fails", batch=CREATE_BATCH)
+def always_fails(message: Any) -> None:
+    raise ValueError("every message fails")
 
 
 @outbox.consumer(TOPIC, name="account", batch=CREATE_BATCH)
