@@ -5,8 +5,12 @@ import signal
 import time
 from contextlib import contextmanager
 
+from outbox import failpoints
 from tests.consumers.conftest import wait_until
+from tests.consumers.shop import deeds
+from tests.support.topics import create_topic
 
+POINTS = [name for name in failpoints.FAILPOINTS if name.startswith("batch-")]
 _CONSUMERS = "datname = current_database() AND application_name LIKE 'outbox consumer%%'"
 
 
@@ -65,3 +69,41 @@ def commits(scene, waits_for):
 def kill_backend(pid):
     """PostgreSQL then ends every session, and recovers."""
     os.kill(pid, signal.SIGKILL)
+
+
+# ---- a function that ends its process
+
+
+class Ending:
+    """A process of its own, on a topic of its own. The function does it with the message at this place of five."""
+
+    _ENDED = "the function has ended the transaction itself"
+    _EXPECTED = {
+        deeds.commit: (1, _ENDED),
+        deeds.roll_back: (1, _ENDED),
+        deeds.ask_for_durability: (1, "Leave durable=True out"),
+        deeds.leave: (1, "ends the process: SystemExit: 3"),
+        deeds.abort: (-signal.SIGABRT, ""),
+        deeds.read_no_memory: (-signal.SIGSEGV, ""),
+        deeds.hang: (7, "function_overrun"),
+    }
+
+    def __init__(self, scene, deed, place):
+        self._scene, self._deed, self._topic = scene, deed, create_topic(scene.servers)
+        self.numbers = scene.fill(self._topic, 0, {place: deed.__name__})
+        self._given = {"SHOP_TOPIC": self._topic, "OUTBOX_NAME": self._topic, "SHOP_TIMEOUT": "2"}
+        self._process = scene.consume("shop.record", **self._given)
+        self.doubled = self.numbers[: place + 1] if deed is deeds.commit else ()
+        """What was before a raw COMMIT is stored."""
+
+    def ends(self):
+        """The position is where it was."""
+        code, text = self._EXPECTED[self._deed]
+        assert self._process.wait() == code, self._process.text()
+        assert text in self._process.text()
+        stored = self._scene.query("SELECT value::int FROM shop_effect WHERE topic = %s ORDER BY id", self._topic)
+        assert [number for (number,) in stored] == [*self.doubled]
+        assert self._scene.query("SELECT next FROM outbox_position WHERE topic = %s", self._topic) == [(0,)]
+
+    def goes_on(self):
+        self._scene.once(**self._given)

@@ -23,12 +23,13 @@ from tests.support.topics import create_topic
 
 SETTINGS = {"DJANGO_SETTINGS_MODULE": "tests.consumers.settings"}
 SESSION_S = 1.5
+QUICK = {"group.min.session.timeout.ms": "1000"}
 
 
 @pytest.fixture(scope="session")
 def quick_kafka(pytestconfig, own_servers):
     """A broker that allows short sessions."""
-    with Kafka(pytestconfig.getoption("kafka_version"), properties={"group.min.session.timeout.ms": "1000"}) as kafka:
+    with Kafka(pytestconfig.getoption("kafka_version"), properties=QUICK) as kafka:
         yield kafka
 
 
@@ -125,6 +126,19 @@ class Scene:
             (topic, number, keys[place], partition, deeds.get(place, "")) for place, number in enumerate(numbers)
         )
         return numbers
+
+    def produce_held(self, count):
+        """So many that fail, each with a key of its own, and behind each of them one that does not."""
+        self._send(
+            (
+                self.topic,
+                number,
+                f"good-{at // 2 % 3}" if at % 2 else f"held-{number}",
+                at // 2 % 3,
+                "" if at % 2 else "fail",
+            )
+            for at, number in enumerate(self._next(2 * count))
+        )
 
     def _next(self, count):
         self.sent += count

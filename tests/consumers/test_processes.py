@@ -14,15 +14,22 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from confluent_kafka.admin import NewPartitions
 
-from outbox import failpoints
 from outbox.consumers.daemon import LEAVE_TIMEOUT_S
-from tests.consumers.acts import commit_is_slow, commits, hold_back_replies, kill_backend, rebalance, send_replies
+from tests.consumers.acts import (
+    POINTS,
+    Ending,
+    commit_is_slow,
+    commits,
+    hold_back_replies,
+    kill_backend,
+    rebalance,
+    send_replies,
+)
 from tests.consumers.conftest import wait_until
 from tests.consumers.shop import deeds
 from tests.support.topics import create_topic
 
 pytestmark = pytest.mark.slow
-POINTS = [name for name in failpoints.FAILPOINTS if name.startswith("batch-")]
 
 
 def test_what_is_there_is_handled_once_whichever_process_has_it_and_what_comes_later_too(scene):
@@ -185,35 +192,7 @@ def test_a_careless_function_costs_its_message_or_ends_its_process(scene):
     scene.query("UPDATE outbox_held SET wanted = 'retry' WHERE attempts > 0")
     scene.wait_for(scene.sent + 3)
     assert process.stop() == 0
-    scene.check(doubled=ending[deeds.commit].numbers[:3])
-
-
-class Ending:
-    """A process whose function ends it, on a topic of its own."""
-
-    says = {
-        deeds.commit: "the function has ended the transaction itself",
-        deeds.roll_back: "the function has ended the transaction itself",
-        deeds.ask_for_durability: "Leave durable=True out",
-        deeds.leave: "ends the process: SystemExit: 3",
-    }
-
-    def __init__(self, scene, deed, place):
-        self._scene, self._deed, self._topic = scene, deed, create_topic(scene.servers)
-        self.numbers = scene.fill(self._topic, 0, {place: deed.__name__})
-        self._given = {"SHOP_TOPIC": self._topic, "OUTBOX_NAME": self._topic}
-        self._process = scene.consume("shop.record", **self._given)
-
-    def ends(self):
-        """What was before a raw COMMIT is stored; the position is where it was."""
-        assert self._process.wait() == 1, self._process.text()
-        assert self.says[self._deed] in self._process.text()
-        stored = self._scene.query("SELECT value::int FROM shop_effect WHERE topic = %s ORDER BY id", self._topic)
-        assert [number for (number,) in stored] == ([*self.numbers[:3]] if self._deed is deeds.commit else [])
-        assert self._scene.query("SELECT next FROM outbox_position WHERE topic = %s", self._topic) == [(0,)]
-
-    def goes_on(self):
-        self._scene.once(**self._given)
+    scene.check(doubled=ending[deeds.commit].doubled)
 
 
 def test_a_message_that_fails_stops_its_partition_or_is_held_and_one_that_ends_its_process_is_held(scene):
