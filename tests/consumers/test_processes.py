@@ -28,6 +28,7 @@ from tests.consumers.acts import (
 from tests.consumers.conftest import wait_until
 from tests.consumers.shop import deeds
 from tests.support.topics import create_topic
+from tests.support.wall_clock import WallClock
 
 pytestmark = pytest.mark.slow
 
@@ -59,42 +60,47 @@ def test_what_is_there_is_handled_once_whichever_process_has_it_and_what_comes_l
     assert scene.query("SELECT count(*) FROM outbox_seen WHERE consumer = 'shop.deduped'") == [(sent,)]
 
 
-def test_killed_at_every_point_of_a_batch_the_others_continue(scene):
-    """One process for each point, and one that survives. Some messages fail once, so they are held and released too."""
+def test_killed_or_stopped_at_every_point_of_a_batch_the_others_continue(scene):
+    """One process for each point, and one that survives. Some messages fail once, so they are held and released too.
+    Of those that stand still, one is before its locks and finds another position afterwards; the session of the other
+    is ended by its successor."""
     scene.use(12)
     scene.environment |= {"SHOP_ON_ERROR": "hold", "SHOP_FAILS_AT_FIRST": "3", "SHOP_ATTEMPTS": "9"}
     victims = {point: scene.consume("shop.record", failpoints=f"{point}=kill@3") for point in POINTS}
-    wait_until(lambda: all("consumers_started" in one.text() for one in victims.values()), 60, "they start")
+    still = [scene.consume("shop.record", failpoints=f"{point}=stop@3") for point in ("batch-taken", "batch-handled")]
+    every = [*victims.values(), *still]
+    wait_until(lambda: all("consumers_started" in one.text() for one in every), 60, "they start")
     give_up_at = time.monotonic() + 60
-    while any(victim.is_running for victim in victims.values()):
-        assert time.monotonic() < give_up_at, [point for point, victim in victims.items() if victim.is_running]
+    while left := [one for one in every if one.is_running and not one.stands_still]:
+        assert time.monotonic() < give_up_at, [one.log.name for one in left]
         scene.produce(120, keys=61)
         time.sleep(0.2)
     assert {point: victim.wait() for point, victim in victims.items()} == dict.fromkeys(POINTS, -signal.SIGKILL)
     survivor = scene.consume("shop.record")
     # Two processes that were killed at the same message make it suspect.
     wait_until(lambda: scene.retry_poison() or len(scene.effects()) == scene.sent, 60, "all is handled")
-    assert survivor.stop() == 0, survivor.text()
+    assert "blocking_session_ended consumer=shop.record sessions=1" in scene.logs()
+    scene.check()
+    for owner in still:
+        owner.send(signal.SIGCONT)
+    scene.produce(120, keys=61)
+    scene.wait_for(scene.sent)
+    assert [one.stop() for one in (survivor, *still)] == [0, 0, 0], scene.logs()
     scene.check()
     assert scene.query("SELECT count(*) FROM outbox_held") == [(0,)]
 
 
-def test_owners_that_stand_still_are_replaced_and_do_nothing_afterwards(scene):
-    """Before its locks one finds another position; behind them the session of the other was ended by the successor."""
-    scene.produce(400)
-    points = ("batch-taken", "batch-handled")
-    owners = [scene.consume("shop.record", failpoints=f"{point}=stop@3") for point in points]
-    wait_until(lambda: all(owner.stands_still for owner in owners), 60, "the owners stand still")
-    began = time.monotonic()
-    successor = scene.once()
-    assert time.monotonic() - began < 30
-    assert "blocking_session_ended consumer=shop.record sessions=1" in successor.text()
-    scene.check()
-    for owner in owners:
-        owner.send(signal.SIGCONT)
-    scene.produce(100)
-    scene.wait_for(500)
-    assert [owner.stop() for owner in owners] == [0, 0]
+def test_a_clock_that_is_set_costs_nothing(scene, tmp_path):
+    """Ahead, back, and back again."""
+    clock = WallClock(tmp_path)
+    process = scene.consume("shop.record", **clock.environment)
+    for hours in (0, 2, 0, -2):
+        clock.set(hours * 3600)
+        scene.produce(60)
+        scene.wait_for(scene.sent)
+    process.kill()
+    scene.produce(60)
+    scene.once(**clock.environment)
     scene.check()
 
 

@@ -60,6 +60,7 @@ def breakable(tmp_path, line, postgres_factory):
 def finish(scene):
     """One process handles the rest, and an operator has innocent messages tried again."""
     last = scene.consume("shop.record")
+    wait_until(lambda: "consumers_started" in last.text(), 60, "it starts")
     wait_until(lambda: scene.retry_poison() or len(scene.effects()) == scene.sent, 240, "all is handled")
     assert last.stop() == 0, last.text()
     scene.check()
@@ -305,6 +306,7 @@ def test_ten_thousand_held_keys(long):
 
 
 def test_a_clock_that_is_set(long, tmp_path, chance):
+    """Forward and back, while processes come and are killed."""
     scene = long
     clock = WallClock(tmp_path)
     scene.environment |= {**HOLDING, **clock.environment}
@@ -315,9 +317,8 @@ def test_a_clock_that_is_set(long, tmp_path, chance):
         clock.set(hours * 3600)
         scene.wait_for(scene.sent, timeout_s=30)
         started.append(scene.consume("shop.record"))
-        assert started.pop(0).stop() == 0
-    assert [one.stop() for one in started] == [0, 0]
-    scene.check()
+        started.pop(0).kill()
+    finish(scene)
 
 
 def resident_mb(process):
