@@ -66,13 +66,14 @@ def test_killed_or_stopped_at_every_point_of_a_batch_the_others_continue(scene):
     is ended by its successor."""
     scene.use(12)
     scene.environment |= {"SHOP_ON_ERROR": "hold", "SHOP_FAILS_AT_FIRST": "3", "SHOP_ATTEMPTS": "9"}
-    victims = {point: scene.consume("shop.record", failpoints=f"{point}=kill@3") for point in POINTS}
     still = [scene.consume("shop.record", failpoints=f"{point}=stop@3") for point in ("batch-taken", "batch-handled")]
-    every = [*victims.values(), *still]
-    wait_until(lambda: all("consumers_started" in one.text() for one in every), 60, "they start")
+    scene.produce(600, keys=61)
+    wait_until(lambda: all(one.stands_still for one in still), 60, "they stand still")
+    victims = {point: scene.consume("shop.record", failpoints=f"{point}=kill@3") for point in POINTS}
+    wait_until(lambda: all("consumers_started" in one.text() for one in victims.values()), 60, "they start")
     give_up_at = time.monotonic() + 60
-    while left := [one for one in every if one.is_running and not one.stands_still]:
-        assert time.monotonic() < give_up_at, [one.log.name for one in left]
+    while left := [point for point, victim in victims.items() if victim.is_running]:
+        assert time.monotonic() < give_up_at, left
         scene.produce(120, keys=61)
         time.sleep(0.2)
     assert {point: victim.wait() for point, victim in victims.items()} == dict.fromkeys(POINTS, -signal.SIGKILL)
@@ -85,7 +86,9 @@ def test_killed_or_stopped_at_every_point_of_a_batch_the_others_continue(scene):
         owner.send(signal.SIGCONT)
     scene.produce(120, keys=61)
     scene.wait_for(scene.sent)
-    assert [one.stop() for one in (survivor, *still)] == [0, 0, 0], scene.logs()
+    assert survivor.stop() == 0
+    # It may have stood still in a call of PostgreSQL, for longer than such a call may take.
+    assert {owner.stop() for owner in still} <= {0, 7}
     scene.check()
     assert scene.query("SELECT count(*) FROM outbox_held") == [(0,)]
 
