@@ -76,7 +76,11 @@ class ServersOf:
         return SeenIds(self._conf.table, window_s=self._conf.consumers.dedupe_window_s)
 
     def owners(self) -> Owners:
-        return Owners(self._conf.table, owner=_life(os.getpid()))
+        return Owners(
+            self._conf.table,
+            owner=_life(os.getpid()),
+            session_timeout_s=self._conf.election.session_timeout_s,
+        )
 
     def transaction(self) -> Transaction:
         return Transaction(

@@ -10,7 +10,7 @@ from typing import Any
 
 from outbox.consumers.ports import OwnersPort, PositionsPort, TopicsPort, TransactionPort
 from outbox.consumers.work.watch import CallWatch
-from outbox.core.consumers import crashes, log
+from outbox.core.consumers import blame, crashes, log
 from outbox.core.consumers.crashes import Suspicion
 from outbox.core.consumers.holding import holds
 from outbox.core.consumers.start import Placing, places
@@ -139,14 +139,27 @@ class Loads:
             owners = self._owners.load(connection, self._options.name, list(loaded.found))
         for partition, position in loaded.found.items():
             loaded.suspicions[partition] = crashes.after(owners.get(partition), self._owners.owner, position.next)
-        with self._watch.during("own"):
-            owned = {p: (position.next, loaded.suspicions[p]) for p, position in loaded.found.items()}
-            self._owners.own(connection, self._options.name, owned)
+        owned = {p: (position.next, loaded.suspicions[p]) for p, position in loaded.found.items()}
+        try:
+            with self._watch.during("own"):
+                self._owners.own(connection, self._options.name, owned)
+        except Exception as error:
+            attempt = blame.BatchAttempt(0, is_locking=True)
+            if isinstance(blame.blame(attempt, self._transaction.failure(error)), blame.Unblock):
+                self._unblock(list(owned))
+            raise
         for partition, suspicion in loaded.suspicions.items():
             self._log_suspicion(partition, suspicion)
             if suspicion.poison is not None and not holds(self._options):
                 del loaded.found[partition]
                 loaded.stopped[partition] = log.poison(partition, suspicion.poison)
+
+    def _unblock(self, partitions: Sequence[Partition]) -> None:
+        """An owner that keeps its row locked has locked its position before."""
+        with self._watch.during("unblock"):
+            ended = self._positions.unblock(self._transaction.connection(), self._options.name, partitions)
+        if ended:
+            logger.warning("blocking_session_ended consumer=%s sessions=%d", self._options.name, ended)
 
     def _log_suspicion(self, partition: Partition, suspicion: Suspicion) -> None:
         if suspicion.poison is not None:

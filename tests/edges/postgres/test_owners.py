@@ -5,7 +5,7 @@ from contextlib import closing
 
 import psycopg
 import pytest
-from django.db import connection, transaction
+from django.db import OperationalError, connection, transaction
 
 from outbox.core.consumers.crashes import PartitionOwner, Suspicion
 from outbox.core.consumers.values import Partition
@@ -22,16 +22,16 @@ def consumer(transactional_db):
 
 @pytest.fixture
 def me():
-    return Owners("outbox", owner=f"me-{uuid.uuid4().hex}")
+    return Owners("outbox", owner=f"me-{uuid.uuid4().hex}", session_timeout_s=1)
 
 
 @pytest.fixture
 def other():
-    return Owners("outbox", owner=f"other-{uuid.uuid4().hex}")
+    return Owners("outbox", owner=f"other-{uuid.uuid4().hex}", session_timeout_s=1)
 
 
 def load(consumer, *partitions):
-    return Owners("outbox", owner="").load(connection, consumer, partitions or [ONE, TWO])
+    return Owners("outbox", owner="", session_timeout_s=1).load(connection, consumer, partitions or [ONE, TWO])
 
 
 def test_an_owner_counts_as_gone_uncleanly_until_it_leaves(consumer, me):
@@ -64,6 +64,17 @@ def test_a_message_that_has_passed_is_no_longer_begun_and_the_last_one_clears_th
             me.passed(connection, consumer, ONE, is_last=is_last)
         found = load(consumer)[ONE]
         assert (found.begun, found.suspect, found.deaths) == expected
+
+
+def test_a_row_that_an_owner_keeps_locked_is_not_waited_for_without_end(consumer, me, other):
+    other.own(connection, consumer, {ONE: (10, CALM)})
+    with closing(psycopg.connect(**connection.get_connection_params())) as session:
+        session.execute("UPDATE outbox_owner SET begun = NULL WHERE consumer = %s", [consumer])
+        with pytest.raises(OperationalError, match="lock timeout"):
+            me.own(connection, consumer, {ONE: (10, CALM), TWO: (0, CALM)})
+        session.rollback()
+    me.own(connection, consumer, {ONE: (10, CALM), TWO: (0, CALM)})
+    assert {partition: one.owner for partition, one in load(consumer).items()} == {ONE: me.owner, TWO: me.owner}
 
 
 def test_a_mark_outlives_the_transaction_that_fails(consumer, me):

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from django.db import transaction
 from psycopg import sql
 
 from outbox.core.consumers.crashes import PartitionOwner, Suspicion
@@ -28,9 +29,11 @@ _ONE = "WHERE o.consumer = %(consumer)s AND o.topic = %(topic)s AND o.partition 
 class Owners:
     """Of the consumers that share one outbox table, for one process."""
 
-    def __init__(self, table: str, *, owner: str) -> None:
-        """`owner` is a name that no other process has, ever."""
+    def __init__(self, table: str, *, owner: str, session_timeout_s: float) -> None:
+        """`owner` is a name that no other process has, ever. `own` waits for a lock as long as a session lasts, then
+        55P03 is raised."""
         self.owner = owner
+        self._lock_timeout = str(int(session_timeout_s * 1000))
 
         def build(text: str) -> str:
             return sql.SQL(text).format(owner=identifier(f"{table}_owner")).as_string()
@@ -65,7 +68,8 @@ class Owners:
             return {Partition(*row[:2]): PartitionOwner(*row[2:]) for row in cursor.fetchall()}
 
     def own(self, connection: Any, consumer: str, owned: Mapping[Partition, tuple[int, Suspicion]]) -> None:
-        """From now on they count as left uncleanly, until `leave`."""
+        """From now on they count as left uncleanly, until `leave`. An owner that stands still in the transaction that
+        has handled a message keeps its row locked."""
         partitions = sorted(owned)
         given = {
             **_asked(consumer, partitions),
@@ -74,7 +78,9 @@ class Owners:
             "suspects": [owned[partition][1].suspect for partition in partitions],
             "deaths": [owned[partition][1].deaths for partition in partitions],
         }
-        self._run(connection, self._own, given)
+        with transaction.atomic(using=connection.alias, durable=True), connection.cursor() as cursor:
+            cursor.execute("/* owner */ SELECT set_config('lock_timeout', %s, true)", [self._lock_timeout])
+            cursor.execute(self._own, given)
 
     def begin(self, connection: Any, consumer: str, partition: Partition, offset: int) -> None:
         """Outside of a transaction: the message is about to be handled by itself."""
