@@ -1,3 +1,3 @@
 import pytest
 
-pytest.register_assert_rewrite("tests.simulation.conformance.cases")
+pytest.register_assert_rewrite(*(f"tests.simulation.conformance.{name}" for name in ("cases", "consumer_cases")))

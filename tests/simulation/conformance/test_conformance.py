@@ -100,7 +100,7 @@ def test_every_argument_counts() -> None:
         "KafkaPort": kafka.Kafka,
         "client": kafka.Client,
     }
-    found = {(port, name): _ignored(getattr(of[port], name, None)) for port, name in called() if port in of}
+    found = {(port, name): ignored(getattr(of[port], name, None)) for port, name in called() if port in of}
     assert {call: names for call, names in found.items() if names} == IGNORED
 
 
@@ -126,7 +126,8 @@ def _is_client(node: ast.expr) -> bool:
     return name in ("client", "_client")
 
 
-def _ignored(function: Any) -> set[str]:
+def ignored(function: Any) -> set[str]:
+    """Arguments."""
     if not inspect.isfunction(function):
         return set()
     (tree,) = ast.parse(textwrap.dedent(inspect.getsource(function))).body

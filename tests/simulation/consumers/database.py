@@ -76,7 +76,7 @@ class Server:
         self.sessions: dict[Session, None] = {}
         self.held: dict[int, HeldMessage] = {}
         self.owners: dict[Partition, PartitionOwner] = {}
-        self.seen: set[str] = set()
+        self.seen: set[tuple[str, str]] = set()
         self.is_alive = True
 
     def copied(self) -> Server:
@@ -100,14 +100,13 @@ class Session:
         self.xid = 0
         self.effects: list[Written] = []
         self.moved: dict[Partition, tuple[int, Position]] = {}
-        self.held: dict[int, HeldMessage] | None = None
-        """As this transaction sees them, once it has changed one."""
-        self.touched: set[Partition] = set()
-        self.seen: set[str] = set()
-        """Ids that it adds."""
-        self.passed: dict[Partition, bool] = {}
+        self.held: dict[int, tuple[HeldMessage | None, HeldMessage | None]] = {}
+        """Those that this transaction has changed: as it found them, and as they are for it."""
+        self.seen: set[tuple[str, str]] = set()
+        """Topics and ids that it adds, and those that it removes."""
+        self.unseen: set[tuple[str, str]] = set()
+        self.passed: list[tuple[Partition, bool]] = []
         """Owners whose message alone was handled, and whether it was the last one."""
-        self.given_back: list[int] = []
         self.commits = False
         """A COMMIT is on its way or under way."""
         self.not_owned: set[Partition] = set()
@@ -174,8 +173,8 @@ class Session:
         self._forget()
 
     def _forget(self) -> None:
-        self.effects, self.moved, self.held, self.given_back = [], {}, None, []
-        self.touched, self.passed, self.seen = set(), {}, set()
+        self.effects, self.moved, self.held, self.passed = [], {}, {}, []
+        self.seen, self.unseen = set(), set()
 
     def lock(self, partitions: Sequence[Partition], done: Callable[..., None]) -> None:
         """FOR UPDATE: in one order, each waited for. A row that was moved meanwhile is not returned."""
@@ -207,12 +206,14 @@ class Session:
         go_on()
 
     def write(self, moved: Mapping[Partition, tuple[int, Position]]) -> int:
+        count = 0
         for partition, (before, position) in moved.items():
-            row = self.server.rows.get(partition)
+            _, row = self.moved.get(partition, (before, self.server.rows.get(partition)))
             if row is not None and row.next == before and self.server.locks.get(partition, self) is self:
                 self.server.locks[partition] = self
                 self.moved[partition] = before, position
-        return len(self.moved)
+                count += 1
+        return count
 
     def commit(self, done: Callable[..., None]) -> None:
         self.commits = False
@@ -223,7 +224,7 @@ class Session:
         self.server.rows.update({partition: position for partition, (_, position) in self.moved.items()})
         self.server.written_by.update(dict.fromkeys(self.moved, self.xid))
         self._commit_held()
-        self.server.seen |= self.seen
+        self.server.seen = (self.server.seen - self.unseen) | self.seen
         self.world.note("commit", self.process.name, [message.uid for message in self.effects])
         self.process.committed += len(self.effects)
         self.world.committed[self.xid] = None
@@ -232,21 +233,21 @@ class Session:
         done()
 
     def _commit_held(self) -> None:
-        held, server, touched = self.held, self.server, self.touched
-        if held is not None:
-            for id_ in [id_ for id_, one in server.held.items() if one.partition in touched and id_ not in held]:
-                del server.held[id_]
-            server.held.update({id_: one for id_, one in held.items() if one.partition in touched})
-        for partition, is_last in self.passed.items():
-            row = server.owners[partition]
-            if row.owner == self.process.name:
+        server = self.server
+        for id_, (before, after) in self.held.items():
+            current = server.held.get(id_)
+            if after is None or (before is not None and current is None):
+                server.held.pop(id_, None)
+            elif current is None or current is before:
+                server.held[id_] = after
+            elif before is not None and replace(current, wanted=before.wanted) == before:
+                server.held[id_] = replace(after, wanted=current.wanted)  # an operator has waited for the row
+            # Else its owner has: that change comes later.
+        for partition, is_last in self.passed:
+            row = server.owners.get(partition)
+            if row is not None and row.owner == self.process.name:
                 cleared = replace(row, suspect=None, deaths=0) if is_last else row
                 server.owners[partition] = replace(cleared, begun=None)
-        for id_ in self.given_back:
-            if (one := server.held.get(id_)) is not None and one.reason == holding.FAILED:
-                server.held[id_] = replace(
-                    one, attempts=max(0, one.attempts - 1), is_dead=False, next_at=self.world.now + 1.0
-                )
 
     def rollback(self) -> None:
         self._forget()
@@ -304,7 +305,8 @@ class Positions:
             session.not_owned = set(partitions) - self._process.client.owned
             session.lock(partitions, reply)
 
-        return session.ask(act), session.xid
+        found = session.ask(act)
+        return found, session.xid if found else 0
 
     def write(
         self, session: Session, consumer: str, moved: Mapping[Partition, tuple[int, Position]]
@@ -349,9 +351,17 @@ class Held:
 
     def _ask(self, session: Session, job: Callable[[dict[int, HeldMessage]], Any]) -> Any:
         def act(reply: Callable[..., None]) -> None:
-            if session.held is None:
-                session.held = dict(session.server.held)
-            reply(job(session.held))
+            seen: dict[int, HeldMessage | None] = {
+                **session.server.held,
+                **{i: one for i, (_, one) in session.held.items()},
+            }
+            held = {id_: one for id_, one in seen.items() if one is not None}
+            answer = job(held)
+            for id_ in seen.keys() | held.keys():
+                if (after := held.get(id_)) is not seen.get(id_):
+                    before, _ = session.held.get(id_, (session.server.held.get(id_), None))
+                    session.held[id_] = before, after
+            reply(answer)
 
         return session.ask(act)
 
@@ -382,9 +392,9 @@ class Held:
             ids = []
             for message, topic_id, fate in kept:
                 partition = Partition(message.topic, message.partition)
-                session.touched.add(partition)
                 if (partition, topic_id, message.offset) in places:
                     continue
+                places.add((partition, topic_id, message.offset))
                 id_ = self._world.new_id()
                 ids.append(id_)
                 one = HeldMessage(id_, partition, topic_id, message, holding.WAITING, self._world.now)
@@ -407,18 +417,16 @@ class Held:
 
     def take(self, session: Session, consumer: str, partition: Partition, limit: int) -> list[StoredMessage]:
         def job(held: dict[int, HeldMessage]) -> list[StoredMessage]:
-            session.touched.add(partition)
             self._carry_out(held, partition)
             mine = sorted((one for one in held.values() if one.partition == partition and not one.is_dead), key=_id)
-            firsts: dict[bytes | None, int] = {}
+            keys: dict[bytes | int, list[HeldMessage]] = {}
             for one in mine:
-                firsts.setdefault(one.message.key, one.id)
-            due = [one for one in mine if one.next_at is not None and one.next_at <= self._world.now]
-            heads = sorted((one for one in due if firsts[one.message.key] == one.id), key=lambda one: one.next_at)[
-                :limit
-            ]
-            each = max(1, limit // max(1, len(heads)))
-            rows = [one for head in heads for one in [o for o in mine if o.message.key == head.message.key][:each]]
+                keys.setdefault(one.id if one.message.key is None else one.message.key, []).append(one)
+            due = [k for k in keys.values() if k[0].next_at is not None and k[0].next_at <= self._world.now]
+            due = sorted(due, key=lambda k: k[0].next_at)[:limit]
+            due.sort(key=lambda k: (0, k[0].id) if k[0].message.key is None else (1, 0))
+            each = max(1, limit // max(1, len(due)))
+            rows = [one for behind in due for one in behind[:each]]
             return [StoredMessage(one.id, one.message, self._tries(one)) for one in rows]
 
         return self._ask(session, job)  # type: ignore[no-any-return]
@@ -428,17 +436,19 @@ class Held:
         return Tries(one.attempts, one.delays, age_s)
 
     def _carry_out(self, held: dict[int, HeldMessage], partition: Partition) -> None:
-        for one in [one for one in held.values() if one.partition == partition and one.wanted]:
+        wanted = [one for one in held.values() if one.partition == partition and one.wanted]
+        for one in wanted:
             if one.wanted == holding.RETRY:
                 held[one.id] = replace(one, wanted="", is_dead=False, next_at=self._world.now)
-                continue
-            if one.wanted == holding.SKIP:
+            elif one.wanted == holding.SKIP:
                 held[one.id] = replace(one, wanted="", is_dead=True, next_at=None)
             else:
                 del held[one.id]
-            self._next(held, partition, one.message.key)
+        for one in wanted:
+            if one.wanted != holding.RETRY and one.message.key is not None:
+                self._next(held, partition, one.message.key)
 
-    def _next(self, held: dict[int, HeldMessage], partition: Partition, key: bytes | None) -> None:
+    def _next(self, held: dict[int, HeldMessage], partition: Partition, key: bytes) -> None:
         live = [
             one for one in held.values() if one.partition == partition and one.message.key == key and not one.is_dead
         ]
@@ -448,16 +458,23 @@ class Held:
     def change(self, session: Session, options: ConsumerOptions, partition: Partition, release: Release) -> None:
         def job(held: dict[int, HeldMessage]) -> None:
             for id_ in release.changes.gone:
-                del held[id_]
+                held.pop(id_, None)
             for id_, fate in release.changes.failed.items():
-                held[id_] = self._failed(options, held[id_], fate)
+                if (one := held.get(id_)) is not None:
+                    held[id_] = self._failed(options, one, fate)
             for key in release.changes.heads:
                 self._next(held, partition, key)
 
         self._ask(session, job)
 
     def give_back(self, session: Session, ids: Sequence[int]) -> None:
-        session.ask(lambda reply: reply(session.given_back.extend(ids)))
+        def job(held: dict[int, HeldMessage]) -> None:
+            for id_ in dict.fromkeys(ids):
+                if (one := held.get(id_)) is not None and one.reason == holding.FAILED:
+                    attempts, next_at = max(0, one.attempts - 1), self._world.now + 1.0
+                    held[id_] = replace(one, attempts=attempts, is_dead=False, next_at=next_at)
+
+        self._ask(session, job)
 
 
 class Seen:
@@ -468,14 +485,21 @@ class Seen:
 
     def add(self, session: Session, consumer: str, topic: str, ids: Sequence[str]) -> list[str]:
         def act(reply: Callable[..., None]) -> None:
-            new = [id_ for id_ in ids if id_ not in session.server.seen and id_ not in session.seen]
-            session.seen.update(new)
+            there = (session.server.seen - session.unseen) | session.seen
+            new = [id_ for id_ in dict.fromkeys(ids) if (topic, id_) not in there]
+            session.seen.update((topic, id_) for id_ in new)
             reply(new)
 
         return session.ask(act)  # type: ignore[no-any-return]
 
     def remove(self, session: Session, consumer: str, topic: str, ids: Sequence[str]) -> None:
-        session.ask(lambda reply: reply(session.seen.difference_update(ids)))
+        def act(reply: Callable[..., None]) -> None:
+            removed = {(topic, id_) for id_ in ids}
+            session.seen -= removed
+            session.unseen |= removed
+            reply()
+
+        session.ask(act)
 
     def tidy(self, session: Session, consumer: str) -> bool:
         return False
@@ -509,7 +533,7 @@ class Owners:
         self._update(session, [partition], begun=offset)
 
     def passed(self, session: Session, consumer: str, partition: Partition, *, is_last: bool) -> None:
-        session.ask(lambda reply: reply(session.passed.update({partition: is_last})))
+        session.ask(lambda reply: reply(session.passed.append((partition, is_last))))
 
     def leave(self, session: Session, consumer: str, partitions: Sequence[Partition]) -> None:
         self._update(session, partitions, is_clean=True, begun=None)
@@ -538,7 +562,10 @@ class Transaction:
         self.hooks: list[Callable[[], None]] = []
         self._marked = 0, 0
         """Effects and transaction, when the function was called."""
-        self._seen: set[str] = set()
+        self._seen: tuple[set[tuple[str, str]], ...] = (set(), set())
+        self._hooks = 0
+        self._is_refused = False
+        """A statement of it was."""
         process.transactions.append(self)
 
     def connection(self) -> Session:
@@ -555,7 +582,7 @@ class Transaction:
         if doubtful is not None and doubtful.commits and doubtful.is_alive and doubtful.server is self._world.primary:
             raise Violation(f"{self._process.name} goes on while a COMMIT of its own is under way")
         session.begin()
-        self.hooks = []
+        self.hooks, self._is_refused = [], False
         getcurrent().transaction = self  # type: ignore[attr-defined]
         xid = session.xid
 
@@ -574,7 +601,7 @@ class Transaction:
         session = self.session
         assert session is not None
         self._marked = len(session.effects), session.xid
-        self._seen = set(session.seen)
+        self._seen, self._hooks = (set(session.seen), set(session.unseen)), len(self.hooks)
         session.ask(lambda reply: reply())
 
     def keep(self) -> str:
@@ -582,6 +609,7 @@ class Transaction:
             return "the connection was closed"
         self.session.ask(lambda reply: reply())
         if self._marked[1] != self.session.xid:
+            self._is_refused = True
             raise Failed("3B001")
         return ""
 
@@ -592,13 +620,14 @@ class Transaction:
 
         def act(reply: Callable[..., None]) -> None:
             del session.effects[self._marked[0] :]
-            session.seen = set(self._seen)
+            session.seen, session.unseen = map(set, self._seen)
             reply()
 
         try:
             session.ask(act)
         except Lost:
             return False
+        del self.hooks[self._hooks :]
         return True
 
     def is_committed(self, xid: int) -> bool:
@@ -621,7 +650,8 @@ class Transaction:
         return hooks
 
     def is_replaced(self, xid: int) -> bool:
-        is_another = self.session is not None and self.session.is_connected and self.session.xid != xid
+        session = self.session
+        is_another = session is not None and session.is_connected and session.xid != xid and not self._is_refused
         try:
             self.rollback()
             self.connection().ask(lambda reply: reply())
