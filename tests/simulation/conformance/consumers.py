@@ -129,7 +129,7 @@ class RealServer:
             "PositionsPort": Positions("outbox", session_timeout_s=patience_s),
             "HeldPort": HeldMessages("outbox"),
             "SeenPort": SeenIds("outbox", window_s=3600.0),
-            "OwnersPort": Owners("outbox", owner=owner),
+            "OwnersPort": Owners("outbox", owner=owner, session_timeout_s=patience_s),
         }
 
     def table(self) -> dict[str, Any]:
