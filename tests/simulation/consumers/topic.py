@@ -212,7 +212,7 @@ class Client:
             self.world.topic.copies.update(positions)
 
     def close(self) -> None:
-        self.owned.clear()
+        self._revoke(sorted(self.owned))
         self.process.is_closed = True
         self.world.group.leave(self.name)
 
@@ -234,10 +234,12 @@ class Topics:
         return {TOPIC, *self._world.other_topics}
 
     def ids(self, topics: Sequence[str]) -> dict[str, str]:
-        return {TOPIC: self._ask().id}
+        found = self._ask()
+        return {TOPIC: found.id} if TOPIC in topics else {}
 
     def partitions(self, topic: str) -> int:
-        return len(self._ask().logs)
+        found = self._ask()
+        return len(found.logs) if topic == TOPIC else 0
 
     def copies(self, partitions: Sequence[Partition]) -> dict[Partition, int]:
         found = self._ask().copies
