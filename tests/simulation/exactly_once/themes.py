@@ -285,6 +285,7 @@ class Unruly(Kept):
 
     sizes = (
         (sweep, "_PAUSE_S", 0.05),
+        (sweep, "_SLICE_S", 0.05),
         (sweep, "_BLOCKS_FIRST", 2),
         (sweep, "_BLOCKS_MIN", 1),
     )

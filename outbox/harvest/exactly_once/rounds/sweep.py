@@ -3,8 +3,8 @@
 The frontier finds what writers do that keep the rules. A record whose id was set by hand, or comes from a cached
 sequence, may become visible below what was read, and nothing tells of it. So the blocks of the table are looked at,
 slice by slice, on a connection and in a thread of its own, for a hundredth of the time: reading never waits for it,
-however much is dead in the table. What is found is given back to the frontier; it may be wrong about that, and then one
-read begins lower than it had to.
+however much is dead in the table. After a slice that took long, the next ones are smaller. What is found is given back
+to the frontier; it may be wrong about that, and then one read begins lower than it had to.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from outbox.harvest.readings import Troubles
 
 _SHARE = 100  # a slice may take so small a part of the time
 _PAUSE_S = 5.0  # between slices at the least: an idle process asks PostgreSQL little
+_SLICE_S = 0.6  # a slice that takes longer makes the next ones smaller, and its pause no longer
 _BLOCKS_FIRST, _BLOCKS_MIN, _BLOCKS_MAX = 256, 16, 4096
 _ROWS_MAX = 20_000  # of a slice; more are those of held keys
 
@@ -99,14 +100,15 @@ class TableSweep:
 
     def _note(self, now: float, found: list[Found], size: int, took_s: float) -> None:
         self._block += self._blocks
-        self._next_at = now + max(min(_PAUSE_S, self._conf.harvest.sweep_interval_s), _SHARE * took_s)
+        # The answer may have come late, or the process was stopped meanwhile: for how long, nothing limits.
+        self._next_at = now + max(min(_PAUSE_S, self._conf.harvest.sweep_interval_s), _SHARE * min(took_s, _SLICE_S))
         if self._block >= size:
             self._block = 0
             self.passes += 1
             self._next_at = max(self._next_at, self._begun_at + self._conf.harvest.sweep_interval_s)
-        if len(found) > _ROWS_MAX:
+        if len(found) > _ROWS_MAX or took_s > _SLICE_S:
             self._blocks = max(_BLOCKS_MIN, self._blocks // 4)
-        elif len(found) < _ROWS_MAX // 4:
+        elif len(found) < _ROWS_MAX // 4 and took_s < _SLICE_S / 4:
             self._blocks = min(_BLOCKS_MAX, 4 * self._blocks)
         if found:
             self._found = self._found + found
