@@ -311,6 +311,25 @@ def messages_pass_one_by_one(s: Script) -> None:
     other.commit()
 
 
+def a_successor_waits_for_the_transaction_of_an_owner(s: Script) -> None:
+    me, other = s.worker(), s.worker("other", patience_s=0.2)
+    me.outside().owners("own", {ONE: (10, Suspicion(True, 10, 1)), TWO: (20, Suspicion())})
+    for name in ("rollback", "commit"):
+        me.outside().owners("begin", ONE, 10)
+        me.begin()
+        me.owners("passed", ONE, is_last=True)
+        with pytest.raises(Raised, match="55P03"):
+            other.outside().owners("own", {ONE: (11, Suspicion()), TWO: (21, Suspicion())})
+        other.outside().owners("begin", ONE, 11)
+        other.owners("leave", [ONE, TWO])
+        waiting = s.beside(lambda one: one.outside().owners("own", {ONE: (11, Suspicion(True, 10, 1))}))
+        me.transaction(name)
+        assert waiting() is None
+        other.outside().owners("load", [ONE, TWO])
+        waiting = s.beside(lambda one: one.outside().owners("leave", [ONE]))
+        assert waiting() is None
+
+
 def an_owner_lives_as_long_as_it_is_connected(s: Script) -> None:
     me = s.worker()
     me.outside().owners("own", {ONE: (10, Suspicion())})
@@ -531,6 +550,7 @@ CASES: tuple[Callable[[Script], None], ...] = (
     ids_are_new_once,
     an_owner_is_unclean_until_it_leaves,
     messages_pass_one_by_one,
+    a_successor_waits_for_the_transaction_of_an_owner,
     an_owner_lives_as_long_as_it_is_connected,
     a_position_is_made_once_and_moved_with_the_transaction,
     a_position_that_was_moved_is_not_moved_again,

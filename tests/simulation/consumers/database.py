@@ -73,6 +73,7 @@ class Server:
         self.written_by: dict[Partition, int] = {}
         self.effects = Effects()
         self.locks: dict[Partition, Session] = {}
+        self.owner_locks: dict[Partition, Session] = {}
         self.sessions: dict[Session, None] = {}
         self.held: dict[int, HeldMessage] = {}
         self.owners: dict[Partition, PartitionOwner] = {}
@@ -197,13 +198,29 @@ class Session:
             if self.is_alive:
                 done(found)
 
+        self._give_up_later(go_on, done)
+        go_on()
+
+    def wait_for_owners(self, partitions: Sequence[Partition], done: Callable[..., None], *, patient: bool) -> None:
+        """For those who have locked these rows of owners."""
+
+        def go_on() -> None:
+            is_locked = any(self.server.owner_locks.get(partition, self) is not self for partition in partitions)
+            self._waits = go_on if is_locked else None
+            if not is_locked and self.is_alive:
+                done()
+
+        if not patient:
+            self._give_up_later(go_on, done)
+        go_on()
+
+    def _give_up_later(self, go_on: Callable[[], None], done: Callable[..., None]) -> None:
         def give_up() -> None:
             if self._waits is go_on and self.is_alive:
                 self._waits = None
                 done(None, Failed("55P03"))
 
         self.world.after(LOCK_TIMEOUT_S, give_up)
-        go_on()
 
     def write(self, moved: Mapping[Partition, tuple[int, Position]]) -> int:
         count = 0
@@ -263,10 +280,12 @@ class Session:
             self.rollback()
 
     def _release(self) -> None:
-        held = [partition for partition, holder in self.server.locks.items() if holder is self]
-        for partition in held:
-            del self.server.locks[partition]
-        if held:
+        released = False
+        for locks in (self.server.locks, self.server.owner_locks):
+            for partition in [partition for partition, holder in locks.items() if holder is self]:
+                del locks[partition]
+                released = True
+        if released:
             for session in list(self.server.sessions):
                 if session._waits is not None:
                     self.world.after(0.0, session._wake)
@@ -521,11 +540,15 @@ class Owners:
 
     def own(self, session: Session, consumer: str, owned: Mapping[Partition, tuple[int, Suspicion]]) -> None:
         def act(reply: Callable[..., None]) -> None:
-            for partition, (next_, found) in owned.items():
-                session.server.owners[partition] = PartitionOwner(
-                    self.owner, is_clean=False, next=next_, suspect=found.suspect, deaths=found.deaths
-                )
-            reply()
+            def go_on(_: Any = None, error: BaseException | None = None) -> None:
+                if error is None:
+                    for partition, (next_, found) in owned.items():
+                        session.server.owners[partition] = PartitionOwner(
+                            self.owner, is_clean=False, next=next_, suspect=found.suspect, deaths=found.deaths
+                        )
+                reply(None, error)
+
+            session.wait_for_owners(list(owned), go_on, patient=False)
 
         session.ask(act)
 
@@ -533,19 +556,35 @@ class Owners:
         self._update(session, [partition], begun=offset)
 
     def passed(self, session: Session, consumer: str, partition: Partition, *, is_last: bool) -> None:
-        session.ask(lambda reply: reply(session.passed.append((partition, is_last))))
+        def act(reply: Callable[..., None]) -> None:
+            mine = self._mine(session, [partition])
+
+            def go_on() -> None:
+                session.server.owner_locks.update(dict.fromkeys(mine, session))
+                session.passed += [(one, is_last) for one in mine]
+                reply()
+
+            session.wait_for_owners(mine, go_on, patient=True)
+
+        session.ask(act)
 
     def leave(self, session: Session, consumer: str, partitions: Sequence[Partition]) -> None:
         self._update(session, partitions, is_clean=True, begun=None)
 
     def _update(self, session: Session, partitions: Sequence[Partition], **given: Any) -> None:
         def act(reply: Callable[..., None]) -> None:
-            for partition in partitions:
-                if (row := session.server.owners.get(partition)) is not None and row.owner == self.owner:
-                    session.server.owners[partition] = replace(row, **given)
-            reply()
+            def go_on() -> None:
+                for partition in self._mine(session, partitions):
+                    session.server.owners[partition] = replace(session.server.owners[partition], **given)
+                reply()
+
+            session.wait_for_owners(self._mine(session, partitions), go_on, patient=True)
 
         session.ask(act)
+
+    def _mine(self, session: Session, partitions: Sequence[Partition]) -> list[Partition]:
+        owners = session.server.owners
+        return [p for p in partitions if p in owners and owners[p].owner == self.owner]
 
 
 def _id(one: HeldMessage) -> int:
