@@ -127,7 +127,7 @@ class WorkerShare:
             self._is_turn_of_held = False
             self._due.remove(due)
             return take_held(due)
-        if now >= self.asked_at + HELD_S and not self._due:
+        if now >= self.asked_at + HELD_S and (due is None or not self._due):
             self.asked_at = now
             if reading := [one for one in self.partitions if one.life.state is Life.READING]:
                 return AskForHeld(reading)
@@ -414,8 +414,9 @@ class Assignment:
             for one in batch.locked(found, xid):
                 one.again()
 
-    def committed(self, worker: int, batch: ConsumerBatch, kept: Sequence[int]) -> int:
-        """`kept` are the ids of rows that it has written for held messages."""
+    def committed(self, worker: int, batch: ConsumerBatch, kept: Sequence[int], given_back: Sequence[int] = ()) -> int:
+        """`kept` are the ids of rows that it has written for held messages, `given_back` those of which it has given
+        the last attempt back."""
         with self._changed:
             handled = batch.committed()
             self._acknowledged.update({one.partition: one.position for one in batch.everything if one.position})
@@ -424,6 +425,7 @@ class Assignment:
             if batch.release is not None and batch.release.is_full:
                 share.ask_again()
             self._failing.kept(list(kept))
+            self._failing.given_back(list(given_back))
             self._handled += handled
             self._ended(batch)
             self._counts.committed(worker, batch.counts, self._runtime.monotonic())
@@ -491,9 +493,9 @@ class Assignment:
             self._failing.probed(self._runtime.monotonic(), self._runtime.random())
 
     def to_give_back(self) -> list[int]:
-        """Rows whose last attempt does not count, once."""
+        """Rows whose last attempt does not count. They may be of partitions of other workers."""
         with self._changed:
-            return self._failing.given_back()
+            return list(self._failing.to_give_back)
 
     @property
     def failing(self) -> str:

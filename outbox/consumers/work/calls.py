@@ -87,10 +87,10 @@ class Calls:
     def _plain(self, connection: Any, batch: ConsumerBatch, now: float, until: float) -> None:
         attempt, is_first = batch.tries.attempts + 1, True
         function, handled, monotonic = self._function, batch.handled, self._runtime.monotonic
-        again = self._watch.begin(FUNCTION, self._options.timeout_s, now).again
         try:
             if self._dedupe is not None:
                 self._dedupe.begin(connection, batch)
+            again = self._watch.begin(FUNCTION, self._options.timeout_s, now).again
             for counts, messages in batch.calls(many=self._options.many):
                 if (now := monotonic()) >= until:
                     break
@@ -118,7 +118,7 @@ class Calls:
                 batch.handled(counts)
                 failpoint("batch-begun")
                 continue
-            found = self.fate(message, Tries(), failed)
+            found = self.fate(Tries(), failed)
             if self.is_consumer_failing(one, message, found):
                 batch.give_back(FIRST_S)
                 break
@@ -142,8 +142,8 @@ class Calls:
     def _failed_again(self, batch: ConsumerBatch, row: StoredMessage, failed: MessageFailed) -> None:
         release = batch.release
         assert release is not None
-        found = self.fate(row.message, row.tries, failed)
-        if self._assignment.failing:
+        found = self.fate(row.tries, failed)
+        if self._assignment.failing and found.reason == holding.FAILED:
             self._assignment.tried_in_vain()
             found = replace(found, attempts=row.tries.attempts, pause_s=holding.BACKOFF_MAX_S / 2)
         release.failed(row, found, leaves=self._is_left_out(found))
@@ -154,7 +154,7 @@ class Calls:
         failed = one.known_of(message.offset)
         assert failed is not None
         for _ in batch.calls(many=False):  # unless it waits behind another one
-            found = self.fate(message, Tries(), failed)
+            found = self.fate(Tries(), failed)
             batch.keep(one, message, found, is_left_out=self._is_left_out(found))
 
     # ---- one message
@@ -165,7 +165,8 @@ class Calls:
         with self._watch.during("mark"):
             transaction.mark()
         try:
-            if self._dedupe is None or self._dedupe.is_new(connection, message):
+            is_new = self._dedupe is None or self._dedupe.is_new(connection, message)
+            if is_new:
                 self._call((message,), tries.attempts + 1, self._runtime.monotonic())
             with self._watch.during("keep"):
                 if problem := transaction.keep():
@@ -177,7 +178,7 @@ class Calls:
             self.log_failed(message, tries, failed, error)
             self._undo(one, message, failed)
             return failed
-        if self._assignment.message_handled():
+        if is_new and self._assignment.message_handled():
             logger.info("consumer_goes_on consumer=%s", self._options.name)
         return None
 
@@ -198,7 +199,7 @@ class Calls:
 
     # ---- what becomes of one that has failed
 
-    def log_failed(self, message: Fetched, tries: Tries, failed: MessageFailed, error: BaseException | None) -> None:
+    def log_failed(self, message: Fetched, tries: Tries, failed: MessageFailed, error: BaseException) -> None:
         if tries.age_s < failed.until_s:
             logger.debug(
                 "message_postponed consumer=%s topic=%s partition=%d offset=%d reason=%r",
@@ -222,7 +223,7 @@ class Calls:
             exc_info=error if is_first else None,
         )
 
-    def fate(self, message: Fetched, tries: Tries, failed: MessageFailed) -> Fate:
+    def fate(self, tries: Tries, failed: MessageFailed) -> Fate:
         return holding.fate(self._options, tries, failed, self._runtime.random())
 
     def is_consumer_failing(self, one: AssignedPartition, message: Fetched, found: Fate) -> bool:

@@ -94,6 +94,8 @@ class ConsumerWorker:
         self._loads = Loads(options, loading, self._watch, Backoff(*OUTAGE_S, runtime.random))
         self._is_away = self._is_cancelled = False
         self._release_max = CAREFUL_MAX
+        self._giving_back: Sequence[int] = ()
+        """Rows whose attempts the transaction gives back."""
         self._thread: Thread = runtime.thread(self._run, f"outbox-consumer-{options.name}-{number}")
 
     # ---- for whoever runs it
@@ -286,7 +288,7 @@ class ConsumerWorker:
             if one.caution.is_careful:
                 batch.release.taken_once_recorded(rows, one.caution.recorded)
             else:
-                batch.release.taken(rows, is_full=len(rows) >= limit)
+                batch.release.taken(rows, is_full=len(rows) >= max(1, limit // 2))
             failpoint("batch-releasing")
 
     def _write(self, connection: Any, batch: ConsumerBatch) -> Sequence[int]:
@@ -307,8 +309,9 @@ class ConsumerWorker:
                 ids = self._held.keep(connection, self._options, batch.kept)
             if batch.release is not None:
                 self._held.change(connection, self._options, batch.partitions[0], batch.release)
-            if self._assignment.failing and (to_give_back := self._assignment.to_give_back()):
-                self._held.give_back(connection, to_give_back)
+            self._giving_back = self._assignment.to_give_back()
+            if self._giving_back:
+                self._held.give_back(connection, self._giving_back)
         if batch.passes is not None:
             one, offset = batch.passes
             with self._watch.during("passed"):
@@ -321,11 +324,12 @@ class ConsumerWorker:
     def _committed(self, batch: ConsumerBatch, hooks: Sequence[Callable[[], None]], ids: Sequence[int] = ()) -> None:
         self._works_again()
         self._conflict.worked()
-        handled = self._assignment.committed(self._number, batch, ids)
+        handled = self._assignment.committed(self._number, batch, ids, self._giving_back)
         if batch.release is not None:
             self._record_held(batch)
             self._release_max = min(CAREFUL_MAX, 2 * self._release_max)
-        if handled and batch.form is Form.PLAIN and self._assignment.message_handled():
+        is_of_each = batch.release is not None or (batch.form is Form.CAREFUL and not self._options.many)
+        if handled and not is_of_each and self._assignment.message_handled():
             logger.info("consumer_goes_on consumer=%s", self._options.name)
         for hook in hooks:
             try:
@@ -408,7 +412,10 @@ class ConsumerWorker:
             logger.info(
                 "batch_repeated consumer=%s messages=%d error=%r", self._options.name, batch.messages, action.reason
             )
-            self._assignment.smaller(self._number, batch)
+            if batch.release is None:
+                self._assignment.smaller(self._number, batch)
+            else:
+                self._release_max = max(1, len(batch.release.rows) // 2)
             self._assignment.pause(self._number, self._conflict.failed())
         elif isinstance(action, blame.FindMessage | blame.MessageFailed):
             self._message_failed(batch, action, error)
@@ -420,7 +427,9 @@ class ConsumerWorker:
     def _message_failed(
         self, batch: ConsumerBatch, action: blame.FindMessage | blame.MessageFailed, error: BaseException
     ) -> None:
-        if isinstance(error, MessageAtFault):
+        if isinstance(error, MessageAtFault) and batch.release is not None:
+            error.one.known(error.message.offset, error.failed)
+        elif isinstance(error, MessageAtFault):
             self._keep_back(error.one, error.message, error.failed)
         elif batch.release is not None:
             self._release_failed(batch, action, error)
@@ -455,14 +464,14 @@ class ConsumerWorker:
 
     def _keep_back(self, one: AssignedPartition, message: Fetched, failed: blame.MessageFailed) -> None:
         """The next transaction writes its row and calls no function."""
-        found = self._calls.fate(message, Tries(), failed)
+        found = self._calls.fate(Tries(), failed)
         if not self._calls.is_consumer_failing(one, message, found):
             one.known(message.offset, failed)
 
     def _wait_for(self, batch: ConsumerBatch, failed: blame.MessageFailed) -> None:
         """Its partition stays at the message."""
         one, message = batch.first
-        found = self._calls.fate(message, batch.tries, failed)
+        found = self._calls.fate(batch.tries, failed)
         if found.pause_s is not None:
             self._assignment.failed(batch, found.attempts, found.delays, found.pause_s)
         else:

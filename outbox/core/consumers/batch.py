@@ -291,7 +291,8 @@ class ConsumerBatch:
             one.caution.passed(offset)
         if self.release is not None:
             for row in self.release.rows:
-                self.everything[0].is_known(row.message.offset)
+                if row.id in self.release.changes.failed:
+                    self.everything[0].forget_known(row.message.offset)
             self.everything[0].holds(None)  # it may be the last one
         return sum(self.counts.values())
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from enum import Enum
 
-from outbox.core.consumers.holding import BACKOFF_MAX_S, pause
+from outbox.core.consumers.holding import pause
 from outbox.core.consumers.values import Partition
 from outbox.core.region import Region, Transitions
 
@@ -49,6 +49,8 @@ class Failing:
         self._keys: set[tuple[Partition, bytes]] = set()
         self._keyless = 0
         self._ids: list[int] = []
+        self.to_give_back: list[int] = []
+        """Rows whose last attempt was not the message's fault."""
         self._probes = 0
 
     @property
@@ -68,21 +70,22 @@ class Failing:
             return False
         self.health.on(HealthStep.TOO_MANY_FAILED)
         self.reason = reason
+        self.to_give_back += self._ids
+        self._ids.clear()
         return True
 
     def kept(self, ids: list[int]) -> None:
         """Rows of messages that failed, and are committed."""
-        if self._keys or self._keyless:
+        if not self.is_failing and (self._keys or self._keyless):
             self._ids += ids
 
-    def given_back(self) -> list[int]:
-        """Rows whose attempts were not the message's, once."""
-        found, self._ids = self._ids, []
-        return found
+    def given_back(self, ids: list[int]) -> None:
+        """That is committed."""
+        self.to_give_back = [id_ for id_ in self.to_give_back if id_ not in ids]
 
     def probed(self, now: float, draw: float) -> None:
         """One was tried in vain."""
-        self.not_before = now + min(BACKOFF_MAX_S, pause(FIRST_S, self._probes, draw))
+        self.not_before = now + pause(FIRST_S, self._probes, draw)
         self._probes += 1
 
     def handled(self) -> bool:

@@ -93,14 +93,19 @@ def pause(first_s: float, before: int, draw: float) -> float:
     return float(min(BACKOFF_MAX_S, first_s * 2.0 ** min(before, _DOUBLED_MAX)) * (0.5 + 0.5 * draw))
 
 
-def is_dead(options: ConsumerOptions, found: Fate | None) -> bool:
+def is_dead(options: ConsumerOptions, found: Fate) -> bool:
     """Whether it becomes a dead letter."""
-    return found is not None and found.pause_s is None and options.on_error == DEAD_LETTER
+    return _is_over(found) and options.on_error == DEAD_LETTER
 
 
-def is_published(options: ConsumerOptions, found: Fate | None) -> bool:
+def is_published(options: ConsumerOptions, found: Fate) -> bool:
     """Whether it goes to the topic for errors."""
-    return found is not None and found.pause_s is None and bool(options.error_topic)
+    return _is_over(found) and bool(options.error_topic)
+
+
+def _is_over(found: Fate) -> bool:
+    """It is not tried again by itself, and the choice is the consumer's. About poison an operator decides."""
+    return found.pause_s is None and found.reason != POISON
 
 
 def holds(options: ConsumerOptions) -> bool:

@@ -381,7 +381,7 @@ class AssignedPartition:
         """Why the message of this offset has failed, if that is known. It may be a held one, before the position."""
         return self._known.get(offset)
 
-    def is_known(self, offset: int) -> None:
+    def forget_known(self, offset: int) -> None:
         """Its row says so now."""
         self._known.pop(offset, None)
 

@@ -381,7 +381,7 @@ def test_a_held_message_that_is_known_to_fail_does_not_stop_what_was_fetched():
     one.known(3, MessageFailed("no"))
     assert [found.offset for found in one.head(9, 0.0)] == [5, 6]
     assert one.known_of(3) == MessageFailed("no")
-    one.is_known(3)
+    one.forget_known(3)
     assert one.known_of(3) is None
 
 

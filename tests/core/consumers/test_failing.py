@@ -76,13 +76,18 @@ def test_it_is_tried_after_longer_and_longer_pauses():
     assert (pauses[0], pauses[-1]) == (1.0, 60.0)
 
 
-def test_rows_of_its_messages_are_given_back_once():
+def test_rows_of_its_messages_are_given_back_until_that_is_committed():
     found = Failing()
     found.kept([1])
     fail(found, *names(3))
     found.kept([2, 3])
     fail(found, *names(KEYS))
-    assert (found.given_back(), found.given_back()) == ([2, 3], [])
+    found.kept([4])
+    assert found.to_give_back == [2, 3]
+    found.handled()
+    assert found.to_give_back == [2, 3], "nothing was committed yet"
+    found.given_back([2])
+    assert found.to_give_back == [3]
 
 
 def test_rows_from_before_a_success_are_not_given_back():
@@ -91,4 +96,4 @@ def test_rows_from_before_a_success_are_not_given_back():
     found.kept([2, 3])
     found.handled()
     fail(found, *names(KEYS))
-    assert found.given_back() == []
+    assert found.to_give_back == []

@@ -9,6 +9,7 @@ from outbox.core.consumers.holding import (
     BACKOFF_MAX_S,
     FAILED,
     NOT_YET,
+    POISON,
     Fate,
     Release,
     StoredMessage,
@@ -40,6 +41,7 @@ LATER = MessageFailed("later", until_s=60.0)
         (Tries(1, 4, 59.9), LATER, Fate(NOT_YET, 1, 5, "later", 32.0)),
         (Tries(1, 4, 60.0), LATER, Fate(FAILED, 2, 4, "later", 4.0)),
         (Tries(2, 4, 60.0), LATER, Fate(FAILED, 3, 4, "later", None)),
+        (Tries(), MessageFailed("died", is_poison=True), Fate(POISON, 1, 0, "died", None)),
         (Tries(), MessageFailed("later", 60.0, retry_s=0.5), Fate(NOT_YET, 0, 1, "later", 0.5)),
     ],
 )
@@ -55,6 +57,7 @@ def test_pauses_grow_to_a_limit_and_are_scattered():
 
 
 REST, AGAIN = Fate(FAILED, 3, 0, "no", None), Fate(FAILED, 1, 0, "no", 2.0)
+POISONED = Fate(POISON, 3, 0, "no", None)
 
 
 @pytest.mark.parametrize(
@@ -69,7 +72,7 @@ REST, AGAIN = Fate(FAILED, 3, 0, "no", None), Fate(FAILED, 1, 0, "no", 2.0)
 def test_on_error_decides_when_it_is_not_tried_again(given, leaves, dies, is_sent):
     options = ConsumerOptions("shop.orders", **given)
     assert (holds(options), is_dead(options, REST), is_published(options, REST)) == (leaves, dies, is_sent)
-    for found in (AGAIN, None):
+    for found in (AGAIN, POISONED):
         assert not is_dead(options, found)
         assert not is_published(options, found)
 

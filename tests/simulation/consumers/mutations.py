@@ -189,9 +189,9 @@ MUTATIONS: dict[str, Planted] = {
 }
 FOUND_BY = {
     "effects before the lock": 0,
-    "plain read of a doubtful COMMIT": 5,
+    "plain read of a doubtful COMMIT": 35,
     "who has written a position is not asked": 185,
-    "a doubtful COMMIT is counted": 0,
+    "a doubtful COMMIT is counted": 1,
     "position written before the functions": 0,
     "comparison left out": 1,
     "revoked partition still committed": 128,
@@ -210,7 +210,7 @@ FOUND_BY = {
     "later messages of a key that fails are handled": 3,
     "release without the lock": 3,
     "a message that may end the process is not recorded": 13,
-    "ids of messages that the transaction did not come to are kept": 250,
+    "ids of messages that the transaction did not come to are kept": 30,
     "a repeated message is handled": 0,
     "one death is enough": 204,
     "what a message did before it failed is kept": 3,

@@ -154,8 +154,10 @@ def test_an_abandoned_consumer_leaves_at_once() -> None:
     calmly(job)
 
 
-def test_a_function_that_hangs_ends_its_process_with_a_code_of_its_own() -> None:
+@pytest.mark.parametrize("repeats", [False, True])
+def test_a_function_that_hangs_ends_its_process_with_a_code_of_its_own(repeats: bool) -> None:
     def job(world: Calm) -> None:
+        world.repeats = repeats
         world.produce(FIRST, 1)
         world.faults = Faults(hang=1.0)
         process = Process(world, "p1")
