@@ -21,6 +21,9 @@ class InvalidConsumer(OutboxError, ValueError):
     """A consumer that could not work as it is declared; names everything that is wrong with it."""
 
 
+_NOT_YET_MAX_S = 366 * 86_400
+
+
 class NotYet(OutboxError):
     """Raised by the function of a consumer: it cannot handle the message yet.
 
@@ -29,6 +32,11 @@ class NotYet(OutboxError):
     """
 
     def __init__(self, reason: str = "", *, until_s: float = 3600.0, retry_s: float | None = None) -> None:
+        for name, seconds in (("until_s", until_s), ("retry_s", 0.0 if retry_s is None else retry_s)):
+            if not isinstance(seconds, int | float) or not 0 <= seconds <= _NOT_YET_MAX_S:
+                raise ValueError(
+                    f"NotYet({name}={seconds!r:.50}) is no number of seconds from 0 to {_NOT_YET_MAX_S:,}."
+                )
         super().__init__(reason or "the message cannot be handled yet")
         self.until_s, self.retry_s = until_s, retry_s
 

@@ -170,13 +170,14 @@ class TransactionPort(Protocol):
         """Takes back what was done since `mark`, the hooks of on_commit too. False: the whole transaction is lost."""
         ...
 
-    def is_committed(self, xid: int) -> bool:
-        """On a new connection, whether this transaction has taken effect; False when the server does not say."""
+    def is_committed(self, xid: int) -> bool | None:
+        """Outside of a transaction: whether this one has taken effect; None: it is still under way. Raises what the
+        connection says when the server does not answer."""
         ...
 
     def is_replaced(self, xid: int) -> bool:
         """After a failure, in the place of `rollback`: whether the function has ended the transaction of this id.
-        Raises nothing. False when the server does not say."""
+        Raises what the connection says when the server does not answer."""
         ...
 
     def rollback(self) -> None: ...

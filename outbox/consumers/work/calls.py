@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
+from traceback import clear_frames
 from typing import Any
 
 from outbox.consumers.assignment import Assignment
@@ -64,8 +65,7 @@ class Calls:
         self._transaction, self._watch, self._runtime = transaction, watch, runtime
 
     def run(self, connection: Any, batch: ConsumerBatch) -> None:
-        now = self._runtime.monotonic()
-        until = now + self._options.transaction_max_s
+        until = self._runtime.monotonic() + self._options.transaction_max_s
         if batch.form is Form.KEPT:
             self._keep(batch)
         elif batch.release is not None:
@@ -73,7 +73,7 @@ class Calls:
         elif batch.form is Form.CAREFUL and not self._options.many:
             self._careful(connection, batch, until)
         else:
-            self._plain(connection, batch, now, until)
+            self._plain(connection, batch)
 
     def _call(self, messages: Sequence[Fetched], attempt: int, now: float) -> None:
         self._watch.begin(FUNCTION, self._options.timeout_s, now)
@@ -84,15 +84,17 @@ class Calls:
 
     # ---- each form of a batch
 
-    def _plain(self, connection: Any, batch: ConsumerBatch, now: float, until: float) -> None:
+    def _plain(self, connection: Any, batch: ConsumerBatch) -> None:
         attempt, is_first = batch.tries.attempts + 1, True
         function, handled, monotonic = self._function, batch.handled, self._runtime.monotonic
         try:
             if self._dedupe is not None:
                 self._dedupe.begin(connection, batch)
+            now = monotonic()
+            until = now + self._options.transaction_max_s
             again = self._watch.begin(FUNCTION, self._options.timeout_s, now).again
             for counts, messages in batch.calls(many=self._options.many):
-                if (now := monotonic()) >= until:
+                if (now := monotonic()) >= until and not is_first:
                     break
                 again(now)
                 function(messages, attempt)
@@ -176,6 +178,7 @@ class Calls:
             if failed is None:
                 raise
             self.log_failed(message, tries, failed, error)
+            forget_frames(error)
             self._undo(one, message, failed)
             return failed
         if is_new and self._assignment.message_handled():
@@ -246,3 +249,12 @@ class Calls:
     def _is_left_out(self, found: Fate) -> bool:
         """Whether its key goes on without it."""
         return holding.is_dead(self._options, found) or holding.is_published(self._options, found)
+
+
+def forget_frames(error: BaseException | None) -> None:
+    """A server-side cursor that a local variable of the function holds must be closed before its savepoint is gone."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__

@@ -150,7 +150,8 @@ class Loads:
             raise
         for partition, suspicion in loaded.suspicions.items():
             self._log_suspicion(partition, suspicion)
-            if suspicion.poison is not None and not holds(self._options):
+            is_ahead = suspicion.poison is not None and suspicion.poison >= loaded.found[partition].next
+            if is_ahead and suspicion.poison is not None and not holds(self._options):
                 del loaded.found[partition]
                 loaded.stopped[partition] = log.poison(partition, suspicion.poison)
 

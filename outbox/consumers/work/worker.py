@@ -315,7 +315,7 @@ class ConsumerWorker:
         if batch.passes is not None:
             one, offset = batch.passes
             with self._watch.during("passed"):
-                is_last = one.caution.ends_with(offset)
+                is_last = one.caution.clears(offset)
                 self._owners.passed(connection, self._options.name, one.partition, is_last=is_last)
         if batch.kept or batch.release is not None:
             failpoint("batch-holding")
@@ -362,7 +362,7 @@ class ConsumerWorker:
         if batch.release is None:
             took_effect = batch.settled(found)
         else:  # it has moved no position
-            took_effect = self._transaction.is_committed(batch.xid)
+            took_effect = self._is_committed(batch)
         logger.info(
             "commit_settled consumer=%s messages=%d committed=%s", self._options.name, batch.messages, took_effect
         )
@@ -395,8 +395,27 @@ class ConsumerWorker:
 
     def _is_replaced(self, batch: ConsumerBatch) -> bool:
         """Whether the function has ended the transaction itself, so that a part of the effects may be committed."""
-        with self._watch.during("rollback"):
-            return bool(batch.xid) and self._transaction.is_replaced(batch.xid)
+        if not batch.xid:
+            return False
+        try:
+            with self._watch.during("rollback"):
+                return self._transaction.is_replaced(batch.xid)
+        except BaseException as error:
+            return self._settle_later(batch, error) and self._is_committed(batch)
+
+    def _is_committed(self, batch: ConsumerBatch) -> bool:
+        """Asks until PostgreSQL answers: another batch must not be begun before."""
+        while not self._assignment.is_abandoned:
+            try:
+                with self._watch.during("settle"):
+                    found = self._transaction.is_committed(batch.xid)
+            except BaseException as error:
+                self._settle_later(batch, error)
+            else:
+                if found is not None:
+                    return found
+                self._assignment.sleep(self._outage.failed())
+        return False
 
     def _give_up(self, batch: ConsumerBatch, failure: blame.Failure, error: BaseException) -> None:
         attempt = blame.BatchAttempt(

@@ -55,6 +55,8 @@ def after(found: PartitionOwner | None, owner: str, position: int) -> Suspicion:
     """Suspects remain between two deaths, also if a partition goes through the hands of owners that live."""
     if found is None:
         return Suspicion()
+    if found.deaths >= DEATHS:  # no row says so yet
+        return Suspicion(True, found.suspect, found.deaths, poison=found.suspect)
     if found.is_clean or found.is_alive or found.owner == owner:
         return Suspicion(found.deaths > 0, found.suspect, found.deaths)
     if found.begun is None or found.begun == RELEASED:
@@ -62,7 +64,7 @@ def after(found: PartitionOwner | None, owner: str, position: int) -> Suspicion:
         return Suspicion(is_careful, found.suspect, found.deaths)
     deaths = found.deaths + 1 if found.begun == found.suspect else 1
     if deaths >= DEATHS:
-        return Suspicion(True, poison=found.begun)
+        return Suspicion(True, found.begun, deaths, poison=found.begun)
     return Suspicion(True, found.begun, deaths)
 
 
@@ -83,11 +85,11 @@ class Caution:
     def record(self, offset: int) -> None:
         self.recorded = offset
 
-    def ends_with(self, offset: int) -> bool:
+    def clears(self, offset: int) -> bool:
         """Whether nothing is suspected any more when this message has passed."""
         later = Caution(self._left, self._suspect)
         later.passed(offset)
-        return not later.is_careful
+        return offset == self._suspect or not later.is_careful
 
     def passed(self, offset: int) -> None:
         """A message, whatever became of it."""

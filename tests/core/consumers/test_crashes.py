@@ -23,8 +23,10 @@ def owner(**given):
         (owner(begun=RELEASED), 50, Suspicion(True)),
         (owner(begun=12), 12, Suspicion(True, 12, 1)),
         (owner(begun=12, suspect=11, deaths=1), 12, Suspicion(True, 12, 1)),
-        (owner(begun=12, suspect=12, deaths=1), 12, Suspicion(True, poison=12)),
-        (owner(begun=3, suspect=3, deaths=1), 12, Suspicion(True, poison=3)),
+        (owner(begun=12, suspect=12, deaths=1), 12, Suspicion(True, 12, 2, poison=12)),
+        (owner(begun=3, suspect=3, deaths=1), 12, Suspicion(True, 3, 2, poison=3)),
+        (owner(suspect=3, deaths=2, is_clean=True), 12, Suspicion(True, 3, 2, poison=3)),
+        (owner(suspect=3, deaths=2, is_alive=True, begun=5), 12, Suspicion(True, 3, 2, poison=3)),
         (owner(suspect=12, deaths=1), 12, Suspicion(True, 12, 1)),
         (owner(suspect=12, deaths=1, is_clean=True), 12, Suspicion(True, 12, 1)),
         (owner(suspect=12, deaths=1, is_alive=True, begun=12), 12, Suspicion(True, 12, 1)),
@@ -39,9 +41,9 @@ def test_messages_are_recorded_for_a_while():
     caution = Caution(2)
     caution.record(10)
     assert caution.recorded == 10
-    assert not caution.ends_with(10)
+    assert not caution.clears(10)
     caution.passed(10)
-    assert (caution.is_careful, caution.recorded, caution.ends_with(11)) == (True, None, True)
+    assert (caution.is_careful, caution.recorded, caution.clears(11)) == (True, None, True)
     caution.passed(11)
     assert not caution.is_careful
     assert not Caution().is_careful
@@ -51,7 +53,7 @@ def test_they_are_recorded_until_the_suspect_has_passed():
     caution = Caution(1, suspect=5)
     caution.passed(10)
     assert caution.is_careful
-    assert (caution.ends_with(11), caution.ends_with(5)) == (False, True)
+    assert (caution.clears(11), caution.clears(5)) == (False, True)
     caution.passed(5)
     assert not caution.is_careful
 

@@ -96,6 +96,14 @@ def test_one_that_has_a_row_keeps_it(options):
     assert row(options, 7).attempts == 3
 
 
+def test_a_dead_letter_that_is_handled_once_more_and_fails_is_held_again(options):
+    dead = ConsumerOptions(options.name, on_error=DEAD_LETTER)
+    keep(dead, (message(7), failed(NEVER, attempts=5)))
+    assert keep(dead, (message(7), failed(NOW, attempts=1)), (message(8), None)) != []
+    assert (row(options, 7).attempts, row(options, 7).died_at) == (1, None)
+    assert offsets(take(options)) == [7, 8]
+
+
 def test_many_are_kept_in_their_order(options):
     kept = [(message(offset), failed() if not offset else None) for offset in range(1_200)]
     ids = keep(options, *kept)
@@ -276,6 +284,20 @@ def test_one_that_the_topic_of_errors_cannot_take_becomes_a_dead_letter(options)
     found = row(options, 7)
     assert found.died_at is not None
     assert found.last_error.startswith("why. The topic 'errors' could not take it: ")
+
+
+def test_one_whose_record_postgresql_refuses_becomes_a_dead_letter(options):
+    errors = ConsumerOptions(options.name, on_error="", error_topic="errors")
+    with connection.cursor() as cursor:
+        cursor.execute("ALTER TABLE outbox ADD CONSTRAINT no_errors CHECK (kafka_topic <> 'errors')")
+    try:
+        keep(errors, (message(7), failed(NEVER, error="why")), (message(8, b"x"), failed(LATER)))
+    finally:
+        with connection.cursor() as cursor:
+            cursor.execute("ALTER TABLE outbox DROP CONSTRAINT no_errors")
+    assert "no_errors" in row(options, 7).last_error
+    assert row(options, 7).died_at is not None
+    assert row(options, 8).died_at is None
 
 
 def test_a_held_one_goes_to_the_topic_of_errors_in_the_end(options):

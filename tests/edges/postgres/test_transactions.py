@@ -1,6 +1,8 @@
 """The transaction around a consumer's functions, on a real PostgreSQL: what a function may do to it is found before the
 COMMIT. `atomic()` alone is the control: it ends without an exception and stores nothing, or half."""
 
+import asyncio
+import gc
 import os
 import re
 import signal
@@ -20,6 +22,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import Error, IntegrityError, OperationalError, connection, connections, transaction
 
 import outbox
+from outbox.consumers.work.calls import forget_frames
 from outbox.core.consumers import blame
 from outbox.core.consumers.holding import CAREFUL_MAX
 from outbox.core.consumers.values import CommitInDoubt, Partition, Position
@@ -702,3 +705,36 @@ def test_a_server_that_is_gone_is_a_lost_connection(around, consumer):
     assert isinstance(around.failure(raised.value), blame.Disconnected)
     assert is_untouched()
     assert run(around, consumer, effect) == ("", [])
+
+
+class Unreadable(Exception):
+    def __str__(self):
+        raise ValueError("no text")
+
+
+def test_errors_that_are_hard_to_read_are_failures_of_the_message(around, consumer):
+    assert around.failure(Unreadable()) == blame.FunctionRaised("Unreadable: its text cannot be read (ValueError)")
+    assert isinstance(around.failure(asyncio.CancelledError()), blame.FunctionRaised)
+    assert isinstance(around.failure(SystemExit()), blame.Ending)
+
+
+def test_a_cursor_of_the_server_that_a_local_variable_holds_harms_no_other_message(around, consumer):
+    def function():
+        found = Group.objects.iterator(chunk_size=1)
+        next(found)
+        raise ValueError("no")
+
+    POSITIONS.lock(around.begin(5), consumer, [ONE])
+    effect("before")
+    for _ in range(2):
+        around.mark()
+        try:
+            function()
+        except ValueError as error:
+            forget_frames(error)
+            assert around.undo()
+    gc.collect()
+    assert around.problem() == ""
+    POSITIONS.write(connection, consumer, {ONE: (5, Position(6))})
+    around.commit()
+    assert effects() == ["before"]

@@ -407,17 +407,18 @@ class Held:
 
     def keep(self, session: Session, options: ConsumerOptions, kept: Sequence[Kept]) -> list[int]:
         def job(held: dict[int, HeldMessage]) -> list[int]:
-            places = {one.place for one in held.values()}
+            places = {one.place: one for one in held.values()}
             ids = []
             for message, topic_id, fate in kept:
                 partition = Partition(message.topic, message.partition)
-                if (partition, topic_id, message.offset) in places:
+                there = places.get((partition, topic_id, message.offset))
+                if there is not None and not there.is_dead:
                     continue
-                places.add((partition, topic_id, message.offset))
-                id_ = self._world.new_id()
+                id_ = self._world.new_id() if there is None else there.id
                 ids.append(id_)
                 one = HeldMessage(id_, partition, topic_id, message, holding.WAITING, self._world.now)
                 held[id_] = one if fate is None else self._failed(options, one, fate)
+                places[one.place] = held[id_]
             return ids
 
         return self._ask(session, job)  # type: ignore[no-any-return]
@@ -669,12 +670,14 @@ class Transaction:
         del self.hooks[self._hooks :]
         return True
 
-    def is_committed(self, xid: int) -> bool:
-        try:
-            self.connection().ask(lambda reply: reply())
-        except Lost:
-            return False
-        return xid in self._world.committed
+    def is_committed(self, xid: int) -> bool | None:
+        session = self.connection()
+
+        def act(reply: Callable[..., None]) -> None:
+            is_under_way = any(other.xid == xid and other is not session for other in session.server.sessions)
+            reply(None if is_under_way else xid in self._world.committed)
+
+        return session.ask(act)  # type: ignore[no-any-return]
 
     def commit(self) -> list[Callable[[], None]]:
         session, hooks = self.session, self.hooks
@@ -691,12 +694,8 @@ class Transaction:
     def is_replaced(self, xid: int) -> bool:
         session = self.session
         is_another = session is not None and session.is_connected and session.xid != xid and not self._is_refused
-        try:
-            self.rollback()
-            self.connection().ask(lambda reply: reply())
-        except Lost:
-            return is_another
-        return is_another or xid in self._world.committed
+        self.rollback()
+        return is_another or bool(self.is_committed(xid))
 
     def rollback(self) -> None:
         if self.session is not None and self.session.is_connected:

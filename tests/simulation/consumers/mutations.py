@@ -12,7 +12,7 @@ from outbox.consumers.work.calls import Calls
 from outbox.consumers.work.dedupe import Dedupe
 from outbox.consumers.work.loads import Loads
 from outbox.consumers.work.worker import ConsumerWorker
-from outbox.core.consumers import crashes, start
+from outbox.core.consumers import start
 from outbox.core.consumers.batch import BatchStep, ConsumerBatch
 from outbox.core.consumers.holding import Release, StoredMessage, Tries
 from outbox.core.consumers.partition import AssignedPartition
@@ -182,7 +182,6 @@ MUTATIONS: dict[str, Planted] = {
         ((Dedupe, "end", lambda *given: None),), theme=_PLAIN_HOLDING
     ),
     "a repeated message is handled": Planted(((ConsumerBatch, "leave_out", lambda *given: None),)),
-    "one death is enough": Planted(((crashes, "DEATHS", 1),), theme=_ENDING_HOLDING),
     "what a message did before it failed is kept": Planted(
         ((Calls, "_undo", lambda *given: None),), theme=(RESTLESS, THEMES)
     ),
@@ -190,13 +189,13 @@ MUTATIONS: dict[str, Planted] = {
 FOUND_BY = {
     "effects before the lock": 0,
     "plain read of a doubtful COMMIT": 35,
-    "who has written a position is not asked": 185,
+    "who has written a position is not asked": 526,
     "a doubtful COMMIT is counted": 1,
     "position written before the functions": 0,
     "comparison left out": 1,
     "revoked partition still committed": 128,
     "reading before start is committed": 0,
-    "transaction id not compared": 139,
+    "transaction id not compared": 119,
     "a transaction that failed is not compared": 19,
     "leader epoch not compared": 2,
     "what was fetched is kept when the position moves": 1,
@@ -210,8 +209,7 @@ FOUND_BY = {
     "later messages of a key that fails are handled": 3,
     "release without the lock": 3,
     "a message that may end the process is not recorded": 13,
-    "ids of messages that the transaction did not come to are kept": 30,
+    "ids of messages that the transaction did not come to are kept": 250,
     "a repeated message is handled": 0,
-    "one death is enough": 204,
     "what a message did before it failed is kept": 3,
 }

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
 from outbox.core.consumers import holding
 from outbox.core.consumers.values import DEAD_LETTER, HOLD, Partition
 from tests.simulation.consumers.checkers import Written
-from tests.simulation.consumers.database import Failed, HeldMessage, Transaction
+from tests.simulation.consumers.database import Failed, HeldMessage, Seen, Transaction
 from tests.simulation.consumers.process import Process
 from tests.simulation.consumers.scenario import sized
 from tests.simulation.consumers.test_life import FIRST, SECOND, Calm, calmly
@@ -201,6 +202,48 @@ def test_a_consumer_of_lists_finds_the_message_by_halves() -> None:
         assert world.done == set(uids) - held
 
     live(job, many=True)
+
+
+def test_ids_that_take_long_to_find_keep_nothing_from_being_handled() -> None:
+    def job(world: World) -> None:
+        world.repeats = True
+        uids = world.write(*[f"k{number}" for number in range(40)])
+        add = Seen.add
+
+        def slow(seen: Seen, *given: Any) -> Any:
+            seen._process.runtime.sleep(1.0)
+            return add(seen, *given)
+
+        with patch.object(Seen, "add", slow):
+            Process(world, "p1")
+            world.run_for(90.0, lambda: len(world.done) == 40)
+        assert world.done == set(uids)
+
+    live(job)
+
+
+def test_a_message_that_was_begun_in_one_death_is_innocent_and_in_two_it_is_poison() -> None:
+    def job(world: World) -> None:
+        one, two = world.write("a", "b")
+        world.crashing[one] = None
+
+        def replace() -> None:
+            world.group.leave(world.processes[-1].name)
+            Process(world, f"p{len(world.processes) + 1}")
+
+        world.replace = replace
+        Process(world, "p1")
+        world.run_for(200.0, lambda: world.deaths.get(one) == 2)
+        del world.crashing[one]
+        world.run_for(60.0, lambda: len(world.done) == 2)
+        assert (world.done, world.held) == ({one, two}, {}), "one death of two was not by itself"
+        (three,) = world.write("c")
+        world.crashing[three] = None
+        world.run_for(200.0, lambda: three in world.held)
+        assert world.held[three].reason == holding.POISON
+        assert world.deaths[three] in (2, 3, 4)
+
+    live(job)
 
 
 def test_partitions_of_one_topic_hold_the_same_key_apart() -> None:

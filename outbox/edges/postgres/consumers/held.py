@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
+from django.db import DataError, IntegrityError, InternalError, ProgrammingError, transaction
 from psycopg import sql
 
 from outbox.api import stash
@@ -27,6 +28,13 @@ WANTED_MAX = 1_000
 ERROR_HEADERS = "error-consumer", "error-topic", "error-partition", "error-offset", "error-step", "error-reason"
 """Of messages in a topic for errors."""
 
+# A dead letter that is handled once more, because an operator has set the position back, and fails again.
+_AGAIN = (
+    'ON CONFLICT (consumer, topic, topic_id, partition, "offset") DO UPDATE SET reason = EXCLUDED.reason, '
+    "attempts = EXCLUDED.attempts, delays = EXCLUDED.delays, last_error = EXCLUDED.last_error, "
+    "next_try = EXCLUDED.next_try, died_at = EXCLUDED.died_at, since = clock_timestamp(), wanted = '' "
+    "WHERE h.died_at IS NOT NULL"
+)
 _PARTITION = "h.consumer = %(consumer)s AND h.topic = %(topic)s AND h.partition = %(partition)s"
 _FIRST = (
     "(SELECT f.id FROM {held} AS f WHERE f.consumer = %(consumer)s AND f.topic = %(topic)s "
@@ -65,8 +73,9 @@ class HeldMessages:
             "AND md5(h.key) = md5(a.key) AND h.key = a.key AND h.died_at IS NULL)"
         )
         self._insert = build(
-            '/* held */ INSERT INTO {held} (consumer, topic, topic_id, partition, "offset", leader_epoch, key, value, '
-            "header_names, header_values, produced_ms, reason, attempts, delays, last_error, next_try, died_at) VALUES "
+            '/* held */ INSERT INTO {held} AS h (consumer, topic, topic_id, partition, "offset", leader_epoch, key, '
+            "value, header_names, header_values, produced_ms, reason, attempts, delays, last_error, next_try, "
+            "died_at) VALUES "
         )
         self._wanted = build(
             f"/* held */ SELECT h.id, h.wanted, h.key FROM {{held}} AS h WHERE {_PARTITION} AND h.wanted <> '' "
@@ -155,7 +164,7 @@ class HeldMessages:
         while rows := list(islice(left, ROWS_MAX)):
             values = ", ".join([_ROW] * len(rows))
             given = [value for one in rows for value in _values(options, one)]
-            statement = f"{self._insert}{values} ON CONFLICT DO NOTHING RETURNING id"
+            statement = f"{self._insert}{values} {_AGAIN} RETURNING h.id"
             ids += [id_ for (id_,) in _rows(connection, statement, given)]
         return ids
 
@@ -267,14 +276,15 @@ def _publish(connection: Any, options: ConsumerOptions, message: Fetched, fate: 
     try:
         headers = [(name, "" if value is None else value.decode()) for name, value in message.headers]
         key = "" if message.key is None else message.key.decode()
-        stash(
-            options.error_topic,
-            _value(message.value),
-            key=key,
-            headers=[*headers, *zip(ERROR_HEADERS, found, strict=True)],
-            using=connection.alias,
-        )
-    except (InvalidMessage, UnicodeDecodeError) as error:
+        with transaction.atomic(using=connection.alias):
+            stash(
+                options.error_topic,
+                _value(message.value),
+                key=key,
+                headers=[*headers, *zip(ERROR_HEADERS, found, strict=True)],
+                using=connection.alias,
+            )
+    except (InvalidMessage, UnicodeDecodeError, DataError, IntegrityError, ProgrammingError, InternalError) as error:
         return Fate(
             fate.reason,
             fate.attempts,

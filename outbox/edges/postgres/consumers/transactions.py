@@ -8,10 +8,12 @@ committed here before `problem` was asked.
 
 from __future__ import annotations
 
+from asyncio import CancelledError
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
+from uuid import uuid4
 
 import psycopg
 from django.core.exceptions import ImproperlyConfigured
@@ -27,13 +29,16 @@ from outbox.edges.postgres.consumers.positions import application_name
 from outbox.exceptions import InvalidConsumer, NotAvailable, NotYet, StashOutsideTransaction
 
 _CANCEL_S = 5.0
-_MARK = "/* mark */ SAVEPOINT outbox_message"
-# Checks what is deferred to COMMIT, and leaves it deferred for the messages that follow.
+_NAME = f"outbox_{uuid4().hex[:12]}"
+"""Of savepoints: the function has others."""
+_MARK = f"/* mark */ SAVEPOINT {_NAME}"
+# Checks what is deferred to COMMIT, and leaves it deferred for the messages that follow. Both set the savepoint for the
+# next message: a round trip each is what a careful transaction takes longer.
 _KEEP = (
-    "/* keep */ SAVEPOINT outbox_check; SET CONSTRAINTS ALL IMMEDIATE; ROLLBACK TO SAVEPOINT outbox_check; "
-    "RELEASE SAVEPOINT outbox_message"
+    f"/* keep */ SAVEPOINT {_NAME}_check; SET CONSTRAINTS ALL IMMEDIATE; ROLLBACK TO SAVEPOINT {_NAME}_check; "
+    f"RELEASE SAVEPOINT {_NAME}; SAVEPOINT {_NAME}"
 )
-_UNDO = "/* undo */ ROLLBACK TO SAVEPOINT outbox_message; RELEASE SAVEPOINT outbox_message"
+_UNDO = f"/* undo */ ROLLBACK TO SAVEPOINT {_NAME}"
 # A client that is gone without a word keeps its locks no longer than this.
 _GONE = {
     "tcp_keepalives_idle": "5",
@@ -59,6 +64,7 @@ class Transaction:
         self._session: psycopg.Connection[Any] | None = None
         self._hooks = 0
         """Of on_commit, before the function was called."""
+        self._is_marked = False
 
     def connection(self) -> Any:
         """Django's connection, open and outside of a transaction."""
@@ -75,7 +81,7 @@ class Transaction:
         connection = self.connection()
         self._atomic = transaction.atomic(using=self._alias, durable=True)
         self._atomic.__enter__()
-        self._session = connection.connection
+        self._session, self._is_marked = connection.connection, False
         try:
             with connection.cursor() as cursor:
                 cursor.execute(self._begin(timeout_s))
@@ -112,11 +118,13 @@ class Transaction:
     # ---- one message
 
     def mark(self) -> None:
-        """Sets a savepoint."""
+        """Sets a savepoint, if the message before has not left one."""
         session = self._session
         assert session is not None
         self._hooks = len(connections[self._alias].run_on_commit)
-        session.execute(_MARK)
+        if not self._is_marked:
+            session.execute(_MARK)
+            self._is_marked = True
 
     def keep(self) -> str:
         """Why what was done since `mark` cannot be trusted; empty: it is kept. Raises what a deferred constraint
@@ -164,10 +172,11 @@ class Transaction:
         return hooks
 
     def is_replaced(self, xid: int) -> bool:
-        """After a failure, in the place of `rollback`: whether the transaction of this id was ended by the function."""
+        """After a failure, in the place of `rollback`: whether the transaction of this id was ended by the function.
+        Raises what the connection says when the server does not."""
         is_another = self._is_another(xid)
         self.rollback()
-        return is_another or self.is_committed(xid)
+        return is_another or bool(self.is_committed(xid))
 
     def _is_another(self, xid: int) -> bool:
         session = self._session
@@ -180,14 +189,17 @@ class Transaction:
             return row is not None and row[0] != xid
         return False
 
-    def is_committed(self, xid: int) -> bool:
-        """What the session itself cannot say after an error, and when it is lost."""
+    def is_committed(self, xid: int) -> bool | None:
+        """What the session itself cannot say after an error, and when it is lost. None: it is still under way."""
         try:
             with self.connection().cursor() as cursor:
                 cursor.execute("/* replaced */ SELECT pg_xact_status(%s::text::xid8)", [xid])
-                return bool(cursor.fetchone()[0] == "committed")
-        except (Error, psycopg.Error):
-            return False  # the server is gone, or a copy in its place does not know the transaction
+                status = cursor.fetchone()[0]
+        except Error as error:
+            if getattr(error.__cause__, "sqlstate", None) != "22023":
+                raise
+            return False  # the server is a copy that lagged, and has no such transaction
+        return None if status == "in progress" else bool(status == "committed")
 
     def rollback(self) -> None:
         """Also what a function has left open. Raises nothing for a connection that is lost."""
@@ -232,6 +244,8 @@ class Transaction:
 
     def _failure(self, error: BaseException) -> Failure:
         text = _text(error)
+        if isinstance(error, CancelledError):
+            return blame.FunctionRaised(text)  # of async code that the function has called
         if not isinstance(error, Exception) or isinstance(error, MemoryError):
             return blame.Ending(text)
         if isinstance(error, CommitInDoubt):
@@ -257,7 +271,11 @@ def _ms(seconds: float) -> str:
 
 
 def _text(error: BaseException) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+    try:
+        text = " ".join(str(error).split())
+    except Exception as broken:
+        text = f"its text cannot be read ({type(broken).__name__})"
+    return f"{type(error).__name__}: {text}"
 
 
 def _of_database(error: BaseException, text: str) -> Failure:
