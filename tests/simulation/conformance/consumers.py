@@ -86,6 +86,9 @@ class SimulatedServer:
         held = self.world.primary.held
         held.update({id_: change(one) for id_, one in held.items() if which(one)})
 
+    def is_waiting(self) -> bool:
+        return any(session._waits is not None for session in self.world.primary.sessions)
+
     def end(self, transaction: Any) -> None:
         transaction.session.end()
 
@@ -154,6 +157,14 @@ class RealServer:
 
     def age(self, seconds: float) -> None:
         self._admin.execute("UPDATE outbox_held SET since = since - make_interval(secs => %s)", [seconds])
+
+    def is_waiting(self) -> bool:
+        """Locks of other databases are of tests beside this one."""
+        text = (
+            "SELECT EXISTS (SELECT FROM pg_locks AS l JOIN pg_stat_activity AS a USING (pid) "
+            "WHERE NOT l.granted AND a.datname = current_database())"
+        )
+        return bool(self._admin.execute(text).fetchone()[0])  # type: ignore[index]
 
     def end(self, transaction: Any) -> None:
         pid = transaction._session.info.backend_pid
@@ -267,8 +278,8 @@ class Script:
         return worker
 
     def beside(self, job: Callable[[Worker], Any]) -> Callable[[], Any]:
-        """Runs it with a worker in another thread, some time to get stuck included. Returns how to wait for its
-        result."""
+        """Runs it with a worker in another thread, until it waits for a lock or ends. Returns how to wait for its
+        result. Until then nobody can say what the tables hold."""
         other, found = Script(self.side), []
         other._order, other._is_beside = self._order, True
 
@@ -283,10 +294,15 @@ class Script:
 
         thread = self.side.runtime.thread(run, "beside")
         thread.start()
-        self.side.runtime.sleep(0.3)
+        self._is_beside = True
+        give_up_at = self.side.runtime.monotonic() + ENOUGH_S
+        while not found and not self.side.is_waiting():
+            assert self.side.runtime.monotonic() < give_up_at
+            self.side.runtime.sleep(0.01)
 
         def join() -> Any:
             thread.join(ENOUGH_S)
+            self._is_beside = False
             self.lines += other.lines
             self.note("joined")
             return found[0]
