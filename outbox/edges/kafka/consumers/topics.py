@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 _REQUEST_S = 5.0
 _COORDINATOR = ("NOT_COORDINATOR", "COORDINATOR_NOT_AVAILABLE", "COORDINATOR_LOAD_IN_PROGRESS")
 _COORDINATOR_S, _COORDINATOR_POLL_S = 10.0, 0.1
+_SILENT = ("_TIMED_OUT", "_TRANSPORT")
 _MISSING = ("UNKNOWN_TOPIC_OR_PART", "_UNKNOWN_TOPIC", "_UNKNOWN_PARTITION")
 
 
@@ -70,7 +71,7 @@ class Topics:
             futures = self._admin.list_consumer_group_offsets([asked], request_timeout=_REQUEST_S)
             return futures[self._group].result(2 * _REQUEST_S)
 
-        found = self._answer_of_group("The group's offsets", ask)
+        found = self._answer("The group's offsets", ask)
         return {Partition(one.topic, one.partition): one.offset for one in found.topic_partitions if one.offset >= 0}
 
     def members(self) -> int:
@@ -83,7 +84,7 @@ class Topics:
         give_up_at = THREADS.monotonic() + _COORDINATOR_S
         while True:
             try:
-                found = self._answer_of_group("The group", ask, ("GROUP_ID_NOT_FOUND",))
+                found = self._answer("The group", ask, ("GROUP_ID_NOT_FOUND",))
                 return len(found.members) if found is not None else 0
             except CoordinatorLoading:
                 if THREADS.monotonic() > give_up_at:
@@ -154,28 +155,23 @@ class Topics:
         }
         return {topic: described for topic, described in found.items() if described is not None}
 
-    def _answer_of_group(self, what: str, ask: Any, missing: Sequence[str] = ()) -> Any:
-        """When the brokers have started again, the client may for ever wait for the coordinator that it knew before
-        (librdkafka 2.16). So another client asks the next time."""
-        try:
-            return self._answer(what, ask, missing)
-        except CoordinatorLoading:
-            raise
-        except NotAvailable as error:
-            failure = let_go(error)
-        self._admin = make(_admin_client(), self._properties)
-        raise failure
-
     def _answer(self, what: str, ask: Any, missing: Sequence[str] = ()) -> Any:
-        """None for an error whose name is in `missing`."""
+        """None for an error whose name is in `missing`. When brokers were lost or have started again, the client may
+        wait for ever for the coordinator, or for minutes for the controller, that it knew before (librdkafka 2.16). So
+        after silence another client asks the next time."""
         from confluent_kafka import KafkaException
 
+        found = None
         try:
             return ask()
         except KafkaException as error:
             found = let_go(error).args[0]
         except NoAnswer:
-            raise NotAvailable(f"{what}: Kafka did not answer in {2 * _REQUEST_S:g} s.") from None
+            pass
+        if found is None or found.name() in _SILENT:
+            self._admin = make(_admin_client(), self._properties)
+        if found is None:
+            raise NotAvailable(f"{what}: Kafka did not answer in {2 * _REQUEST_S:g} s.")
         if found.name() in missing:
             return None
         kind = CoordinatorLoading if found.name() in _COORDINATOR else NotAvailable
