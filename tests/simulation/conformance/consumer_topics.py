@@ -14,6 +14,7 @@ from confluent_kafka.admin import AdminClient
 from outbox.core.consumers.values import ClientError, Fetched, Partition, Position
 from outbox.edges.kafka.consumers.group import Group, properties_of
 from outbox.edges.kafka.consumers.topics import Topics
+from outbox.exceptions import NotAvailable
 from tests.simulation.consumers import topic as simulated_topic
 from tests.simulation.consumers.checkers import Written
 from tests.simulation.consumers.scenario import World
@@ -72,6 +73,18 @@ class RealKafka:
         self._group = f"g-{uuid.uuid4().hex[:8]}"
         self.topic = create_topic(servers, 2)
         self.topics, self._admin = Topics(self._given, self._group), AdminClient(self._given)
+        self._wait_for_coordinator()
+
+    def _wait_for_coordinator(self) -> None:
+        """A broker that has just started knows no group for a moment."""
+        give_up_at = self.now() + ENOUGH_S
+        while self.now() < give_up_at:
+            try:
+                self.topics.copies([Partition(self.topic, 0)])
+            except NotAvailable:
+                time.sleep(0.1)
+            else:
+                return
 
     def now(self) -> float:
         return time.monotonic()
