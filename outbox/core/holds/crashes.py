@@ -1,8 +1,8 @@
 """Finds the record that ends the process which sends it: by a native crash, by memory, by an unforeseen error. Pure.
 
 A process that dies cannot say why. So an owner is *careful* when the one before it ended without a clean release: it
-records which records it begins to send, and deletes that note when they are delivered. As soon as a batch succeeds
-and there are no suspects, the owner is no longer careful. In normal operation nothing is recorded at all.
+records which records it begins to send, and deletes that note when they are delivered. As soon as a batch with records
+succeeds and there are no suspects, the owner is no longer careful. In normal operation nothing is recorded at all.
 
 If a careful owner dies too, the records that it had begun to send are suspects, and the next owner sends them in halves
 (`bisection`). A record is poison if it was sent alone in two deaths, one after the other; it is held until an operator

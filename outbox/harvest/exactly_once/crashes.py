@@ -76,10 +76,11 @@ class CrashWatch:
         finally:
             rounds.careful_turn.release()
 
-    def calm_down(self) -> None:
-        """A batch was delivered: if nobody is suspected, nothing is counted any more."""
+    def calm_down(self, delivered: int) -> None:
+        """A batch of so many records was delivered: if none is suspected, nothing is counted any more. A batch without
+        records proves nothing: the next one may hold the record that ends this process too."""
         table, lane, owner, holds = self._table, self._lane.number, self._rounds.owner, self._lane.holds
-        if holds.is_careful and not holds.is_narrow:
+        if delivered and holds.is_careful and not holds.is_narrow:
             holds.be_careful(False)
             self._rounds.purges.tell(lambda connection: table.calm(connection, lane, owner))
 

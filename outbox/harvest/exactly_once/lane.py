@@ -384,7 +384,7 @@ class ExactlyOnce:
         self._batches += 1
         self._delivered += entry.count
         self._circuit.worked()
-        self._crashes.calm_down()
+        self._crashes.calm_down(entry.count)
         self._troubles.over("send")
         return self._renewal()
 

@@ -23,13 +23,16 @@ class Table:
     def own(self, connection, lane, owner, care):
         self.found = Watch(owner, False, care.crashes, (), care.suspects)
 
+    def calm(self, connection, lane, owner):
+        self.found = Watch(owner, False, 0, ())
+
     def leave(self, connection, lane, owner):
         self.left.append(owner)
 
 
 def watch_of(table):
     lane = SimpleNamespace(number=0, holds=Holds())
-    purges = SimpleNamespace(ask=lambda job, may_go_on: job(None))
+    purges = SimpleNamespace(ask=lambda job, may_go_on: job(None), tell=lambda job: job(None))
     rounds = SimpleNamespace(owner="b", purges=purges, database=SimpleNamespace(holds=table))
     return CrashWatch(lane, rounds, lambda: True, lambda lane: True), lane.holds
 
@@ -52,3 +55,13 @@ def test_who_has_no_time_left_leaves_no_clean_release_in_the_name_of_its_success
     assert table.left == []
     watch.leave(lambda: True)
     assert table.left == ["b"]
+
+
+def test_a_batch_that_only_removes_a_dead_letter_leaves_its_owner_careful():
+    table = Table(Watch("a", False, 5, ()))
+    watch, holds = watch_of(table)
+    watch.take_care(is_first=True)
+    watch.calm_down(0)
+    assert (holds.is_careful, table.found.crashes) == (True, 5), "the next batch may hold the second poison record"
+    watch.calm_down(1)
+    assert (holds.is_careful, table.found.crashes) == (False, 0)

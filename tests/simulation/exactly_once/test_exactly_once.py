@@ -7,6 +7,7 @@ from unittest.mock import patch
 import pytest
 
 from outbox.core.exactly_once.pages import PageSizes
+from outbox.harvest.exactly_once.crashes import CrashWatch
 from tests.simulation.checkers import Violation
 from tests.simulation.exactly_once.mutations import FOUND_BY, MUTATIONS
 from tests.simulation.exactly_once.scenario import PLAIN, run
@@ -45,6 +46,13 @@ def test_pages_that_do_not_grow_again_are_found_beside_others_that_do() -> None:
 
     with pytest.raises(Violation, match=r"not grown again: .*: 40\b"):
         run(155, PLAIN, lambda: patch.object(PageSizes, "enlarge", enlarge_others))
+
+
+def test_a_removal_does_not_end_the_care_for_a_second_poison_record() -> None:
+    calm_down, seed = CrashWatch.calm_down, 65145
+    run(seed)
+    with pytest.raises(Violation, match="has ended 12 processes and is not held"):
+        run(seed, PLAIN, lambda: patch.object(CrashWatch, "calm_down", lambda watch, delivered: calm_down(watch, 1)))
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS)
