@@ -14,7 +14,6 @@ from confluent_kafka.admin import AdminClient
 from outbox.core.consumers.values import ClientError, Fetched, Partition, Position
 from outbox.edges.kafka.consumers.group import Group, properties_of
 from outbox.edges.kafka.consumers.topics import Topics
-from outbox.exceptions import NotAvailable
 from tests.simulation.consumers import topic as simulated_topic
 from tests.simulation.consumers.checkers import Written
 from tests.simulation.consumers.scenario import World
@@ -73,18 +72,6 @@ class RealKafka:
         self._group = f"g-{uuid.uuid4().hex[:8]}"
         self.topic = create_topic(servers, 2)
         self.topics, self._admin = Topics(self._given, self._group), AdminClient(self._given)
-        self._wait_for_coordinator()
-
-    def _wait_for_coordinator(self) -> None:
-        """A broker that has just started knows no group for a moment."""
-        give_up_at = self.now() + ENOUGH_S
-        while self.now() < give_up_at:
-            try:
-                self.topics.copies([Partition(self.topic, 0)])
-            except NotAvailable:
-                time.sleep(0.1)
-            else:
-                return
 
     def now(self) -> float:
         return time.monotonic()
@@ -273,8 +260,8 @@ def what_kafka_knows_is_asked_for(s: Script) -> None:
     assert (s.ask("partitions", s.side.topic), s.ask("partitions", MISSING)) == (2, 0)
     assert (s.ask("bounds", s.one), s.ask("bounds", s.two)) == ((1, 4), (0, 0))
     assert (s.ask("offset_at", s.one, FAR_MS), s.ask("offset_at", s.two, FAR_MS)) == (4, 0)
+    member = _begun(s)  # a broker that has just started knows of no group before
     assert s.ask("copies", [s.one, s.two]) == {}
-    member = _begun(s)
     member("commit_copy", {})
     member("commit_copy", {s.one: 3})
     give_up_at = s.side.now() + ENOUGH_S
