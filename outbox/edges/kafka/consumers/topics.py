@@ -13,6 +13,7 @@ from outbox.exceptions import NotAvailable, missing_extra
 from outbox.runtime.threads import THREADS
 
 if TYPE_CHECKING:
+    from confluent_kafka import Consumer
     from confluent_kafka.admin import AdminClient
 
 _REQUEST_S = 5.0
@@ -35,6 +36,8 @@ class Topics:
         self._group = group
         self._properties = {**properties, "client.id": "outbox-consumer-admin", "logger": ClientLog()}
         self._admin: AdminClient = make(_admin_client(), self._properties)
+        self._reader: Consumer | None = None
+        """Asks for the group's offsets, and never joins the group."""
 
     def names(self) -> set[str]:
         """Without those that are internal."""
@@ -60,19 +63,26 @@ class Topics:
         return len(found.partitions) if found else 0
 
     def copies(self, partitions: Sequence[Partition]) -> dict[Partition, int]:
-        """The group's own offsets, of those that have one."""
-        from confluent_kafka import ConsumerGroupTopicPartitions
-
+        """The group's own offsets, of those that have one. Not by an AdminClient: librdkafka 2.16 ends the process when
+        the coordinator of the group answers that it is loading."""
         if not partitions:
             return {}
-        asked = ConsumerGroupTopicPartitions(self._group, [_plain(partition) for partition in partitions])
+        asked = [_plain(partition) for partition in partitions]
+        reader = self._reader = self._reader or self._group_reader()
+        found = self._answer("The group's offsets", lambda: reader.committed(asked, timeout=2 * _REQUEST_S))
+        for one in found:
+            if one.error is not None:
+                raise NotAvailable(f"The group's offset of {one.topic}[{one.partition}]: {one.error.str()}")
+        return {Partition(one.topic, one.partition): one.offset for one in found if one.offset >= 0}
 
-        def ask() -> Any:
-            futures = self._admin.list_consumer_group_offsets([asked], request_timeout=_REQUEST_S)
-            return futures[self._group].result(2 * _REQUEST_S)
-
-        found = self._answer("The group's offsets", ask)
-        return {Partition(one.topic, one.partition): one.offset for one in found.topic_partitions if one.offset >= 0}
+    def _group_reader(self) -> Consumer:
+        try:
+            from confluent_kafka import Consumer
+        except ImportError as error:
+            missing_extra("harvest", error)
+        given = {"group.id": self._group, "enable.auto.commit": False, "group.protocol": "classic"}
+        reader: Consumer = make(Consumer, {**self._properties, **given})
+        return reader
 
     def members(self) -> int:
         """How many processes the group has."""
@@ -169,7 +179,7 @@ class Topics:
         except NoAnswer:
             pass
         if found is None or found.name() in _SILENT:
-            self._admin = make(_admin_client(), self._properties)
+            self._admin, self._reader = make(_admin_client(), self._properties), None
         if found is None:
             raise NotAvailable(f"{what}: Kafka did not answer in {2 * _REQUEST_S:g} s.")
         if found.name() in missing:
