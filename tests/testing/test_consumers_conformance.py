@@ -230,7 +230,7 @@ def test_attempts_are_counted_and_leave_nothing_behind(world, topic):
         if message.attempt < 3:
             raise ValueError("not yet")
 
-    outbox.consumer(topic, name="shop.record", attempts=3, backoff=0.1)(record)
+    outbox.consumer(topic, name="shop.record", on_error="stop", attempts=3, backoff=0.1)(record)
     world.create(topic)
     world.deliver("shop.record", "v", attempts=3)
     assert [attempt for attempt, _ in seen] == [1, 2, 3]

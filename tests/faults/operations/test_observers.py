@@ -55,7 +55,7 @@ def heard(hook):
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_receivers_metrics_and_samples_do_not_hold_up_delivery(bench, hook, heard, monkeypatch):
     monkeypatch.setattr(prometheus, "take_sample", hook.act)
-    monkeypatch.setattr(metrics_server, "exposition", hook.act)
+    monkeypatch.setattr(metrics_server, "page_of", hook.act)
     monkeypatch.setattr(samples.samples, "take", hook.act)
     monkeypatch.setattr(samples, "EVERY_S", 0.2)
     poison = bench.stash(["bad"])
