@@ -80,7 +80,8 @@ def test_killed_or_stopped_at_every_point_of_a_batch_the_others_continue(scene):
     survivor = scene.consume("shop.record")
     # Two processes that were killed at the same message make it suspect.
     wait_until(lambda: scene.retry_poison() or len(scene.effects()) == scene.sent, 60, "all is handled")
-    assert "blocking_session_ended consumer=shop.record sessions=1" in scene.logs()
+    # Sessions that wait for the one that stands still, with locks of their own, may be ended with it.
+    assert "blocking_session_ended consumer=shop.record sessions=" in scene.logs()
     scene.check()
     for owner in still:
         owner.send(signal.SIGCONT)

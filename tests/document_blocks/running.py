@@ -125,8 +125,11 @@ def _consume(consumer):
     """As a worker calls it."""
     before = OutboxRecord.objects.count()
     fetched = Fetched(consumer.names[0], 0, 0, 0, b"42", b'{"amount": 7}', (), 0)
-    with transaction.atomic():
-        Handling(consumer, "default")([fetched], 1)
+    try:
+        with transaction.atomic():
+            Handling(consumer, "default")([fetched], 1)
+    except outbox.NotYet:
+        return  # the page shows a message that comes before what it needs
     assert OutboxRecord.objects.count() == before + 1
 
 

@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from outbox import redaction, signals
-from outbox.contrib import metrics_server, prometheus
+from outbox.contrib import exposition, prometheus
 from outbox.contrib.metrics_server import serving
 from outbox.harvest import samples
 from outbox.models import OutboxRecord
@@ -55,7 +55,7 @@ def heard(hook):
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_receivers_metrics_and_samples_do_not_hold_up_delivery(bench, hook, heard, monkeypatch):
     monkeypatch.setattr(prometheus, "take_sample", hook.act)
-    monkeypatch.setattr(metrics_server, "page_of", hook.act)
+    monkeypatch.setattr(exposition, "exposition", hook.act)
     monkeypatch.setattr(samples.samples, "take", hook.act)
     monkeypatch.setattr(samples, "EVERY_S", 0.2)
     poison = bench.stash(["bad"])
