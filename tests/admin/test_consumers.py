@@ -79,7 +79,10 @@ def test_each_partition_has_its_position_lag_rate_and_owner(admin_client):
     shown(partition=1, lag=0, oldest_age_s=0.0, rate=None)
     place_at("shop.pay", "orders", 1, 115)
     text = page(admin_client, CONSUMERS)
-    assert cells(text) == [
+    rows = cells(text)
+    ages = [row.pop() for row in rows]
+    assert all(float(age) >= 1 and rest == ["s", "ago"] for age, *rest in ages), ages
+    assert rows == [
         [
             ["orders[0]"],
             ["reading"],
@@ -88,9 +91,8 @@ def test_each_partition_has_its_position_lag_rate_and_owner(admin_client):
             ["1", "min", "15", "s"],
             ["12/s"],
             ["web-1_7"],
-            ["1.0", "s", "ago"],
         ],
-        [["orders[1]"], ["reading"], ["115"], ["0"], ["0.0", "s"], ["–"], ["web-1_7"], ["1.0", "s", "ago"]],
+        [["orders[1]"], ["reading"], ["115"], ["0"], ["0.0", "s"], ["–"], ["web-1_7"]],
     ]
     assert "2 partitions, behind by 20 messages and 1 min 15 s, 12/s" in text
     assert "Consumers work normally. 2 partitions are shown." in text
