@@ -1,0 +1,1 @@
+"""Journals: what an append does next, its registers, offsets and hashes, and where a reader reads. Pure."""
