@@ -19,8 +19,9 @@ from outbox.runtime.threads import THREADS
 from tests.simulation import leader_topic
 from tests.simulation.at_least_once import kafka
 from tests.simulation.at_least_once.scenario import PLAIN, World
+from tests.simulation.conformance.frame import Asking, RealServers, SimulatedServers, play, play_simulated
 from tests.simulation.conformance.marks import Unchecked
-from tests.simulation.runtime import Simulated, in_thread
+from tests.simulation.runtime import Simulated
 from tests.support.settings import changed
 from tests.support.topics import create_topic, read_topic
 
@@ -28,7 +29,7 @@ PARTITIONS = 3
 _ENOUGH_S = 40.0
 
 
-class SimulatedKafka:
+class SimulatedKafka(SimulatedServers):
     topic, data_topic = "leaders", "orders"
 
     def __init__(self) -> None:
@@ -66,19 +67,8 @@ class SimulatedKafka:
     def refuse_keyless(self) -> None:
         self.world.faults.refuse_keys = {"": None}
 
-    def run(self, case: Callable[[], None]) -> None:
-        ended: list[bool] = []
 
-        def run() -> None:
-            case()
-            ended.append(True)
-
-        self.runtime.thread(run, "script").start()
-        self.world.run_until(self.world.now + 600, lambda: bool(ended))
-        assert ended, "the script waits for something that never comes"
-
-
-class RealKafka:
+class RealKafka(RealServers):
     def __init__(self, bootstrap_servers: str) -> None:
         self.runtime, self._servers = THREADS, bootstrap_servers
         name = f"conformance-{uuid.uuid4().hex[:8]}"
@@ -107,16 +97,8 @@ class RealKafka:
     def refuse_keyless(self) -> None:
         self._config = {"cleanup.policy": "compact"}
 
-    def run(self, case: Callable[[], None]) -> None:
-        case()
 
-
-class Script:
-    def __init__(self, side: Any) -> None:
-        self.side, self.runtime = side, side.runtime
-        self.lines: list[Any] = []
-        self.called: set[tuple[str, str]] = set()
-
+class Script(Asking):
     def note(self, *what: Any) -> None:
         self.lines.append(what)
 
@@ -302,14 +284,8 @@ CASES = (
 
 
 def simulated(case: Callable[[Script], None]) -> Script:
-    return in_thread(lambda: _run(SimulatedKafka(), case))  # type: ignore[no-any-return]
+    return play_simulated(case, lambda: Script(SimulatedKafka()))
 
 
 def real(case: Callable[[Script], None], bootstrap_servers: str) -> Script:
-    return _run(RealKafka(bootstrap_servers), case)
-
-
-def _run(side: Any, case: Callable[[Script], None]) -> Script:
-    script = Script(side)
-    side.run(lambda: case(script))
-    return script
+    return play(case, Script(RealKafka(bootstrap_servers)))

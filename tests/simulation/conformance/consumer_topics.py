@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
@@ -14,11 +13,13 @@ from confluent_kafka.admin import AdminClient
 from outbox.core.consumers.values import ClientError, Fetched, Partition, Position
 from outbox.edges.kafka.consumers.group import Group, properties_of
 from outbox.edges.kafka.consumers.topics import Topics
+from outbox.runtime.threads import THREADS
+from tests.simulation.conformance.frame import Asking, RealServers, SimulatedServers, play, play_simulated
 from tests.simulation.consumers import topic as simulated_topic
 from tests.simulation.consumers.checkers import Written
 from tests.simulation.consumers.scenario import World
 from tests.simulation.consumers.topic import TOPIC
-from tests.simulation.runtime import Simulated, in_thread
+from tests.simulation.runtime import Simulated
 from tests.support.topics import create_topic
 
 SEED = 5  # two partitions, and rebalances that leave to each member what it keeps
@@ -27,7 +28,7 @@ MISSING = "no-such-topic"
 FAR_MS = 4_000_000_000_000
 
 
-class SimulatedKafka:
+class SimulatedKafka(SimulatedServers):
     topic = TOPIC
 
     def __init__(self) -> None:
@@ -43,9 +44,6 @@ class SimulatedKafka:
     def _log(self, number: int) -> Any:
         return self.world.topic.logs[Partition(TOPIC, number)]
 
-    def now(self) -> float:
-        return self.world.now
-
     def member(self, name: str) -> Any:
         return simulated_topic.Client(self._process(name))
 
@@ -56,14 +54,9 @@ class SimulatedKafka:
     def expire(self, number: int, count: int) -> None:
         self._log(number).expire(count)
 
-    def run(self, case: Callable[[], None]) -> None:
-        ended: list[bool] = []
-        self.runtime.thread(lambda: (case(), ended.append(True)), "script").start()  # type: ignore[func-returns-value]
-        self.world.run_until(self.world.now + 600, lambda: bool(ended))
-        assert ended, "the script waits for something that never comes"
 
-
-class RealKafka:
+class RealKafka(RealServers):
+    runtime = THREADS
     epoch_before = 7
     """Another than that of the messages."""
 
@@ -72,9 +65,6 @@ class RealKafka:
         self._group = f"g-{uuid.uuid4().hex[:8]}"
         self.topic = create_topic(servers, 2)
         self.topics, self._admin = Topics(self._given, self._group), AdminClient(self._given)
-
-    def now(self) -> float:
-        return time.monotonic()
 
     def member(self, name: str) -> Any:
         return Group(properties_of(self._given, self._group, session_timeout_s=6), [self.topic])
@@ -88,9 +78,6 @@ class RealKafka:
     def expire(self, number: int, count: int) -> None:
         until = TopicPartition(self.topic, number, count)
         self._admin.delete_records([until])[until].result(20)
-
-    def run(self, case: Callable[[], None]) -> None:
-        case()
 
 
 class Member:
@@ -117,11 +104,9 @@ class Member:
             self("close")
 
 
-class Script:
+class Script(Asking):
     def __init__(self, side: Any) -> None:
-        self.side = side
-        self.lines: list[Any] = []
-        self.called: set[tuple[str, str]] = set()
+        super().__init__(side)
         self._members: list[Member] = []
         self.one, self.two = Partition(side.topic, 0), Partition(side.topic, 1)
 
@@ -151,9 +136,9 @@ class Script:
         return answer
 
     def wait(self, until: Callable[[], bool], *members: Member) -> None:
-        give_up_at = self.side.now() + ENOUGH_S
+        give_up_at = self.runtime.monotonic() + ENOUGH_S
         while not until():
-            assert self.side.now() < give_up_at
+            assert self.runtime.monotonic() < give_up_at
             for member in members:
                 found = member("poll", 0.05, 100)
                 assert not found.messages
@@ -164,9 +149,9 @@ class Script:
         messages: list[Fetched] = []
         errors: list[ClientError] = []
         ends: dict[Partition, int] = {}
-        give_up_at = self.side.now() + within_s
+        give_up_at = self.runtime.monotonic() + within_s
         while len(messages) < until if until is not None else not (ends or errors):
-            if self.side.now() > give_up_at:
+            if self.runtime.monotonic() > give_up_at:
                 break
             found = member("poll", 0.05, 100)
             messages += found.messages
@@ -264,9 +249,9 @@ def what_kafka_knows_is_asked_for(s: Script) -> None:
     assert s.ask("copies", [s.one, s.two]) == {}
     member("commit_copy", {})
     member("commit_copy", {s.one: 3})
-    give_up_at = s.side.now() + ENOUGH_S
+    give_up_at = s.runtime.monotonic() + ENOUGH_S
     while not s.side.topics.copies([s.one]):
-        assert s.side.now() < give_up_at
+        assert s.runtime.monotonic() < give_up_at
         member("poll", 0.05, 100)
     assert s.ask("copies", [s.one, s.two]) == {s.one: 3}
     assert s.ask("copies", []) == {}
@@ -275,9 +260,9 @@ def what_kafka_knows_is_asked_for(s: Script) -> None:
 def partitions_move_to_another_member_and_back(s: Script) -> None:
     first = _begun(s)
     second = s.member("second")
-    give_up_at = s.side.now() + ENOUGH_S
+    give_up_at = s.runtime.monotonic() + ENOUGH_S
     while not len(first.held) == len(second.held) == 1:
-        assert s.side.now() < give_up_at
+        assert s.runtime.monotonic() < give_up_at
         for member in (first, second):
             member("poll", 0.05, 100)
     (number,) = (partition.number for partition in second.held)
@@ -301,21 +286,8 @@ CASES: tuple[Callable[[Script], None], ...] = (
 
 
 def simulated(case: Callable[[Script], None]) -> Script:
-    return in_thread(lambda: _run(SimulatedKafka(), case))  # type: ignore[no-any-return]
+    return play_simulated(case, lambda: Script(SimulatedKafka()))
 
 
 def real(case: Callable[[Script], None], servers: str) -> Script:
-    return _run(RealKafka(servers), case)
-
-
-def _run(side: Any, case: Callable[[Script], None]) -> Script:
-    script = Script(side)
-
-    def closing() -> None:
-        try:
-            case(script)
-        finally:
-            script.close()
-
-    side.run(closing)
-    return script
+    return play(case, Script(RealKafka(servers)))

@@ -22,10 +22,11 @@ from outbox.edges.postgres.consumers.positions import Positions
 from outbox.edges.postgres.consumers.seen import SeenIds
 from outbox.edges.postgres.consumers.transactions import Transaction
 from outbox.runtime.threads import THREADS
+from tests.simulation.conformance.frame import Asking, Order, RealServers, SimulatedServers, play, play_simulated
 from tests.simulation.consumers import database as simulated_database
 from tests.simulation.consumers.scenario import World
 from tests.simulation.consumers.topic import TOPIC
-from tests.simulation.runtime import Simulated, in_thread
+from tests.simulation.runtime import Simulated
 
 ONE, TWO = Partition(TOPIC, 0), Partition(TOPIC, 1)
 SEED = 5  # two partitions
@@ -44,7 +45,7 @@ class Raised(Exception):
         self.sqlstate = sqlstate
 
 
-class SimulatedServer:
+class SimulatedServer(SimulatedServers):
     def __init__(self) -> None:
         self.world = World(SEED)
         self.runtime = Simulated(self.world, origin=50.0)
@@ -107,14 +108,8 @@ class SimulatedServer:
         yield
         self.world.processes.remove(process)
 
-    def run(self, case: Callable[[], None]) -> None:
-        ended: list[bool] = []
-        self.runtime.thread(lambda: (case(), ended.append(True)), "script").start()  # type: ignore[func-returns-value]
-        self.world.run_until(self.world.now + 600, lambda: bool(ended))
-        assert ended, "the script waits for something that never comes"
 
-
-class RealServer:
+class RealServer(RealServers):
     runtime = THREADS
 
     def __init__(self, url: str) -> None:
@@ -185,11 +180,8 @@ class RealServer:
             pid = session.info.backend_pid
         self._admin.execute("SELECT pg_terminate_backend(%s, 10000)", [pid])
 
-    def run(self, case: Callable[[], None]) -> None:
-        try:
-            case()
-        finally:
-            self._admin.close()
+    def close(self) -> None:
+        self._admin.close()
 
 
 CONSUMER = "shop.orders"
@@ -261,15 +253,13 @@ class Worker:
         return answer
 
 
-class Script:
+class Script(Asking):
     """Records each answer, and the rows that all see then."""
 
     def __init__(self, side: Any) -> None:
-        self.side = side
-        self.lines: list[Any] = []
-        self.called: set[tuple[str, str]] = set()
+        super().__init__(side)
         self._workers: list[Worker] = []
-        self._order: dict[str, list[Any]] = {}
+        self._order = Order()
         self._is_beside = False
 
     def worker(self, owner: str = "me", *, patience_s: float = 10.0) -> Worker:
@@ -292,13 +282,13 @@ class Script:
             finally:
                 worker.close()
 
-        thread = self.side.runtime.thread(run, "beside")
+        thread = self.runtime.thread(run, "beside")
         thread.start()
         self._is_beside = True
-        give_up_at = self.side.runtime.monotonic() + ENOUGH_S
+        give_up_at = self.runtime.monotonic() + ENOUGH_S
         while not found and not self.side.is_waiting():
-            assert self.side.runtime.monotonic() < give_up_at
-            self.side.runtime.sleep(0.01)
+            assert self.runtime.monotonic() < give_up_at
+            self.runtime.sleep(0.01)
 
         def join() -> Any:
             thread.join(ENOUGH_S)
@@ -325,13 +315,18 @@ class Script:
         id_, *place, key, reason, attempts, delays, pause_s, is_dead, wanted, age_s = row
         pause = pause_s if pause_s is None else "soon" if pause_s < SOON_S else "later"
         key = None if key is None else bytes(key)
-        return self._nth("row", id_), *place, key, reason, attempts, delays, pause, is_dead, wanted, round(age_s / 60)
-
-    def _nth(self, what: str, value: Any) -> str:
-        known = self._order.setdefault(what, [])
-        if value not in known:
-            known.append(value)
-        return f"{what} {known.index(value)}"
+        return (
+            self._order.nth("row", id_),
+            *place,
+            key,
+            reason,
+            attempts,
+            delays,
+            pause,
+            is_dead,
+            wanted,
+            round(age_s / 60),
+        )
 
     def plain(self, name: str, answer: Any) -> Any:
         """As both sides can say it."""
@@ -342,45 +337,32 @@ class Script:
         if name == "commit":
             return len(answer)
         if name == "lock":
-            return sorted(answer[0].items()), answer[1] and self._nth("transaction", answer[1])
+            return sorted(answer[0].items()), answer[1] and self._order.nth("transaction", answer[1])
         if name == "write":
-            return answer[0], self._nth("transaction", answer[1])
+            return answer[0], self._order.nth("transaction", answer[1])
         if name == "settle":
-            known = self._order.get("transaction", ())
             return [
-                (p, at, self._nth("transaction", by) if by in known else "") for p, (at, by) in sorted(answer.items())
+                (p, at, self._order.nth("transaction", by) if self._order.knows("transaction", by) else "")
+                for p, (at, by) in sorted(answer.items())
             ]
         if name == "take":
             return [self._taken(row) for row in answer]
         if name == "keep":
-            return [self._nth("row", id_) for id_ in answer]
+            return [self._order.nth("row", id_) for id_ in answer]
         return sorted(answer.items()) if isinstance(answer, Mapping) else answer
 
     def _taken(self, row: StoredMessage) -> Any:
         message, tries = row.message, row.tries
         age = 0 if tries.age_s == 0 else 1 + round(tries.age_s / 60)
-        return self._nth("row", row.id), message._replace(header_source=message.headers), tries[:2], age
+        return self._order.nth("row", row.id), message._replace(header_source=message.headers), tries[:2], age
 
 
 def simulated(case: Callable[[Script], None]) -> Script:
-    return in_thread(lambda: _run(SimulatedServer(), case))  # type: ignore[no-any-return]
+    return play_simulated(case, lambda: Script(SimulatedServer()))
 
 
 def real(case: Callable[[Script], None], url: str) -> Script:
-    return _run(RealServer(url), case)
-
-
-def _run(side: Any, case: Callable[[Script], None]) -> Script:
-    script = Script(side)
-
-    def closing() -> None:
-        try:
-            case(script)
-        finally:
-            script.close()
-
-    side.run(closing)
-    return script
+    return play(case, Script(RealServer(url)))
 
 
 OPTIONS = ConsumerOptions(CONSUMER)

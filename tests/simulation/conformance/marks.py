@@ -19,12 +19,14 @@ from outbox.core.holds.values import DeadRecord, HoldActions, HoldRow
 from outbox.edges.postgres.at_least_once.marks import Scopes
 from outbox.edges.postgres.common.table import connect_session
 from outbox.harvest.at_least_once.ports import MarkDatabase
+from outbox.runtime.threads import THREADS
 from tests.simulation.at_least_once import database as simulated_database
 from tests.simulation.at_least_once.checkers import Checkers
 from tests.simulation.at_least_once.scenario import PLAIN, World
 from tests.simulation.at_least_once.table import TOPIC
+from tests.simulation.conformance.frame import Asking, RealServers, SimulatedServers, play, play_simulated
 from tests.simulation.exactly_once.holds import Hold
-from tests.simulation.runtime import Simulated, in_thread
+from tests.simulation.runtime import Simulated
 from tests.support.tables import create_companions, create_table
 
 LANES = 2
@@ -39,7 +41,7 @@ class Unchecked(Checkers):
         pass
 
 
-class SimulatedTable:
+class SimulatedTable(SimulatedServers):
     def __init__(self) -> None:
         self.world = World(1, Unchecked(window=9), PLAIN)
         self.world.lanes = LANES
@@ -78,14 +80,10 @@ class SimulatedTable:
     def hold_ids(self) -> list[int]:
         return sorted(self.world.table.holds_by_id)
 
-    def run(self, case: Callable[[], None]) -> None:
-        ended: list[bool] = []
-        self.runtime.thread(lambda: (case(), ended.append(True)), "script").start()  # type: ignore[func-returns-value]
-        self.world.run_until(self.world.now + 600, lambda: bool(ended))
-        assert ended, "the script waits for something that never comes"
 
+class RealTable(RealServers):
+    runtime = THREADS
 
-class RealTable:
     def __init__(self, url: str) -> None:
         self._url = url
         self._admin = psycopg.connect(url, autocommit=True)
@@ -122,22 +120,23 @@ class RealTable:
     def hold_ids(self) -> list[int]:
         return [row[0] for row in self._admin.execute("SELECT id FROM outbox_hold ORDER BY id")]
 
-    def run(self, case: Callable[[], None]) -> None:
-        try:
-            case()
-        finally:
-            self._admin.close()
+    def close(self) -> None:
+        self._admin.close()
 
 
-class Script:
+class Script(Asking):
     """Calls ports of one side, and records the answers and the rows that the table then holds."""
 
     def __init__(self, side: Any) -> None:
-        self.side, self.lines, self.called = side, list[Any](), set[tuple[str, str]]()
+        super().__init__(side)
         self.connections: list[Any] = []
 
     def lane(self, lane: int = 0, lanes: int = 1) -> Lane:
         return Lane(self, lane, lanes)
+
+    def close(self) -> None:
+        for connection in self.connections:
+            connection.close()
 
     def call(self, port: str, name: str, found: Any, *given: Any, **named: Any) -> Any:
         self.called.add((port, name))
@@ -364,22 +363,8 @@ CASES = (
 
 
 def simulated(case: Callable[[Script], None]) -> Script:
-    return in_thread(lambda: _run(SimulatedTable(), case))  # type: ignore[no-any-return]
+    return play_simulated(case, lambda: Script(SimulatedTable()))
 
 
 def real(case: Callable[[Script], None], url: str) -> Script:
-    return _run(RealTable(url), case)
-
-
-def _run(side: Any, case: Callable[[Script], None]) -> Script:
-    script = Script(side)
-
-    def closing() -> None:
-        try:
-            case(script)
-        finally:
-            for connection in script.connections:
-                connection.close()
-
-    side.run(closing)
-    return script
+    return play(case, Script(RealTable(url)))

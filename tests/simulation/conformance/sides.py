@@ -33,12 +33,13 @@ from outbox.harvest.exactly_once.kafka import LaneKafka
 from outbox.harvest.exactly_once.rounds.database import Database
 from outbox.runtime.threads import THREADS
 from outbox.schema.adoption import guarded_default
+from tests.simulation.conformance.frame import Asking, Order, RealServers, SimulatedServers, play, play_simulated
 from tests.simulation.exactly_once import database as simulated_database
 from tests.simulation.exactly_once import kafka as simulated_kafka
 from tests.simulation.exactly_once.checkers import TOPIC, Checkers, Written
 from tests.simulation.exactly_once.holds import Hold
 from tests.simulation.exactly_once.scenario import World
-from tests.simulation.runtime import Simulated, in_thread
+from tests.simulation.runtime import Simulated
 from tests.support.settings import changed
 from tests.support.tables import create_companions, create_table
 from tests.support.topics import create_topic, read_topic
@@ -68,7 +69,7 @@ class Delivered(Checkers):
         pass
 
 
-class SimulatedSide:
+class SimulatedSide(SimulatedServers):
     topic = TOPIC
 
     def __init__(self) -> None:
@@ -175,19 +176,8 @@ class SimulatedSide:
         self.runtime.sleep(0.5)
         return list(self.checkers.delivered)
 
-    def run(self, case: Callable[[Any], None], script: Any) -> None:
-        ended: list[bool] = []
 
-        def run() -> None:
-            case(script)
-            ended.append(True)
-
-        self.runtime.thread(run, "script").start()
-        self.world.run_until(self.world.now + 600, lambda: bool(ended))
-        assert ended, "the script waits for something that never comes"
-
-
-class RealSide:
+class RealSide(RealServers):
     """An empty table in a database that is there, and topics of its own."""
 
     def __init__(self, url: str, bootstrap_servers: str) -> None:
@@ -301,9 +291,6 @@ class RealSide:
     def delivered(self) -> list[int]:
         return [int(record.value or b"") for record in read_topic(self._servers, self.topic)]
 
-    def run(self, case: Callable[[Any], None], script: Any) -> None:
-        case(script)
-
 
 def _told_of(history: Any) -> list[tuple[str, str]]:
     return [(attempt["code"], attempt["error"]) for attempt in history]
@@ -327,7 +314,7 @@ class _RollBack(Exception):
     pass
 
 
-class Script:
+class Script(Asking):
     """What a case works with, on one side."""
 
     _WRAPPED = {
@@ -339,11 +326,11 @@ class Script:
     }
 
     def __init__(self, side: Any, shared: Script | None = None) -> None:
-        self.side, self.runtime = side, side.runtime
-        self.lines: list[Any] = []
+        super().__init__(side)
         self._is_beside = shared is not None
-        self.called: set[tuple[str, str]] = set() if shared is None else shared.called
-        self._order: dict[str, list[Any]] = {} if shared is None else shared._order
+        if shared is not None:
+            self.called = shared.called
+        self._order = Order() if shared is None else shared._order
         self._writers: list[Any] = [] if shared is None else shared._writers
         self.connections: list[Any] = []
         self.producers: list[TransactionalProducer] = []
@@ -445,6 +432,13 @@ class Script:
     def note(self, *what: Any) -> None:
         self.lines.append((*what, self._table()))
 
+    def close(self) -> None:
+        for connection in self.connections:
+            connection.close()
+        for producer in self.producers:
+            producer.drop()
+        self.kafka.close()
+
     # ---- what is written down
 
     def call(self, port: str, name: str, found: Callable[..., Any], *given: Any, **named: Any) -> Any:
@@ -469,12 +463,6 @@ class Script:
         """While something else is under way, nobody can say what it holds."""
         return None if self._is_beside else self._plain(self.side.table())
 
-    def _nth(self, what: str, value: Any) -> str:
-        known = self._order.setdefault(what, [])
-        if value not in known:
-            known.append(value)
-        return f"{what} {known.index(value)}"
-
     @staticmethod
     def _error(error: BaseException) -> Any:
         found = kafka_error(error)
@@ -484,17 +472,17 @@ class Script:
 
     def _plain(self, value: Any) -> Any:
         if isinstance(value, StateRow):
-            change = self._nth("change", value.resize_no)
+            change = self._order.nth("change", value.resize_no)
             return "State", value.lane_count, value.resize_to, value.wanted, change
         if isinstance(value, Found):
-            newest = None if value.newest is None else self._nth("time", value.newest)
-            return "Found", value.count, value.digest, newest, self._nth("file", value.filenode)
+            newest = None if value.newest is None else self._order.nth("time", value.newest)
+            return "Found", value.count, value.digest, newest, self._order.nth("file", value.filenode)
         if isinstance(value, Page):
             return self._page(value)
         if isinstance(value, HoldRow):
             shown = self._plain([getattr(value, name) for name in _OF_A_HOLD])
             due = None if value.due_s is None else round(value.due_s / 10)
-            return "HoldRow", self._nth("hold", value.id), due, _told_of(value.history), *shown
+            return "HoldRow", self._order.nth("hold", value.id), due, _told_of(value.history), *shown
         if isinstance(value, Watch):
             return "Watch", *self._plain([getattr(value, field.name) for field in fields(value)])
         if isinstance(value, DeadRecord | Care | HoldActions):
@@ -508,27 +496,34 @@ class Script:
         if isinstance(value, tuple | list):
             return [self._plain(each) for each in value]
         if isinstance(value, uuid.UUID):
-            return self._nth("uuid", value)
+            return self._order.nth("uuid", value)
         if isinstance(value, str):
             if _BACKEND.fullmatch(value):
-                return self._nth("backend", value)
+                return self._order.nth("backend", value)
             return value.replace(self.side.topic, TOPIC).replace(getattr(self.side, "name", "outbox"), "outbox")
         if value is None or isinstance(value, bool | float | bytes):
             return value
         if isinstance(value, int):
             if value <= _OWN_MAX:
                 return value
-            known = [what for what in ("file", "change") if value in self._order.get(what, ())]
-            return self._nth(known[0], value) if known else "unknown"
+            known = [what for what in ("file", "change") if self._order.knows(what, value)]
+            return self._order.nth(known[0], value) if known else "unknown"
         return ""
 
     def _page(self, page: Page) -> Any:
         before, self._read_at = self._read_at, page.read_at
         assert before is None or before < page.read_at
-        rows = [(*map(self._plain, row[:7]), self._nth("time", row[7]), *row[8:]) for row in page.rows]
+        rows = [(*map(self._plain, row[:7]), self._order.nth("time", row[7]), *row[8:]) for row in page.rows]
         shown = [self._seen(writer.xid, page.snapshot) for writer in self._writers]
         what = page.sequence, page.purged, page.is_full, page.passes_over, page.last_id
-        return "Page", *what, rows, shown, self._nth("file", page.filenode), self._nth("backend", page.backend)
+        return (
+            "Page",
+            *what,
+            rows,
+            shown,
+            self._order.nth("file", page.filenode),
+            self._order.nth("backend", page.backend),
+        )
 
     @staticmethod
     def _seen(xid: int, snapshot: Snapshot) -> str:
@@ -544,29 +539,8 @@ def _told(error: KafkaError) -> Any:
 
 
 def simulated(case: Callable[[Script], None]) -> Script:
-    return in_thread(lambda: _run(SimulatedSide(), case))  # type: ignore[no-any-return]
+    return play_simulated(case, lambda: Script(SimulatedSide()))
 
 
 def real(case: Callable[[Script], None], url: str, bootstrap_servers: str) -> Script:
-    side = RealSide(url, bootstrap_servers)
-    try:
-        return _run(side, case)
-    finally:
-        side.close()
-
-
-def _run(side: Any, case: Callable[[Script], None]) -> Script:
-    script = Script(side)
-
-    def closing(script: Script) -> None:
-        try:
-            case(script)
-        finally:
-            for connection in script.connections:
-                connection.close()
-            for producer in script.producers:
-                producer.drop()
-            script.kafka.close()
-
-    side.run(closing, script)
-    return script
+    return play(case, Script(RealSide(url, bootstrap_servers)))

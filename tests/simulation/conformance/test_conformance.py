@@ -8,20 +8,15 @@ from __future__ import annotations
 
 import ast
 import inspect
-import os
-import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
-from typing import Any
-
-import pytest
 
 from outbox.edges.kafka.exactly_once import transactional
 from outbox.harvest.exactly_once import ports
 from tests.simulation.conformance.cases import CASES
+from tests.simulation.conformance.frame import calls_in, calls_of, for_each, ignored
 from tests.simulation.conformance.sides import Script, real, simulated
 from tests.simulation.exactly_once import database, holds, kafka
-from tests.support.databases import fresh_database
 
 Case = Callable[[Script], None]
 
@@ -58,25 +53,19 @@ IGNORED = {
 """Arguments that a simulated call ignores. None may be added."""
 
 
-@pytest.fixture(scope="module")
-def url(postgres: object) -> Iterator[str]:
-    with fresh_database(os.environ["DATABASE_URL"]) as url:
-        yield url
-
-
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
+@for_each(CASES)
 def test_the_simulated_servers_do_what_a_case_says(case: Case) -> None:
     simulated(case)
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
+@for_each(CASES)
 def test_both_sides_answer_the_same(case: Case, url: str, bootstrap_servers: str) -> None:
     found = real(case, url, bootstrap_servers).lines
     assert simulated(case).lines == found
 
 
 def test_every_method_of_a_port_is_called() -> None:
-    wanted = {(port.__name__, name) for port in PORTS for name in _methods(port)}
+    wanted = calls_of(PORTS)
     wanted |= {("client", name) for name in called_on_a_client(inspect.getsource(transactional))}
     assert wanted - NOT_SIMULATED.keys() == called() & wanted
     assert wanted >= NOT_SIMULATED.keys()
@@ -106,13 +95,7 @@ def test_every_argument_counts() -> None:
 
 @cache
 def called() -> frozenset[tuple[str, str]]:
-    return frozenset(call for case in CASES for call in simulated(case).called)
-
-
-def _methods(port: type) -> set[str]:
-    return {name for name, found in vars(port).items() if not name.startswith("_") and callable(found)} | {
-        name for name, found in vars(port).items() if isinstance(found, property)
-    }
+    return frozenset(calls_in(CASES, simulated))
 
 
 def called_on_a_client(text: str) -> set[str]:
@@ -124,12 +107,3 @@ def called_on_a_client(text: str) -> set[str]:
 def _is_client(node: ast.expr) -> bool:
     name = getattr(node, "attr", None) or getattr(node, "id", None)
     return name in ("client", "_client")
-
-
-def ignored(function: Any) -> set[str]:
-    """Arguments."""
-    if not inspect.isfunction(function):
-        return set()
-    (tree,) = ast.parse(textwrap.dedent(inspect.getsource(function))).body
-    used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
-    return set(inspect.signature(function).parameters) - used - {"self", "connection"}

@@ -7,11 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import pytest
-
 from outbox.consumers import ports
 from tests.simulation.conformance.consumer_topics import CASES, Script, real, simulated
-from tests.simulation.conformance.test_conformance import ignored
+from tests.simulation.conformance.frame import calls_in, calls_of, for_each, ignored_by
 from tests.simulation.consumers import topic
 
 Case = Callable[[Script], None]
@@ -23,38 +21,24 @@ IGNORED = {("offset_at", "timestamp_ms")}  # no message has one
 """Arguments that a simulated call ignores. None may be added."""
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
+@for_each(CASES)
 def test_the_simulated_topic_does_what_a_case_says(case: Case) -> None:
     simulated(case)
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
+@for_each(CASES)
 def test_both_sides_answer_the_same(case: Case, bootstrap_servers: str) -> None:
     found = real(case, bootstrap_servers).lines
     assert simulated(case).lines == found
 
 
 def test_every_method_of_a_port_is_called() -> None:
-    wanted = {
-        (port.__name__, name)
-        for port in PORTS
-        for name, found in vars(port).items()
-        if callable(found) and not name.startswith("_")
-    }
-    called = {call for case in CASES for call in simulated(case).called}
-    assert wanted - NOT_SIMULATED.keys() == called
+    wanted = calls_of(PORTS)
+    assert wanted - NOT_SIMULATED.keys() == calls_in(CASES, simulated)
     assert wanted >= NOT_SIMULATED.keys()
     assert len(NOT_SIMULATED) <= NOT_SIMULATED_MAX
 
 
 def test_every_argument_counts() -> None:
     """A simulated call uses all its arguments. But the group gives the partitions of one topic, whatever is asked."""
-    of_ports = {name for port in PORTS for name in vars(port)}
-    left_out = {
-        (name, given)
-        for port in (topic.Client, topic.Topics)
-        for name in vars(port).keys() & of_ports
-        for given in ignored(vars(port)[name])
-        if not name.startswith("_")
-    }
-    assert left_out == IGNORED
+    assert ignored_by((topic.Client, topic.Topics), PORTS) == IGNORED

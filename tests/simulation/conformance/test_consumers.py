@@ -14,7 +14,7 @@ import pytest
 from outbox.consumers import ports
 from tests.simulation.conformance.consumer_cases import CASES
 from tests.simulation.conformance.consumers import Script, real, simulated
-from tests.simulation.conformance.test_conformance import ignored
+from tests.simulation.conformance.frame import calls_in, calls_of, for_each, ignored_by
 from tests.simulation.consumers import database
 from tests.support.databases import fresh_database
 
@@ -33,38 +33,25 @@ def url(postgres: object, migrated_template: str, django_db_blocker: Any) -> Ite
         yield url
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
+@for_each(CASES)
 def test_the_simulated_server_does_what_a_case_says(case: Case) -> None:
     simulated(case)
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
+@for_each(CASES)
 def test_both_servers_answer_the_same(case: Case, url: str) -> None:
     found = real(case, url).lines
     assert simulated(case).lines == found
 
 
 def test_every_method_of_a_port_is_called() -> None:
-    wanted = {
-        (port.__name__, name)
-        for port in PORTS
-        for name, found in vars(port).items()
-        if callable(found) and not name.startswith("_")
-    }
-    called = {call for case in CASES for call in simulated(case).called}
-    assert wanted - NOT_SIMULATED.keys() == called
+    wanted = calls_of(PORTS)
+    assert wanted - NOT_SIMULATED.keys() == calls_in(CASES, simulated)
     assert wanted >= NOT_SIMULATED.keys()
     assert len(NOT_SIMULATED) <= NOT_SIMULATED_MAX
 
 
 def test_every_argument_counts() -> None:
     """A simulated call uses all its arguments. But no message goes to a topic for errors, and no id becomes old."""
-    simulated_ports = (database.Positions, database.Held, database.Seen, database.Owners, database.Transaction)
-    left_out = {
-        (name, given)
-        for port in simulated_ports
-        for name, found in vars(port).items()
-        for given in ignored(found) - {"consumer", "session"}
-        if not name.startswith("_")
-    }
-    assert left_out == IGNORED
+    found = (database.Positions, database.Held, database.Seen, database.Owners, database.Transaction)
+    assert ignored_by(found, PORTS, besides=("consumer", "session")) == IGNORED
