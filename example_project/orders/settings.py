@@ -1,28 +1,7 @@
-"""Settings of the orders service, wholly from the environment. Each service has a database and a NAME of its own.
+"""Settings of the orders service: a database and a NAME of its own. service_settings.py lists the variables."""
 
-DATABASE_URL              required, e.g. postgresql://postgres@127.0.0.1:5432/orders
-OUTBOX_BOOTSTRAP_SERVERS  required by the harvester and the consumer, e.g. 127.0.0.1:9092; OUTBOX_* sets all of OUTBOX
-ORDERS_TOPIC              default: orders
-RECEIPTS_TOPIC            default: receipts
-SECRET_KEY                default: a new one at every start
-DEBUG                     default: false
-"""
-
-import environ
-from django.core.management.utils import get_random_secret_key
-
+from example_project.service_settings import *  # noqa: F403
 from outbox.conf import from_env
 
-env = environ.Env()
-
-DEBUG = env.bool("DEBUG", default=False)
-SECRET_KEY = env.str("SECRET_KEY", default="") or get_random_secret_key()
-DATABASES = {"default": env.db("DATABASE_URL")}
 OUTBOX = {"NAME": "orders", "DATABASE": "default", **from_env()}
-ORDERS_TOPIC = env.str("ORDERS_TOPIC", default="orders")
-RECEIPTS_TOPIC = env.str("RECEIPTS_TOPIC", default="receipts")
-
 INSTALLED_APPS = ["outbox", "example_project.orders"]
-LANGUAGE_CODE = "en"
-TIME_ZONE = "UTC"
-USE_TZ = True
