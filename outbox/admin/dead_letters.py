@@ -6,16 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from django.contrib import admin
-from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse
-from django.urls import path
 from django.utils import timezone
-from django.utils.safestring import SafeString
 
 from outbox.admin import explain, message_view
-from outbox.admin.actions import Seen, confirm
-from outbox.admin.edit import edit_view
-from outbox.admin.kept_base import LIST_CHARS, KeptAdmin, search, shown_fields
+from outbox.admin.actions import Seen
+from outbox.admin.kept_base import LIST_CHARS, KeptAdmin
+from outbox.admin.message_view import ShownMessage
 from outbox.admin.wording import ago
 from outbox.models import DeadLetter
 from outbox.operations import actions as operations
@@ -43,10 +40,6 @@ class DeadLetterAdmin(KeptAdmin):
         "attempts_made",
     )
 
-    def get_urls(self) -> list[Any]:
-        edit = path("<int:pk>/edit/", self.admin_site.admin_view(self.edit_view), name="outbox_deadletter_edit")
-        return [edit, *super().get_urls()]
-
     def get_queryset(self, request: HttpRequest) -> Any:
         return super().get_queryset(request).defer("value", "value_binary", "header_keys", "header_values")
 
@@ -59,14 +52,8 @@ class DeadLetterAdmin(KeptAdmin):
     def selector(self, rows: Sequence[Seen]) -> operations.Selector:
         return operations.Selector(dead_ids=tuple(row[0] for row in rows))
 
-    def get_search_results(self, request: HttpRequest, queryset: Any, search_term: str) -> tuple[Any, bool]:
-        return search(queryset, search_term), False
-
-    def get_readonly_fields(self, request: HttpRequest, obj: DeadLetter | None = None) -> Any:
-        return shown_fields(request, self.readonly_fields)
-
-    def get_fields(self, request: HttpRequest, obj: Any = None) -> Any:
-        return shown_fields(request, self.readonly_fields)
+    def message_of(self, row: DeadLetter) -> ShownMessage | None:
+        return message_view.of_dead(row.pk)
 
     @admin.action(description="Requeue: put back into the outbox", permissions=["requeue"])
     def requeue(self, request: HttpRequest, queryset: Any) -> HttpResponse | None:
@@ -79,13 +66,10 @@ class DeadLetterAdmin(KeptAdmin):
     @admin.action(description="Discard: delete for good", permissions=["discard"])
     def discard(self, request: HttpRequest, queryset: Any) -> HttpResponse | None:
         text = "You delete these messages for good. Nothing else keeps a copy of them."
-        asked, why = confirm(self, request, queryset, "discard", "Discard dead letters?", text, "Delete them for good")
-        return asked or self.act(request, queryset, operations.discard_dead_letters, "deleted", why)  # type: ignore[func-returns-value]
-
-    def edit_view(self, request: HttpRequest, pk: int) -> HttpResponse:
-        if not self.has_edit_permission(request):
-            raise PermissionDenied
-        return edit_view(self, request, message_view.of_dead(pk))
+        return self.ask(
+            request, queryset, operations.discard_dead_letters, "discard", "Discard dead letters?", text,
+            "Delete them for good", "deleted",
+        )  # fmt: skip
 
     @admin.display(description="record")
     def name(self, letter: DeadLetter) -> str:
@@ -94,11 +78,3 @@ class DeadLetterAdmin(KeptAdmin):
     @admin.display(description="since")
     def age(self, letter: DeadLetter) -> str:
         return ago(letter.died_at, timezone.now())
-
-    @admin.display(description="last error")
-    def last_error_start(self, letter: DeadLetter) -> str:
-        return explain.cut(letter.last_error, LIST_CHARS)
-
-    @admin.display(description="message")
-    def record(self, letter: DeadLetter) -> SafeString:
-        return message_view.as_html(message_view.of_dead(letter.pk))

@@ -18,7 +18,7 @@ from outbox.admin.message_view import ShownMessage
 from outbox.operations import actions as operations
 
 WAIT_S = 10.0
-_GONE = "This record no longer exists: it was delivered or deleted in the meantime."
+GONE = "This record no longer exists: it was delivered or deleted in the meantime."
 _CHANGED = "This {} was changed after you loaded the page. Nothing was saved. Load the page again."
 
 
@@ -58,7 +58,7 @@ def edit_view(
     request: HttpRequest,
     message: ShownMessage | None,
     editing_of: Callable[[ShownMessage], Editing] = of_outbox,
-    gone: str = _GONE,
+    gone: str = GONE,
 ) -> HttpResponse:
     """The caller has checked the permission."""
     back = reverse(f"admin:outbox_{model_admin.model._meta.model_name}_changelist")

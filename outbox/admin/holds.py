@@ -14,11 +14,10 @@ from django.utils import timezone
 from django.utils.safestring import SafeString
 
 from outbox.admin import explain, message_view
-from outbox.admin.actions import Seen, confirm
-from outbox.admin.base import waiting
-from outbox.admin.edit import edit_view
+from outbox.admin.actions import Seen
 from outbox.admin.forms import PauseForm
-from outbox.admin.kept_base import LIST_CHARS, KeptAdmin, search, shown_fields
+from outbox.admin.kept_base import LIST_CHARS, KeptAdmin
+from outbox.admin.message_view import ShownMessage
 from outbox.admin.wording import ago
 from outbox.core.holds.values import OF_RECORDS
 from outbox.models import Hold
@@ -30,6 +29,7 @@ class HoldAdmin(KeptAdmin):
     actions = ("retry", "skip", "discard", "resume")
     list_display = ("what", "why_and_step", "tries", "age", "now")
     list_display_links = ("what",)
+    edit_waits = True
     list_filter = ("reason",)
     ordering = ("since", "id")
     search_fields = ("topic", "key", "record_id")
@@ -49,12 +49,8 @@ class HoldAdmin(KeptAdmin):
     )
 
     def get_urls(self) -> list[Any]:
-        wrap = self.admin_site.admin_view
-        return [
-            path("pause/", wrap(self.pause_view), name="outbox_hold_pause"),
-            path("<int:pk>/edit/", waiting(wrap(self.edit_view)), name="outbox_hold_edit"),
-            *super().get_urls(),
-        ]
+        pause = path("pause/", self.admin_site.admin_view(self.pause_view), name="outbox_hold_pause")
+        return [pause, *super().get_urls()]
 
     def buttons_of(self, row: Hold | None) -> dict[str, str]:
         if row is None:
@@ -72,14 +68,8 @@ class HoldAdmin(KeptAdmin):
         records = {pk: (record_id, stashed_at) for pk, record_id, stashed_at in rows}
         return operations.Selector(hold_ids=tuple(records), hold_records=records)
 
-    def get_search_results(self, request: HttpRequest, queryset: Any, search_term: str) -> tuple[Any, bool]:
-        return search(queryset, search_term), False
-
-    def get_readonly_fields(self, request: HttpRequest, obj: Hold | None = None) -> Any:
-        return shown_fields(request, self.readonly_fields)
-
-    def get_fields(self, request: HttpRequest, obj: Any = None) -> Any:
-        return shown_fields(request, self.readonly_fields)
+    def message_of(self, row: Hold) -> ShownMessage | None:
+        return message_view.of_held(row)
 
     # ---- actions
 
@@ -97,8 +87,10 @@ class HoldAdmin(KeptAdmin):
             "The harvester moves each record to the dead letters and then sends the later records of its key. You can "
             "requeue a dead letter, but its key is then out of order."
         )
-        asked, why = confirm(self, request, queryset, "skip", "Skip held records?", text, "Skip them")
-        return asked or self.act(request, queryset, operations.skip, "moved to the dead letters", why)  # type: ignore[func-returns-value]
+        return self.ask(
+            request, queryset, operations.skip, "skip", "Skip held records?", text, "Skip them",
+            "moved to the dead letters",
+        )  # fmt: skip
 
     @admin.action(description="Discard: delete for good", permissions=["discard"])
     def discard(self, request: HttpRequest, queryset: Any) -> HttpResponse | None:
@@ -106,8 +98,10 @@ class HoldAdmin(KeptAdmin):
             "The harvester deletes these records for good and never sends them. It then sends the later records of "
             "their keys."
         )
-        asked, why = confirm(self, request, queryset, "discard", "Discard held records?", text, "Delete them for good")
-        return asked or self.act(request, queryset, operations.discard, "deleted", why)  # type: ignore[func-returns-value]
+        return self.ask(
+            request, queryset, operations.discard, "discard", "Discard held records?", text, "Delete them for good",
+            "deleted",
+        )  # fmt: skip
 
     @admin.action(description="Resume: end the pause", permissions=["pause"])
     def resume(self, request: HttpRequest, queryset: Any) -> HttpResponse | None:
@@ -143,12 +137,6 @@ class HoldAdmin(KeptAdmin):
         request.current_app = self.admin_site.name
         return TemplateResponse(request, "admin/outbox/form.html", context)
 
-    def edit_view(self, request: HttpRequest, pk: int) -> HttpResponse:
-        if not self.has_edit_permission(request):
-            raise PermissionDenied
-        hold = self.get_queryset(request).filter(pk=pk, record_id__isnull=False).first()
-        return edit_view(self, request, message_view.of_held(hold) if hold else None)
-
     # ---- columns
 
     @admin.display(description="what")
@@ -168,5 +156,5 @@ class HoldAdmin(KeptAdmin):
         return explain.became(hold, timezone.now())
 
     @admin.display(description="record")
-    def record(self, hold: Hold) -> SafeString:
-        return message_view.as_html(message_view.of_held(hold))
+    def record(self, row: Hold) -> SafeString:
+        return super().record(row)

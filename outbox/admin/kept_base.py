@@ -12,22 +12,28 @@ from typing import Any
 
 from django.contrib import admin, messages
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
+from django.core.exceptions import PermissionDenied
+from django.db.models import Q
 from django.http import HttpRequest, HttpResponse
-from django.urls import reverse
+from django.urls import path, reverse
 from django.utils.dateparse import parse_datetime
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
 from outbox.admin import explain, message_view
 from outbox.admin.actions import ActForm, Seen, confirm, is_across, seen_of, selected, tell_rest
-from outbox.admin.base import ReadOnlyAdmin, may_see_payload
+from outbox.admin.base import ReadOnlyAdmin, may_see_payload, waiting
+from outbox.admin.edit import GONE, Editing, edit_view, of_outbox
 from outbox.admin.forms import WHY_CHARS
+from outbox.admin.message_view import ShownMessage
 from outbox.admin.wording import moment, plural, were
-from outbox.models import DeadLetter, Hold
+from outbox.models import Hold
 from outbox.operations import actions as operations
 
 HISTORY_MAX = 50
 LIST_CHARS = 80
+NUMBER_DIGITS = 18
+"""Every number of so many fits into bigint."""
 NOTHING = "Nothing was changed. The action does not apply to the selected rows, or they no longer exist."
 
 
@@ -38,6 +44,43 @@ class KeptAdmin(ReadOnlyAdmin):
     change_form_template = "admin/outbox/kept_change.html"
     sortable_by = ()
     edit_text = "Edit and send again…"
+    edit_waits = False
+    """For the harvester."""
+    gone = GONE
+    number_field = "record_id"
+    """What a number in the search means."""
+    explained: Callable[[Any], tuple[str, str]] = staticmethod(explain.explained)
+    editing_of: Callable[[ShownMessage], Editing] = staticmethod(of_outbox)
+
+    def message_of(self, row: Any) -> ShownMessage | None:
+        raise NotImplementedError
+
+    def get_urls(self) -> list[Any]:
+        view = self.admin_site.admin_view(self.edit_view)
+        name = f"outbox_{self.model._meta.model_name}_edit"
+        return [path("<int:pk>/edit/", waiting(view) if self.edit_waits else view, name=name), *super().get_urls()]
+
+    def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> Any:
+        """The fields of the page of one row; the message only for users who may see it."""
+        if may_see_payload(request):
+            return self.readonly_fields
+        return tuple("record_hidden" if name == "record" else name for name in self.readonly_fields)
+
+    def get_fields(self, request: HttpRequest, obj: Any = None) -> Any:
+        return self.get_readonly_fields(request)
+
+    def get_search_results(self, request: HttpRequest, queryset: Any, search_term: str) -> tuple[Any, bool]:
+        if not search_term:
+            return queryset, False
+        if "\0" in search_term:
+            return queryset.none(), False
+        wanted = Q(topic=search_term) | Q(key=self.stored_key(search_term))
+        if search_term.isascii() and search_term.isdigit() and len(search_term) <= NUMBER_DIGITS:
+            wanted |= Q(**{self.number_field: int(search_term)})
+        return queryset.filter(wanted), False
+
+    def stored_key(self, text: str) -> str | bytes:
+        return text
 
     def _may(self, request: HttpRequest, name: str) -> bool:
         return bool(request.user.has_perm(f"outbox.{name}"))
@@ -139,29 +182,58 @@ class KeptAdmin(ReadOnlyAdmin):
         self.act(request, queryset, operation, done, why)
         return None
 
-    def selector(self, rows: Sequence[Seen]) -> operations.Selector:
+    def ask(
+        self,
+        request: HttpRequest,
+        queryset: Any,
+        operation: Callable[..., operations.Outcome],
+        name: str,
+        title: str,
+        text: str,
+        button: str,
+        done: str,
+    ) -> HttpResponse | None:
+        """Asks first, whatever the action takes."""
+        asked, why = confirm(self, request, queryset, name, title, text, button)
+        return asked or self.act(request, queryset, operation, done, why)  # type: ignore[func-returns-value]
+
+    def selector(self, rows: Sequence[Seen]) -> Any:
         raise NotImplementedError
+
+    def edit_view(self, request: HttpRequest, pk: int) -> HttpResponse:
+        if not self.has_edit_permission(request):
+            raise PermissionDenied
+        row = self.get_queryset(request).filter(pk=pk).first()
+        return edit_view(self, request, self.message_of(row) if row else None, self.editing_of, self.gone)
 
     # ---- columns
 
     @admin.display(description="why")
-    def why(self, row: Hold | DeadLetter) -> str:
-        return explain.explained(row)[0]
+    def why(self, row: Any) -> str:
+        return self.explained(row)[0]
 
     @admin.display(description="why, and the next step")
-    def why_and_step(self, row: Hold | DeadLetter) -> SafeString:
-        return format_html('<span class="outbox-why"><b>{}</b><br>{}</span>', *explain.explained(row))
+    def why_and_step(self, row: Any) -> SafeString:
+        return format_html('<span class="outbox-why"><b>{}</b><br>{}</span>', *self.explained(row))
 
     @admin.display(description="next step")
-    def step(self, row: Hold | DeadLetter) -> str:
-        return explain.explained(row)[1]
+    def step(self, row: Any) -> str:
+        return self.explained(row)[1]
+
+    @admin.display(description="last error")
+    def last_error_start(self, row: Any) -> str:
+        return explain.cut(row.last_error, LIST_CHARS)
 
     @admin.display(description="message")
-    def record_hidden(self, row: Hold | DeadLetter) -> str:
+    def record(self, row: Any) -> SafeString:
+        return message_view.as_html(self.message_of(row))
+
+    @admin.display(description="message")
+    def record_hidden(self, row: Any) -> str:
         return message_view.HIDDEN
 
     @admin.display(description="attempts so far")
-    def attempts_made(self, row: Hold | DeadLetter) -> SafeString:
+    def attempts_made(self, row: Any) -> SafeString:
         """The latest first."""
         rows = [
             (_said(attempt.get("at")), attempt.get("code", ""), explain.cut(str(attempt.get("error", "")), 1000))
@@ -194,21 +266,3 @@ def why_of(request: HttpRequest) -> str:
 def _said(at: Any) -> str:
     found = parse_datetime(at) if isinstance(at, str) else at
     return moment(found) if isinstance(found, datetime) and found.tzinfo else str(at or "")
-
-
-def shown_fields(request: HttpRequest, fields: tuple[str, ...]) -> tuple[str, ...]:
-    """The fields of the page of one row; the message only for users who may see it."""
-    if may_see_payload(request):
-        return fields
-    return tuple("record_hidden" if name == "record" else name for name in fields)
-
-
-def search(queryset: Any, term: str) -> Any:
-    if not term:
-        return queryset
-    if "\0" in term:
-        return queryset.none()
-    found = queryset.filter(topic=term) | queryset.filter(key=term)
-    if term.isascii() and term.isdigit() and len(term) < 19:
-        found |= queryset.filter(record_id=int(term))
-    return found

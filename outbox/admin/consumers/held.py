@@ -5,27 +5,26 @@ Every action writes a request, and the consumer that owns the partition carries 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
 from django.contrib import admin
 from django.contrib.admin.views.main import ChangeList
-from django.core.exceptions import PermissionDenied
 from django.db import connections
 from django.db.models import Q
 from django.http import HttpRequest, HttpResponse
-from django.urls import path, reverse
+from django.urls import reverse
 from django.utils import timezone
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
 from outbox import conf
 from outbox.admin import explain, message_view
-from outbox.admin.actions import Seen, confirm
+from outbox.admin.actions import Seen
 from outbox.admin.consumers import messages as wording
-from outbox.admin.edit import Editing, edit_view
-from outbox.admin.kept_base import LIST_CHARS, KeptAdmin, shown_fields
+from outbox.admin.edit import Editing
+from outbox.admin.kept_base import KeptAdmin
 from outbox.admin.message_view import ShownMessage
 from outbox.admin.wording import ago
 from outbox.edges.postgres.consumers.positions import Positions
@@ -35,8 +34,6 @@ from outbox.operations import held as operations
 KEY_CHARS = 60
 UNDECIDED = "undecided"
 _WIDE = ("value", "header_names", "header_values", "history")
-_GONE = "This message no longer exists: it was handled or deleted in the meantime."
-_OFFSET_DIGITS = 18
 
 
 class _Stored(admin.SimpleListFilter):
@@ -96,11 +93,25 @@ class _MessagesAdmin(KeptAdmin):
     list_display_links = ("name",)
     search_fields = ("topic", "key", "offset")
     search_help_text = "The search finds exact matches of a topic, a key or an offset."
+    number_field = "offset"
+    gone = "This message no longer exists: it was handled or deleted in the meantime."
     condition = Q()
+    explained = staticmethod(wording.explained)
 
-    def get_urls(self) -> list[Any]:
-        name = f"outbox_{self.model._meta.model_name}_edit"
-        return [path("<int:pk>/edit/", self.admin_site.admin_view(self.edit_view), name=name), *super().get_urls()]
+    @staticmethod
+    def editing_of(message: ShownMessage) -> Editing:
+        return Editing(
+            what="message",
+            title=f"Edit message {message.dead_id}",
+            text=(
+                "The consumer handles the message with your changes, and after it the later messages of its key. The "
+                "topic and the key stay."
+            ),
+            button="Save and try again",
+            done="You have saved the message. The consumer tries it within a second while it runs.",
+            save=partial(operations.edit, message.dead_id or 0),
+            fixed={"topic": "", "key": ""},
+        )
 
     def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         """The same for both pages."""
@@ -112,48 +123,17 @@ class _MessagesAdmin(KeptAdmin):
     def get_queryset(self, request: HttpRequest) -> Any:
         return super().get_queryset(request).filter(self.condition).defer(*_WIDE)
 
-    def get_search_results(self, request: HttpRequest, queryset: Any, search_term: str) -> tuple[Any, bool]:
-        if not search_term:
-            return queryset, False
-        if "\0" in search_term:
-            return queryset.none(), False
-        wanted = Q(topic=search_term) | Q(key=search_term.encode(errors="replace"))
-        if search_term.isascii() and search_term.isdigit() and len(search_term) <= _OFFSET_DIGITS:
-            wanted |= Q(offset=int(search_term))
-        return queryset.filter(wanted), False
+    def stored_key(self, text: str) -> bytes:
+        return text.encode(errors="replace")
 
-    def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> Any:
-        return shown_fields(request, tuple(self.readonly_fields))
-
-    def get_fields(self, request: HttpRequest, obj: Any = None) -> Any:
-        return shown_fields(request, tuple(self.readonly_fields))
+    def message_of(self, row: ConsumerHold) -> ShownMessage:
+        return message_view.of_message(row)
 
     def selector(self, rows: Sequence[Seen]) -> Any:
         return operations.MessageSelector(ids=tuple(row[0] for row in rows))
 
     def is_editable(self, row: ConsumerHold | None) -> bool:
         return row is not None
-
-    def edit_view(self, request: HttpRequest, pk: int) -> HttpResponse:
-        if not self.has_edit_permission(request):
-            raise PermissionDenied
-        row = self.get_queryset(request).filter(pk=pk).first()
-        return edit_view(self, request, message_view.of_message(row) if row else None, _editing, _GONE)
-
-    def ask(
-        self,
-        request: HttpRequest,
-        queryset: Any,
-        operation: Callable[..., operations.MessageOutcome],
-        title: str,
-        text: str,
-        button: str,
-        done: str,
-    ) -> HttpResponse | None:
-        """Asks always."""
-        name = request.POST["action"]
-        asked, why = confirm(self, request, queryset, name, title, text, button)
-        return asked or self.act(request, queryset, operation, done, why)  # type: ignore[func-returns-value]
 
     # ---- columns
 
@@ -165,44 +145,9 @@ class _MessagesAdmin(KeptAdmin):
     def whose(self, row: ConsumerHold) -> SafeString:
         return format_html("{}<br>{}", row.consumer, explain.cut(wording.key_of(row), KEY_CHARS))
 
-    @admin.display(description="why")
-    def why(self, row: Any) -> str:
-        return wording.explained(row)[0]
-
-    @admin.display(description="next step")
-    def step(self, row: Any) -> str:
-        return wording.explained(row)[1]
-
-    @admin.display(description="why, and the next step")
-    def why_and_step(self, row: Any) -> SafeString:
-        return format_html('<span class="outbox-why"><b>{}</b><br>{}</span>', *wording.explained(row))
-
     @admin.display(description="now")
     def now(self, row: ConsumerHold) -> str:
         return wording.became(row, timezone.now())
-
-    @admin.display(description="last error")
-    def last_error_start(self, row: ConsumerHold) -> str:
-        return explain.cut(row.last_error, LIST_CHARS)
-
-    @admin.display(description="message")
-    def record(self, row: ConsumerHold) -> SafeString:
-        return message_view.as_html(message_view.of_message(row))
-
-
-def _editing(message: ShownMessage) -> Editing:
-    return Editing(
-        what="message",
-        title=f"Edit message {message.dead_id}",
-        text=(
-            "The consumer handles the message with your changes, and after it the later messages of its key. The topic "
-            "and the key stay."
-        ),
-        button="Save and try again",
-        done="You have saved the message. The consumer tries it within a second while it runs.",
-        save=partial(operations.edit, message.dead_id or 0),
-        fixed={"topic": "", "key": ""},
-    )
 
 
 class HeldMessageList(ChangeList):
@@ -257,8 +202,10 @@ class HeldMessageAdmin(_MessagesAdmin):
             "The consumer moves each message to the dead letters and then handles the later messages of its key. You "
             "can requeue a dead letter, but its key is then out of order."
         )
-        done = "moved to the dead letters"
-        return self.ask(request, queryset, operations.skip, "Skip held messages?", text, "Skip them", done)
+        return self.ask(
+            request, queryset, operations.skip, "skip", "Skip held messages?", text, "Skip them",
+            "moved to the dead letters",
+        )  # fmt: skip
 
     @admin.action(description="Discard: delete for good", permissions=["discard"])
     def discard(self, request: HttpRequest, queryset: Any) -> HttpResponse | None:
@@ -266,8 +213,10 @@ class HeldMessageAdmin(_MessagesAdmin):
             "The consumer deletes these messages for good and never handles them. It then handles the later messages "
             "of their keys."
         )
-        button = "Delete them for good"
-        return self.ask(request, queryset, operations.discard, "Discard held messages?", text, button, "deleted")
+        return self.ask(
+            request, queryset, operations.discard, "discard", "Discard held messages?", text, "Delete them for good",
+            "deleted",
+        )  # fmt: skip
 
     @admin.display(description="behind it")
     def behind(self, row: Any) -> str:
@@ -311,8 +260,10 @@ class ConsumerDeadLetterAdmin(_MessagesAdmin):
         text = (
             "The consumer deletes these messages for good. Kafka may still have them, as long as the topic keeps them."
         )
-        button, operation = "Delete them for good", operations.discard_dead_letters
-        return self.ask(request, queryset, operation, "Discard dead letters?", text, button, "deleted")
+        return self.ask(
+            request, queryset, operations.discard_dead_letters, "discard", "Discard dead letters?", text,
+            "Delete them for good", "deleted",
+        )  # fmt: skip
 
     @admin.display(description="since")
     def age(self, row: ConsumerHold) -> str:
