@@ -1,0 +1,1 @@
+"""Decisions about deliveries: messages that a relay sends to HTTP receivers. Pure."""
