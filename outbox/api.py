@@ -16,7 +16,7 @@ from django.db.models import Model
 
 from outbox.conf import Conf, current
 from outbox.exceptions import InvalidMessage, OutboxError, StashOutsideTransaction
-from outbox.messages.context import correlation, stash_alias
+from outbox.messages.context import correlation, stash_alias, stash_is_off
 from outbox.messages.inserts import InsertStatements, copy_many, insert_few, insert_one, lock_many, statements
 from outbox.messages.message import Headers, Message, as_pairs, shown
 from outbox.messages.validation import Row, Validator
@@ -57,7 +57,11 @@ def stash(
 
     Raises `InvalidMessage` if the table or Kafka would reject the message, and `StashOutsideTransaction` in autocommit
     mode. Tests of Django's TestCase run in a transaction, so they do not raise it: use TransactionTestCase instead.
+
+    In a replay of a consumer the call does nothing and returns 0, unless the operator has given `--stash`.
     """
+    if stash_is_off.get():
+        return 0
     conf = current()
     connection = _connection(using, conf, "stash()")
     pairs = () if headers is None else as_pairs(headers)
@@ -77,8 +81,10 @@ def stash_many(messages: Iterable[Message], *, using: str | None = None, ordered
     iterator may use the connection itself. With `ordered`, the call consumes the whole iterator first. It then takes
     all locks before it draws the first id, in an order in which two calls cannot deadlock.
 
-    The other arguments mean the same as those of `stash`.
+    The other arguments mean the same as those of `stash`. In a replay the ids are 0.
     """
+    if stash_is_off.get():
+        return [0 for _ in messages]
     conf = current()
     connection = _connection(using, conf, "stash_many()")
     sql = _statements(connection)

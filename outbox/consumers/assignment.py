@@ -184,8 +184,9 @@ class WorkerShare:
 class Assignment:
     """A `GroupListener`."""
 
-    def __init__(self, runtime: Runtime, *, workers: int, batch: int) -> None:
-        self._runtime = runtime
+    def __init__(self, runtime: Runtime, *, workers: int, batch: int, remedy: str = "") -> None:
+        """`remedy`: what an operator does about a partition that has stopped, in place of setting the position."""
+        self._runtime, self._remedy = runtime, remedy or log.REMEDY
         self._changed = runtime.condition("consumer")
         self._shares = [WorkerShare(batch) for _ in range(workers)]
         self._held: dict[Partition, AssignedPartition] = {}
@@ -503,6 +504,7 @@ class Assignment:
         return self._failing.reason if self._failing.is_failing else ""
 
     def _stop(self, one: AssignedPartition, reason: str) -> None:
+        reason = reason.replace(log.REMEDY, self._remedy)
         if one.stop(reason):
             self._news.append(Stopped(one.partition, reason))
 

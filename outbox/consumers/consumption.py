@@ -13,6 +13,7 @@ from outbox.consumers.ports import (
     GroupPort,
     Handle,
     HeldPort,
+    LeavesOut,
     OwnersPort,
     PositionsPort,
     SeenPort,
@@ -62,12 +63,14 @@ class Consumption:
         topics: Sequence[str] = (),
         matches: Matches | None = None,
         identify: Callable[[Fetched], str] | None = None,
+        leaves_out: LeavesOut | None = None,
+        ends: Mapping[Partition, int] | None = None,
         runtime: Runtime = THREADS,
     ) -> None:
         """`topics` are those that the consumer names; `matches`: None if it names all of them. With `once` it is known
-        when all that is there at the start is handled."""
+        when all that is there at the start is handled; `ends`: when these offsets are reached."""
         self.options = options
-        self._assignment = Assignment(runtime, workers=threads, batch=options.batch)
+        self._assignment = Assignment(runtime, workers=threads, batch=options.batch, remedy=options.remedy)
         metadata = connect.topics()
         self._workers = [
             ConsumerWorker(
@@ -86,6 +89,7 @@ class Consumption:
                 runtime=runtime,
                 fail=fail,
                 identify=identify,
+                leaves_out=leaves_out,
             )
             for number in range(threads)
         ]
@@ -106,6 +110,7 @@ class Consumption:
                 self._assignment,
                 (connect.positions(), connect.transaction(), metadata),
                 matches=matches,
+                ends=ends,
                 runtime=runtime,
                 fail=fail,
             )

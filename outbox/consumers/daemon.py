@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from outbox.consumers.consumption import Connect, Consumption
 from outbox.consumers.counts import Counted
 from outbox.consumers.observer import Observer, RowsPort
-from outbox.consumers.ports import Handle
+from outbox.consumers.ports import Handle, LeavesOut
 from outbox.consumers.topics import Matches
 from outbox.core.consumers import log
 from outbox.core.consumers.partition import Life
@@ -46,6 +46,9 @@ class Run:
     """None: the consumer names all of its topics."""
     identify: Callable[[Fetched], str] | None = None
     """Returns the id by which a repeated message is known. None: no message is left out."""
+    leaves_out: LeavesOut | None = None
+    ends: Mapping[Partition, int] | None = None
+    """With `once`: the offsets to be reached, in place of those that Kafka has at the start."""
 
 
 class Consumers(Daemon):
@@ -78,10 +81,14 @@ class Consumers(Daemon):
                 topics=run.topics,
                 matches=run.matches,
                 identify=run.identify,
+                leaves_out=run.leaves_out,
+                ends=run.ends,
             )
             for run in runs
         ]
         self._started: list[Consumption] = []
+        self.is_complete = False
+        """With `once`: everything is handled."""
         self._observer = Observer(
             [(consumption, run.rows) for consumption, run in zip(self._consumptions, runs, strict=True)],
             runs[0].connect.topics(),
@@ -150,6 +157,7 @@ class Consumers(Daemon):
         while not self._stopping.wait(_POLL_S):
             if self._once and all(consumption.is_complete for consumption in self._consumptions):
                 self._end_once()
+                self.is_complete = True
                 return
 
     def _prepared(self) -> bool:

@@ -15,7 +15,7 @@ from outbox.consumers.message import ConsumedMessage
 from outbox.consumers.registry import Consumer
 from outbox.core.consumers.values import Fetched
 from outbox.exceptions import InvalidConsumer
-from outbox.messages.context import stash_alias
+from outbox.messages.context import stash_alias, stash_is_off
 
 logger = logging.getLogger("outbox.consumers")
 
@@ -32,8 +32,17 @@ ID_MAX = 500
 class Handling:
     """Calls the function of one consumer. Any number of threads may call it."""
 
-    def __init__(self, consumer: Consumer, alias: str, *, id_header: str = MESSAGE_ID) -> None:
+    def __init__(
+        self,
+        consumer: Consumer,
+        alias: str,
+        *,
+        id_header: str = MESSAGE_ID,
+        is_replay: bool = False,
+        stashes: bool = True,
+    ) -> None:
         """`alias` is that of the transaction in which it is called."""
+        self._is_replay, self._stashes = is_replay, stashes
         self._id_header = id_header or MESSAGE_ID
         self._alias = alias
         self._function, self._name, self._decoder = consumer.function, consumer.name, consumer.decoder
@@ -44,17 +53,23 @@ class Handling:
         self._call = self._call_beside_others if self._watched else consumer.function
 
     def __call__(self, messages: Sequence[Fetched], attempt: int) -> None:
-        name, decoder = self._name, self._decoder
+        name, decoder, is_replay = self._name, self._decoder, self._is_replay
+        if not self._stashes:
+            stash_is_off.set(True)  # and so it stays: functions of on_commit run in the same thread
         if self._is_many:
-            result = self._call([ConsumedMessage(message, name, attempt, decoder) for message in messages])
+            result = self._call([ConsumedMessage(message, name, attempt, decoder, is_replay) for message in messages])
         else:
-            result = self._call(ConsumedMessage(messages[0], name, attempt, decoder))
+            result = self._call(ConsumedMessage(messages[0], name, attempt, decoder, is_replay))
         if result is not None:
             _require_done(name, result)
 
+    def message(self, message: Fetched, attempt: int = 1) -> ConsumedMessage:
+        """As the function gets it."""
+        return ConsumedMessage(message, self._name, attempt, self._decoder, self._is_replay)
+
     def identify(self, message: Fetched) -> str:
         """The id by which a repeated message is known. Raises what is a failure of the message."""
-        given = ConsumedMessage(message, self._name, 1, self._decoder)
+        given = self.message(message)
         found = self._dedupe(given) if callable(self._dedupe) else given.header(self._id_header)
         if not isinstance(found, str) or not found or "\0" in found or len(found) > ID_MAX:
             raise ValueError(

@@ -20,15 +20,22 @@ def text(value: bytes) -> str:
 class ConsumedMessage:
     """A message of Kafka. Key, value and headers are decoded when they are asked for."""
 
-    __slots__ = ("_consumer", "_decoder", "attempt", "raw")
+    __slots__ = ("_consumer", "_decoder", "attempt", "is_replay", "raw")
 
     def __init__(
-        self, fetched: Fetched, consumer: str, attempt: int = 1, decoder: Callable[[bytes], Any] = text
+        self,
+        fetched: Fetched,
+        consumer: str,
+        attempt: int = 1,
+        decoder: Callable[[bytes], Any] = text,
+        is_replay: bool = False,
     ) -> None:
         self.raw = fetched
         """As the client returned it: `raw.key` and `raw.value` are bytes."""
         self.attempt = attempt
         """1 for the first one."""
+        self.is_replay = is_replay
+        """The consumer has handled it before, and an operator lets it be handled once more."""
         self._consumer = consumer
         self._decoder = decoder
 

@@ -6,7 +6,7 @@ moves them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from outbox.consumers.assignment import Assignment
 from outbox.consumers.ports import PositionsPort, TopicsPort, TransactionPort
@@ -34,13 +34,14 @@ class Ends:
         matches: Matches | None,
         runtime: Runtime,
         fail: Callable[[BaseException], None],
+        ends: Mapping[Partition, int] | None = None,
     ) -> None:
-        """`topics` are those that the consumer names; `matches` finds more."""
+        """`topics` are those that the consumer names; `matches` finds more. `ends`: in place of those of the start."""
         self._name, self._names, self._matches, self._assignment = name, topics, matches, assignment
         self._positions, self._transaction, self._topics = servers
         self._runtime, self._fail = runtime, fail
         self._ending = runtime.event()
-        self._left: dict[Partition, int] | None = None
+        self._left: dict[Partition, int] | None = None if ends is None else dict(ends)
         """The ends that are not reached yet; None: they are not known yet."""
         self._copied_since: dict[Partition, float] = {}
         self._thread: Thread = runtime.thread(self._run, f"outbox-ends-{name}")

@@ -24,6 +24,14 @@ class Handle(Protocol):
         ...
 
 
+class LeavesOut(Protocol):
+    """Messages that are not handled, and over which the position moves."""
+
+    def __call__(self, connection: Any, messages: Sequence[Fetched]) -> Sequence[Fetched]:
+        """Those of these. In the transaction that handles the others."""
+        ...
+
+
 class PositionsPort(Protocol):
     """Rows of `<TABLE>_position`, on the Django connection of a worker."""
 

@@ -17,6 +17,7 @@ from outbox.conf import Conf
 from outbox.consumers.daemon import Run
 from outbox.consumers.handle import Handling
 from outbox.consumers.registry import Consumer
+from outbox.core.consumers.values import ConsumerOptions
 from outbox.edges.kafka.consumers.group import Group, group_id, properties_of
 from outbox.edges.kafka.consumers.topics import Topics
 from outbox.edges.postgres.consumers.held import HeldMessages
@@ -114,18 +115,22 @@ def runs_of(conf: Conf, consumers: Sequence[Consumer]) -> list[Run]:
     ]
 
 
-def run_of(conf: Conf, consumer: Consumer, rows: PartitionRows | None = None) -> Run:
-    servers = ServersOf(conf, consumer)
-    options = replace(
-        consumer.options,
+def timed(conf: Conf, options: ConsumerOptions) -> ConsumerOptions:
+    """With the times of the settings."""
+    return replace(
+        options,
         transaction_max_s=conf.consumers.consumer_transaction_max_s,
         # A lock is waited for as long as a session lasts.
         call_timeout_s=conf.election.session_timeout_s + CALL_MARGIN_S,
     )
+
+
+def run_of(conf: Conf, consumer: Consumer, rows: PartitionRows | None = None) -> Run:
+    servers = ServersOf(conf, consumer)
     matches = consumer.matches if consumer.patterns else None
     handling = Handling(consumer, servers.alias, id_header=conf.stash.message_id_header)
     return Run(
-        options,
+        timed(conf, consumer.options),
         handling,
         servers,
         rows or servers.rows(),

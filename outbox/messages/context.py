@@ -74,6 +74,9 @@ current_correlation_id = _correlation_id.get
 stash_alias: ContextVar[str | None] = ContextVar("outbox_stash_alias", default=None)
 """The database that `stash` writes to unless it is given another: of the consumer whose function runs."""
 
+stash_is_off: ContextVar[bool] = ContextVar("outbox_stash_is_off", default=False)
+"""`stash` and `stash_many` do nothing: a consumer handles once more what it has handled before."""
+
 TRACE_PARENT, TRACE_STATE, STASHED_AT = "traceparent", "tracestate", "outbox-stashed-at"
 
 

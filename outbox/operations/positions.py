@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -127,10 +127,10 @@ def _shown(
 To = str | int | datetime
 
 
-def to_of(text: str, now: datetime) -> To:
-    """An offset, `earliest`, `latest` or a time that an operator has written. A time without an offset is one of the
+def to_of(text: str, now: datetime, option: str = "--to", words: Sequence[str] = (EARLIEST, LATEST)) -> To:
+    """An offset, one of these words or a time that an operator has written. A time without an offset is one of the
     project's time zone."""
-    if text in (EARLIEST, LATEST):
+    if text in words:
         return text
     if text.isdecimal():
         return int(text)
@@ -138,18 +138,22 @@ def to_of(text: str, now: datetime) -> To:
         at = datetime.fromisoformat(text)
     except ValueError:
         raise PositionRefused(
-            f"--to {text!r} is not an offset, earliest, latest or an ISO time such as 2026-03-01T12:00+01:00."
+            f"{option} {text!r} is not {', '.join(['an offset', *words])} or an ISO time such as "
+            "2026-03-01T12:00+01:00."
         ) from None
-    at = _aware(text, at) if at.tzinfo is None else at
+    at = _aware(text, at, option) if at.tzinfo is None else at
     if at > now:
+        remedy = (
+            "Set --to latest to leave out the messages that are there." if LATEST in words else "Set a time before."
+        )
         raise PositionRefused(
-            f"--to {text!r} is in the future: it is {now.astimezone(at.tzinfo).isoformat(' ', 'seconds')} now. "
-            "Set --to latest to leave out the messages that are there."
+            f"{option} {text!r} is in the future: it is {now.astimezone(at.tzinfo).isoformat(' ', 'seconds')} now. "
+            f"{remedy}"
         )
     return at
 
 
-def _aware(text: str, at: datetime) -> datetime:
+def _aware(text: str, at: datetime, option: str) -> datetime:
     zone = timezone.get_default_timezone()
     one, other = at.replace(tzinfo=zone), at.replace(tzinfo=zone, fold=1)
     if one.utcoffset() == other.utcoffset():
@@ -157,7 +161,7 @@ def _aware(text: str, at: datetime) -> datetime:
     is_skipped = one.astimezone(UTC).astimezone(zone).replace(tzinfo=None) != at
     said = "does not exist, because the clocks skip it," if is_skipped else "exists twice, because the clocks go back,"
     raise PositionRefused(
-        f"--to {text!r} {said} in the time zone {zone}. Write the time with its offset, such as "
+        f"{option} {text!r} {said} in the time zone {zone}. Write the time with its offset, such as "
         f"{one.isoformat()} or {other.isoformat()}."
     )
 
@@ -202,22 +206,27 @@ def set_positions(
 
 
 def _wanted(topics: Topics, topic: str, to: To, partition: int | None) -> dict[Partition, int]:
+    wanted = {}
+    for found in partitions_of(topics, topic, partition):
+        first, end = topics.bounds(found)
+        next = offset_of(topics, found, to, first, end)
+        if not first <= next <= end:
+            raise PositionRefused(f"{log.named(found)} holds the offsets {first} to {end}, and not {next}.")
+        wanted[found] = next
+    return wanted
+
+
+def partitions_of(topics: Topics, topic: str, partition: int | None) -> list[Partition]:
+    """This one, or all of the topic."""
     count = topics.partitions(topic)
     if not count:
         raise PositionRefused(f"The topic {topic!r} does not exist, or the user may not see it.")
     if partition is not None and not 0 <= partition < count:
         raise PositionRefused(f"The topic {topic!r} has the partitions 0 to {count - 1}, and not {partition}.")
-    wanted = {}
-    for number in range(count) if partition is None else [partition]:
-        first, end = topics.bounds(found := Partition(topic, number))
-        next = _offset(topics, found, to, first, end)
-        if not first <= next <= end:
-            raise PositionRefused(f"{topic}[{number}] holds the offsets {first} to {end}, and not {next}.")
-        wanted[found] = next
-    return wanted
+    return [Partition(topic, number) for number in (range(count) if partition is None else [partition])]
 
 
-def _offset(topics: Topics, partition: Partition, to: To, first: int, end: int) -> int:
+def offset_of(topics: Topics, partition: Partition, to: To, first: int, end: int) -> int:
     if isinstance(to, datetime):
         return topics.offset_at(partition, int(to.timestamp() * 1000))
     return to if isinstance(to, int) else {EARLIEST: first, LATEST: end}[to]

@@ -12,12 +12,12 @@ from psycopg import sql
 
 COMPANIONS = (
     *("state", "purged", "lane", "spark", "hold", "dead", "audit_log", "sample", "watch"),
-    *("position", "partition", "owner", "seen", "held"),
+    *("position", "partition", "owner", "seen", "held", "replay"),
 )
 """Suffixes of the companion tables. The harvester writes them, but for those of consumers. Operators also write holds,
 dead letters and the audit log, by the commands and the admin."""
 OPERATED = ("hold", "dead", "audit_log")
-CONSUMED = ("position", "partition", "owner", "seen", "held")
+CONSUMED = ("position", "partition", "owner", "seen", "held", "replay")
 REQUESTED = ("held",)
 """Operators write requests into it, and edits. The consumers carry them out."""
 

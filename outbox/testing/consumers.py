@@ -20,11 +20,13 @@ from outbox.core.consumers.batch import ConsumerBatch
 from outbox.core.consumers.partition import AssignedPartition
 from outbox.core.consumers.values import Fetched, Partition, Position
 from outbox.exceptions import OutboxError
+from outbox.messages.context import stash_is_off
 from outbox.testing.broker import Delivered, MemoryBroker
 from outbox.testing.messages import StashedMessage, as_pairs, serialized
 from outbox.testing.table import StashedTable
 
 if TYPE_CHECKING:
+    from outbox.consumers.handle import Handling
     from outbox.consumers.registry import Consumer
     from outbox.edges.postgres.consumers.savepoints import SavepointTransaction
 
@@ -101,27 +103,38 @@ class KitConsumer:
         self._servers = ServersOf(conf.current(), consumer)
         self._servers.require_postgres()
         self._handling = Handling(consumer, self._servers.alias)
+        self._replaying = Handling(consumer, self._servers.alias, is_replay=True, stashes=False)
         self._table = StashedTable(self._servers.alias)
+
+    def replay(self, messages: Sequence[Fetched], attempt: int, call: str) -> Handled:
+        """As `handle`."""
+        token = stash_is_off.set(True)
+        try:
+            return self._handle(self._replaying, messages, attempt, call)
+        finally:
+            stash_is_off.reset(token)
 
     def handle(self, messages: Sequence[Fetched], attempt: int, call: str) -> Handled:
         """`call` is what the test calls."""
+        return self._handle(self._handling, messages, attempt, call)
+
+    def _handle(self, handling: Handling, messages: Sequence[Fetched], attempt: int, call: str) -> Handled:
         from outbox.edges.postgres.consumers.savepoints import SavepointTransaction
 
         self._table.require_committed(call, "consumer")
         last_id = self._table.last_id()
         transaction = SavepointTransaction(self._servers.alias, consumer=self.consumer.name)
-        hooks = self._commit(transaction, _batch(messages), attempt)
+        hooks = self._commit(handling, transaction, _batch(messages), attempt)
         errors = self._run(transaction, hooks)
-        decoder = self.consumer.decoder
         return Handled(
             self.consumer.name,
-            tuple(ConsumedMessage(message, self.consumer.name, attempt, decoder) for message in messages),
+            tuple(handling.message(message, attempt) for message in messages),
             tuple(self._table.messages(after=last_id)),
             tuple(errors),
         )
 
     def _commit(
-        self, transaction: SavepointTransaction, batch: ConsumerBatch, attempt: int
+        self, handling: Handling, transaction: SavepointTransaction, batch: ConsumerBatch, attempt: int
     ) -> Sequence[Callable[[], None]]:
         """The hooks of on_commit."""
         from outbox.edges.postgres.consumers.savepoints import TransactionEnded
@@ -131,7 +144,7 @@ class KitConsumer:
             expected = {one.partition: one.position for one in batch.everything if one.position is not None}
             batch.locked(expected, transaction.xid())
             for counts, messages in batch.calls(many=self.consumer.options.many):
-                self._handling(messages, attempt)
+                handling(messages, attempt)
                 batch.handled(counts)
             if problem := transaction.problem():
                 raise TransactionRefused(problem)
@@ -183,7 +196,9 @@ class KitConsumers:
         self._consumers: dict[str, KitConsumer] = {}
         self._handled: dict[str, set[Delivered]] = defaultdict(set)
 
-    def deliver(self, wanted: str | Callable[..., Any], given: Given, attempt: int) -> Handled:
+    def deliver(
+        self, wanted: str | Callable[..., Any], given: Given, attempt: int, *, is_replay: bool = False
+    ) -> Handled:
         consumer = _found(wanted)
         topic = given.topic or _topic_of(consumer)
         if not consumer.matches(topic):
@@ -193,7 +208,8 @@ class KitConsumers:
             )
         one, message = self._consumer(consumer), given.fetched(topic)
         offset = self._broker.take_offset(topic, given.partition, given.offset)
-        return one.handle([message._replace(offset=offset)], attempt, "deliver()")
+        call = one.replay if is_replay else one.handle
+        return call([message._replace(offset=offset)], attempt, "deliver()")
 
     def run_chain(self, alias: str, rounds: int) -> dict[str, list[Handled]]:
         from outbox.consumers.registry import registered

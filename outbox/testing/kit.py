@@ -149,20 +149,22 @@ class OutboxKit:
         offset: int | None = None,
         time: datetime | None = None,
         attempt: int = 1,
+        is_replay: bool = False,
     ) -> Handled:
         """Deliver one message to a consumer, which is a name or the function itself. Return what it has done.
 
         The function runs as in a consumer's process, in a savepoint of the test's transaction. The kit converts `value`
         as `stash` does: text and bytes stay, None is a tombstone, and the serializer of the settings converts any other
         object. The topic is the first one that the consumer names, the offset the next one of the partition, and the
-        time that of the kit, unless they are given.
+        time that of the kit, unless they are given. With `is_replay` the message is one of a replay, in which `stash`
+        does nothing.
 
         An exception of the function reaches the test, and the effects of the message are rolled back. Raises
         `TransactionRefused` if the consumer could not commit although the function returned, and `ConsumerStopped` if
         the consumer would stop.
         """
         given = Given(topic, partition, offset, key, value, headers, time or self.clock.now)
-        return self._consumers.deliver(consumer, given, attempt)
+        return self._consumers.deliver(consumer, given, attempt, is_replay=is_replay)
 
     def run_chain(self, *, rounds: int = 50) -> dict[str, list[Handled]]:
         """Harvest, deliver to every consumer, and repeat until nothing is left. Return what each consumer has handled.

@@ -46,13 +46,13 @@ def shop_template(postgres):
 
 
 class Process:
-    """One `manage.py consume`, whose log is kept."""
+    """One `manage.py consume`, or another command, whose log is kept."""
 
-    def __init__(self, scene, *arguments, failpoints="", **environment):
+    def __init__(self, scene, *arguments, command="consume", failpoints="", **environment):
         self.log = scene.folder / f"consumer-{len(scene.processes)}.log"
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "django", "consume", *arguments],
+                [sys.executable, "-m", "django", command, *arguments],
                 cwd=ROOT,
                 env={**scene.environment, "OUTBOX_FAILPOINTS": failpoints, **environment},
                 stdout=log,
@@ -165,6 +165,10 @@ class Scene:
 
     def consume(self, *arguments, **given):
         return Process(self, *arguments, **given)
+
+    def replay(self, *arguments, consumer="shop.record", topic="", **given):
+        given = {"command": "outbox_replay", **given}
+        return self.consume(consumer, "--topic", topic or self.topic, "--from", *arguments, **given)
 
     def once(self, *names, **given):
         done = self.consume("--once", *(names or ("shop.record",)), **given)

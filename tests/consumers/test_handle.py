@@ -2,6 +2,7 @@
 
 import functools
 import logging
+from contextvars import copy_context
 
 import pytest
 from django.db.utils import ConnectionHandler
@@ -134,3 +135,21 @@ def test_the_id_is_the_header_of_stash_or_what_the_function_returns():
 def test_a_message_without_an_id_is_a_failure(dedupe):
     with pytest.raises(ValueError, match="has no id by which it is known"):
         identified(dedupe)
+
+
+def test_in_a_replay_stash_does_nothing_and_the_function_may_know():
+    found = []
+
+    def function(message):
+        found.append(message.is_replay)
+        if message.is_replay:
+            found.append((outbox.stash("t", object()), outbox.stash_many(iter([1, 2]))))
+
+    def call():
+        consumer = registry._consumers["shop.record"]
+        Handling(consumer, "default", is_replay=True, stashes=False)([MESSAGE], 1)
+        found.append(outbox.stash("t", "of a function of on_commit"))
+
+    handling(function)([MESSAGE], 1)
+    copy_context().run(call)
+    assert found == [False, True, (0, [0, 0]), 0]

@@ -55,6 +55,9 @@ class PlainTestCase(OutboxTestMixin, TestCase):
             assert [one.topic for one in handled.stashed] == ["receipts"]
             self.assert_stashed("receipts", key="42", value={"of": "42"})
         assert (handled.offset, handled.position) == (1, 2)
+        replayed = self.deliver(pay, {"name": "replayed"}, is_replay=True)
+        assert (replayed.message.is_replay, replayed.stashed) == (True, ())
+        Group.objects.get(name="replayed").delete()
         assert Group.objects.count() == 2
         with pytest.raises(KeyError):
             self.deliver(pay, {})

@@ -137,9 +137,12 @@ class Loads:
         connection: Any = self._transaction.connection()
         with self._watch.during("owners"):
             owners = self._owners.load(connection, self._options.name, list(loaded.found))
+        owned: dict[Partition, tuple[int, Suspicion]] = {}
         for partition, position in loaded.found.items():
-            loaded.suspicions[partition] = crashes.after(owners.get(partition), self._owners.owner, position.next)
-        owned = {p: (position.next, loaded.suspicions[p]) for p, position in loaded.found.items()}
+            suspicion = crashes.after(owners.get(partition), self._owners.owner, position.next)
+            loaded.suspicions[partition] = suspicion
+            stops = _stops(self._options, suspicion, position)
+            owned[partition] = position.next, crashes.stopped(suspicion) if stops else suspicion
         try:
             with self._watch.during("own"):
                 self._owners.own(connection, self._options.name, owned)
@@ -150,8 +153,7 @@ class Loads:
             raise
         for partition, suspicion in loaded.suspicions.items():
             self._log_suspicion(partition, suspicion)
-            is_ahead = suspicion.poison is not None and suspicion.poison >= loaded.found[partition].next
-            if is_ahead and suspicion.poison is not None and not holds(self._options):
+            if suspicion.poison is not None and _stops(self._options, suspicion, loaded.found[partition]):
                 del loaded.found[partition]
                 loaded.stopped[partition] = log.poison(partition, suspicion.poison)
 
@@ -178,3 +180,8 @@ class Loads:
                 suspicion.suspect,
                 suspicion.deaths,
             )
+
+
+def _stops(options: ConsumerOptions, suspicion: Suspicion, position: Position) -> bool:
+    """Whether the partition stops at a message that ends the process."""
+    return suspicion.poison is not None and suspicion.poison >= position.next and not holds(options)

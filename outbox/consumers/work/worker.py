@@ -19,6 +19,7 @@ from outbox.consumers.ports import (
     CommitInDoubt,
     Handle,
     HeldPort,
+    LeavesOut,
     OwnersPort,
     PositionsPort,
     SeenPort,
@@ -77,9 +78,11 @@ class ConsumerWorker:
         runtime: Runtime,
         fail: Callable[[BaseException], None],
         identify: Callable[[Fetched], str] | None = None,
+        leaves_out: LeavesOut | None = None,
     ) -> None:
         """`fail` is called with what ends the consumer; `identify` returns the id by which a repeated message is
         known."""
+        self._leaves_out = leaves_out
         self._number, self._options = number, options
         self._assignment, self._fail = assignment, fail
         self._positions, self._transaction = servers.positions, servers.transaction
@@ -280,6 +283,9 @@ class ConsumerWorker:
         if asks := batch.asks:
             with self._watch.during("held"):
                 batch.blocked(self._held.keys(connection, self._options.name, asks))
+        if self._leaves_out is not None:
+            with self._watch.during("held"):
+                batch.leave_out(self._leaves_out(connection, list(batch.left)))
         if batch.release is not None:
             (one,) = batch.staying
             limit = 1 if self._assignment.failing or one.caution.is_careful else self._release_max

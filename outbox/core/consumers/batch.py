@@ -204,8 +204,8 @@ class ConsumerBatch:
                     yield message
 
     def leave_out(self, messages: Iterable[Fetched]) -> None:
-        """They were handled before, or another one of the batch has the same id."""
-        self._left_out = {(Partition(*message[:2]), message.offset) for message in messages}
+        """They are held, or were handled before, or another one of the batch has the same id."""
+        self._left_out |= {(Partition(*message[:2]), message.offset) for message in messages}
 
     def _is_left_out(self, one: AssignedPartition, message: Fetched) -> bool:
         return (one.partition, message.offset) in self._left_out

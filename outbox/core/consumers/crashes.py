@@ -68,6 +68,12 @@ def after(found: PartitionOwner | None, owner: str, position: int) -> Suspicion:
     return Suspicion(True, found.begun, deaths)
 
 
+def stopped(found: Suspicion) -> Suspicion:
+    """What is written when the partition stops at poison: who starts the consumer again has the message tried once
+    more."""
+    return Suspicion(True, found.suspect, DEATHS - 1)
+
+
 class Caution:
     """Of one partition: messages are handled one by one, each recorded before it is begun."""
 

@@ -14,7 +14,7 @@ from outbox.core.consumers.values import Fetched, Partition, Position
 BOUNDS_S = 30.0
 """A new leader may not know for a while how far its log reaches."""
 
-_REMEDY = "Stop every process of the consumer, then set the position. Run: python manage.py outbox_positions"
+REMEDY = "Stop every process of the consumer, then set the position. Run: python manage.py outbox_positions"
 TRUNCATED = frozenset({"_LOG_TRUNCATION"})
 UNKNOWN = frozenset(
     {"UNKNOWN_TOPIC_OR_PART", "UNKNOWN_TOPIC_ID", "INCONSISTENT_TOPIC_ID", "_UNKNOWN_TOPIC", "_UNKNOWN_PARTITION"}
@@ -37,7 +37,7 @@ def other_topic(partition: Partition, position: Position, topic_id: str | None, 
         last = f" The old id was last confirmed at the position {confirmed}; later messages may be of either topic."
     return (
         f"{named(partition)} was created again: the position {position.next} was written for the topic with id "
-        f"{position.topic_id}, the topic now has the id {topic_id}.{last} {_REMEDY}"
+        f"{position.topic_id}, the topic now has the id {topic_id}.{last} {REMEDY}"
     )
 
 
@@ -45,14 +45,14 @@ def older_epoch(partition: Partition, position: Position, epoch: int, message: F
     return (
         f"{named(partition)} is another log: the message at offset {message.offset} has the leader epoch "
         f"{message.leader_epoch}, one before it had {epoch}; the position is {position.next}. The topic was created "
-        f"again, or its log was cut. {_REMEDY}"
+        f"again, or its log was cut. {REMEDY}"
     )
 
 
 def truncated(partition: Partition, position: Position, text: str) -> str:
     return (
         f"{named(partition)} was truncated below the position {position.next} (leader epoch {position.leader_epoch}): "
-        f"{text}. {_REMEDY}"
+        f"{text}. {REMEDY}"
     )
 
 
@@ -61,12 +61,12 @@ def row_is_missing(partition: Partition, *, copy: int | None, acknowledged: int 
     if acknowledged is not None:
         return (
             f"{named(partition)} has no row in the table of positions, and this process has committed the position "
-            f"{acknowledged}. {_REMEDY}"
+            f"{acknowledged}. {REMEDY}"
         )
     if copy is not None:
         return (
             f"{named(partition)} has no row in the table of positions, and the consumer's group has the offset {copy}. "
-            f"The table was emptied, or the database is another one. {_REMEDY}"
+            f"The table was emptied, or the database is another one. {REMEDY}"
         )
     return ""
 
@@ -95,19 +95,19 @@ def out_of_bounds(partition: Partition, position: Position, found: tuple[int, in
     side = "expired" if position.next < first else "were lost, or the topic was created again"
     return (
         f"{named(partition)} holds the offsets {first} to {end} and the position is {position.next}: messages {side}. "
-        f"{_REMEDY}"
+        f"{REMEDY}"
     )
 
 
 def poison(partition: Partition, offset: int) -> str:
     return (
         f"{named(partition)}: the process ended {DEATHS} times while it handled the message at offset {offset} by "
-        f"itself. Correct the function and start the consumer again. To leave the message out: {_REMEDY}"
+        f"itself. Correct the function and start the consumer again. To leave the message out: {REMEDY}"
     )
 
 
 def failed(partition: Partition, offset: int, attempts: int, reason: str) -> str:
     return (
         f"{named(partition)}: the message at offset {offset} failed {attempts} times, the last time with {reason}. "
-        f"Correct the function and start the consumer again. To leave the message out: {_REMEDY}"
+        f"Correct the function and start the consumer again. To leave the message out: {REMEDY}"
     )

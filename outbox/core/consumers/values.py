@@ -94,6 +94,8 @@ class ConsumerOptions:
     on_error: str = HOLD
     """`HOLD`, `STOP`, `DEAD_LETTER`, or empty: the message goes to `error_topic`."""
     error_topic: str = ""
+    remedy: str = ""
+    """What an operator does about a partition that has stopped, in place of setting the position."""
     transaction_max_s: float = 0.25
     """No function is called later than this after the locks: whoever needs the rows that it has locked waits for
     COMMIT."""

@@ -12,7 +12,7 @@ TOPIC = os.environ.get("SHOP_TOPIC", "orders")
 
 def effect(consumer, message):
     return Effect(
-        consumer=consumer,
+        consumer=f"{consumer} replay" if message.is_replay else consumer,
         topic=message.topic,
         partition=message.partition,
         offset=message.offset,

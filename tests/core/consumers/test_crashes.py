@@ -2,7 +2,7 @@
 
 import pytest
 
-from outbox.core.consumers.crashes import RELEASED, SUSPECT_MAX, Caution, PartitionOwner, Suspicion, after
+from outbox.core.consumers.crashes import RELEASED, SUSPECT_MAX, Caution, PartitionOwner, Suspicion, after, stopped
 
 CALM = Suspicion()
 
@@ -35,6 +35,13 @@ def owner(**given):
 )
 def test_what_the_next_owner_concludes(found, position, expected):
     assert after(found, "me", position) == expected
+
+
+def test_who_starts_a_consumer_again_that_stopped_at_poison_has_the_message_tried_once_more():
+    written = stopped(Suspicion(True, 12, 2, poison=12))
+    assert after(owner(suspect=written.suspect, deaths=written.deaths), "me", 12) == Suspicion(True, 12, 1)
+    died = owner(begun=12, suspect=written.suspect, deaths=written.deaths)
+    assert after(died, "me", 12).poison == 12
 
 
 def test_messages_are_recorded_for_a_while():

@@ -306,3 +306,13 @@ def test_a_held_one_goes_to_the_topic_of_errors_in_the_end(options):
     change(errors, o1=failed(NEVER, attempts=5))
     assert OutboxRecord.objects.get().kafka_topic == "errors"
     assert offsets(take(options)) == [2]
+
+
+def test_messages_of_a_range_that_have_a_row_are_found_by_their_offsets(options):
+    keep(options, (message(5), failed()), (message(7), None), (message(9), failed(NEVER)))
+    keep(options, (message(5, partition=1), failed()))
+    asked = [message(offset) for offset in range(5, 10)]
+    found = HELD.of_offsets(connection, options.name, "orders", "id", asked)
+    assert [one.offset for one in found] == [5, 7, 9]
+    assert HELD.of_offsets(connection, options.name, "orders", "another id", asked) == []
+    assert HELD.of_offsets(connection, options.name, "orders", "id", []) == []

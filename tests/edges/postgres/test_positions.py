@@ -293,3 +293,10 @@ def test_a_pinned_horizon_does_not_make_it_slow(consumer, positions, capsys):
     with capsys.disabled():
         print(f"\na moved position: {free:.2f} ms; behind 20,000 dead rows that must stay: {pinned:.2f} ms")
     assert pinned < 5 * free
+
+
+def test_those_of_a_replay_belong_to_no_consumer(consumer, positions):
+    positions.create(connection, consumer, {ONE: Position(5)})
+    positions.create(connection, f"{consumer}#7", {ONE: Position(2)})
+    names = {name for name in positions.topics(connection) if name.startswith(consumer)}
+    assert names == {consumer}

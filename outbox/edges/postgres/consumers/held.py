@@ -72,6 +72,11 @@ class HeldMessages:
             f"%(keys)s::bytea[]) AS a (topic, partition, key) WHERE EXISTS (SELECT FROM {{held}} AS h WHERE {of_asked} "
             "AND md5(h.key) = md5(a.key) AND h.key = a.key AND h.died_at IS NULL)"
         )
+        self._of_offsets = build(
+            '/* held */ SELECT h.partition, h."offset" FROM {held} AS h JOIN unnest(%(partitions)s::integer[], '
+            "%(offsets)s::bigint[]) AS a (partition, at) ON h.consumer = %(consumer)s AND h.topic = %(topic)s "
+            'AND h.topic_id = %(topic_id)s AND h.partition = a.partition AND h."offset" = a.at'
+        )
         self._insert = build(
             '/* held */ INSERT INTO {held} AS h (consumer, topic, topic_id, partition, "offset", leader_epoch, key, '
             "value, header_names, header_values, produced_ms, reason, attempts, delays, last_error, next_try, "
@@ -138,6 +143,20 @@ class HeldMessages:
             "partitions": [partition.number for partition in partitions],
         }
         return {Partition(topic, number): is_due for topic, number, is_due in _rows(connection, self._look, given)}
+
+    def of_offsets(
+        self, connection: Any, consumer: str, topic: str, topic_id: str, messages: Sequence[Fetched]
+    ) -> list[Fetched]:
+        """Those of these messages of the topic that have a row, dead letters too."""
+        given = {
+            "consumer": consumer,
+            "topic": topic,
+            "topic_id": topic_id,
+            "partitions": [message.partition for message in messages],
+            "offsets": [message.offset for message in messages],
+        }
+        found = set(_rows(connection, self._of_offsets, given)) if messages else set()
+        return [message for message in messages if (message.partition, message.offset) in found]
 
     # ---- in a transaction that has locked the position
 

@@ -46,7 +46,10 @@ class Positions:
         def build(text: str, lock: str = "") -> str:
             return sql.SQL(text).format(position=position, lock=sql.SQL(lock)).as_string()
 
-        self._topics = build("/* position */ SELECT DISTINCT consumer, topic FROM {position}")
+        # Without those of replays, which are under the name of the consumer, `#` and a number.
+        self._topics = build(
+            "/* position */ SELECT DISTINCT consumer, topic FROM {position} WHERE position('#' IN consumer) = 0"
+        )
         self._everything = build(
             "/* position */ SELECT DISTINCT ON (topic, partition) topic, partition, next, topic_id, leader_epoch "
             "FROM {position} WHERE consumer = %(consumer)s ORDER BY topic, partition, next DESC"
