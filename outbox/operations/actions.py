@@ -9,6 +9,7 @@ requests.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from django.db import connections, transaction
@@ -43,9 +44,9 @@ def _bulk(
     what: str,
     selector: Selector,
     actor: str,
-    reason: str,
-    dry_run: bool,
-    alias: str | None,
+    reason: str = "",
+    dry_run: bool = False,
+    alias: str | None = None,
     *,
     holds: Callable[[Any], Any] | None = None,
     dead: Callable[[str, Any], int] | None = None,
@@ -74,45 +75,25 @@ def _bulk(
     return Outcome(what, matched, changed, pending, details={"ids": ids[:IDS_KEPT]})
 
 
-def retry(selector: Selector, actor: str, reason: str = "", dry_run: bool = False, alias: str | None = None) -> Outcome:
-    """Requests that the harvester retries held records now."""
-    return _bulk("retry", selector, actor, reason, dry_run, alias, holds=lambda q: (q, "retry"))
-
-
-def requeue(
-    selector: Selector, actor: str, reason: str = "", dry_run: bool = False, alias: str | None = None
-) -> Outcome:
-    """Puts dead letters back into the outbox as new records, in their old order, behind the later records of their
-    keys."""
-    return _bulk("requeue", selector, actor, reason, dry_run, alias, dead=put_back)
-
-
-def skip(selector: Selector, actor: str, reason: str = "", dry_run: bool = False, alias: str | None = None) -> Outcome:
-    """Requests that held records become dead letters, so that their keys continue. A topic that is held as a whole is
-    left out, because no record of it is the cause."""
-    return _bulk("skip", selector, actor, reason, dry_run, alias, holds=lambda q: (_of_records(q), "skip"))
-
-
-def discard(
-    selector: Selector, actor: str, reason: str = "", dry_run: bool = False, alias: str | None = None
-) -> Outcome:
-    """Requests that the harvester deletes held records for good."""
-    return _bulk("discard", selector, actor, reason, dry_run, alias, holds=lambda q: (_of_records(q), "discard"))
-
-
-def discard_dead_letters(
-    selector: Selector, actor: str, reason: str = "", dry_run: bool = False, alias: str | None = None
-) -> Outcome:
-    """Deletes dead letters for good, usually those of some age."""
-    return _bulk("discard", selector, actor, reason, dry_run, alias, dead=_delete)
-
-
 def _of_records(query: Any) -> Any:
     return query.filter(key__isnull=False)
 
 
 def _delete(alias: str, pks: list[int]) -> int:
     return DeadLetter.objects.using(alias).filter(pk__in=pks).delete()[0]
+
+
+retry = partial(_bulk, "retry", holds=lambda q: (q, "retry"))
+"""Requests that the harvester retries held records now."""
+requeue = partial(_bulk, "requeue", dead=put_back)
+"""Puts dead letters back into the outbox as new records, in their old order, behind the later records of their keys."""
+skip = partial(_bulk, "skip", holds=lambda q: (_of_records(q), "skip"))
+"""Requests that held records become dead letters, so that their keys continue. A topic that is held as a whole is left
+out, because no record of it is the cause."""
+discard = partial(_bulk, "discard", holds=lambda q: (_of_records(q), "discard"))
+"""Requests that the harvester deletes held records for good."""
+discard_dead_letters = partial(_bulk, "discard", dead=_delete)
+"""Deletes dead letters for good, usually those of some age."""
 
 
 # ---- pauses

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any
 
 from django.db import connections, transaction
@@ -22,7 +23,7 @@ from outbox.edges.postgres.operations import messages
 from outbox.models import ConsumerHold
 from outbox.operations.outcomes import IDS_KEPT, Outcome, alias_of, write_audit_log
 from outbox.operations.positions import positions_of, require_known
-from outbox.operations.selection import NothingSelected, OperationRefused
+from outbox.operations.selection import NothingSelected, OperationRefused, given_fields
 
 FIELDS = ("value", "headers")
 LISTED_MAX = 100
@@ -101,62 +102,23 @@ class MessageSelector:
         return (self.key or "").encode(errors="surrogateescape")
 
     def as_dict(self) -> dict[str, Any]:
-        """The given fields, for the audit log entry."""
-        given = {n: v for n, v in asdict(self).items() if v is not None and v is not False and v not in ((), [])}
-        if self.key is not None:
-            given["key"] = text_of(self._key)
-        if self.older_than is not None:
-            given["older_than"] = self.older_than.total_seconds()
-        return {name: list(v)[:100] if isinstance(v, list | tuple) else v for name, v in given.items()}
+        """For the audit log entry."""
+        given = given_fields(self)
+        return given if self.key is None else {**given, "key": text_of(self._key)}
 
 
 # ---- requests
 
 
-def retry(
-    selector: MessageSelector, actor: str, reason: str = "", dry_run: bool = False, alias: str | None = None
-) -> MessageOutcome:
-    """Requests that the consumer tries held messages now, and after each one the later messages of its key."""
-    return _request("retry", holding.RETRY, selector, TRIED, actor, reason, dry_run, alias)
-
-
-def requeue(
-    selector: MessageSelector, actor: str, reason: str = "", dry_run: bool = False, alias: str | None = None
-) -> MessageOutcome:
-    """Requests that the consumer tries dead letters again. Later messages of their keys may have been handled."""
-    return _request("requeue", holding.RETRY, selector, DEAD, actor, reason, dry_run, alias, since="died_at")
-
-
-def skip(
-    selector: MessageSelector, actor: str, reason: str = "", dry_run: bool = False, alias: str | None = None
-) -> MessageOutcome:
-    """Requests that held messages become dead letters, so that their keys continue."""
-    return _request("skip", holding.SKIP, selector, LIVE, actor, reason, dry_run, alias)
-
-
-def discard(
-    selector: MessageSelector, actor: str, reason: str = "", dry_run: bool = False, alias: str | None = None
-) -> MessageOutcome:
-    """Requests that the consumer deletes held messages for good, so that their keys continue."""
-    return _request("discard", holding.DISCARD, selector, LIVE, actor, reason, dry_run, alias)
-
-
-def discard_dead_letters(
-    selector: MessageSelector, actor: str, reason: str = "", dry_run: bool = False, alias: str | None = None
-) -> MessageOutcome:
-    """Requests that the consumer deletes dead letters for good."""
-    return _request("discard", holding.DISCARD, selector, DEAD, actor, reason, dry_run, alias, since="died_at")
-
-
 def _request(
     what: str,
     wanted: str,
-    selector: MessageSelector,
     condition: Q,
+    selector: MessageSelector,
     actor: str,
-    reason: str,
-    dry_run: bool,
-    alias: str | None,
+    reason: str = "",
+    dry_run: bool = False,
+    alias: str | None = None,
     *,
     since: str = "since",
 ) -> MessageOutcome:
@@ -176,6 +138,18 @@ def _request(
             write_audit_log(found_alias, actor, what, reason, details)
     left_out = max(0, matched - pending)
     return MessageOutcome(what, matched, 0, pending, details={"ids": ids[:IDS_KEPT]}, left_out=left_out)
+
+
+retry = partial(_request, "retry", holding.RETRY, TRIED)
+"""Requests that the consumer tries held messages now, and after each one the later messages of its key."""
+requeue = partial(_request, "requeue", holding.RETRY, DEAD, since="died_at")
+"""Requests that the consumer tries dead letters again. Later messages of their keys may have been handled."""
+skip = partial(_request, "skip", holding.SKIP, LIVE)
+"""Requests that held messages become dead letters, so that their keys continue."""
+discard = partial(_request, "discard", holding.DISCARD, LIVE)
+"""Requests that the consumer deletes held messages for good, so that their keys continue."""
+discard_dead_letters = partial(_request, "discard", holding.DISCARD, DEAD, since="died_at")
+"""Requests that the consumer deletes dead letters for good."""
 
 
 def edit(

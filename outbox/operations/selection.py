@@ -92,15 +92,18 @@ class Selector:
         return found if self.lane is None else found.annotate(of_lane=lane_expression(alias))
 
     def as_dict(self) -> dict[str, Any]:
-        """The given fields, for the audit log entry."""
-        given = {n: v for n, v in asdict(self).items() if v is not None and v is not False and v not in ((), [])}
+        """For the audit log entry."""
+        given = given_fields(self)
         given.pop("hold_records", None)
-        if self.older_than is not None:
-            given["older_than"] = self.older_than.total_seconds()
-        return {
-            name: list(v)[:100] if isinstance(v, Sequence) and not isinstance(v, str) else v
-            for name, v in given.items()
-        }
+        return given
+
+
+def given_fields(selector: Any) -> dict[str, Any]:
+    """Those that narrow the selection, as JSON has them; of long lists the first 100."""
+    given = {n: v for n, v in asdict(selector).items() if v is not None and v is not False and v not in ((), [])}
+    if selector.older_than is not None:
+        given["older_than"] = selector.older_than.total_seconds()
+    return {name: list(v)[:100] if isinstance(v, list | tuple) else v for name, v in given.items()}
 
 
 def lane_count(alias: str) -> int:
