@@ -83,6 +83,14 @@ def _history() -> "models.JSONField[Any, Any]":
     return models.JSONField(db_default=models.Value([], models.JSONField()))
 
 
+class _Wanted(models.TextChoices):
+    """What operators request for a held record or message."""
+
+    RETRY = "retry", "retry"
+    SKIP = "skip", "skip"
+    DISCARD = "discard", "discard"
+
+
 class Hold(models.Model):
     """A record without a key, a key, a topic or a lane that is not sent for now, with the reason.
 
@@ -96,10 +104,7 @@ class Hold(models.Model):
         POISON = "poison", "crashed a harvester"
         EDITING = "editing", "being edited"
 
-    class Wanted(models.TextChoices):
-        RETRY = "retry", "retry"
-        SKIP = "skip", "skip"
-        DISCARD = "discard", "discard"
+    Wanted = _Wanted
 
     id = models.BigAutoField(primary_key=True)
     topic = fields.CharField(max_length=249, blank=True, db_default="")  # empty: a whole lane
@@ -254,10 +259,7 @@ class ConsumerHold(models.Model):
         POISON = "poison", "ended its process"
         WAITING = "waiting", "waits behind an earlier message of its key"
 
-    class Wanted(models.TextChoices):
-        RETRY = "retry", "retry"
-        SKIP = "skip", "skip"
-        DISCARD = "discard", "discard"
+    Wanted = _Wanted
 
     id = models.BigAutoField(primary_key=True)
     consumer = models.TextField()
