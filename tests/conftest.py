@@ -1,6 +1,7 @@
 """Fixtures that all tests may use."""
 
 import os
+import random
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -28,6 +29,15 @@ LEFT_OUT = "left out: the long fault runs (make torture) and the measurements (m
 NO_PROMTOOL = "left out: alerts and dashboard on a real Prometheus, because promtool is not installed"
 NO_PGBOUNCER = "left out: a real PgBouncer in front of a harvester, because pgbouncer is not installed"
 NO_BROWSER = "left out: the tests in a browser, because chromium or chromedriver is not installed"
+
+
+@pytest.fixture
+def chance(pytestconfig: pytest.Config) -> random.Random:
+    """The source of every random choice; `--seed` repeats it."""
+    seed = pytestconfig.getoption("seed")
+    seed = random.randrange(1_000_000) if seed is None else seed
+    print("--seed", seed)
+    return random.Random(seed)
 
 
 @pytest.fixture(scope="session")

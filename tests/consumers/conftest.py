@@ -1,7 +1,6 @@
 """A scene: a topic, a database, and processes of `manage.py consume` as users run them."""
 
 import os
-import random
 import signal
 import subprocess
 import sys
@@ -253,15 +252,6 @@ def scene(tmp_path, postgres, shop_template, quick_kafka):
         open_scene(tmp_path, url, quick_kafka.bootstrap_servers) as found,
     ):
         yield found
-
-
-@pytest.fixture
-def chance(pytestconfig):
-    """The source of every random choice; `--seed` repeats it."""
-    seed = pytestconfig.getoption("seed")
-    seed = random.randrange(1_000_000) if seed is None else seed
-    print("--seed", seed)
-    return random.Random(seed)
 
 
 @pytest.fixture

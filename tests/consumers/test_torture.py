@@ -15,7 +15,7 @@ from confluent_kafka.admin import NewPartitions
 
 from outbox.devstack import Kafka
 from tests.consumers.acts import POINTS, Ending, rebalance
-from tests.consumers.conftest import QUICK, migrate, open_scene, wait_until
+from tests.consumers.conftest import QUICK, open_scene, wait_until
 from tests.consumers.shop import deeds
 from tests.support.databases import fresh_database
 from tests.support.topics import create_topic
@@ -30,31 +30,10 @@ HELD = 10_000
 
 
 @pytest.fixture(scope="module", params=LINES)
-def line(request):
+def quick_kafka(request):
+    """In place of the one broker: the scenes below are on one of each version."""
     with Kafka(request.param, properties=QUICK) as kafka:
         yield kafka
-
-
-@pytest.fixture
-def long(tmp_path, postgres, shop_template, line):
-    """A scene for each Kafka line."""
-    with (
-        fresh_database(os.environ["DATABASE_URL"], shop_template) as url,
-        open_scene(tmp_path, url, line.bootstrap_servers) as found,
-    ):
-        yield found
-
-
-@pytest.fixture
-def breakable(tmp_path, line, postgres_factory):
-    """The same on servers that the test may stop: `breakable.kafka` and `breakable.postgres`."""
-    server = postgres_factory()
-    migrate(server.url)
-    with open_scene(tmp_path, server.url, line.bootstrap_servers) as found:
-        found.kafka, found.postgres = line, server
-        yield found
-        if not line.is_running:
-            line.start()
 
 
 def finish(scene):
@@ -67,9 +46,8 @@ def finish(scene):
     assert scene.query("SELECT count(*) FROM outbox_held") == [(0,)]
 
 
-def test_killed_two_hundred_times(long, chance):
+def test_killed_two_hundred_times(scene, chance):
     """At every point, at random passages of it, and at none in particular. One of three that dies starts again."""
-    scene = long
     scene.use(12)
     scene.environment |= HOLDING
 
@@ -97,9 +75,8 @@ def test_killed_two_hundred_times(long, chance):
     finish(scene)
 
 
-def test_stopped_at_every_point(long):
+def test_stopped_at_every_point(scene):
     """Until its session is over and a successor has handled everything; then it goes on."""
-    scene = long
     scene.environment |= HOLDING
     for point in POINTS:
         scene.produce(200, keys=61)
@@ -115,14 +92,14 @@ def test_stopped_at_every_point(long):
     finish(scene)
 
 
-def test_processes_come_and_go_for_two_minutes(long, chance):
-    rebalance(long, chance, turns=60)
-    long.check()
+def test_processes_come_and_go_for_two_minutes(scene, chance):
+    rebalance(scene, chance, turns=60)
+    scene.check()
 
 
-def test_servers_are_killed_again_and_again(breakable, chance):
+def test_servers_are_killed_again_and_again(fragile, chance):
     """The process lives through it all."""
-    scene = breakable
+    scene = fragile
     scene.environment |= HOLDING
     process = scene.consume("shop.record")
     for _ in range(8):
@@ -151,9 +128,9 @@ def end_a_session(scene, chance):
     scene.query_when_it_answers("SELECT 1")
 
 
-def test_a_copy_that_lags_takes_over_under_a_living_process(breakable, chance):
+def test_a_copy_that_lags_takes_over_under_a_living_process(fragile, chance):
     """Effects, positions and held messages are lost together, and handled again."""
-    scene = breakable
+    scene = fragile
     scene.environment |= HOLDING
     process = scene.consume("shop.record")
     for _ in range(3):
@@ -177,9 +154,8 @@ def test_a_copy_that_lags_takes_over_under_a_living_process(breakable, chance):
 
 
 @pytest.mark.parametrize("place", [0, 2, 4])
-def test_a_function_that_ends_its_process_in_every_place(long, place):
+def test_a_function_that_ends_its_process_in_every_place(scene, place):
     """After the function was corrected everything is handled."""
-    scene = long
     scene.environment |= {"SHOP_ON_ERROR": "hold", "SHOP_BATCH": "5"}
     every = [Ending(scene, deed, place) for deed in (*deeds.STOPPING, *deeds.CRASHING)]
     for one in every:
@@ -190,10 +166,9 @@ def test_a_function_that_ends_its_process_in_every_place(long, place):
     scene.check(doubled=[number for one in every for number in one.doubled])
 
 
-def test_topics_expire_grow_and_are_created_again_while_they_are_read(long):
+def test_topics_expire_grow_and_are_created_again_while_they_are_read(scene):
     """Messages of the new topic may be handled from the old position on until its id is asked for, which is documented:
     none before it is."""
-    scene = long
     names = ("expired", "grown", "again")
     expired, grown, again = (create_topic(scene.servers, 1, f"{scene.topic}.{name}") for name in names)
     for topic in (expired, grown, again):
@@ -277,9 +252,8 @@ def leads(scene):
     return _partition(scene).leader
 
 
-def test_ten_thousand_held_keys(long):
+def test_ten_thousand_held_keys(scene):
     """Other keys are handled about as fast, and the memory of the process stays flat."""
-    scene = long
     scene.environment |= {"SHOP_ON_ERROR": "hold", "SHOP_ATTEMPTS": "1", "SHOP_BATCH": "100"}
     process = scene.consume("shop.record")
     held, seconds, memory = 0, [], []
@@ -305,9 +279,8 @@ def test_ten_thousand_held_keys(long):
     scene.check()
 
 
-def test_a_clock_that_is_set(long, tmp_path, chance):
+def test_a_clock_that_is_set(scene, tmp_path, chance):
     """Forward and back, while processes come and are killed."""
-    scene = long
     clock = WallClock(tmp_path)
     scene.environment |= {**HOLDING, **clock.environment}
     started = [scene.consume("shop.record") for _ in range(2)]

@@ -1,7 +1,6 @@
 """Scenes of exactly-once harvesters, on the servers of the run or on servers that the test may stop."""
 
 import os
-import random
 from contextlib import contextmanager
 
 import pytest
@@ -15,15 +14,6 @@ from tests.support.proxy import Proxy
 
 GIVEN = {"tables": create_tables, "DELIVERY": "exactly-once", "BATCH_MAX": 200, "IO_BACKOFF": 0.1}
 LINES = ("4.1", "3.9")
-
-
-@pytest.fixture
-def chance(pytestconfig):
-    """The source of every random choice of a long run; `--seed` repeats it."""
-    seed = pytestconfig.getoption("seed")
-    seed = random.randrange(1_000_000) if seed is None else seed
-    print("--seed", seed)
-    return random.Random(seed)
 
 
 @pytest.fixture(scope="session")

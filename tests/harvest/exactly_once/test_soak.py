@@ -2,7 +2,6 @@
 
 import logging
 import os
-import random
 import re
 import signal
 import time
@@ -30,13 +29,6 @@ FAILPOINTS = [
     "after-init", "before-settle", "before-send", "after-send", "after-ack", "before-commit", "after-commit",
     "before-purge", "after-purge",
 ]  # fmt: skip
-
-
-@pytest.fixture
-def chance(pytestconfig):
-    seed = pytestconfig.getoption("seed") or random.randrange(1_000_000)
-    print("seed", seed)
-    return random.Random(seed)
 
 
 @pytest.mark.torture
