@@ -149,7 +149,7 @@ class Loads:
         except Exception as error:
             attempt = blame.BatchAttempt(0, is_locking=True)
             if isinstance(blame.blame(attempt, self._transaction.failure(error)), blame.Unblock):
-                self._unblock(list(owned))
+                self.unblock(list(owned))
             raise
         for partition, suspicion in loaded.suspicions.items():
             self._log_suspicion(partition, suspicion)
@@ -157,8 +157,9 @@ class Loads:
                 del loaded.found[partition]
                 loaded.stopped[partition] = log.poison(partition, suspicion.poison)
 
-    def _unblock(self, partitions: Sequence[Partition]) -> None:
-        """An owner that keeps its row locked has locked its position before."""
+    def unblock(self, partitions: Sequence[Partition]) -> None:
+        """Ends the sessions that keep the positions locked. An owner that keeps its row locked has locked its position
+        before."""
         with self._watch.during("unblock"):
             ended = self._positions.unblock(self._transaction.connection(), self._options.name, partitions)
         if ended:

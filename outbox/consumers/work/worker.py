@@ -532,10 +532,7 @@ class ConsumerWorker:
 
     def _unblock(self, batch: ConsumerBatch) -> None:
         try:
-            with self._watch.during("unblock"):
-                ended = self._positions.unblock(self._transaction.connection(), self._options.name, batch.partitions)
-            if ended:
-                logger.warning("blocking_session_ended consumer=%s sessions=%d", self._options.name, ended)
+            self._loads.unblock(batch.partitions)
         except Exception:
             self._transaction.close()
 
