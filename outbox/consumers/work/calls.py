@@ -124,7 +124,7 @@ class Calls:
             if self.is_consumer_failing(one, message, found):
                 batch.give_back(FIRST_S)
                 break
-            batch.keep(one, message, found, is_left_out=self._is_left_out(found))
+            batch.keep(one, message, found, is_left_out=holding.is_dead(self._options, found))
 
     def _release(self, connection: Any, batch: ConsumerBatch, until: float) -> None:
         release, (one,) = batch.release, batch.staying
@@ -148,7 +148,7 @@ class Calls:
         if self._assignment.failing and found.reason == holding.FAILED:
             self._assignment.tried_in_vain()
             found = replace(found, attempts=row.tries.attempts, pause_s=holding.BACKOFF_MAX_S / 2)
-        release.failed(row, found, leaves=self._is_left_out(found))
+        release.failed(row, found, leaves=holding.is_dead(self._options, found))
 
     def _keep(self, batch: ConsumerBatch) -> None:
         """It has failed before, and a transaction with it."""
@@ -157,7 +157,7 @@ class Calls:
         assert failed is not None
         for _ in batch.calls(many=False):  # unless it waits behind another one
             found = self.fate(Tries(), failed)
-            batch.keep(one, message, found, is_left_out=self._is_left_out(found))
+            batch.keep(one, message, found, is_left_out=holding.is_dead(self._options, found))
 
     # ---- one message
 
@@ -245,10 +245,6 @@ class Calls:
             )
         self._assignment.tried_in_vain()
         return True
-
-    def _is_left_out(self, found: Fate) -> bool:
-        """Whether its key goes on without it."""
-        return holding.is_dead(self._options, found) or holding.is_published(self._options, found)
 
 
 def forget_frames(error: BaseException | None) -> None:

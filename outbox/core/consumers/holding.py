@@ -94,8 +94,9 @@ def pause(first_s: float, before: int, draw: float) -> float:
 
 
 def is_dead(options: ConsumerOptions, found: Fate) -> bool:
-    """Whether it becomes a dead letter."""
-    return _is_over(found) and options.on_error == DEAD_LETTER
+    """Whether its key continues without it: it becomes a dead letter, or goes to the topic for errors. That one it
+    becomes too if the topic cannot take it."""
+    return _is_over(found) and (options.on_error == DEAD_LETTER or bool(options.error_topic))
 
 
 def is_published(options: ConsumerOptions, found: Fate) -> bool:

@@ -65,7 +65,7 @@ POISONED = Fate(POISON, 3, 0, "no", None)
     [
         ({"on_error": HOLD}, True, False, False),
         ({"on_error": DEAD_LETTER}, True, True, False),
-        ({"on_error": "", "error_topic": "errors"}, True, False, True),
+        ({"on_error": "", "error_topic": "errors"}, True, True, True),
         ({"on_error": STOP}, False, False, False),
     ],
 )

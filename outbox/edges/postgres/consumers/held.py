@@ -268,7 +268,7 @@ def _values(options: ConsumerOptions, kept: Kept) -> list[Any]:
     ]
     if fate is None:
         return [*of_message, holding.WAITING, 0, 0, "", None, False]
-    is_dead = _is_dead(options, fate)
+    is_dead = holding.is_dead(options, fate)
     return [*of_message, fate.reason, fate.attempts, fate.delays, _text(fate.error), fate.pause_s, is_dead]
 
 
@@ -279,13 +279,8 @@ def _columns(options: ConsumerOptions, fates: Sequence[Fate]) -> dict[str, Any]:
         "delays": [fate.delays for fate in fates],
         "errors": [_text(fate.error) for fate in fates],
         "pauses": [fate.pause_s for fate in fates],
-        "dead": [_is_dead(options, fate) for fate in fates],
+        "dead": [holding.is_dead(options, fate) for fate in fates],
     }
-
-
-def _is_dead(options: ConsumerOptions, fate: Fate) -> bool:
-    """Also one that the topic for errors could not take."""
-    return holding.is_dead(options, fate) or holding.is_published(options, fate)
 
 
 def _publish(connection: Any, options: ConsumerOptions, message: Fetched, fate: Fate) -> Fate | None:
