@@ -9,12 +9,18 @@ from enum import StrEnum
 _DOUBLINGS_MAX = 60  # beyond it a float gains nothing
 
 
-class Backoff:
-    """Growing pauses: each twice the one before, up to a longest; every one is shortened by chance, at most by half.
+def pause(min_s: float, max_s: float, before: int, draw: float) -> float:
+    """The next pause, after so many. Each is twice the one before, up to `max_s`, and is then shortened by chance, at
+    most by half.
 
     The jitter keeps processes that lost the same server from returning to it in step; the other half keeps a pause
-    from being none. `draw` gives numbers in [0, 1).
+    from being none. `draw` is a random number from 0 to 1.
     """
+    return min(max_s, min_s * 2.0 ** min(before, _DOUBLINGS_MAX)) * (0.5 + 0.5 * draw)
+
+
+class Backoff:
+    """Growing pauses. `draw` gives numbers in [0, 1)."""
 
     def __init__(self, min_s: float, max_s: float, draw: Callable[[], float]) -> None:
         assert 0 < min_s <= max_s
@@ -23,9 +29,8 @@ class Backoff:
 
     def failed(self) -> float:
         """One more failure; the pause to make before the next attempt."""
-        longest_s = min(self._max_s, self._min_s * 2.0 ** min(self.failures, _DOUBLINGS_MAX))
         self.failures += 1
-        return longest_s * (0.5 + 0.5 * self._draw())
+        return pause(self._min_s, self._max_s, self.failures - 1, self._draw())
 
     def worked(self) -> None:
         self.failures = 0

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from outbox.core import patience
 from outbox.core.consumers.blame import MessageFailed
 from outbox.core.consumers.values import DEAD_LETTER, STOP, ConsumerOptions, Fetched, Partition
 
@@ -23,7 +24,6 @@ HISTORY_MAX = 20
 TEXT_MAX = 2_000
 CAREFUL_MAX = 50
 """Messages of a careful transaction. PostgreSQL becomes slow with more than 64 savepoints that have written."""
-_DOUBLED_MAX = 30
 
 
 class Tries(NamedTuple):
@@ -90,7 +90,7 @@ def fate(options: ConsumerOptions, tries: Tries, failed: MessageFailed, draw: fl
 
 def pause(first_s: float, before: int, draw: float) -> float:
     """Before the next try, when there were so many before this one."""
-    return float(min(BACKOFF_MAX_S, first_s * 2.0 ** min(before, _DOUBLED_MAX)) * (0.5 + 0.5 * draw))
+    return patience.pause(first_s, BACKOFF_MAX_S, before, draw)
 
 
 def is_dead(options: ConsumerOptions, found: Fate) -> bool:
