@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from outbox.core.consumers.partition import Life
 from outbox.core.consumers.shown import COUNT_MAX, MessageCounts, ShownPartition
 from outbox.core.consumers.values import Partition
 from outbox.service.lifecycle import State
+from outbox.service.status_line import TerminalLine
 
 
 class Running(Protocol):
@@ -81,27 +82,23 @@ def _many(count: int, one: str) -> str:
     return f"1 {one}" if count == 1 else f"{count:,}{'+' if count >= COUNT_MAX else ''} {one}s"
 
 
-class ConsumersLine:
-    """For a terminal, written again and again."""
-
-    def __init__(self, daemon: Running) -> None:
+class ConsumersLine(TerminalLine):
+    def __init__(self, daemon: Running, write: Callable[[str], Any]) -> None:
+        super().__init__(write)
         self._daemon = daemon
-        self._before = (0.0, 0)
 
-    def text(self, now: float) -> str:
+    def line(self) -> str:
         daemon = self._daemon
         if daemon.waiting_for:
             return f"{daemon.state}, waiting: {daemon.waiting_for}"
         lives = [life for partitions in daemon.partitions.values() for life, _ in partitions.values()]
         handled = sum(daemon.handled.values())
-        (then, before), self._before = self._before, (now, handled)
-        rate = max(0, handled - before) / max(0.001, now - then)
         text = f"{daemon.state}, {len(daemon.handled)} consumers, {len(lives)} partitions, handled {handled:,}"
         stopped = lives.count(Life.STOPPED)
         failing = [name for name, reason in daemon.failing.items() if reason]
         parts = [
             text,
-            f"{rate:,.0f}/s",
+            self.rate(handled),
             self._behind(),
             *self._held(),
             f"{stopped} stopped: see the log" if stopped else "",

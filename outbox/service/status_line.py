@@ -42,21 +42,40 @@ class BacklogCount(Protocol):
     def close(self) -> None: ...
 
 
-class StatusLine:
-    """`write` gets text without line ends. The backlog is only asked for while a lane is owned."""
+class TerminalLine:
+    """`write` gets text without line ends."""
 
-    def __init__(self, daemon: OwnerOfLanes, backlog: BacklogCount, write: Callable[[str], Any]) -> None:
-        self._daemon = daemon
-        self._backlog = backlog
+    def __init__(self, write: Callable[[str], Any]) -> None:
         self._write = write
         self._before = (time.monotonic(), 0)
+
+    def line(self) -> str:
+        raise NotImplementedError
 
     def show(self) -> None:
         self._write(_ERASE + self.line())
 
     def close(self) -> None:
-        self._backlog.close()
         self._write(_ERASE)
+
+    def rate(self, count: int) -> str:
+        """Since it was asked for before."""
+        (then, before), now = self._before, time.monotonic()
+        self._before = (now, count)
+        return f"{max(0, count - before) / max(0.001, now - then):,.0f}/s"
+
+
+class StatusLine(TerminalLine):
+    """The backlog is only asked for while a lane is owned."""
+
+    def __init__(self, daemon: OwnerOfLanes, backlog: BacklogCount, write: Callable[[str], Any]) -> None:
+        super().__init__(write)
+        self._daemon = daemon
+        self._backlog = backlog
+
+    def close(self) -> None:
+        self._backlog.close()
+        super().close()
 
     def line(self) -> str:
         daemon = self._daemon
@@ -66,15 +85,10 @@ class StatusLine:
             return f"{daemon.state}, standing by"
         delivered = sum(found.delivered for found in daemon.statistics.values())
         text = f"{daemon.state}, lanes {','.join(map(str, lanes))}, delivered {delivered:,}"
-        text = f"{text}, {self._rate(delivered):,.0f}/s, in flight {daemon.in_flight:,}, backlog {self._waiting()}"
+        text = f"{text}, {self.rate(delivered)}, in flight {daemon.in_flight:,}, backlog {self._waiting()}"
         # What an engine of its own kind says about its batches.
         said = [found.progress for found in daemon.statistics.values() if getattr(found, "progress", "")]
         return ", ".join([text, *said])
-
-    def _rate(self, delivered: int) -> float:
-        (then, before), now = self._before, time.monotonic()
-        self._before = (now, delivered)
-        return max(0, delivered - before) / max(0.001, now - then)
 
     def _waiting(self) -> str:
         with suppress(NotAvailable):

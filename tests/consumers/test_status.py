@@ -41,19 +41,19 @@ def process(*seen, life=Life.READING, held=None):
     ],
 )
 def test_the_line_says_how_far_behind_it_is(seen, expected):
-    line = ConsumersLine(process(*seen))
-    line.text(9.0)
-    assert line.text(10.0) == f"running, 1 consumers, 2 partitions, handled 1,500, 0/s{expected and f', {expected}'}"
+    line = ConsumersLine(process(*seen), print)
+    line.line()
+    assert line.line() == f"running, 1 consumers, 2 partitions, handled 1,500, 0/s{expected and f', {expected}'}"
 
 
 def test_the_line_names_stopped_partitions_and_what_is_waited_for():
     stopped = process(row(ONE, 0, 0.0), life=Life.STOPPED)
-    assert ConsumersLine(stopped).text(10.0).endswith("behind by 0 messages and 0 s, 1 stopped: see the log")
+    assert ConsumersLine(stopped, print).line().endswith("behind by 0 messages and 0 s, 1 stopped: see the log")
     stopped.failing["shop.pay"] = "no answer"
-    assert ConsumersLine(stopped).text(10.0).endswith(", 1 stopped: see the log, shop.pay failing: see the log")
+    assert ConsumersLine(stopped, print).line().endswith(", 1 stopped: see the log, shop.pay failing: see the log")
     assert state_of(stopped)["consumers"]["shop.pay"]["failing"] == "no answer"
     stopped.waiting_for = "Kafka"
-    assert ConsumersLine(stopped).text(10.0) == "running, waiting: Kafka"
+    assert ConsumersLine(stopped, print).line() == "running, waiting: Kafka"
 
 
 def test_the_values_have_the_lag_of_each_partition_that_was_observed():
@@ -74,7 +74,7 @@ def test_the_values_have_the_lag_of_each_partition_that_was_observed():
     ],
 )
 def test_held_messages_are_counted(counts, expected):
-    assert ConsumersLine(process(held=counts)).text(10.0).partition("/s")[2] == expected
+    assert ConsumersLine(process(held=counts), print).line().partition("/s")[2] == expected
 
 
 def test_the_values_have_the_counts_and_the_partitions_of_held_messages():

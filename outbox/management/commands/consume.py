@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from argparse import ArgumentParser
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -15,6 +14,7 @@ from outbox import conf
 from outbox.core.consumers.overrun import OVERRUN
 from outbox.exceptions import OutboxError
 from outbox.management.logs import show_log
+from outbox.management.terminal import writer
 from outbox.service.process_signals import FORCED, ProcessSignals
 
 LEFT_BEHIND = 4
@@ -75,14 +75,13 @@ class Command(BaseCommand):
     def _run(self, daemon: Any, options: dict[str, Any]) -> None:
         from outbox.consumers.status import ConsumersLine, state_of
 
-        line = ConsumersLine(daemon) if self.stdout.isatty() and not options["json"] else None
+        line = ConsumersLine(daemon, writer(self.stdout)) if self.stdout.isatty() and not options["json"] else None
 
         def show() -> None:
             if options["json"]:
                 self.stdout.write(json.dumps(state_of(daemon)))
             elif line:
-                self.stdout.write(f"\r\033[K{line.text(time.monotonic())}", ending="")
-                self.stdout.flush()
+                line.show()
 
         port = options["metrics_port"]
         try:
@@ -94,7 +93,7 @@ class Command(BaseCommand):
             if options["once"] and options["json"]:
                 show()
             elif line:
-                self.stdout.write("\r\033[K", ending="")
+                line.close()
         if options["once"] and not options["json"]:
             for name, handled in daemon.handled.items():
                 self.stdout.write(f"{name}: handled {handled:,}")

@@ -14,6 +14,7 @@ from django.core.management.base import BaseCommand, CommandError
 from outbox import conf
 from outbox.exceptions import OutboxError
 from outbox.management.logs import show_log
+from outbox.management.terminal import writer
 from outbox.service.process_signals import FORCED, ProcessSignals, Stop
 
 EXIT_CODES = {
@@ -113,11 +114,7 @@ class Command(BaseCommand):
         from outbox.edges.postgres.counts.overview import Overview
         from outbox.service.status_line import StatusLine
 
-        def write(text: str) -> None:
-            self.stdout.write(text, ending="")
-            self.stdout.flush()
-
-        return StatusLine(harvester, Overview(harvester.conf.database, harvester.conf.table), write)
+        return StatusLine(harvester, Overview(harvester.conf.database, harvester.conf.table), writer(self.stdout))
 
 
 def _settings(options: dict[str, Any]) -> conf.Conf:
