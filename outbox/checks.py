@@ -165,7 +165,7 @@ def check_debug(app_configs: Sequence[AppConfig] | None = None, **kwargs: Any) -
 
 
 def check_consumers(app_configs: Sequence[AppConfig] | None = None, **kwargs: Any) -> list[CheckMessage]:
-    from outbox.consumers.registry import registered
+    from outbox.consumers.registry import registered, unfit
 
     try:
         found = registered()
@@ -184,15 +184,8 @@ def check_consumers(app_configs: Sequence[AppConfig] | None = None, **kwargs: An
             id="outbox.E009",
         )
         for consumer in found.values()
-        if consumer.using and (reason := _unusable(consumer.using))
+        if consumer.using and (reason := unfit(consumer.using))
     ]
-
-
-def _unusable(alias: str) -> str:
-    if alias not in connections:
-        return "DATABASES does not have it"
-    vendor = connections[alias].vendor
-    return "" if vendor == "postgresql" else f"it is {vendor}"
 
 
 def check_table(

@@ -14,6 +14,8 @@ from operator import attrgetter
 from sys import _getframe
 from typing import Any, TypeVar
 
+from django.db import connections
+
 from outbox.consumers.message import ConsumedMessage, text
 from outbox.core.consumers.values import DEAD_LETTER, EARLIEST, HOLD, LATEST, STOP, ConsumerOptions
 from outbox.exceptions import InvalidConsumer
@@ -283,3 +285,11 @@ def _default_name(function: Any) -> str:
     found = apps.get_containing_app_config(module) if apps.apps_ready else None
     label = found.label if found else module.rpartition(".")[0].rpartition(".")[2] or module
     return f"{label}.{getattr(function, '__name__', '')}"
+
+
+def unfit(alias: str) -> str:
+    """Why no consumer can use the database; empty: one can."""
+    if alias not in connections:
+        return f"DATABASES has only {', '.join(connections)}"
+    vendor = connections[alias].vendor
+    return "" if vendor == "postgresql" else f"it is {vendor}"

@@ -16,7 +16,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from outbox.conf import Conf
 from outbox.consumers.daemon import Run
 from outbox.consumers.handle import Handling
-from outbox.consumers.registry import Consumer
+from outbox.consumers.registry import Consumer, unfit
 from outbox.core.consumers.values import ConsumerOptions
 from outbox.edges.kafka.consumers.group import Group, group_id, properties_of
 from outbox.edges.kafka.consumers.topics import Topics
@@ -54,18 +54,12 @@ class ServersOf:
 
     def require_postgres(self) -> BaseDatabaseWrapper:
         """The connection of the alias, which DATABASES must have."""
-        if self.alias not in connections:
+        if reason := unfit(self.alias):
             raise OutboxError(
-                f"The consumer {self._consumer.name!r} is to use the database {self.alias!r}, which DATABASES does not "
-                f"have. Set using= to one of: {', '.join(connections)}."
+                f"The consumer {self._consumer.name!r} uses the database {self.alias!r}, which does not fit: {reason}. "
+                "Set using= to the alias of a PostgreSQL database that has the tables of outbox."
             )
-        connection = connections[self.alias]
-        if connection.vendor != "postgresql":
-            raise OutboxError(
-                f"The consumer {self._consumer.name!r} needs PostgreSQL, and the database {self.alias!r} is "
-                f"{connection.vendor}. Set using= to the alias of a PostgreSQL database."
-            )
-        return connection
+        return connections[self.alias]
 
     def positions(self) -> Positions:
         return Positions(self._conf.table, session_timeout_s=self._conf.election.session_timeout_s)
