@@ -156,7 +156,7 @@ def test_what_cannot_be_delivered_is_refused_with_the_choices(deliver):
 
 def test_an_alias_that_does_not_exist_is_refused_as_by_the_command(deliver):
     declare("orders", using="nowhere")
-    with pytest.raises(OutboxError, match=r"'shop\.record' is to use the database 'nowhere', which DATABASES does not"):
+    with pytest.raises(OutboxError, match=r"'shop\.record' uses the database 'nowhere', which does not fit: DATABASES"):
         deliver("shop.record")
 
 
