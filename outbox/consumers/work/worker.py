@@ -32,7 +32,7 @@ from outbox.consumers.work.loads import Loads
 from outbox.consumers.work.watch import HOOK, Call, CallWatch
 from outbox.core.consumers import blame, holding, log
 from outbox.core.consumers.batch import BatchStep, ConsumerBatch, Stage
-from outbox.core.consumers.holding import CAREFUL_MAX, Tries
+from outbox.core.consumers.holding import CAREFUL_MAX
 from outbox.core.consumers.partition import AssignedPartition, Form
 from outbox.core.consumers.values import ConsumerOptions, Fetched, Partition, Position
 from outbox.core.patience import Backoff
@@ -489,8 +489,7 @@ class ConsumerWorker:
 
     def _keep_back(self, one: AssignedPartition, message: Fetched, failed: blame.MessageFailed) -> None:
         """The next transaction writes its row and calls no function."""
-        found = self._calls.fate(Tries(), failed)
-        if not self._calls.is_consumer_failing(one, message, found):
+        if not self._calls.is_consumer_failing(one, message, failed):
             one.known(message.offset, failed)
 
     def _wait_for(self, batch: ConsumerBatch, failed: blame.MessageFailed) -> None:
