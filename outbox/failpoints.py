@@ -44,6 +44,12 @@ FAILPOINTS = {
     "batch-handled": "consumers: the function has handled the whole batch, and no position is written yet",
     "batch-written": "consumers: the positions are written, and COMMIT is about to start",
     "batch-committed": "consumers: PostgreSQL has committed the transaction, and this process has not counted it yet",
+    "append-opened": "journals: the stage row of an append is committed, and no byte is sent to a store",
+    "append-sealing": "journals: a fragment is sent to the stores, and none of them has sealed it",
+    "append-sealed": "journals: enough stores have the fragment, and the append is not staged",
+    "stage-expired": "journals: a stage can no longer be committed, and its objects are still there",
+    "stage-emptied": "journals: the keeper has removed the objects of a stage, and its row is still there",
+    "replica-copied": "journals: the keeper has copied a fragment, and the row does not name the copy yet",
     "before-leave": "the member has given every lane back, and has not left the group yet",
 }
 

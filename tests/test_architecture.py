@@ -17,6 +17,7 @@ ALLOWED = {
     "election": "core edges service",
     "harvest": "core edges service election",
     "consumers": "core edges service",
+    "journal": "core edges service",
     "spark": "core edges downloads",
     "operations": "core edges",
     "admin": "core edges operations",

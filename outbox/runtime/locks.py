@@ -18,6 +18,7 @@ LOCKS = {
     "ledger client": "the consumer that reads the ledger",
     "lane's host": "whether the end of a leadership was announced, and whether it is over",
     "consumer": "the partitions that a consumer has in this process, and what was fetched of them",
+    "upload": "what each store of an append has to do, and what it has reported",
     "receivers": "events that receivers of signals have not seen yet",
 }
 
@@ -42,6 +43,7 @@ THREADS = {
     "outbox-observer": "consumers: asks Kafka for the last stable offsets, writes what is shown of partitions; owns "
     "connections",
     "outbox-cancel-N": "consumers: cancels a statement before the process ends",
+    "outbox-store-N": "journals: sends the blocks of an append to store N, and reads them again",
     "outbox-events": "runs the receivers of signals",
     "outbox-metrics": "answers requests for metrics and probes",
     "outbox-samples": "writes a sample of the table each minute, where lane 0 is owned",

@@ -90,7 +90,7 @@ class Append:
 
     def checked(self) -> AppendRefusal | None:
         """A hopeless append ends before anything is sent. The trigger checks once more when it counts."""
-        return self._refused(registers.refusal(self._state, self._conditions, None), AppendStep.CHECKED)
+        return self._refused(registers.refusal(self._state, self._conditions), AppendStep.CHECKED)
 
     def opened(self, day: str) -> None:
         """`day` (YYYY/MM/DD) is the database's."""
@@ -133,6 +133,11 @@ class Append:
         if shortage is not None:
             self.fail()
         return shortage
+
+    def empty(self) -> AppendRefusal:
+        """There is no content."""
+        self.fail()
+        return registers.without_content(self._state.name)
 
     # ---- the seal
 

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Iterator
 from hashlib import sha256
 
-from outbox.core.journal.values import BLOCK_BYTES, DIGEST_BYTES, Placed, Report
+from outbox.core.journal.values import DIGEST_BYTES, Placed, Report
 
 NAME_MAX = 200
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*(/[A-Za-z0-9_-][A-Za-z0-9._-]*)*")
@@ -81,7 +81,7 @@ def index_begin(path: str) -> int | None:
     return int(name, 16)
 
 
-def cut(chunks: Iterable[bytes | bytearray | memoryview], block_bytes: int = BLOCK_BYTES) -> Iterator[bytes]:
+def cut(chunks: Iterable[bytes | bytearray | memoryview], block_bytes: int) -> Iterator[bytes]:
     """The same bytes in blocks; the last one may be shorter."""
     waiting = bytearray()
     for chunk in chunks:

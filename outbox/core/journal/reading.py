@@ -107,6 +107,10 @@ class ReadCursor:
         """Of the replicas of this fragment."""
         return self._bad
 
+    def ask_again(self) -> None:
+        """For the fragment: it may have been repaired or removed since."""
+        self._placed = None
+
     def failed(self, store: str, error: str) -> None:
         self._bad[store] = error
 

@@ -20,8 +20,8 @@ def changed(registers: Mapping[str, str], conditions: Conditions) -> dict[str, s
     return kept | dict(conditions.set)
 
 
-def refusal(state: JournalState, conditions: Conditions, length: int | None) -> AppendRefusal | None:
-    """Why the journal does not take the append as it is now. `length` is None while nobody knows it."""
+def refusal(state: JournalState, conditions: Conditions) -> AppendRefusal | None:
+    """Why the journal does not take the append as it is now."""
     name = state.name
     if state.suspect:
         return AppendRefusal(
@@ -39,11 +39,6 @@ def refusal(state: JournalState, conditions: Conditions, length: int | None) -> 
             f"The append asks for offset {conditions.offset} of the journal {name!r}, whose head is {state.head}. Read "
             "what is there, then append with the present head.",
         )
-    if length == 0 and (conditions.set or conditions.drop):
-        return AppendRefusal(
-            Cause.NO_CONTENT,
-            f"The append to the journal {name!r} changes registers and has no content. Append at least one byte.",
-        )
     if not is_match(state.registers, conditions.check):
         return AppendRefusal(
             Cause.REGISTERS,
@@ -51,3 +46,10 @@ def refusal(state: JournalState, conditions: Conditions, length: int | None) -> 
             f"{dict(sorted(conditions.check.items()))}. Another writer has changed them: read them, then decide.",
         )
     return None
+
+
+def without_content(journal: str) -> AppendRefusal:
+    """Registers change with bytes alone: whoever reads the bytes then finds every change of them."""
+    return AppendRefusal(
+        Cause.NO_CONTENT, f"The append to the journal {journal!r} has no content. Append at least one byte."
+    )

@@ -120,3 +120,23 @@ class Placed:
     def is_gap(self) -> bool:
         """An operator has set the head beyond the last byte: nothing was ever here."""
         return not self.fragment.path
+
+
+class StoreFailed(Exception):
+    """A store did not do what it was asked; the text says why."""
+
+
+class ObjectMissing(StoreFailed):
+    """The store does not have the object."""
+
+
+@dataclass(frozen=True, slots=True)
+class StageRow:
+    """The objects of an append that is not committed, or of one that is removed."""
+
+    append: str
+    journal: str
+    day: str
+    stores: tuple[str, ...]
+    begins: tuple[int, ...] = ()
+    """Of fragments that were removed: their index objects go too."""

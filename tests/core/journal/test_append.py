@@ -190,6 +190,13 @@ def test_its_hashes_are_those_of_its_bytes():
     assert (content.sha256, content.report) == (digest(b"abc"), report(b"ab", b"c"))
 
 
+def test_an_append_has_content():
+    append = streaming()
+    refusal = append.empty()
+    assert (refusal.cause, append.stage.state) == (Cause.NO_CONTENT, S.FAILED)
+    assert "has no content" in refusal.text
+
+
 def test_to_give_up_is_safe_at_any_time():
     append = streaming()
     append.fail()

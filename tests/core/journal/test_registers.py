@@ -3,7 +3,7 @@
 import pytest
 
 from outbox.core.journal.registers import changed, is_match, refusal
-from outbox.core.journal.values import Cause, Conditions, JournalState
+from outbox.core.journal.values import Conditions, JournalState
 
 
 @pytest.mark.parametrize(
@@ -22,7 +22,7 @@ from outbox.core.journal.values import Cause, Conditions, JournalState
 )
 def test_registers_are_compared(registers, check, matches):
     assert is_match(registers, check) is matches
-    found = refusal(JournalState("j", registers=registers), Conditions(check=check), None)
+    found = refusal(JournalState("j", registers=registers), Conditions(check=check))
     assert (found is None) is matches
 
 
@@ -39,21 +39,12 @@ def test_registers_lose_what_is_dropped_and_then_get_what_is_set(before, conditi
     assert changed(before, conditions) == after
 
 
-@pytest.mark.parametrize("conditions", [Conditions(set={"a": "1"}), Conditions(drop=("a",))])
-def test_an_append_without_content_changes_no_register(conditions):
-    found = refusal(JournalState("j"), conditions, 0)
-    assert found is not None
-    assert found.cause is Cause.NO_CONTENT
-    assert refusal(JournalState("j"), conditions, 1) is None
-    assert refusal(JournalState("j"), conditions, None) is None
-
-
 def test_a_refusal_names_what_was_seen_and_what_was_asked():
-    found = refusal(JournalState("j", head=5, registers={"a": "1"}), Conditions(check={"a": "2"}), 1)
+    found = refusal(JournalState("j", head=5, registers={"a": "1"}), Conditions(check={"a": "2"}))
     assert found is not None
     assert "{'a': '1'}" in found.text
     assert "{'a': '2'}" in found.text
-    found = refusal(JournalState("j", head=5), Conditions(offset=4), 1)
+    found = refusal(JournalState("j", head=5), Conditions(offset=4))
     assert found is not None
     assert "offset 4" in found.text
     assert "head is 5" in found.text
