@@ -139,7 +139,8 @@ MUTATIONS: dict[str, Planted] = {
     ),
     "plain read of a doubtful COMMIT": Planted(((ConsumerWorker, "_rows_after_commit", _read_plainly),)),
     "who has written a position is not asked": Planted(
-        (around(ConsumerBatch, "settled", _believe_the_offset),), theme=(PLAIN, THEMES)
+        (around(ConsumerBatch, "settled", _believe_the_offset),),
+        theme=(LAGGING, 3 * THEMES),  # one partition
     ),
     "a doubtful COMMIT is counted": Planted((around(ConsumerWorker, "_settle", _count_at_once),)),
     "position written before the functions": Planted((around(ConsumerBatch, "handled", _reach_all),)),
