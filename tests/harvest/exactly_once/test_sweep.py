@@ -44,7 +44,7 @@ def test_what_is_found_while_it_is_asked_for_is_not_lost():
 
     def finds():
         ends.set()
-        wait_until(lambda: not sweep._is_under_way, 5.0)
+        wait_until(lambda: not sweep._slices.is_under_way, 5.0)
 
     try:
         sweep.look(BELOW, 1)
@@ -95,7 +95,7 @@ def pauses(takes_s, slices):
                 clock.now += 0.5
             waited.append(clock.now - ended)
             sweep.look(BELOW, 1)
-            wait_until(lambda: not sweep._is_under_way, 5.0)
+            wait_until(lambda: not sweep._slices.is_under_way, 5.0)
     finally:
         sweep.close()
     return waited[1:], table.looks

@@ -16,7 +16,7 @@ from typing import Any
 from confluent_kafka import KafkaError, KafkaException
 
 from outbox.core import times
-from outbox.core.exactly_once import blame, decisions, ledger
+from outbox.core.exactly_once import blame, decisions, ledger, sweeping
 from outbox.core.exactly_once.blame import Action, Attempt, HoldLikely, Search
 from outbox.core.exactly_once.decisions import Decision, Facts, NothingToDo, Rows
 from outbox.core.exactly_once.flights import Flights, Plan, Share, Standing
@@ -34,7 +34,7 @@ from outbox.edges.postgres.exactly_once.reader import Page
 from outbox.harvest.exactly_once import takeover, transaction
 from outbox.harvest.exactly_once.crashes import CrashWatch
 from outbox.harvest.exactly_once.resize import LaneCount
-from outbox.harvest.exactly_once.rounds import read_connection, sweep
+from outbox.harvest.exactly_once.rounds import read_connection
 from outbox.harvest.exactly_once.rounds.database import PurgeSession
 from outbox.harvest.exactly_once.rounds.lanes import Lanes
 from outbox.harvest.exactly_once.rounds.read_connection import Failed, Read, ReadConnection
@@ -524,7 +524,9 @@ MUTATIONS: dict[str, Planted] = {
     "a held backlog is walked over by every read": Planted((around(Frontier, "accept", _pass_nothing),), theme=_KEPT),
     "what the sweep finds is not read": Planted(((TableSweep, "take", lambda self: []),), theme=_UNRULY),
     "the sweep gives back what is held": Planted(((Lanes, "is_held", lambda self, row: False),), theme=_UNRULY),
-    "a slice that took long delays the sweep without a limit": Planted(((sweep, "_SLICE_S", 3600.0),), theme=_UNRULY),
+    "a slice that took long delays the sweep without a limit": Planted(
+        ((sweeping, "_SLICE_S", 3600.0),), theme=_UNRULY
+    ),
     "a notification does not end the pause": Planted(((Rounds, "wake", _nothing),), theme=_QUIET),
     "a lease is trusted for ever": Planted(((LeaseKeeper, "is_trusted", lambda self: True),), theme=_LEASED),
     "pages are not cut for slow brokers": Planted(((PageSizes, "too_slow", _nothing),), theme=_SLOW),

@@ -8,10 +8,9 @@ from dataclasses import replace
 from typing import Any
 
 from outbox.conf import SKIP
-from outbox.core.exactly_once import looks
+from outbox.core.exactly_once import looks, sweeping
 from outbox.core.exactly_once.decisions import StateRow
 from outbox.edges.postgres.common.leases import settled_after
-from outbox.harvest.exactly_once.rounds import sweep
 from tests.simulation.checkers import Violation
 from tests.simulation.exactly_once.checkers import DEAD, TOPIC, Written
 from tests.simulation.exactly_once.holds import OF_RECORDS, POISON, WANTED
@@ -284,10 +283,10 @@ class Unruly(Kept):
     """Writers without key that draw an id before they have a transaction."""
 
     sizes = (
-        (sweep, "_PAUSE_S", 0.05),
-        (sweep, "_SLICE_S", 0.05),
-        (sweep, "_BLOCKS_FIRST", 2),
-        (sweep, "_BLOCKS_MIN", 1),
+        (sweeping, "_PAUSE_S", 0.05),
+        (sweeping, "_SLICE_S", 0.05),
+        (sweeping, "_BLOCKS_FIRST", 2),
+        (sweeping, "_BLOCKS_MIN", 1),
     )
 
     def __init__(self, seed: int, rules: Rules) -> None:
