@@ -23,7 +23,7 @@ import psycopg
 from outbox.conf import Conf
 from outbox.core.at_least_once.values import RecordHeld
 from outbox.core.contract import LaneHost, UncleanRelease
-from outbox.core.exactly_once import decisions
+from outbox.core.exactly_once import decisions, membership
 from outbox.core.exactly_once.blame import (
     Action,
     HoldLikely,
@@ -41,6 +41,7 @@ from outbox.core.exactly_once.blame import (
 from outbox.core.exactly_once.decisions import AskElection, Closed, Idle, Stop
 from outbox.core.exactly_once.lane import Did, EndOfLane, Lane
 from outbox.core.exactly_once.ledger import LedgerEntryError
+from outbox.core.exactly_once.membership import LeaveStep, Leaving, Unclean
 from outbox.core.exactly_once.takeover import Unreadable, unreadable, was_settled
 from outbox.core.exactly_once.transaction import Producer, judge
 from outbox.core.holds.book import Holds
@@ -508,22 +509,23 @@ class ExactlyOnce:
         """Whether everything is settled. If there is no time for that, nothing is lost: the next owner settles it. Only
         another delivery mode could not."""
         rounds.failed(self._state)
+        known = Leaving(self._transactions.is_in_doubt)
         try:
-            if self._transactions.is_in_doubt and not self._was_settled(rounds):
-                return self._unclean_release(
-                    "The lane does not know whether Kafka committed its last batch.", is_unpurged=True
-                )
-            if not rounds.wait_purged(self._state, self._may_wait):
-                return self._unclean_release("PostgreSQL did not confirm the last purge in time.", is_unpurged=True)
-            if self._may_have_left_rows:
-                return self._unclean_release(
-                    "The lane is stopped, and the table may hold records that Kafka already has.", is_unpurged=True
-                )
-            self._crashes.leave(self._may_wait)
-            rounds.release_lease(self._state, self._may_wait)
+            while not isinstance(step := membership.next_step(known), Unclean):
+                if step is LeaveStep.GIVE_BACK:
+                    self._crashes.leave(self._may_wait)
+                    rounds.release_lease(self._state, self._may_wait)
+                    return True
+                known = self._settled_more(rounds, known, step)
         except (psycopg.Error, OutboxError) as error:
             return self._unclean_release(str(error), is_unpurged=self._transactions.is_in_doubt or self._state.unpurged)
-        return True
+        return self._unclean_release(step.reason, is_unpurged=True)
+
+    def _settled_more(self, rounds: Rounds, known: Leaving, step: LeaveStep) -> Leaving:
+        if step is LeaveStep.ASK_STATE_ROW:
+            return replace(known, was_settled=self._was_settled(rounds))
+        is_purged = rounds.wait_purged(self._state, self._may_wait)
+        return replace(known, is_purged=is_purged, may_have_left_rows=self._may_have_left_rows)
 
     @property
     def _may_have_left_rows(self) -> bool:

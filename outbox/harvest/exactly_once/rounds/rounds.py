@@ -20,6 +20,7 @@ from outbox.conf import Conf
 from outbox.core.at_least_once.values import RecordHeld
 from outbox.core.exactly_once.decisions import StateRow
 from outbox.core.exactly_once.ledger import Entry
+from outbox.core.exactly_once.membership import Joining, joining, may_release_lease
 from outbox.core.exactly_once.round import News
 from outbox.core.rows import Row
 from outbox.harvest.exactly_once.ports import DatabasePort, KafkaPort, Servers
@@ -76,15 +77,15 @@ class Rounds:
     def register(self, lane: LaneState) -> bool:
         """False: these rounds have ended, the lane needs others."""
         with self._lanes.changed:
-            if self._lanes.round.is_ending:
-                return False
-            if (earlier := self._lanes.known.get(lane.number)) is not None:
-                if earlier.serial > lane.serial:
-                    return True  # its thread began late, and it was replaced before
-                self._lanes.unready(earlier)  # its worker is abandoned and has not noticed yet
+            earlier = self._lanes.known.get(lane.number)
+            found = joining(lane, earlier, is_ending=self._lanes.round.is_ending)
+            if found is Joining.REPLACES:
+                assert earlier is not None
+                self._lanes.unready(earlier)
                 self._lanes.unsettled.add(lane.number)
-            self._lanes.known[lane.number] = lane
-            return True
+            if found in (Joining.REPLACES, Joining.JOINS):
+                self._lanes.known[lane.number] = lane
+            return found is not Joining.ENDED
 
     def leave(self, lane: LaneState, *, is_settled: bool) -> None:
         """Not settled: what became of its last batch is not known, or it is not purged."""
@@ -138,11 +139,13 @@ class Rounds:
         """The last lane that ends cleanly gives the lease back, so that no other mode waits until it is old."""
         with self._lanes.changed:
             lane.leave()
-            are_leaving = all(other.is_leaving for other in self._lanes.known.values())
-            if not self._lease.is_kept or self._lanes.round.is_ending or not are_leaving:
+            if not may_release_lease(
+                self._lanes.known.values(),
+                is_kept=self._lease.is_kept,
+                is_ending=self._lanes.round.is_ending,
+                has_unsettled=bool(self._lanes.unsettled),
+            ):
                 return
-            if self._lanes.unsettled:
-                return  # another mode would send what may be in Kafka, or come to be: it waits until the lease is old
             self._lease.released()
             # Submitted here: for a lane that is acquired from now on it is taken behind this.
             released = self.purges.tell(self._lease.release)
