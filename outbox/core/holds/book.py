@@ -184,6 +184,16 @@ class Holds:
         """Whether a record may be sent that has crashed a harvester before."""
         return any(hold.row.reason == POISON for hold in list(self._held.of(HoldState.TRYING).values()))
 
+    @property
+    def must_record(self) -> bool:
+        """Whether it is written down which records are sent, before they are."""
+        return self.is_careful or self.is_risky
+
+    def may_calm_down(self, delivered: int) -> bool:
+        """After a batch of so many records, of which none is suspected. One without records proves nothing: the next
+        one may hold the record that ends this process too."""
+        return delivered > 0 and self.is_careful and not self.is_narrow
+
     def suspect(self, ids: Collection[int]) -> None:
         """A previous owner died while it sent these records."""
         self._suspects.begin(ids)

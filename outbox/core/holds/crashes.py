@@ -12,6 +12,7 @@ take turns, so that no innocent batch is recorded beside the poison record."""
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 
 CAREFUL_MAX = 500
 """Records of a careful batch, at most."""
@@ -58,3 +59,34 @@ def after(found: Watch | None, owner: str) -> Care:
     if len(found.started) == 1 and found.started == found.suspected:
         return Care(True, found.crashes + 1, (), found.started[0])
     return Care(True, found.crashes + 1, found.started)
+
+
+class CrashNote(Enum):
+    """What the table is to say about the new owner, before it sends anything."""
+
+    OWNS = "it owns the lane, and this is how it begins"
+    BEGAN_NOTHING = "it sends none of the records that it had begun to send"
+    NONE = "the table says so already"
+
+
+def note_of(found: Watch | None, owner: str) -> CrashNote:
+    if found is None or found.owner != owner or found.is_clean:
+        return CrashNote.OWNS
+    return CrashNote.BEGAN_NOTHING if found.started else CrashNote.NONE
+
+
+class CrashReport(Enum):
+    """What is to be logged when a lane is begun."""
+
+    POISON = "a record is held because two harvesters ended while they sent it alone"
+    UNCLEAN = "the owner before has ended without a clean release"
+    NONE = "nothing"
+
+
+def report_of(found: Watch | None, care: Care, *, is_first: bool) -> CrashReport:
+    """Of an orderly end there is nothing to report, careful or not. `is_first`: this worker has not owned the lane
+    before."""
+    if care.poison is not None:
+        return CrashReport.POISON
+    is_unclean = found is not None and not found.is_clean
+    return CrashReport.UNCLEAN if is_unclean and care.crashes and is_first else CrashReport.NONE

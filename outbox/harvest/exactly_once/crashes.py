@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from outbox.core.holds import crashes
+from outbox.core.holds.crashes import CrashNote, CrashReport
 from outbox.failpoints import failpoint
 from outbox.harvest.exactly_once.rounds.lanes import LaneState
 from outbox.harvest.exactly_once.rounds.rounds import Rounds
@@ -36,29 +37,30 @@ class CrashWatch:
         `is_first`: this worker has not owned the lane before."""
         table, lane, owner, holds = self._table, self._lane.number, self._rounds.owner, self._lane.holds
 
-        def look(connection: Any) -> tuple[bool, crashes.Care]:
+        def look(connection: Any) -> tuple[crashes.Watch | None, crashes.Care]:
             found = table.watch(connection, lane)
-            care = crashes.after(found, owner)
-            if found is None or found.owner != owner or found.is_clean:
+            care, note = crashes.after(found, owner), crashes.note_of(found, owner)
+            if note is CrashNote.OWNS:
                 table.own(connection, lane, owner, care)
-            elif found.started:
+            elif note is CrashNote.BEGAN_NOTHING:
                 table.start(connection, lane, owner, ())
-            return found is not None and not found.is_clean, care
+            return found, care
 
         care: crashes.Care
-        is_unclean, care = self._rounds.purges.ask(look, self._may_go_on)
+        found, care = self._rounds.purges.ask(look, self._may_go_on)
         holds.be_careful(care.is_careful)
         if care.suspects:
             holds.suspect(care.suspects)
-        if care.poison is not None:
+        report = crashes.report_of(found, care, is_first=is_first)
+        if report is CrashReport.POISON:
             logger.error("poison_held lane=%d id=%d crashes=%d", lane, care.poison, care.crashes)
-        elif is_unclean and care.crashes and is_first:  # of an orderly end there is nothing to tell, careful or not
+        elif report is CrashReport.UNCLEAN:
             logger.warning("unclean_takeover lane=%d crashes=%d suspects=%d", lane, care.crashes, len(care.suspects))
 
     def watched(self, batch: Batch, transact: Callable[[], T]) -> T:
         """After a crash it is written down before which records are sent, one lane of the process after the other."""
         holds, rounds = self._lane.holds, self._rounds
-        if not (holds.is_careful or holds.is_risky):
+        if not holds.must_record:
             return transact()
         table, lane, owner = self._table, self._lane.number, rounds.owner
         while not rounds.careful_turn.acquire(timeout=0.05):
@@ -77,10 +79,9 @@ class CrashWatch:
             rounds.careful_turn.release()
 
     def calm_down(self, delivered: int) -> None:
-        """A batch of so many records was delivered: if none is suspected, nothing is counted any more. A batch without
-        records proves nothing: the next one may hold the record that ends this process too."""
+        """A batch of so many records was delivered: if none is suspected, nothing is counted any more."""
         table, lane, owner, holds = self._table, self._lane.number, self._rounds.owner, self._lane.holds
-        if delivered and holds.is_careful and not holds.is_narrow:
+        if holds.may_calm_down(delivered):
             holds.be_careful(False)
             self._rounds.purges.tell(lambda connection: table.calm(connection, lane, owner))
 

@@ -2,7 +2,8 @@
 
 import pytest
 
-from outbox.core.holds.crashes import Care, Watch, after
+from outbox.core.holds.book import Holds
+from outbox.core.holds.crashes import Care, CrashNote, CrashReport, Watch, after, note_of, report_of
 
 
 def died(*started, suspected=(), crashes=1):
@@ -68,3 +69,46 @@ def test_every_cause_is_found_in_few_deaths(poison):
     blamed, deaths = died_of(poison, tuple(range(1, 101)))
     assert blamed == poison
     assert deaths <= 3 + 7
+
+
+@pytest.mark.parametrize(
+    ("found", "note"),
+    [
+        (None, CrashNote.OWNS),
+        (Watch("a", True, 0, ()), CrashNote.OWNS),
+        (Watch("a", False, 2, (4,)), CrashNote.OWNS),
+        (Watch("b", True, 0, ()), CrashNote.OWNS),
+        (Watch("b", False, 1, (4,)), CrashNote.BEGAN_NOTHING),
+        (Watch("b", False, 1, ()), CrashNote.NONE),
+    ],
+)
+def test_the_table_says_who_owns_the_lane_and_that_it_has_begun_nothing(found, note):
+    assert note_of(found, "b") is note
+
+
+@pytest.mark.parametrize(
+    ("found", "care", "is_first", "report"),
+    [
+        (died(4), Care(True, 3, (), 4), False, CrashReport.POISON),
+        (died(), Care(True, 1), True, CrashReport.UNCLEAN),
+        (died(), Care(True, 1), False, CrashReport.NONE),
+        (died(crashes=0), Care(), True, CrashReport.NONE),
+        (Watch("a", True, 2, ()), Care(True, 2), True, CrashReport.NONE),
+        (None, Care(), True, CrashReport.NONE),
+    ],
+)
+def test_an_unclean_end_is_reported_once_and_a_poison_record_always(found, care, is_first, report):
+    assert report_of(found, care, is_first=is_first) is report
+
+
+@pytest.mark.parametrize(
+    ("is_careful", "suspects", "delivered", "expected"),
+    [(True, (), 1, True), (True, (), 0, False), (True, (4, 5), 1, False), (False, (), 1, False)],
+)
+def test_a_lane_calms_down_after_records_of_which_none_is_suspected(is_careful, suspects, delivered, expected):
+    holds = Holds()
+    holds.be_careful(is_careful)
+    if suspects:
+        holds.suspect(suspects)
+    assert holds.may_calm_down(delivered) is expected
+    assert holds.must_record is is_careful
