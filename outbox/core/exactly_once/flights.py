@@ -1,5 +1,5 @@
 """What of each lane is under way: read and not yet committed, committed and not yet purged; and so what the next read
-leaves out, whether a page's share may follow, and what proves that it was flushed.
+leaves out, and whether a page's share may follow.
 
 A batch is in flight from the moment that a page is divided until its rows are purged, until it is given back unsent, or
 until the lane was taken over again: only then does the ledger tell what became of it. A read *plans* first, which
@@ -289,15 +289,3 @@ class Flights:
 
     def count(self, lane: int) -> int:
         return sum(len(share.ids) for share in self._batches if share.lane == lane)
-
-
-def may_flush(submitted_at: float, returned_at: float) -> bool:
-    """Whether a purge can take the place of the flush: it was sent after the read had returned. Whether it did, only
-    its outcome tells."""
-    return submitted_at >= returned_at
-
-
-def has_flushed(flushed_since: float | None, asked_at: float) -> bool:
-    """Whether what a read sent at `asked_at` has shown is on the server's disk: by a purge that moved its batch at the
-    first attempt, over a connection that stood since `flushed_since`, at the latest when the read was sent."""
-    return flushed_since is not None and flushed_since <= asked_at

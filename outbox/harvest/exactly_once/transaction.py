@@ -16,9 +16,9 @@ from outbox.conf import Conf
 from outbox.core import faults, times
 from outbox.core.exactly_once import blame, ledger, transaction
 from outbox.core.exactly_once.blame import Attempt, Weighed
-from outbox.core.exactly_once.flights import has_flushed
 from outbox.core.exactly_once.lane import EndOfLane
 from outbox.core.exactly_once.ledger import Entry
+from outbox.core.exactly_once.purging import has_flushed
 from outbox.core.exactly_once.transaction import COMMIT, PROBING, Commit, Probe, Probing, Step
 from outbox.core.holds.hold import Name
 from outbox.core.region import Region
@@ -280,10 +280,10 @@ class Transactions:
             if awaited is not None and awaited.error is not None:
                 raise BatchDropped(f"PostgreSQL failed before the commit: {awaited.error}")
         previous = batch.previous
-        since = previous.flushed_since if previous is not None and previous.flushed_on == batch.server else None
+        flushed = previous.flushed if previous is not None else None
         text = transaction.objection(
             is_stopped=previous is not None and self._lane.number in previous.stops,
-            is_flushed=batch.flush is not None or has_flushed(since, batch.asked_at),
+            is_flushed=batch.flush is not None or has_flushed(flushed, batch.server, batch.asked_at),
             holds_lease=self._rounds.holds_lease,
         )
         if text:

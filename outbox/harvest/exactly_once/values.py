@@ -10,7 +10,8 @@ from uuid import UUID
 
 from outbox.core.contract import LaneStopped as LaneStopped
 from outbox.core.exactly_once.decisions import Stop
-from outbox.core.exactly_once.ledger import Entry
+from outbox.core.exactly_once.purging import BatchPurge as BatchPurge
+from outbox.core.exactly_once.purging import Flushed
 from outbox.core.holds.values import HoldActions
 from outbox.core.patience import CircuitState, CircuitView
 from outbox.core.rows import Row
@@ -41,18 +42,6 @@ class Awaited:
         return self._settled.wait(max(0.0, timeout_s))
 
 
-@dataclass(frozen=True, slots=True)
-class BatchPurge:
-    """One committed batch whose rows are to be deleted."""
-
-    entry: Entry
-    filenode: int
-    hold_actions: HoldActions | None = None
-    """Done in the same transaction, if the purge moves m itself."""
-    server: str = ""
-    """From which the rows were read, see `backends.server_of`."""
-
-
 class Ticket(Awaited):
     """The purge of one round: it is settled when every batch of it is purged or stopped, or with an error when it is
     given up because the lanes of the process have ended."""
@@ -64,14 +53,11 @@ class Ticket(Awaited):
         self.stops: dict[int, Stop] = {}
         self.done: list[BatchPurge] = []
         """Those whose hold actions are done."""
-        self.flushed_since: float | None = None
-        """Everything that the server showed since then, and before the purge was sent, is on its disk: the purge
-        moved m of a lane at its first attempt, over a connection as old as this."""
-        self.flushed_on = ""
-        """Which server that is."""
+        self.flushed: Flushed | None = None
+        """None: it proves nothing."""
 
-    def flushed(self, since: float, server: str) -> None:
-        self.flushed_since, self.flushed_on = since, server
+    def proves(self, flushed: Flushed) -> None:
+        self.flushed = flushed
 
 
 @dataclass(eq=False, slots=True)

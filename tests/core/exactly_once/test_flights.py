@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import pytest
 
 from outbox.core.exactly_once.decisions import AskElection, GoOn, StateRow, Stop
-from outbox.core.exactly_once.flights import STAND, Flights, Stand, Standing, Told, has_flushed, may_flush
+from outbox.core.exactly_once.flights import STAND, Flights, Stand, Standing, Told
 from outbox.core.region import UnexpectedEvent
 
 
@@ -111,17 +111,6 @@ def test_a_stopped_lane_waits_for_no_purge():
     lane.begin(2)
     lane.submitted = 3
     assert lane.is_being_purged
-
-
-def test_only_a_purge_that_followed_the_read_can_flush_it():
-    assert may_flush(2.0, 2.0)
-    assert not may_flush(1.9, 2.0)
-
-
-def test_only_over_a_connection_that_stood_before_the_read_has_a_purge_flushed_it():
-    assert has_flushed(1.0, 2.0)
-    assert not has_flushed(2.1, 2.0)
-    assert not has_flushed(None, 2.0)
 
 
 def test_a_new_connection_reads_when_nothing_that_it_would_leave_out_is_in_flight():

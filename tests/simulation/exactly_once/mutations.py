@@ -432,7 +432,7 @@ MUTATIONS: dict[str, Planted] = {
     "no flush": Planted(
         (
             (PageReader, "_flush", _flush_nothing),
-            (transaction, "has_flushed", lambda since, asked_at: True),
+            (transaction, "has_flushed", lambda found, server, asked_at: True),
         )
     ),
     "the frontier is not reset for a lane that joins": Planted((around(Rounds, "ready", _keep_frontier),)),

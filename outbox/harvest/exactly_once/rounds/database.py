@@ -16,9 +16,10 @@ from uuid import UUID
 import psycopg
 
 from outbox.conf import Conf
-from outbox.core.exactly_once import decisions
-from outbox.core.exactly_once.decisions import LookUpRows, MoveOnly, PurgeEntry, StateRow, Stop
+from outbox.core.exactly_once import decisions, purging
+from outbox.core.exactly_once.decisions import LookUpRows, MoveOnly, Purged, PurgeEntry, StateRow, Stop
 from outbox.core.exactly_once.ledger import Entry
+from outbox.core.exactly_once.purging import Flushed
 from outbox.edges.postgres.common import backends, notifications, table
 from outbox.edges.postgres.common.leases import TableLease
 from outbox.edges.postgres.common.session import BoundedConnection, OwnedConnection, Session
@@ -37,7 +38,6 @@ from outbox.runtime.threads import THREADS
 
 logger = logging.getLogger("outbox.harvest")
 
-_RETRY_MIN_S, _RETRY_MAX_S = 0.1, 2.0
 _SETTLE_ATTEMPTS_MAX = 5
 _ACTIONS_WAIT_MS = 300
 
@@ -187,34 +187,32 @@ class PurgeSession:
             ticket.settle(error)
         else:
             self._troubles.seen("purge", str(error))
-            self._closing.wait(min(_RETRY_MAX_S, _RETRY_MIN_S * 2 ** min(attempt, 8)))
+            self._closing.wait(purging.pause_s(attempt))
             self._send(ticket, attempt + 1)
 
     def _purge(self, ticket: Ticket, attempt: int, connection: Any) -> None:
         failpoint("before-purge")
         statements = self._database.statements
         server, opened_at = backends.server_of(backends.of(connection)), connection.opened_at
-        # A copy that has taken over may draw ids a second time that were read of the server before it.
-        known = [p for p in ticket.purges if p.server == server]
+        known = purging.of_server(ticket.purges, server)
         moved: list[BatchPurge] = []
-        if len(known) == 1 and known[0].hold_actions is None and self._is_deleted(statements, connection, known[0]):
+        if purging.is_plain(known) and self._is_deleted(statements, connection, known[0]):
             moved, known = known, []
         while known:
             done: list[BatchPurge] = []
             try:
                 with connection.transaction():
                     moved = self._delete(statements, connection, known, done)
-            except _RowsKept as error:  # the others are purged without it
+            except _RowsKept as error:
                 ticket.stops[error.lane] = error.stop
-                known = [p for p in known if p.entry.lane != error.lane]
+                known = purging.without_lane(known, error.lane)
             else:
                 ticket.done.extend(done)
                 break
-        if moved and not attempt:
-            ticket.flushed(opened_at, server)
-        for purge in ticket.purges:
-            if purge not in moved and purge.entry.lane not in ticket.stops:
-                self._settle(statements, connection, purge, ticket)
+        if purging.proves_flush(attempt, moved):
+            ticket.proves(Flushed(opened_at, server))
+        for purge in purging.to_settle(ticket.purges, moved, ticket.stops):
+            self._settle(statements, connection, purge, ticket)
 
     @staticmethod
     def _is_deleted(statements: StatementsPort, connection: Any, purge: BatchPurge) -> bool:
@@ -278,22 +276,23 @@ def settle_purge(statements: StatementsPort, connection: Any, purge: BatchPurge)
     for _ in range(_SETTLE_ATTEMPTS_MAX):
         statements.require_backend(connection)  # which the purge asks for as well, and does nothing elsewhere
         purged = statements.purged(connection, entry.lane)
-        judged = decisions.after_purge(entry, purged)
-        if isinstance(judged, Stop):
-            return judged
-        if not isinstance(judged, LookUpRows):
+        step = purging.settle_step(entry, purged)
+        filenode = 0
+        if isinstance(step, LookUpRows):
+            found = statements.look_up(connection, entry.ids)
+            filenode = found.filenode
+            rows = decisions.found_rows(entry, found.count, found.digest, found.newest)
+            step = purging.settle_step(entry, purged, rows)
+        if isinstance(step, Stop):
+            return step
+        if isinstance(step, Purged):
             return None
-        found = statements.look_up(connection, entry.ids)
-        rows = decisions.found_rows(entry, found.count, found.digest, found.newest)
-        settled = decisions.settle(entry, rows)
-        if isinstance(settled, Stop):
-            return settled
-        ids: Sequence[int] = entry.ids if isinstance(settled, PurgeEntry) else ()
-        assert isinstance(settled, PurgeEntry | MoveOnly)
+        assert isinstance(step, PurgeEntry | MoveOnly)
+        ids = purging.ids_of(step)
         try:
             with connection.transaction():
-                deleted = statements.purge(connection, entry.lane, entry.batch, ids, found.filenode, compared=True)
-                _refuse_kept(statements, connection, entry, ids, found.filenode, deleted)
+                deleted = statements.purge(connection, entry.lane, entry.batch, ids, filenode, compared=True)
+                _refuse_kept(statements, connection, entry, ids, filenode, deleted)
         except _RowsKept as error:
             return error.stop
     raise psycopg.OperationalError(f"The table's file changes faster than the harvester can purge batch {entry.batch}.")

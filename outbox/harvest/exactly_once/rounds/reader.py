@@ -19,7 +19,8 @@ from typing import Any
 
 from outbox.conf import Conf
 from outbox.core.exactly_once.decisions import GoOn, Stop
-from outbox.core.exactly_once.flights import Plan, may_flush
+from outbox.core.exactly_once.flights import Plan
+from outbox.core.exactly_once.purging import may_flush
 from outbox.core.exactly_once.round import News, ReaderStep, Reads
 from outbox.core.rows import Row, size_of
 from outbox.edges.postgres.common import backends
