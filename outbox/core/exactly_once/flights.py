@@ -9,6 +9,8 @@ rows be sent twice.
 Pure: the lanes of a process keep these objects under one lock.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -89,6 +91,24 @@ STAND = Transitions(
 )
 
 
+@dataclass(frozen=True, slots=True)
+class Stale:
+    """The page was read for another readiness of the lane."""
+
+
+@dataclass(frozen=True, slots=True)
+class Elsewhere:
+    """The page came from another server than the one on which the lane was taken over."""
+
+
+class Taking(Enum):
+    """Whether a lane is handed a share of a page."""
+
+    NOT = "it is given back, and read again"
+    WITHOUT_HELD = "without what was left out of the page before and is held since"
+    AS_IT_IS = "as it was divided"
+
+
 @dataclass(eq=False)
 class Standing:
     """Where one lane stands."""
@@ -166,6 +186,12 @@ class Standing:
         """Whether a share of that session can be handed over."""
         return self.ready and self.session == session
 
+    def taking(self, session: int, left_out: int) -> Taking:
+        """Of a share of that session; when its page was divided, the lane had left records out so often."""
+        if not self.may_have(session):
+            return Taking.NOT
+        return Taking.AS_IT_IS if self.left_out == left_out else Taking.WITHOUT_HELD
+
     def dealt(self) -> None:
         self.region.on(Told.DEALT)
 
@@ -199,11 +225,13 @@ class Standing:
         self.is_given_up = True
         self.recall()
 
-    def judge(self, plan: "Plan", purged: int) -> GoOn | AskElection | Stop | None:
-        """By m as the page shows it: whether the lane's share of the page may be sent. None: it was read for another
-        time than this one."""
+    def judge(self, plan: Plan, purged: int, server: str) -> GoOn | AskElection | Stop | Stale | Elsewhere:
+        """Whether the lane's share of a page may be sent, by m as the page of this server shows it. Another server may
+        know another count of lanes, as one that has taken over from before a change of it."""
+        if self.server != server:
+            return Elsewhere()
         if plan.sessions.get(self.number) != self.session:
-            return None
+            return Stale()
         return round_check(self.number, purged, plan.acknowledged[self.number], self.submitted or None)
 
 

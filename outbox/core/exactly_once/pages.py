@@ -6,12 +6,33 @@ to a quarter, at last to one record; each batch that is committed lets them grow
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+
+from outbox.core.rows import Row, size_of
+
 IDLE_MIN_S = 0.001
 _IDLE_GROWTH = 1.3
 _IDLE_SHARE = 1.12  # of the longest pause: room for lease, state and holds beside the reads, within 20 queries a second
 _FIRST_PAGE_ROWS = 500
 _SMALLER, _LARGER = 4, 8
 _BYTES_MIN = 1000
+_SAMPLE = 16
+
+
+def shares(rows: list[Row], lanes: Iterable[int], count: int) -> dict[int, list[Row]]:
+    """The rows of a page by their lanes, of which there are so many in all."""
+    if count == 1:
+        return dict.fromkeys(lanes, rows)
+    found: dict[int, list[Row]] = {lane: [] for lane in lanes}
+    for row in rows:
+        found[row[8]].append(row)
+    return found
+
+
+def bytes_of_a_record(rows: Sequence[Row]) -> int | None:
+    """On the average of a page; None: it has none."""
+    sample = rows[::_SAMPLE]
+    return sum(size_of(row) for row in sample) // len(sample) + 1 if sample else None
 
 
 class PageSizes:

@@ -159,6 +159,44 @@ PURGING = Transitions(
 )
 
 
+class BacklogState(Enum):
+    """After the last page that was divided."""
+
+    NONE = "none"
+    MORE = "more"
+    """It was full: more waits than is sent."""
+
+
+class Divided(Enum):
+    PAGE = "a page that was not full is divided"
+    FULL_PAGE = "a full page is divided"
+
+
+BACKLOG = Transitions(
+    "backlog",
+    BacklogState.NONE,
+    {
+        **{(state, Divided.PAGE): BacklogState.NONE for state in BacklogState},
+        **{(state, Divided.FULL_PAGE): BacklogState.MORE for state in BacklogState},
+    },
+)
+
+
+class AfterDivision(Enum):
+    """What the reader does with a page that is divided."""
+
+    HAND_OVER = "hand the shares over when the page before has ended"
+    READ_ON = "read what follows: all of it is held"
+    REST = "pause: there is nothing to send"
+
+
+def after_division(*, has_shares: bool, is_full: bool, has_advanced: bool) -> AfterDivision:
+    """Total. `has_advanced`: the next read begins above this one."""
+    if has_shares:
+        return AfterDivision.HAND_OVER
+    return AfterDivision.READ_ON if is_full and has_advanced else AfterDivision.REST
+
+
 class News(Enum):
     """What the reader is told, and takes in before the next read."""
 
@@ -182,6 +220,7 @@ class Round(Generic[P]):
 
     def __init__(self) -> None:
         self.reader, self.page, self.purging = Region(READER), Region(PAGE), Region(PURGING)
+        self._backlog = Region(BACKLOG)
         self._shares = 0
         self._committed: list[P] = []
         self._news: set[News] = set()
@@ -233,6 +272,15 @@ class Round(Generic[P]):
         has_joined = News.JOINED in self._news
         self._news -= {News.JOINED, News.WOKEN}
         return has_joined
+
+    def divided(self, *, is_full: bool) -> None:
+        """A page."""
+        self._backlog.on(Divided.FULL_PAGE if is_full else Divided.PAGE)
+
+    @property
+    def is_behind(self) -> bool:
+        """More waits than is sent."""
+        return self._backlog.state is BacklogState.MORE
 
     # ---- the page being sent
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import pytest
 
 from outbox.core.exactly_once.decisions import AskElection, GoOn, StateRow, Stop
-from outbox.core.exactly_once.flights import STAND, Flights, Stand, Standing, Told
+from outbox.core.exactly_once.flights import STAND, Elsewhere, Flights, Stale, Stand, Standing, Taking, Told
 from outbox.core.region import UnexpectedEvent
 
 
@@ -84,10 +84,10 @@ def test_a_share_belongs_to_one_readiness_of_its_lane():
     flights, lane = Flights(), Standing(3)
     lane.begin(7)
     plan = flights.plan([lane], 1)
-    assert isinstance(lane.judge(plan, 7), GoOn)
+    assert isinstance(lane.judge(plan, 7, ""), GoOn)
     lane.end()
     lane.begin(7)
-    assert lane.judge(plan, 7) is None
+    assert lane.judge(plan, 7, "") == Stale()
 
 
 @pytest.mark.parametrize(("purged", "decision"), [(6, Stop), (7, GoOn), (8, GoOn), (9, AskElection)])
@@ -96,7 +96,7 @@ def test_m_in_the_page_is_judged_by_what_was_acknowledged_before_and_submitted_s
     lane.begin(7)
     plan = flights.plan([lane], 1)
     lane.submitted = 8
-    assert isinstance(lane.judge(plan, purged), decision)
+    assert isinstance(lane.judge(plan, purged, ""), decision)
 
 
 def test_a_stopped_lane_waits_for_no_purge():
@@ -147,8 +147,8 @@ def test_a_page_read_before_the_lane_went_elsewhere_and_came_back_is_of_another_
     before.begin(5)
     plan = Flights().plan([before], 10)
     after.begin(5)
-    assert isinstance(before.judge(plan, 5), GoOn)
-    assert after.judge(plan, 5) is None
+    assert isinstance(before.judge(plan, 5, ""), GoOn)
+    assert after.judge(plan, 5, "") == Stale()
 
 
 AWAY, READY, AT_WORK, RECALLED, FINISHING, LEAVING = Stand
@@ -226,3 +226,37 @@ def test_a_share_is_handed_over_to_the_session_that_it_was_read_for():
     lane.end()
     lane.begin(0)
     assert not lane.may_have(session)
+
+
+def test_a_page_of_another_server_is_judged_by_nothing_else():
+    lane = Standing(3)
+    lane.begin(7)
+    lane.divided(StateRow(4), "a")
+    plan = Flights().plan([lane], 1)
+    assert isinstance(lane.judge(plan, 7, "a"), GoOn)
+    assert lane.judge(plan, 3, "b") == Elsewhere()
+    lane.end()
+    assert lane.judge(plan, 7, "b") == Elsewhere()
+    assert lane.judge(plan, 7, "a") == Stale()
+
+
+@pytest.mark.parametrize(
+    ("events", "is_its_session", "left_out", "taking"),
+    [
+        ([], True, 0, Taking.AS_IT_IS),
+        ([], True, 1, Taking.WITHOUT_HELD),
+        ([], False, 0, Taking.NOT),
+        ([Told.DEALT], True, 0, Taking.AS_IT_IS),
+        ([Told.RECALLED], True, 0, Taking.NOT),
+        ([Told.FAILED], True, 1, Taking.NOT),
+    ],
+)
+def test_a_lane_takes_a_share_of_its_own_session_without_what_it_holds_since(events, is_its_session, left_out, taking):
+    lane = Standing(0)
+    lane.begin(1)
+    session = lane.session if is_its_session else lane.session - 1
+    for event in events:
+        lane.region.on(event)
+    for _ in range(left_out):
+        lane.leaves_out()
+    assert lane.taking(session, 0) is taking

@@ -2,7 +2,7 @@
 
 import pytest
 
-from outbox.core.exactly_once.pages import IDLE_MIN_S, IdlePause, PageSizes
+from outbox.core.exactly_once.pages import IDLE_MIN_S, IdlePause, PageSizes, bytes_of_a_record, shares
 
 
 def test_the_first_page_is_small_and_later_ones_grow_to_what_is_set():
@@ -52,3 +52,20 @@ def test_pauses_grow_until_something_is_told():
     assert pauses[-1] == pytest.approx(0.056)
     idle.ended()
     assert idle.pause_s == IDLE_MIN_S
+
+
+def rows(*lanes):
+    return [(id_, "t", "k" * id_, None, [], [], None, 0, lane) for id_, lane in enumerate(lanes, 1)]
+
+
+def test_a_page_is_divided_by_the_lanes_of_its_rows():
+    page = rows(2, 0, 2)
+    assert shares(page, [0, 1, 2], 3) == {0: page[1:2], 1: [], 2: [page[0], page[2]]}
+    assert shares(page, [0], 1)[0] is page, "one lane has them all"
+    assert shares([], [0, 1], 2) == {0: [], 1: []}
+
+
+def test_the_size_of_records_is_that_of_each_sixteenth():
+    assert bytes_of_a_record([]) is None
+    assert bytes_of_a_record(rows(0)) == 2
+    assert bytes_of_a_record(rows(*[0] * 33)) == (1 + 17 + 33) // 3 + 1

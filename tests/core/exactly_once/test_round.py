@@ -4,9 +4,11 @@ import pytest
 
 from outbox.core.exactly_once.looks import LOOK, HoldsLook, Look, Looked
 from outbox.core.exactly_once.round import (
+    BACKLOG,
     PAGE,
     PURGING,
     READER,
+    AfterDivision,
     News,
     PageState,
     Purges,
@@ -16,11 +18,12 @@ from outbox.core.exactly_once.round import (
     Reads,
     Round,
     Sends,
+    after_division,
 )
 from outbox.core.region import UnexpectedEvent
 
 
-@pytest.mark.parametrize("table", [READER, PAGE, PURGING, LOOK], ids=lambda table: table.name)
+@pytest.mark.parametrize("table", [READER, PAGE, PURGING, BACKLOG, LOOK], ids=lambda table: table.name)
 def test_every_state_is_reached(table):
     assert not table.unreachable()
 
@@ -179,3 +182,27 @@ def test_holds_are_looked_at_once_a_second_and_less_often_where_that_takes_long(
     look.joined()
     look.loaded(6.0, 6.0)
     assert look.is_due(6.0), "a lane that joined meanwhile was not asked for"
+
+
+@pytest.mark.parametrize(
+    ("has_shares", "is_full", "has_advanced", "then"),
+    [
+        (True, True, True, AfterDivision.HAND_OVER),
+        (True, False, False, AfterDivision.HAND_OVER),
+        (False, True, True, AfterDivision.READ_ON),
+        (False, True, False, AfterDivision.REST),
+        (False, False, True, AfterDivision.REST),
+        (False, False, False, AfterDivision.REST),
+    ],
+)
+def test_a_page_that_is_all_held_is_followed_by_the_next_one_if_there_is_more(has_shares, is_full, has_advanced, then):
+    assert after_division(has_shares=has_shares, is_full=is_full, has_advanced=has_advanced) is then
+
+
+def test_after_a_full_page_more_waits_than_is_sent():
+    made: Round[str] = Round()
+    found = [made.is_behind]
+    for is_full in (True, True, False, False):
+        made.divided(is_full=is_full)
+        found.append(made.is_behind)
+    assert found == [False, True, True, False, False]

@@ -18,11 +18,12 @@ from functools import partial
 from typing import Any
 
 from outbox.conf import Conf
-from outbox.core.exactly_once.decisions import GoOn, Stop
-from outbox.core.exactly_once.flights import Plan
+from outbox.core.exactly_once import pages
+from outbox.core.exactly_once.decisions import AskElection, GoOn, Stop
+from outbox.core.exactly_once.flights import Elsewhere, Plan, Taking
 from outbox.core.exactly_once.purging import may_flush
-from outbox.core.exactly_once.round import News, ReaderStep, Reads
-from outbox.core.rows import Row, size_of
+from outbox.core.exactly_once.round import AfterDivision, News, ReaderStep, Reads, after_division
+from outbox.core.rows import Row
 from outbox.edges.postgres.common import backends
 from outbox.edges.postgres.common.backends import Pooled
 from outbox.edges.postgres.common.leases import NoPrivileges, OtherMode
@@ -42,7 +43,6 @@ from outbox.harvest.readings import Troubles
 logger = logging.getLogger("outbox.harvest")
 
 _IDLE_AGAIN_S = 0.05
-_SAMPLE = 16
 
 
 class PageReader:
@@ -64,7 +64,6 @@ class PageReader:
             servers, lease, conf.harvest.statement_timeout_s, self._leave_out, self._meanwhile
         )
         self._sweep = TableSweep(conf, servers)
-        self._is_behind = False  # the last page was full: more waits than is sent
         self._troubles = Troubles(-1, servers.runtime)
         self.stages: dict[str, float] = dict.fromkeys(("read", "divide", "round", "flush"), 0.0)
         self.reads = 0
@@ -176,7 +175,7 @@ class PageReader:
         plan = self._lanes.flights.plan(self._lanes.known.values(), self._lanes.sizes.limit, self._lanes.count)
         now = self._runtime.monotonic()
         for number in plan.lanes:
-            if due := self._lanes.known[number].holds.release_due(now, is_behind=self._is_behind):
+            if due := self._lanes.known[number].holds.release_due(now, is_behind=self._lanes.round.is_behind):
                 self._reading.frontier.give_back(due)
         missed = [row[0] for row in self._sweep.take() if not self._lanes.is_held(row)]
         self._reading.frontier.give_back(missed[:1])
@@ -267,14 +266,15 @@ class PageReader:
     # ---- dealing out a page
 
     def _deal(self, read: Read) -> None:
-        begun, is_full = self._runtime.monotonic(), read.page.is_full
-        self._is_behind = is_full
+        begun = self._runtime.monotonic()
         batches = self._divide(read)
         self.stages["divide"] += self._runtime.monotonic() - begun
-        if batches:
+        has_advanced = not batches and self._reading.frontier.start() > read.looked_from
+        then = after_division(has_shares=bool(batches), is_full=read.page.is_full, has_advanced=has_advanced)
+        if then is AfterDivision.HAND_OVER:
             self._await_page_end()
             self._hand_over(batches, read)
-        elif is_full and self._reading.frontier.start() > read.looked_from:
+        elif then is AfterDivision.READ_ON:
             with self._lanes.changed:
                 self._lanes.on(Reads.DEALT)
         else:
@@ -290,12 +290,13 @@ class PageReader:
 
     def _divide(self, read: Read) -> list[Batch]:
         plan, page = read.plan, read.page
-        shares, record_bytes = _shares(plan, page), _bytes_of_a_record(page.rows)
+        shares, record_bytes = pages.shares(page.rows, plan.sessions, plan.count), pages.bytes_of_a_record(page.rows)
         topics = {row[1] for row in page.rows}  # here, while they are at hand
         server = backends.server_of(page.backend)
         of_page = page.read_at, page.filenode, read.asked_at, read.returned_at, topics
         batches = []
         with self._lanes.changed:
+            self._lanes.round.divided(is_full=page.is_full)
             if record_bytes is not None:
                 self._lanes.sizes.adapt(record_bytes)
             for number, session in plan.sessions.items():
@@ -328,18 +329,15 @@ class PageReader:
         return taken
 
     def _may_follow(self, lane: LaneState, plan: Plan, page: Page) -> bool:
-        """Whether m, as the page has seen it, fits what this process has purged. Another server may know another count
-        of lanes, as one that has taken over from before a change of it: there the lane is taken over first."""
-        if lane.server != backends.server_of(page.backend):
+        """Whether m, as the page has seen it, fits what this process has purged."""
+        judged = lane.judge(plan, page.purged.get(lane.number, 0), backends.server_of(page.backend))
+        if isinstance(judged, Elsewhere):
             self._lanes.retake([lane])
             self._lanes.round.tell(News.ELSEWHERE)
-            return False
-        judged = lane.judge(plan, page.purged.get(lane.number, 0))
-        if judged is None or isinstance(judged, GoOn):
-            return judged is not None
-        self._lanes.unready(lane)
-        lane.tell(judged if isinstance(judged, Stop) else Doubt())
-        return False
+        elif isinstance(judged, Stop | AskElection):
+            self._lanes.unready(lane)
+            lane.tell(judged if isinstance(judged, Stop) else Doubt())
+        return isinstance(judged, GoOn)
 
     def _await_page_end(self) -> None:
         begun = self._runtime.monotonic()
@@ -362,11 +360,12 @@ class PageReader:
             posted = []
             for batch in batches:
                 lane = self._lanes.known.get(batch.lane)
-                if lane is None or not lane.may_have(batch.session):
+                taking = Taking.NOT if lane is None else lane.taking(batch.session, batch.left_out)
+                if lane is None or taking is Taking.NOT:
                     self._lanes.flights.give_back(batch)
                     self._reading.frontier.give_back(batch.ids[:1])
                     continue
-                if lane.left_out != batch.left_out:
+                if taking is Taking.WITHOUT_HELD:
                     batch.keep(lane.holds.keep(batch.rows))
                     if not (batch.ids or batch.hold_actions):
                         self._lanes.flights.give_back(batch)
@@ -393,18 +392,3 @@ class PageReader:
             with self._lanes.changed:
                 self._lanes.on(Reads.FLUSHED)
         self.stages["flush"] += self._runtime.monotonic() - begun
-
-
-def _shares(plan: Plan, page: Page) -> dict[int, list[Row]]:
-    if plan.count == 1:
-        return dict.fromkeys(plan.sessions, page.rows)
-    shares: dict[int, list[Row]] = {number: [] for number in plan.sessions}
-    for row in page.rows:
-        shares[row[8]].append(row)
-    return shares
-
-
-def _bytes_of_a_record(rows: Sequence[Row]) -> int | None:
-    """On the average of a page; None: it has none."""
-    sample = rows[::_SAMPLE]
-    return sum(size_of(row) for row in sample) // len(sample) + 1 if sample else None
