@@ -9,7 +9,9 @@ and the lightest record that was refused alone. It is forgotten when a record th
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+
+from outbox.core.rows import Row, parts_of
 
 _ENVELOPE = 80  # bytes around a record that travels alone: the batch's head, lengths, attributes
 _UTF8_MAX = 4  # bytes of a character
@@ -48,6 +50,12 @@ class Sizes:
     def taken(self, topic: str, parts: Iterable[Part]) -> None:
         if self.exceeds(topic, parts):
             del self._least[topic]
+
+    def delivered(self, rows: Sequence[Row]) -> None:
+        """In one transaction. Only a record that travelled alone, as one that was held does, shows what its topic
+        takes."""
+        if self._least and len(rows) == 1:
+            self.taken(rows[0][1], parts_of(rows[0]))
 
     def exceeds(self, topic: str, parts: Iterable[Part]) -> bool:
         least = self._least.get(topic)

@@ -40,3 +40,14 @@ def test_the_lightest_record_that_was_refused_is_the_measure_until_a_heavier_one
     assert sizes.exceeds("t", ["x" * 300])
     sizes.taken("t", ["x" * 300])
     assert not sizes
+
+
+def test_only_a_record_that_was_delivered_alone_shows_what_its_topic_takes():
+    row = (1, "t", "", "x" * 300, None, None, None, 0)
+    sizes = Sizes(is_compressed=False)
+    sizes.delivered([row])
+    sizes.refused("t", ["x" * 300])
+    sizes.delivered([row, row])
+    assert sizes
+    sizes.delivered([row])
+    assert not sizes

@@ -182,6 +182,10 @@ class Standing:
     def leaves_out(self) -> None:
         self.left_out += 1
 
+    def expects(self, session: int) -> bool:
+        """Whether what was said for that session is still meant."""
+        return self.session == session
+
     def may_have(self, session: int) -> bool:
         """Whether a share of that session can be handed over."""
         return self.ready and self.session == session

@@ -8,9 +8,15 @@ state.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import Enum
 
+from outbox.core.exactly_once.decisions import AskElection, Closed, Idle, Stop
+from outbox.core.exactly_once.takeover import Unreadable
 from outbox.core.region import Region, Transitions
+
+CLOSED_S = 0.05  # between two looks at whether the lanes are open again
+_IDLE_S = 0.5
 
 
 class Activity(Enum):
@@ -101,6 +107,57 @@ DECISION = Transitions(
         (Decision.AWAITED, Judged.TAKEN_OVER): Decision.NONE,
     },
 )
+
+
+# ---- what follows a takeover that did not succeed, or an order of the rounds
+
+
+@dataclass(frozen=True, slots=True)
+class Doubt:
+    """Somebody else has purged a batch of this lane."""
+
+
+@dataclass(frozen=True, slots=True)
+class Retake:
+    """Take the lane over again: the lane count is to be changed or was, or a page came from another server."""
+
+
+@dataclass(frozen=True, slots=True)
+class AskHost:
+    """Whether the election still names this process; then back off."""
+
+
+@dataclass(frozen=True, slots=True)
+class StayStopped:
+    """Send and delete nothing until the lane was examined again, and say why."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class TryAgain:
+    """Take the lane over again after this pause."""
+
+    pause_s: float = 0.0
+    found: Did | None = None
+    """What the takeover has found, if it says where the lane stands."""
+
+
+def what_follows(
+    found: AskElection | Doubt | Retake | Stop | Unreadable | Closed | Idle | None,
+) -> AskHost | StayStopped | TryAgain:
+    """Total. None: the takeover was not to go on."""
+    match found:
+        case AskElection() | Doubt():
+            return AskHost()
+        case Stop() | Unreadable():
+            return StayStopped(found.text)
+        case Closed():
+            return TryAgain(CLOSED_S, Did.FOUND_CLOSED)
+        case Idle():
+            return TryAgain(_IDLE_S, Did.FOUND_IDLE)
+        case Retake() | None:
+            return TryAgain()
 
 
 class Lane:

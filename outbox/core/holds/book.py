@@ -174,6 +174,18 @@ class Holds:
         would bring another such record, and each would cost the lane a producer."""
         return self.is_tried(row) or not self._trials.is_doubtful
 
+    def counts(self, row: Row, *, is_named: bool) -> bool:
+        """Whether a rejection is an attempt of this record. `is_named`: the brokers would have named it beside others
+        too."""
+        return not is_named or self.is_judged(row)
+
+    def first_of_each_key(self, rows: Iterable[Row]) -> list[Row]:
+        """What follows of its key waits behind it anyway."""
+        firsts: dict[Name, Row] = {}
+        for row in rows:
+            firsts.setdefault(self.name_of(row), row)
+        return [*firsts.values()]
+
     @property
     def is_narrow(self) -> bool:
         """Whether the lane is searching for the cause of a rejected batch."""

@@ -39,16 +39,15 @@ from outbox.core.exactly_once.blame import (
     blame,
 )
 from outbox.core.exactly_once.decisions import AskElection, Closed, Idle, Stop
-from outbox.core.exactly_once.lane import Did, EndOfLane, Lane
+from outbox.core.exactly_once.lane import CLOSED_S, AskHost, Did, EndOfLane, Lane, StayStopped, TryAgain, what_follows
 from outbox.core.exactly_once.ledger import LedgerEntryError
 from outbox.core.exactly_once.membership import LeaveStep, Leaving, Unclean
 from outbox.core.exactly_once.takeover import Unreadable, unreadable, was_settled
 from outbox.core.exactly_once.transaction import Producer, judge
 from outbox.core.holds.book import Holds
-from outbox.core.holds.hold import Name
 from outbox.core.meter import Meter
 from outbox.core.patience import Backoff, Circuit
-from outbox.core.rows import Row, parts_of
+from outbox.core.rows import parts_of
 from outbox.edges.kafka.common.clients import let_go
 from outbox.edges.kafka.exactly_once.ledger_topic import LedgerMissing, LedgerUnreachable
 from outbox.edges.kafka.exactly_once.transactional import NoProducer, ReportsMissing
@@ -69,12 +68,10 @@ from outbox.harvest.exactly_once.values import (
     Batch,
     Broken,
     Command,
-    Doubt,
     End,
     ExactlyOnceStatistics,
     LaneStopped,
     MayNotGoOn,
-    Retake,
 )
 from outbox.harvest.lease_keeper import owner_name
 from outbox.harvest.readings import Troubles
@@ -94,7 +91,6 @@ _REPEATED = (
 )
 _ANOTHER_OWNER = "Another owner may be working on this lane."
 _STOPPED_S = 2.0  # a stopped lane is examined again: an operator may have settled it
-_CLOSED_S, _IDLE_S = 0.05, 0.5
 _IDLE_SEEN_S = 2.5  # a little more than between two heartbeats, which look at the state row too
 _TAKEOVER_S = 30.0
 _WAKE_S = 0.5
@@ -250,16 +246,7 @@ class ExactlyOnce:
             logger.info("lane_taken lane=%d batch=%d after_s=%.3f", self._lane, outcome.batch, now - begun)
             rounds.ready(self._state, outcome.batch, outcome.state, outcome.server)
             return 0.0
-        if isinstance(outcome, AskElection):
-            self._host.doubt(self._lane)
-            return self._backoff(_ANOTHER_OWNER)
-        if isinstance(outcome, Stop | Unreadable):
-            return self._stay_stopped(outcome.text)
-        if isinstance(outcome, Closed | Idle):
-            is_closed = isinstance(outcome, Closed)
-            self._machine.on(Did.FOUND_CLOSED if is_closed else Did.FOUND_IDLE)
-            return _CLOSED_S if is_closed else _IDLE_S
-        return 0.0
+        return self._follow(what_follows(outcome))
 
     def _lane_count_followed(self) -> AskElection | Stop | Unreadable | None:
         """The owner of lane 0 changes the count, before it takes the lane over like every other."""
@@ -270,7 +257,7 @@ class ExactlyOnce:
     def _waits(self, rounds: Rounds) -> Closed | Idle | None:
         """A hint before the takeover: it spares the servers an init whose producer would be thrown away. The takeover
         reads the row again after its init. One question serves all lanes of the process."""
-        for wanted, max_age_s in ((Idle, _IDLE_SEEN_S), (Closed, _CLOSED_S)):
+        for wanted, max_age_s in ((Idle, _IDLE_SEEN_S), (Closed, CLOSED_S)):
             found = decisions.waits_for(self._lane, rounds.seen_state(max_age_s, self._may_take_over))
             if isinstance(found, wanted):
                 return found
@@ -314,7 +301,7 @@ class ExactlyOnce:
         self._machine.on(Did.TOOK_OVER)
         while not self._ending.is_asked_for:
             order = self._next_order()
-            if isinstance(order, Batch | Command) and order.session != self._state.session:
+            if isinstance(order, Batch | Command) and not self._state.expects(order.session):
                 continue
             if isinstance(order, Batch):
                 self._machine.on(Did.DEALT)
@@ -322,19 +309,23 @@ class ExactlyOnce:
                     return pause_s
                 self._machine.on(Did.DELIVERED)
             elif isinstance(order, Command):
-                return self._obey(order.what)
+                return self._follow(what_follows(order.what))
             elif (pause_s := self._renewal()) is not None:
                 return pause_s  # at rest: the next record does not have to wait for it
         return 0.0
 
-    def _obey(self, what: Doubt | Retake | Stop) -> float:
+    def _follow(self, what: AskHost | StayStopped | TryAgain) -> float:
         """The pause before the lane is taken over again."""
-        if isinstance(what, Stop):
-            return self._stay_stopped(what.text)
-        if isinstance(what, Doubt):
-            self._host.doubt(self._lane)
-            return self._backoff(_ANOTHER_OWNER)
-        return 0.0
+        match what:
+            case AskHost():
+                self._host.doubt(self._lane)
+                return self._backoff(_ANOTHER_OWNER)
+            case StayStopped(text):
+                return self._stay_stopped(text)
+            case TryAgain(pause_s, found):
+                if found is not None:
+                    self._machine.on(found)
+                return pause_s
 
     def _next_order(self) -> Any:
         begun = self._runtime.monotonic()
@@ -377,8 +368,7 @@ class ExactlyOnce:
         tracing = self._conf.stash.tracing and is_tracing()
         told = batch_report.delivered(batch, entry, transactions.stopwatch, tracing=tracing, runtime=self._runtime)
         failpoint("after-commit")
-        if transactions.sizes and len(batch.rows) == 1:  # as a record that was held
-            transactions.sizes.taken(batch.rows[0][1], parts_of(batch.rows[0]))
+        transactions.sizes.delivered(batch.rows)
         rounds.committed(self._state, batch, entry)  # from here on another thread may purge
         transactions.delivered(entry.batch)
         self._host.emit(told)
@@ -423,7 +413,7 @@ class ExactlyOnce:
         now, holds = self._runtime.monotonic(), self._state.holds
 
         def hold() -> RecordHeld:
-            is_sure = not is_named or holds.is_judged(row)
+            is_sure = holds.counts(row, is_named=is_named)
             return holds.refused(row, error, now, whole_topic=whole_topic, is_sure=is_sure)
 
         self._host.emit(rounds.guarded(hold))
@@ -451,10 +441,8 @@ class ExactlyOnce:
             case HoldTopic(at, reason):
                 self._hold(rounds, rows[at], reason, whole_topic=True)
             case HoldLikely(ats, reason):
-                likely: dict[Name, Row] = {}
-                for at in ats:
-                    likely.setdefault(holds.name_of(rows[at]), rows[at])
-                for held in rounds.held(self._state, ((row, reason) for row in likely.values()), is_sure=False):
+                likely = holds.first_of_each_key(rows[at] for at in ats)
+                for held in rounds.held(self._state, ((row, reason) for row in likely), is_sure=False):
                     self._host.emit(held)
             case Search(ats, code):
                 rounds.guarded(lambda: holds.refused_batch([rows[at][0] for at in ats], rows, code))

@@ -10,6 +10,7 @@ from uuid import UUID
 
 from outbox.core.contract import LaneStopped as LaneStopped
 from outbox.core.exactly_once.decisions import Stop
+from outbox.core.exactly_once.lane import Doubt, Retake
 from outbox.core.exactly_once.purging import BatchPurge as BatchPurge
 from outbox.core.exactly_once.purging import Flushed
 from outbox.core.holds.values import HoldActions
@@ -100,16 +101,6 @@ class Batch:
     def give_up_rows(self) -> list[Row]:
         rows, self.rows = self.rows, []
         return rows
-
-
-@dataclass(frozen=True, slots=True)
-class Doubt:
-    """Somebody else has purged a batch of this lane."""
-
-
-@dataclass(frozen=True, slots=True)
-class Retake:
-    """Take the lane over again: the lane count is to be changed or was, or a page came from another server."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -238,6 +238,8 @@ def test_a_page_of_another_server_is_judged_by_nothing_else():
     lane.end()
     assert lane.judge(plan, 7, "b") == Elsewhere()
     assert lane.judge(plan, 7, "a") == Stale()
+    assert not lane.expects(plan.sessions[3]), "nor is an order of that time meant any more"
+    assert lane.expects(lane.session)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 import pytest
 
+from outbox.core.exactly_once.decisions import AskElection, Closed, Idle, Stop, Why
 from outbox.core.exactly_once.lane import (
     ACTIVITY,
     ANSWER,
@@ -7,10 +8,17 @@ from outbox.core.exactly_once.lane import (
     IN_HAND,
     PHASES,
     Activity,
+    AskHost,
     Did,
+    Doubt,
     EndOfLane,
     Lane,
+    Retake,
+    StayStopped,
+    TryAgain,
+    what_follows,
 )
+from outbox.core.exactly_once.takeover import Unreadable
 from outbox.core.region import Transitions, UnexpectedEvent
 
 OWNING = [Did.TURN, Did.ALLOWED, Did.TOOK_OVER]
@@ -129,3 +137,21 @@ def test_of_two_requests_to_end_at_the_same_time_neither_is_lost(monkeypatch, fi
     monkeypatch.setattr(Transitions, "after", interrupted)
     ask[first]()
     assert (ending.is_awaited, ending.has_come(6), ending.leaves_time(6)) == (True, True, False)
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        (AskElection(), AskHost()),
+        (Doubt(), AskHost()),
+        (Stop(Why.ROWS_KEPT, "why"), StayStopped("why")),
+        (Unreadable("why"), StayStopped("why")),
+        (Closed(3), TryAgain(0.05, Did.FOUND_CLOSED)),
+        (Idle(3), TryAgain(0.5, Did.FOUND_IDLE)),
+        (Retake(), TryAgain()),
+        (None, TryAgain()),
+    ],
+)
+def test_what_follows_a_takeover_that_did_not_succeed_or_an_order(found, expected):
+    assert what_follows(found) == expected
+    assert TryAgain().pause_s == 0.0

@@ -334,3 +334,17 @@ def test_a_record_that_the_batch_before_is_refused_is_removed_once(is_done):
         holds.not_done(hold_actions)
         holds.load([hold_row(wanted="skip")], 3.0)
         assert [dead_record.hold.head for dead_record in holds.take_actions().dead_records] == [1]
+
+
+def test_a_record_that_is_named_beside_others_counts_its_rejection_only_while_none_waits_that_was_not_tried():
+    holds = Holds()
+    assert holds.counts(row_of(1), is_named=True)
+    holds.refused(row_of(2, "b"), "INVALID_RECORD: bad", 0.0, is_sure=False)
+    assert not holds.counts(row_of(1), is_named=True)
+    assert holds.counts(row_of(1), is_named=False)
+
+
+def test_of_each_key_the_first_record_is_held_and_every_one_without_key():
+    rows = [row_of(1, "a"), row_of(2, "b"), row_of(3, "a"), row_of(4, ""), row_of(5, ""), row_of(6, "b")]
+    assert [row[0] for row in Holds().first_of_each_key(rows)] == [1, 2, 4, 5]
+    assert [row[0] for row in Holds(keep_empty_key=True).first_of_each_key(rows)] == [1, 2, 4]

@@ -7,9 +7,10 @@ import pytest
 from confluent_kafka.admin import AdminClient
 
 from outbox.core.exactly_once.decisions import StateRow
+from outbox.core.exactly_once.lane import Retake
 from outbox.edges.kafka.exactly_once.ledger_topic import LedgerMissing, LedgerTopic
 from outbox.harvest.exactly_once.takeover import newest_change, newest_change_of_any
-from outbox.harvest.exactly_once.values import Command, Retake
+from outbox.harvest.exactly_once.values import Command
 from tests.faults.exactly_once.without_guards import gate_purges
 from tests.harvest.exactly_once.bench import finish, stopped, wait_until
 from tests.support.topics import create_topic

@@ -7,9 +7,8 @@ import pytest
 
 from outbox.conf import parse
 from outbox.core.exactly_once.decisions import Stop, Why
-from outbox.core.exactly_once.lane import Did
+from outbox.core.exactly_once.lane import Did, Doubt, Retake
 from outbox.harvest.exactly_once.lane import ExactlyOnce
-from outbox.harvest.exactly_once.values import Doubt, Retake
 from outbox.runtime.threads import THREADS
 
 

@@ -15,6 +15,7 @@ from functools import partial
 from outbox.conf import Conf
 from outbox.core.exactly_once.decisions import Stop
 from outbox.core.exactly_once.flights import Flights, Plan, Standing
+from outbox.core.exactly_once.lane import Doubt, Retake
 from outbox.core.exactly_once.looks import HoldsLook
 from outbox.core.exactly_once.pages import IdlePause, PageSizes
 from outbox.core.exactly_once.round import Reads, Round
@@ -24,7 +25,7 @@ from outbox.edges.postgres.exactly_once.reader import NOTHING, LeftOut
 from outbox.edges.postgres.exactly_once.sweeper import Found
 from outbox.harvest.exactly_once.ports import Servers
 from outbox.harvest.exactly_once.rounds.database import PurgeSession
-from outbox.harvest.exactly_once.values import BatchPurge, Command, Doubt, Order, Retake, Ticket
+from outbox.harvest.exactly_once.values import BatchPurge, Command, Order, Ticket
 
 logger = logging.getLogger("outbox.harvest")
 

@@ -21,6 +21,7 @@ from outbox.conf import Conf
 from outbox.core.exactly_once import pages
 from outbox.core.exactly_once.decisions import AskElection, GoOn, Stop
 from outbox.core.exactly_once.flights import Elsewhere, Plan, Taking
+from outbox.core.exactly_once.lane import Doubt
 from outbox.core.exactly_once.purging import may_flush
 from outbox.core.exactly_once.round import AfterDivision, News, ReaderStep, Reads, after_division
 from outbox.core.rows import Row
@@ -36,7 +37,7 @@ from outbox.harvest.exactly_once.rounds.lanes import Lanes, LaneState
 from outbox.harvest.exactly_once.rounds.read_connection import Failed, Read, ReadConnection
 from outbox.harvest.exactly_once.rounds.state import SeenState
 from outbox.harvest.exactly_once.rounds.sweep import TableSweep
-from outbox.harvest.exactly_once.values import Awaited, Batch, Broken, Doubt
+from outbox.harvest.exactly_once.values import Awaited, Batch, Broken
 from outbox.harvest.lease_keeper import LeaseKeeper
 from outbox.harvest.readings import Troubles
 
