@@ -5,10 +5,16 @@ Two regions go on beside each other: how far the transaction is, and whether its
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import Enum
 
+from outbox.core.holds.book import Holds
+from outbox.core.holds.hold import Name
 from outbox.core.region import Transitions
+from outbox.core.rows import Row, parts_of
+from outbox.core.sizes import Sizes
+
+_TURN_S = 0.25
 
 
 class Probing(Enum):
@@ -104,6 +110,37 @@ def judge(trouble: str, repeated: str) -> Producer:
     if repeated:
         return Producer.REPEATED
     return Producer.TROUBLED if trouble else Producer.GOOD
+
+
+def tells_apart(probing: Probing) -> bool:
+    """Each record has a report of its own."""
+    return probing is not Probing.WHOLE
+
+
+def is_announced(probing: Probing, *, has_records: bool) -> bool:
+    """Whether a mark in the ledger says that an entry will follow. Not while records are told apart: what the ledger is
+    refused would be blamed on the records."""
+    return has_records and not tells_apart(probing)
+
+
+def without_large(rows: Sequence[Row], sizes: Sizes, holds: Holds) -> tuple[list[Row], list[Row]]:
+    """The rows to be sent, and the first of each key that is probably larger than its topic takes: among the others it
+    would cost them their transaction, and the lane its producer. One that is tried now travels alone."""
+    kept: list[Row] = []
+    large: dict[Name, Row] = {}
+    for row in rows:
+        if large and holds.name_of(row) in large:
+            continue
+        if row[1] in sizes and sizes.exceeds(row[1], parts_of(row)) and not holds.is_tried(row):
+            large[holds.name_of(row)] = row
+        else:
+            kept.append(row)
+    return kept, [*large.values()]
+
+
+def turn_s(*, has_records: bool, is_ending: bool) -> float:
+    """For how long a lane waits for its turn to send."""
+    return _TURN_S if has_records and not is_ending else 0.0
 
 
 def objection(*, is_stopped: bool, is_flushed: bool, holds_lease: Callable[[], bool]) -> str:

@@ -19,7 +19,7 @@ from outbox.core.exactly_once.blame import Attempt, Weighed
 from outbox.core.exactly_once.lane import EndOfLane
 from outbox.core.exactly_once.ledger import Entry
 from outbox.core.exactly_once.purging import has_flushed
-from outbox.core.exactly_once.transaction import COMMIT, PROBING, Commit, Probe, Probing, Step
+from outbox.core.exactly_once.transaction import COMMIT, PROBING, Commit, Probe, Step
 from outbox.core.holds.hold import Name
 from outbox.core.region import Region
 from outbox.core.rows import Row, parts_of
@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from confluent_kafka import KafkaError
 
 _TOPICS_S = 5.0
-_TURN_S = 0.25
 _PIECE = 500  # records: few enough to be in the processor's cache still when their digest is taken
 _PROBABLY_TOO_LARGE = (
     "MSG_SIZE_TOO_LARGE: the harvester has not sent this record yet, because it is probably larger than the topic "
@@ -123,21 +122,12 @@ class Transactions:
         return missing
 
     def leave_out_large(self, batch: Batch) -> None:
-        """What is probably larger than its topic takes is held, to be sent alone later: among the others it would cost
-        them their transaction, and the lane its producer."""
+        """What is probably larger than its topic takes is held, to be sent alone later."""
         if not self.sizes:
             return
-        holds, sizes, rows = self._lane.holds, self.sizes, []
-        large: dict[Name, tuple[Row, str]] = {}
-        for row in batch.rows:
-            if large and holds.name_of(row) in large:
-                continue
-            if row[1] in sizes and sizes.exceeds(row[1], parts_of(row)) and not holds.is_tried(row):
-                large[holds.name_of(row)] = row, _PROBABLY_TOO_LARGE
-            else:
-                rows.append(row)
+        rows, large = transaction.without_large(batch.rows, self.sizes, self._lane.holds)
         if large:
-            self._leave_out(batch, rows, large.values(), is_sure=False)
+            self._leave_out(batch, rows, ((row, _PROBABLY_TOO_LARGE) for row in large), is_sure=False)
 
     # ---- one
 
@@ -160,7 +150,7 @@ class Transactions:
         if not (batch.rows or batch.hold_actions):
             self._rounds.not_sent(self._lane, batch)
             return None
-        if batch.rows and not self._is_probing:  # else what the ledger is refused would be blamed on the records
+        if transaction.is_announced(self._probing.state, has_records=bool(batch.rows)):
             producer.announce(self._ledger_name, self._lane.number, ledger.BEGINNING_KEY, ledger.BEGINNING)
         failpoint("after-send")
         sent = self._runtime.monotonic()
@@ -195,7 +185,7 @@ class Transactions:
 
     @property
     def _is_probing(self) -> bool:
-        return self._probing.state is not Probing.WHOLE
+        return transaction.tells_apart(self._probing.state)
 
     def _send(self, producer: TransactionalProducer, batch: Batch, give_up_at: float) -> tuple[int, int | None]:
         """The digest of what was handed over, and its newest time: of each piece while the processor has it at hand.
@@ -244,7 +234,8 @@ class Transactions:
         """Since when. The lanes of a process share the interpreter: if they send at once, all of them end late; in
         turn, the first has its answers when the last has sent. A lane that gets no turn in time sends without one."""
         turn = self._rounds.sending_turn
-        is_mine = turn.acquire(timeout=_TURN_S if batch.rows and not self._ending.is_asked_for else 0)
+        turn_s = transaction.turn_s(has_records=bool(batch.rows), is_ending=self._ending.is_asked_for)
+        is_mine = turn.acquire(timeout=turn_s)
         try:
             yield self._runtime.monotonic()
         finally:

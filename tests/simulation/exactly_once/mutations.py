@@ -17,6 +17,7 @@ from confluent_kafka import KafkaError, KafkaException
 
 from outbox.core import times
 from outbox.core.exactly_once import blame, decisions, ledger, sweeping
+from outbox.core.exactly_once import transaction as decided
 from outbox.core.exactly_once.blame import Action, Attempt, HoldLikely, Search
 from outbox.core.exactly_once.decisions import Decision, Facts, NothingToDo, Rows
 from outbox.core.exactly_once.flights import Flights, Plan, Share, Standing
@@ -282,7 +283,7 @@ def _send_at_once(worker: Transactions, batch: Batch) -> Iterator[float]:
 def _keep_turn(worker: Transactions, batch: Batch) -> Iterator[float]:
     """A lane whose transaction fails does not give it on."""
     turn = worker._rounds.sending_turn
-    is_mine = turn.acquire(timeout=transaction._TURN_S)
+    is_mine = turn.acquire(timeout=decided._TURN_S)
     yield worker._runtime.monotonic()
     if is_mine:
         turn.release()
@@ -548,7 +549,7 @@ MUTATIONS: dict[str, Planted] = {
     ),
     "lanes of a process send at once": Planted(((Transactions, "_turn_to_send", _send_at_once),), theme=_IN_TURN),
     "a lane that fails keeps its turn": Planted(((Transactions, "_turn_to_send", _keep_turn),), theme=_IN_TURN),
-    "a turn is waited for as long as it takes": Planted(((transaction, "_TURN_S", 3600.0),), theme=_IN_TURN),
+    "a turn is waited for as long as it takes": Planted(((decided, "_TURN_S", 3600.0),), theme=_IN_TURN),
 }
 
 FOUND_BY: dict[str, int] = {
