@@ -30,6 +30,13 @@ def next_act(state: StateRow) -> Act:
     return Act.REFUSE if state.wanted == state.lane_count else Act.BEGIN
 
 
+def while_ledger_is_open(state: StateRow) -> StateRow | None:
+    """What may be gone on with while the mark cannot be read: an owner died in the middle of a transaction, which only
+    the taking over of lane 0 ends. That looks at the mark too, so what is requested waits for the next time. None:
+    nothing, as lanes that are closed need the mark."""
+    return replace(state, wanted=None) if state.resize_to is None else None
+
+
 def is_repair(state: StateRow) -> bool:
     """The lanes are not closed for another count, but because the database forgot a change."""
     return state.resize_to == state.lane_count

@@ -7,11 +7,11 @@ database's ledger say nothing about single rows here: there only whole batches m
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from uuid import UUID
 
-from outbox.core.exactly_once.decisions import Why
-from outbox.core.exactly_once.ledger import Entry
+from outbox.core.exactly_once.decisions import AskElection, Decision, StateRow, Stop, Why, change_of
+from outbox.core.exactly_once.ledger import Entry, LedgerEntryError
 
 UNREADABLE = "unreadable"
 
@@ -88,6 +88,45 @@ class Resolution:
     @property
     def acts(self) -> bool:
         return self.delete_sent or self.resend
+
+
+_AGREE = "Table and ledger agree, or differ by the one batch that the next owner settles by itself: nothing to decide."
+_AT_WORK = "An owner is working on the lane at this moment: nothing to decide."
+
+
+def last_proper(
+    newest_first: Iterable[Entry | LedgerEntryError], lane: int, database: UUID
+) -> tuple[Entry | None, str | None]:
+    """The last entry of a partition, if any. If its last record is no entry: what is wrong with it, and the last entry
+    before it that is this lane's and database's."""
+    problem: str | None = None
+    for found in newest_first:
+        if isinstance(found, LedgerEntryError):
+            problem = problem or str(found)
+        elif problem is None or (found.lane == lane and found.database == database):
+            return found, problem
+    return None, problem
+
+
+def is_in_use(lane: int, state: StateRow) -> bool:
+    """Whether the lane is judged like one that a harvester takes over. In a repair every lane is settled."""
+    return lane < state.lane_count or state.resize_to is not None
+
+
+def case_of(lane: int, database: UUID, purged: int, last: Entry | None, found: Decision | None) -> Case:
+    """`found`: what a takeover would decide; None: a lane that is not in use is in order."""
+    if isinstance(found, Stop):
+        return Case(lane, database, purged, last, found.why, found.text)
+    return Case(lane, database, purged, last, None, _AT_WORK if isinstance(found, AskElection) else _AGREE)
+
+
+def copied(case: Case, owner: UUID, change: int) -> Entry:
+    """The last batch once more, in this database's name. `change`: the number of the latest change of the lane count,
+    as the state row has it. An entry without ids needs a number; one that the row does not know makes lane 0's owner
+    settle every lane."""
+    assert case.last is not None
+    change = max(change_of(case.last, case.database), change, 0 if case.last.ids else 1)
+    return replace(case.last, database=case.database, owner=owner, change=change)
 
 
 def is_sent_as_a_whole(entry: Entry, count: int, digest: int, newest: int | None) -> bool | None:

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID, uuid4
@@ -85,11 +84,9 @@ class LaneCount:
             give_up_at = self._runtime.monotonic() + _SETTLE_S
             newest = newest_change_of_any(self._kafka, identity, give_up_at, self._conf, state, waits=False)
         except LedgerOpen:
-            # Of an owner that died in the middle of a transaction, which only the taking over of this lane ends. That
-            # looks at the mark too; what is requested waits for the next time.
-            if state.resize_to is not None:
+            if (meanwhile := resize.while_ledger_is_open(state)) is None:
                 raise
-            return replace(state, wanted=None)
+            return meanwhile
         if not decisions.forgets_change(state, newest):
             return state
         close_forgotten(self._servers, self._purges, state, newest, may_go_on)

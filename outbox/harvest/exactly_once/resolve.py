@@ -15,8 +15,8 @@ from typing import Any
 from uuid import UUID, uuid4
 
 from outbox.conf import Conf
-from outbox.core.exactly_once import decisions, ledger
-from outbox.core.exactly_once.decisions import AskElection, Facts, StateRow, Stop, Why, change_of
+from outbox.core.exactly_once import decisions, ledger, resolution
+from outbox.core.exactly_once.decisions import Facts, StateRow, Why
 from outbox.core.exactly_once.ledger import Entry, LedgerEntryError, UnknownEntryVersion
 from outbox.core.exactly_once.resolution import (
     UNREADABLE,
@@ -80,8 +80,7 @@ class Resolver:
         """Both sides as they are now."""
         before = self._sides(lane)
         self._refuse_unknown(lane, before.state)
-        entries, problem = self._proper_entries(lane, before.identity)
-        entry = entries[0] if entries else None
+        entry, problem = resolution.last_proper(self._known_versions(lane), lane, before.identity)
         if problem is not None:
             text = f"Lane {lane} is stopped. {problem}"
             case = Case(lane, before.identity, before.purged, entry, UNREADABLE, text)
@@ -109,34 +108,28 @@ class Resolver:
         except LedgerMissing:
             return  # deleted: nothing is in it
 
-    def _proper_entries(self, lane: int, identity: UUID) -> tuple[list[Entry], str | None]:
-        """The last entry, if any; when the last record is none of this lane's, what is wrong with it, and the last
-        proper one before it."""
-        problem: str | None = None
+    def _decoded(self, lane: int) -> Iterator[Entry | LedgerEntryError]:
         for payload, headers in self._records(lane):
             try:
-                entry = ledger.decode(payload, headers)
-            except UnknownEntryVersion as error:
-                raise NotResolved(str(error)) from error
+                yield ledger.decode(payload, headers)
             except LedgerEntryError as error:
-                problem = problem or str(error)
-                continue
-            if problem is None or (entry.lane == lane and entry.database == identity):
-                return [entry], problem
-        return [], problem
+                yield error
+
+    def _known_versions(self, lane: int) -> Iterator[Entry | LedgerEntryError]:
+        for found in self._decoded(lane):
+            if isinstance(found, UnknownEntryVersion):
+                raise NotResolved(str(found)) from found
+            yield found
 
     def _judged(self, lane: int, sides: _Sides, entry: Entry | None) -> Case:
-        # In a repair every lane is settled, and judged like one in use.
-        if lane >= sides.state.lane_count and sides.state.resize_to is None:
-            found: Any = decisions.idle_lane(lane, sides.state.lane_count, sides.identity, sides.purged, entry)
-        else:
+        if resolution.is_in_use(lane, sides.state):
             found = self._decision(lane, sides, entry)
-        if not isinstance(found, Stop):
-            text = _AT_WORK if isinstance(found, AskElection) else _AGREE
-            return Case(lane, sides.identity, sides.purged, entry, None, text)
-        if found.why is Why.OTHER_LANE:
-            entry = next(self._entries(lane, sides.identity), None)
-        return Case(lane, sides.identity, sides.purged, entry, found.why, found.text)
+        else:
+            found = decisions.idle_lane(lane, sides.state.lane_count, sides.identity, sides.purged, entry)
+        case = resolution.case_of(lane, sides.identity, sides.purged, entry, found)
+        if case.reason is Why.OTHER_LANE:
+            return replace(case, last=next(self._entries(lane, sides.identity), None))
+        return case
 
     def _decision(self, lane: int, sides: _Sides, entry: Entry | None) -> Any:
         again = self._sides(lane).purged
@@ -149,13 +142,9 @@ class Resolver:
         return found
 
     def _entries(self, lane: int, database: UUID) -> Iterator[Entry]:
-        for payload, headers in self._records(lane):
-            try:
-                entry = ledger.decode(payload, headers)
-            except LedgerEntryError:
-                continue
-            if entry.lane == lane and entry.database == database:
-                yield entry
+        for found in self._decoded(lane):
+            if isinstance(found, Entry) and found.lane == lane and found.database == database:
+                yield found
 
     def _listed(self, case: Case) -> Iterator[Listed]:
         database = case.last.database if case.last is not None else case.database
@@ -251,11 +240,7 @@ class Resolver:
 
     def _copy(self, producer: TransactionalProducer, case: Case) -> None:
         """The last batch once more, in this database's name: from here on the partition is this lane's."""
-        assert case.last is not None
-        # An entry without ids needs a number; one that the row does not know makes lane 0's owner settle every lane.
-        least = 0 if case.last.ids else 1
-        change = max(change_of(case.last, case.database), self._sides(case.lane).state.resize_no, least)
-        entry = replace(case.last, database=case.database, owner=uuid4(), change=change)
+        entry = resolution.copied(case, uuid4(), self._sides(case.lane).state.resize_no)
         producer.begin()
         producer.send_entry(
             self._history.name,
@@ -277,7 +262,3 @@ class _Dropped:
 
     def close(self) -> None:
         self._producer.drop_and_wait()
-
-
-_AGREE = "Table and ledger agree, or differ by the one batch that the next owner settles by itself: nothing to decide."
-_AT_WORK = "An owner is working on the lane at this moment: nothing to decide."

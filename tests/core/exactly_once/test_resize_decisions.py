@@ -20,6 +20,7 @@ from outbox.core.exactly_once.resize import (
     marked,
     may_have_been_open,
     next_act,
+    while_ledger_is_open,
 )
 
 HERE = UUID(int=1)
@@ -111,3 +112,9 @@ def test_a_look_over_an_older_connection_tells_nothing_to_one_over_a_newer():
     good.begin(2.0, HERE, OPEN)
     older.add(3)
     assert 3 not in good.begin(2.0, HERE, OPEN)
+
+
+def test_while_the_mark_cannot_be_read_nothing_begins_and_nothing_is_opened():
+    assert while_ledger_is_open(v.StateRow(2, wanted=4)) == v.StateRow(2)
+    assert while_ledger_is_open(v.StateRow(2)) == v.StateRow(2)
+    assert while_ledger_is_open(v.StateRow(2, resize_to=4)) is None

@@ -6,15 +6,19 @@ from uuid import UUID
 
 import pytest
 
-from outbox.core.exactly_once.decisions import Why
-from outbox.core.exactly_once.ledger import Entry
+from outbox.core.exactly_once.decisions import AskElection, NothingToDo, StateRow, Stop, Why
+from outbox.core.exactly_once.ledger import Entry, LedgerEntryError
 from outbox.core.exactly_once.resolution import (
     UNREADABLE,
     Case,
     Listed,
     Resolution,
+    case_of,
+    copied,
     entries_after,
+    is_in_use,
     is_sent_as_a_whole,
+    last_proper,
     objection,
 )
 from outbox.core.times import time_of
@@ -95,3 +99,57 @@ def test_a_decision_must_fit(found: Case, decision: Resolution, text: str) -> No
     objected = objection(found, decision)
     assert text in objected
     assert bool(text) == bool(objected)
+
+
+BAD, WORSE = LedgerEntryError("not JSON"), LedgerEntryError("no number")
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        ([], (None, None)),
+        ([entry(3), entry(2)], (entry(3), None)),
+        ([entry(3, lane=1)], (entry(3, lane=1), None)),
+        ([BAD, entry(3)], (entry(3), "not JSON")),
+        ([BAD, entry(4, lane=1), WORSE, entry(5, database=THERE), entry(3)], (entry(3), "not JSON")),
+        ([WORSE, BAD], (None, "no number")),
+    ],
+)
+def test_behind_what_is_no_entry_the_last_one_of_the_lane_counts(
+    found: list[Entry | LedgerEntryError], expected: tuple[Entry | None, str | None]
+) -> None:
+    assert last_proper(found, 0, HERE) == expected
+
+
+@pytest.mark.parametrize(
+    ("lane", "resize_to", "expected"), [(1, None, True), (2, None, False), (2, 2, True), (2, 4, True)]
+)
+def test_while_the_lanes_are_closed_each_is_judged_like_one_in_use(
+    lane: int, resize_to: int | None, expected: bool
+) -> None:
+    assert is_in_use(lane, StateRow(2, resize_to)) is expected
+
+
+def test_a_case_has_the_reason_for_which_an_owner_stops() -> None:
+    stopped = case_of(0, HERE, 3, entry(5), Stop(Why.DATABASE_WENT_BACK, "why"))
+    assert (stopped.reason, stopped.text, stopped.last) == (Why.DATABASE_WENT_BACK, "why", entry(5))
+    for found, text in ((AskElection(), "working"), (NothingToDo(3), "agree"), (None, "agree")):
+        made = case_of(0, HERE, 3, entry(3), found)
+        assert made.reason is None
+        assert text in made.text
+
+
+@pytest.mark.parametrize(
+    ("last", "change", "expected"),
+    [
+        (entry(4), 0, 0),
+        (entry(4), 2, 2),
+        (replace(entry(4), change=5), 2, 5),
+        (replace(entry(4, database=THERE), change=5), 2, 2),
+        (replace(entry(4), ids=()), 0, 1),
+        (replace(entry(4), ids=()), 3, 3),
+    ],
+)
+def test_the_copy_of_an_entry_knows_of_every_change_of_the_count(last: Entry, change: int, expected: int) -> None:
+    made = copied(case(UNREADABLE, 3, last), THERE, change)
+    assert made == replace(last, database=HERE, owner=THERE, change=expected)
