@@ -16,8 +16,10 @@ from uuid import UUID
 
 from outbox.conf import Conf
 from outbox.core.at_least_once import values as values
+from outbox.core.at_least_once.lane import MarkLane, Reported
 from outbox.core.at_least_once.scoreboard import Phase, Scoreboard
 from outbox.core.contract import LaneHost, LaneStopped
+from outbox.core.ending import EndOfLane
 from outbox.core.meter import Meter
 from outbox.edges.kafka.at_least_once.idempotent import MakeProducer, Producers
 from outbox.edges.kafka.common import clients
@@ -96,13 +98,9 @@ class AtLeastOnce:
         self._inbox: Queue[Callable[[float], None]] = runtime.queue()
         self._generation = 0
         self._producers = self._new_producers()
-        self._abandoned = False
-        self._finishing = False
-        self._ended = False
+        self._ending, self._machine = EndOfLane(), MarkLane()
         self._paused = 0
-        self._stopped_for = ""
         self._troubles = Troubles(lane, runtime)
-        self._delivers = False
         self._meter = Meter(lane, conf.metrics.metrics_interval_s, self._clock())
         self._thread = runtime.thread(self._run, f"outbox-lane-{lane}")
         self._serve: dict[type, Callable[[Any], None]] = {
@@ -123,14 +121,14 @@ class AtLeastOnce:
         self._inbox.put(partial(self._refreshed, leader_id))
 
     def finish(self, deadline: float) -> None:
-        self._finishing = True
-        if self._ended:
+        self._ending.finish(deadline)
+        if self._machine.has_ended:
             self._host.finished(self._lane)
         else:
             self._inbox.put(lambda now: self._board.finish(now, deadline))
 
     def abandon(self) -> None:
-        self._abandoned = True
+        self._ending.abandon()
         self._producers.silence()
         self._inbox.put(lambda now: None)
 
@@ -144,7 +142,7 @@ class AtLeastOnce:
         return LaneStatistics(
             lane=self._lane,
             leader_id=board.leader_id,
-            phase="stopped" if self._stopped_for else board.phase.value,
+            phase=self._machine.shown(board.phase),
             in_flight=board.in_flight,
             in_flight_keys=keys_in_flight(board),
             delivered=board.statistics().acknowledged_total,
@@ -179,8 +177,8 @@ class AtLeastOnce:
             self._producers.silence()
             self._host.fatal(error)
         finally:
-            self._ended = True
-            if self._finishing:
+            self._machine.ends()
+            if self._ending.is_awaited:
                 self._host.finished(self._lane)
             self._close()
 
@@ -189,10 +187,10 @@ class AtLeastOnce:
         self._take_in()
         now, board = self._clock(), self._board
         self._statements.beat()
-        if not self._abandoned:
+        if not self._ending.is_dropped:
             self._held.look(now, self._host.lanes_owned())
             self._paused = self._held.paused
-        if self._abandoned:
+        if self._ending.is_dropped:
             effects = board.abandon()
         else:
             effects = board.tick(now, may_send=self._may_go_on(now), lanes=self._host.lanes_owned())
@@ -206,12 +204,14 @@ class AtLeastOnce:
         return True
 
     def _may_go_on(self, now: float) -> bool:
-        if self._board.phase is Phase.FINISHING:
-            return self._host.may_send(self._lane)
-        if not self._board.in_flight:  # begun again: nothing is left here whose DELETE would be repeated
-            self._stopped_for = ""
-        may_start = not self._lease.is_lost() and self._host.may_start(self._lane)
-        return self._held.may_mark and not self._stopped_for and may_start
+        phase = self._board.phase
+        if phase is Phase.FINISHING:
+            is_trusted = self._host.may_send(self._lane)
+        else:
+            if not self._board.in_flight:
+                self._machine.gone()
+            is_trusted = not self._lease.is_lost() and self._host.may_start(self._lane)
+        return self._machine.may_go_on(phase, is_trusted=is_trusted, knows_holds=self._held.may_mark)
 
     def _take_in(self) -> None:
         """Outcomes and orders that have arrived."""
@@ -223,9 +223,9 @@ class AtLeastOnce:
                 break
             order(now)
         producers.poll()
-        if not self._abandoned:
+        if not self._ending.is_dropped:
             self._take_reports(producers, now)
-        if self._delivers:
+        if self._machine.is_delivering:
             self._troubles.over("kafka", quiet_s=self._conf.at_least_once.delivery_timeout_s + _KEY_TRIES_AGAIN_S)
 
     def _take_reports(self, producers: Producers, now: float) -> None:
@@ -233,22 +233,23 @@ class AtLeastOnce:
         if producers.acknowledged:
             failpoint("after-ack")
             board.acknowledged(generation, producers.take_acknowledged(), now)
-            self._delivers = True
+            self._machine.reported(Reported.ACKNOWLEDGED)
         if producers.undelivered:
             undelivered = producers.take_undelivered()
             self._troubles.seen("kafka", f"{undelivered[0][1]}; {producers.last_error}".rstrip("; "))
             board.undelivered(generation, [id_ for id_, _ in undelivered], now)
-            self._delivers = False
+            self._machine.reported(Reported.UNDELIVERED)
         if producers.refused:
             board.refused(generation, producers.take_refused(), now)
 
     def _rows_kept(self, reason: str) -> None:
-        """Nothing more is marked or sent until they are deleted, which is tried again and again."""
-        if reason and reason != self._stopped_for:
+        """Empty: they are gone."""
+        if not reason:
+            self._machine.gone()
+        elif self._machine.kept(reason):
             text = f"Lane {self._lane} is stopped. {reason} The lane then resumes by itself."
             logger.error("lane_stopped lane=%d reason=%r", self._lane, text)
             self._host.emit(LaneStopped(self._lane, text))
-        self._stopped_for = reason
 
     def _refreshed(self, leader_id: UUID, now: float) -> None:
         self._lease.enter(self._lane, leader_id)
@@ -271,7 +272,7 @@ class AtLeastOnce:
 
     def _close(self) -> None:
         self._producers.drop()
-        if self._lease.leave(self._lane, self._board.leader_id) and self._finishing and not self._abandoned:
+        if self._lease.leave(self._lane, self._board.leader_id) and self._ending.is_clean:
             self._statements.release_lease()
         self._statements.close()
 
@@ -290,7 +291,7 @@ class AtLeastOnce:
     def _send(self, effect: values.Send) -> None:
         assert effect.generation == self._generation
         failpoint("before-send")
-        if self._abandoned or not self._host.may_send(self._lane):
+        if self._ending.is_dropped or not self._host.may_send(self._lane):
             ids = [record.id for record in effect.records]
             self._board.undelivered(effect.generation, ids, self._clock())
             return

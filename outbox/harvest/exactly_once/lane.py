@@ -23,6 +23,7 @@ import psycopg
 from outbox.conf import Conf
 from outbox.core.at_least_once.values import RecordHeld
 from outbox.core.contract import LaneHost, UncleanRelease
+from outbox.core.ending import EndOfLane
 from outbox.core.exactly_once import decisions, membership
 from outbox.core.exactly_once.blame import (
     Action,
@@ -39,7 +40,7 @@ from outbox.core.exactly_once.blame import (
     blame,
 )
 from outbox.core.exactly_once.decisions import AskElection, Closed, Idle, Stop
-from outbox.core.exactly_once.lane import CLOSED_S, AskHost, Did, EndOfLane, Lane, StayStopped, TryAgain, what_follows
+from outbox.core.exactly_once.lane import CLOSED_S, AskHost, Did, Lane, StayStopped, TryAgain, what_follows
 from outbox.core.exactly_once.ledger import LedgerEntryError
 from outbox.core.exactly_once.membership import LeaveStep, Leaving, Unclean
 from outbox.core.exactly_once.takeover import Unreadable, unreadable, was_settled

@@ -14,9 +14,9 @@ from uuid import UUID
 
 from outbox.conf import Conf
 from outbox.core import faults, times
+from outbox.core.ending import EndOfLane
 from outbox.core.exactly_once import blame, ledger, transaction
 from outbox.core.exactly_once.blame import Attempt, Weighed
-from outbox.core.exactly_once.lane import EndOfLane
 from outbox.core.exactly_once.ledger import Entry
 from outbox.core.exactly_once.purging import has_flushed
 from outbox.core.exactly_once.transaction import COMMIT, PROBING, Commit, Probe, Step
