@@ -50,6 +50,13 @@ FAILPOINTS = {
     "stage-expired": "journals: a stage can no longer be committed, and its objects are still there",
     "stage-emptied": "journals: the keeper has removed the objects of a stage, and its row is still there",
     "replica-copied": "journals: the keeper has copied a fragment, and the row does not name the copy yet",
+    "lane-fenced": "graphs: older owners of the lane can commit nothing any more, and its positions are not read yet",
+    "batch-recorded": "graphs: Kafka has the record of the batch, and no function was called yet",
+    "steps-run": "graphs: the functions of a batch have returned, and none of its outputs is sent yet",
+    "outputs-sent": "graphs: the outputs are handed to the client, which may have sent some of them",
+    "outputs-acknowledged": "graphs: Kafka has acknowledged the outputs, and no position is sent yet",
+    "positions-sent": "graphs: the positions are part of the transaction, and its commit is about to begin",
+    "batch-decided": "graphs: Kafka has committed the transaction, and the lane has not counted the batch yet",
     "before-leave": "the member has given every lane back, and has not left the group yet",
 }
 

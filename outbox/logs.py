@@ -157,6 +157,26 @@ EVENTS: Mapping[str, str] = {
     "consumers_failed": "The process with consumers stops because of this error.",
     "consumer_left_behind": "A stop has ended the process before a consumer's function returned or Kafka answered.",
     "group_failed": "The Kafka client of a consumer reports an error. The consumer tries again.",
+    "topology_changed": (
+        "A processor has inputs that it had not before. It begins them as `start` says, and the others keep "
+        "their place."
+    ),
+    "graph_lane_placed": (
+        "A lane of a graph was taken over. Older owners are fenced, and the lane continues at these positions."
+    ),
+    "graph_lane_stopped": "A lane of a graph has stopped. The reason says what an operator has to do.",
+    "graph_lane_failing": "A lane of a graph cannot continue now. It tries again by itself.",
+    "step_failed": (
+        "A processor's function raised an error, or Kafka rejected what it returned. The field `fate` says "
+        "what becomes of the step."
+    ),
+    "graph_producer_renewed": (
+        "A lane of a graph has replaced its producer after trouble with a connection, and takes itself over."
+    ),
+    "outputs_lost": (
+        "A processor with the strategy at-most-once has committed positions, and the outputs of these steps are lost."
+    ),
+    "graph_group_failed": "The Kafka client of a processor reports an error. The processor tries again.",
     "partition_stopped": "A consumer no longer reads a partition. The reason says what an operator has to do.",
     "partition_failing": "The Kafka client of a consumer reports an error of one partition. The consumer tries again.",
     "consumer_failing": "A consumer's function fails with the messages of many keys in a row. The consumer holds no "

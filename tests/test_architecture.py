@@ -18,6 +18,7 @@ ALLOWED = {
     "harvest": "core edges service election",
     "consumers": "core edges service",
     "journal": "core edges service",
+    "graphs": "core edges service consumers",
     "spark": "core edges downloads",
     "operations": "core edges",
     "admin": "core edges operations",

@@ -8,6 +8,7 @@ from itertools import chain
 from tests.simulation.at_least_once import mutations as at_least_once
 from tests.simulation.consumers import mutations as consumers
 from tests.simulation.exactly_once import mutations as exactly_once
+from tests.simulation.graphs import mutations as graphs
 from tests.simulation.journal import mutations as journal
 from tests.support import attributes
 from tests.support.databases import ROOT
@@ -224,6 +225,7 @@ def test_planted_bugs_change_the_product_or_have_a_control_on_the_real_server():
         **at_least_once.MUTATIONS,
         **consumers.MUTATIONS,
         **exactly_once.MUTATIONS,
+        **graphs.MUTATIONS,
         **journal.MUTATIONS,
     }.items():
         owners = {getattr(owner, "__module__", "") or owner.__name__ for owner, *_ in planted.changes}

@@ -19,10 +19,11 @@ LOCKS = {
     "lane's host": "whether the end of a leadership was announced, and whether it is over",
     "consumer": "the partitions that a consumer has in this process, and what was fetched of them",
     "upload": "what each store of an append has to do, and what it has reported",
+    "graph": "the lanes that a processor of a graph has in this process, and what was fetched for them",
     "receivers": "events that receivers of signals have not seen yet",
 }
 
-LEAVES = frozenset({"round", "lease", "consumer"})
+LEAVES = frozenset({"round", "lease", "consumer", "graph"})
 
 THREADS = {
     "outbox-harvester": "starts the election and ends it, and ends the workers that are left",
@@ -37,6 +38,8 @@ THREADS = {
     "outbox-purge-N": "at-least-once: purges records of lane N; owns a connection",
     "outbox-consumers": "starts consumers and ends them",
     "outbox-member-N": "consumers: polls the group of consumer N, hands messages to workers, ends a process that hangs",
+    "outbox-graph-member-N": "graphs: polls the group of processor N, hands messages to lanes",
+    "outbox-graph-lane-N": "graphs: a lane of processor N: calls its function; owns the lane's producer",
     "outbox-consumer-N-N": "consumers: a worker: calls the function of consumer N; owns a Django connection",
     "outbox-ends-N": "consumers, with `--once`: asks whether all partitions have reached the ends of the start",
     "outbox-topics-N": "consumers: asks whether topics were created again, or hold a position after all",

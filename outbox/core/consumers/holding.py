@@ -78,7 +78,7 @@ class Changes:
 
 def fate(options: ConsumerOptions, tries: Tries, failed: MessageFailed, draw: float) -> Fate:
     """`draw` is a random number from 0 to 1: many messages that failed together are not tried together."""
-    if is_postponed(tries, failed):
+    if tries.age_s < failed.until_s:
         retry_s = failed.retry_s if failed.retry_s is not None else pause(options.backoff_s, tries.delays, draw)
         return Fate(NOT_YET, tries.attempts, tries.delays + 1, failed.reason, retry_s)
     attempts = tries.attempts + 1
@@ -86,10 +86,6 @@ def fate(options: ConsumerOptions, tries: Tries, failed: MessageFailed, draw: fl
         return Fate(POISON, attempts, tries.delays, failed.reason, None)
     pause_s = pause(options.backoff_s, tries.attempts, draw) if attempts < options.attempts else None
     return Fate(FAILED, attempts, tries.delays, failed.reason, pause_s)
-
-
-def is_postponed(tries: Tries, failed: MessageFailed) -> bool:
-    return tries.age_s < failed.until_s
 
 
 def pause(first_s: float, before: int, draw: float) -> float:

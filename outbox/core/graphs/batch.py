@@ -121,11 +121,15 @@ class BatchEnding:
 
 
 class StepBatch:
-    def __init__(self, strategy: Strategy, taken: TakenSteps, begins: Mapping[str, int], attempt: int) -> None:
-        """`begins`: the positions before its first step. `attempt`: of that step."""
+    def __init__(
+        self, strategy: Strategy, taken: TakenSteps, begins: Mapping[str, int], attempt: int, number: int = 0
+    ) -> None:
+        """`begins`: the positions before its first step. `attempt`, `number`: of that step; steps are numbered while
+        they are told apart."""
         self.stage = Region(STAGES[strategy])
         self._left = list(ORDER[strategy])
-        self.steps, self.choice, self.begins, self.attempt = taken.steps, taken.choice, begins, attempt
+        self.steps, self.choice, self.begins = taken.steps, taken.choice, begins
+        self.attempt, self.number = attempt, number
         self._outputs: list[Produced] = []
         self._writers: list[int] = []
         """Of each output, the place of its step."""

@@ -84,6 +84,10 @@ class LaneInputs:
             return frozenset(topic for topic, waiting in self._waiting.items() if waiting)
         return frozenset(topic for topic, waiting in self._waiting.items() if len(waiting) >= most)
 
+    def forget(self) -> None:
+        """The topics have to be read again, wherever the lane begins."""
+        self._next.clear()
+
     @property
     def waiting(self) -> int:
         return sum(map(len, self._waiting.values()))

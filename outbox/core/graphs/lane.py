@@ -140,7 +140,12 @@ class GraphLane:
             return None
         if taken.choice and not self._choice:
             self._choice = taken.choice
-        return StepBatch(self.processor.strategy, taken, self._positions, self._head.attempts + 1)
+        return StepBatch(self.processor.strategy, taken, self._positions, self._head.attempts + 1, self._number)
+
+    @property
+    def is_searching(self) -> bool:
+        """Whether steps are told apart."""
+        return self._search.is_searching or bool(self._alone)
 
     def _most(self) -> int:
         if self._careful or self._number in self._alone:
@@ -166,7 +171,7 @@ class GraphLane:
                 f"this step has ended its process {self._head.attempts} times, each time that it was run alone"
             )
             return StepFailure("outbox.StepFailed" if self._head.error else "outbox.ProcessEnded", text)
-        return self._refused.get(self._number + at)
+        return self._refused.get(batch.number + at)
 
     @property
     def _is_poison(self) -> bool:
@@ -248,6 +253,8 @@ class GraphLane:
 
     def blamed(self, batch: StepBatch, action: blame.Action) -> str:
         """Before `dropped`. Why the lane has to stop; empty: it need not."""
+        if batch.is_committed:
+            return ""  # at-most-once: its outputs are lost
         if isinstance(action, blame.HoldRecord):
             return self._refuse(batch, {batch.writer_of(action.at)}, action.reason)
         if isinstance(action, blame.Search | blame.HoldLikely):
@@ -255,7 +262,7 @@ class GraphLane:
             writers = set(map(batch.writer_of, action.at))
             if len(writers) == 1:
                 return self._refuse(batch, writers, reason)
-            numbers = {self._number_of(batch, at) for at in writers}
+            numbers = {batch.number + at for at in writers}
             if isinstance(action, blame.Search):
                 self._search = self._search.refused(numbers)
             else:
@@ -264,11 +271,8 @@ class GraphLane:
 
     def _refuse(self, batch: StepBatch, writers: Iterable[int], reason: str) -> str:
         for at in writers:
-            number = self._number_of(batch, at)
+            number = batch.number + at
             if number in self._refused or at in batch.failures:
                 return f"Kafka rejects the error record of a step: {reason}"
             self._refused[number] = StepFailure("outbox.OutputRejected", reason)
         return ""
-
-    def _number_of(self, batch: StepBatch, at: int) -> int:
-        return self._number + at

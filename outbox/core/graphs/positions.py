@@ -62,6 +62,8 @@ class StopLane:
     """Nothing the lane could do is right before somebody has decided."""
 
     reason: str
+    is_doubtful: bool = False
+    """A new leader of a partition may know too little for a while."""
 
 
 def begin(
@@ -95,7 +97,8 @@ def begin(
         if not one.first <= recorded <= one.end:
             return StopLane(
                 f"The position {recorded} of {where} is out of bounds: the topic has the offsets {one.first} to "
-                f"{one.end}. Messages were lost. Restore the topic, or name another processor."
+                f"{one.end}. Messages were lost. Restore the topic, or name another processor.",
+                is_doubtful=True,
             )
         positions[topic] = recorded
     if processor.is_join and new and known:

@@ -13,10 +13,10 @@ from typing import Any, TypeVar
 
 from outbox.core.holds import crashes
 from outbox.core.holds.crashes import CrashNote, CrashReport
+from outbox.edges.kafka.exactly_once.failures import BatchDropped
 from outbox.failpoints import failpoint
 from outbox.harvest.exactly_once.rounds.lanes import LaneState
 from outbox.harvest.exactly_once.rounds.rounds import Rounds
-from outbox.harvest.exactly_once.transaction import BatchDropped
 from outbox.harvest.exactly_once.values import Batch, MayNotGoOn
 
 logger = logging.getLogger("outbox.harvest")

@@ -50,6 +50,7 @@ from outbox.core.meter import Meter
 from outbox.core.patience import Backoff, Circuit
 from outbox.core.rows import parts_of
 from outbox.edges.kafka.common.clients import let_go
+from outbox.edges.kafka.exactly_once.failures import BatchDropped, NotDelivered
 from outbox.edges.kafka.exactly_once.ledger_topic import LedgerMissing, LedgerUnreachable
 from outbox.edges.kafka.exactly_once.transactional import NoProducer, ReportsMissing
 from outbox.edges.postgres.common.texts import explained
@@ -64,7 +65,7 @@ from outbox.harvest.exactly_once.rounds.database import Database, Source
 from outbox.harvest.exactly_once.rounds.lanes import LaneState
 from outbox.harvest.exactly_once.rounds.rounds import Rounds
 from outbox.harvest.exactly_once.takeover import Outcome, Owned, Takeover
-from outbox.harvest.exactly_once.transaction import BatchDropped, NotDelivered, Transactions
+from outbox.harvest.exactly_once.transaction import Transactions
 from outbox.harvest.exactly_once.values import (
     Batch,
     Broken,

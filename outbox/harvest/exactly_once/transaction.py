@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from outbox.conf import Conf
-from outbox.core import faults, times
+from outbox.core import times
 from outbox.core.ending import EndOfLane
 from outbox.core.exactly_once import blame, ledger, transaction
 from outbox.core.exactly_once.blame import Attempt, Weighed
@@ -25,13 +24,8 @@ from outbox.core.region import Region
 from outbox.core.rows import Row, parts_of
 from outbox.core.sizes import Sizes
 from outbox.edges.kafka.common.clients import PRODUCER_DEFAULTS
-from outbox.edges.kafka.exactly_once.transactional import (
-    RecordRejected,
-    ReportsMissing,
-    TransactionalProducer,
-    kafka_error,
-)
-from outbox.exceptions import OutboxError
+from outbox.edges.kafka.exactly_once.failures import BatchDropped, NotDelivered, failure_of, reporter
+from outbox.edges.kafka.exactly_once.transactional import RecordRejected, TransactionalProducer
 from outbox.failpoints import failpoint
 from outbox.harvest.exactly_once.batch_report import Stopwatch
 from outbox.harvest.exactly_once.rounds.lanes import LaneState
@@ -39,23 +33,12 @@ from outbox.harvest.exactly_once.rounds.rounds import Rounds
 from outbox.harvest.exactly_once.takeover import Owned
 from outbox.harvest.exactly_once.values import Batch
 
-if TYPE_CHECKING:
-    from confluent_kafka import KafkaError
-
 _TOPICS_S = 5.0
 _PIECE = 500  # records: few enough to be in the processor's cache still when their digest is taken
 _PROBABLY_TOO_LARGE = (
     "MSG_SIZE_TOO_LARGE: the harvester has not sent this record yet, because it is probably larger than the topic "
     "allows (max.message.bytes). The harvester tries it alone."
 )
-
-
-class NotDelivered(OutboxError):
-    """Reports of a batch whose records are told apart say that some have failed."""
-
-
-class BatchDropped(OutboxError):
-    """The batch must not be committed, through no fault of Kafka's."""
 
 
 class Transactions:
@@ -218,7 +201,7 @@ class Transactions:
     ) -> tuple[int, str | None]:
         """How many of these were handed over, and why not the next one."""
         try:
-            producer.send(piece, give_up_at, _reporter(self._failures, begin) if self._is_probing else None)
+            producer.send(piece, give_up_at, reporter(self._failures, begin) if self._is_probing else None)
         except RecordRejected as error:
             return error.index, str(error)
         return len(piece), None
@@ -283,24 +266,8 @@ class Transactions:
     # ---- when it failed
 
     def failure(self, error: BaseException) -> blame.Failure:
-        """What was raised, as a value. The client is asked for the cause where it may know more than it has raised, so
-        no exception may be handled meanwhile (see `edges.kafka.common.clients`)."""
-        if isinstance(error, BatchDropped):
-            return blame.Dropped(str(error))
-        if isinstance(error, ReportsMissing):
-            return blame.Unacknowledged(str(error))
-        if isinstance(error, NotDelivered):
-            return blame.Undelivered(self._cause())
-        found = kafka_error(error)
-        raised = blame.Raised("_STATE", str(error)) if found is None else _raised(found)
-        if faults.kind_of(raised.name) is faults.Kind.PRODUCER:
-            # Refused while the rest of the batch was handed over: the client tells the reason only when asked.
-            return self._cause() or raised
-        return raised
-
-    def _cause(self) -> blame.Raised | None:
-        cause = self.producer.cause() if self.producer is not None else None
-        return None if cause is None else _raised(cause)
+        """What was raised, as a value. No exception may be handled meanwhile."""
+        return failure_of(error, self.producer)
 
     def attempt(self, batch: Batch, request_bytes: int | None) -> Attempt:
         return Attempt(
@@ -322,18 +289,3 @@ class Transactions:
     def probe_next(self) -> None:
         self._probing.on(Probe.WANTED)
         self._known_topics.clear()
-
-
-def _raised(error: KafkaError) -> blame.Raised:
-    return blame.Raised(error.name(), error.str())
-
-
-def _reporter(failures: list[blame.Report], begin: int) -> Callable[[int], Callable[[Any, Any], None]]:
-    def report_of(index: int) -> Callable[[Any, Any], None]:
-        def report(error: Any, message: Any) -> None:
-            if error is not None:
-                failures.append((begin + index, error.name(), error.str()))
-
-        return report
-
-    return report_of

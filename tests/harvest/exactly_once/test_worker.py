@@ -10,6 +10,7 @@ import pytest
 
 from outbox.core.at_least_once.values import RecordHeld
 from outbox.core.contract import MeterRead
+from outbox.edges.kafka.exactly_once.failures import reporter
 from outbox.edges.postgres.at_least_once.marks import WrongTable
 from outbox.edges.postgres.exactly_once.companions import Companions
 from outbox.harvest.exactly_once import transaction
@@ -331,5 +332,5 @@ def test_a_record_refused_while_the_rest_is_handed_over_is_found_too(bench):
 def test_a_report_tells_its_record_by_its_place_in_the_batch():
     failures = []
     error = SimpleNamespace(name=lambda: "MSG_SIZE_TOO_LARGE", str=lambda: "too large")
-    transaction._reporter(failures, begin=500)(3)(error, None)
+    reporter(failures, begin=500)(3)(error, None)
     assert failures == [(503, "MSG_SIZE_TOO_LARGE", "too large")]

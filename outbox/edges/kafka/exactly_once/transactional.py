@@ -36,7 +36,9 @@ from outbox.runtime import Runtime, Thread
 from outbox.runtime.threads import THREADS
 
 if TYPE_CHECKING:
-    from confluent_kafka import KafkaError, Producer
+    from confluent_kafka import KafkaError, Producer, TopicPartition
+
+    from outbox.core.graphs.outputs import Produced
 
 _PATIENCE_FIRST_S, _PATIENCE_MAX_S = 0.5, 4.0
 _INIT_SLICE_S = 0.02  # over a settled owner init takes 13 ms
@@ -52,6 +54,7 @@ _NOT_CONNECTED = re.compile(r"in state (?:INIT|DOWN|TRY_CONNECT|CONNECT)\b")
 _NOT_YET_UP = re.compile(r"in state (?:SSL_HANDSHAKE|AUTH_LEGACY|AUTH_HANDSHAKE|AUTH_REQ|APIVERSION_QUERY)\b")
 _DOWN = re.compile(r"in state DOWN\b")
 _ENDED = re.compile(r'"EndTxn": ?(\d+)')
+_FULL = "The Kafka client's queue stayed full: the brokers accept no records."
 _REFUSED_FOR_GOOD = {
     "TRANSACTIONAL_ID_AUTHORIZATION_FAILED": "Allow the user WRITE and DESCRIBE on the transactional id {id!r}.",
     "CLUSTER_AUTHORIZATION_FAILED": "Allow the user IDEMPOTENT_WRITE on the cluster.",
@@ -253,7 +256,7 @@ class TransactionalProducer:
         sent = 0
         while (sent := self._send_from(sent, rows, report_of)) < len(rows):
             if self._runtime.monotonic() > give_up_at:
-                raise ReportsMissing("The Kafka client's queue stayed full: the brokers accept no records.")
+                raise ReportsMissing(_FULL)
             self.client.poll(_ROOM_S)
 
     def _send_from(
@@ -282,6 +285,30 @@ class TransactionalProducer:
         finally:
             del produce  # the frame may outlive the client, in a traceback
         return index
+
+    def send_outputs(
+        self,
+        outputs: Sequence[Produced],
+        give_up_at: float,
+        report_of: Callable[[int], Callable[[Any, Any], None]] | None = None,
+    ) -> None:
+        """As `send`, for what a processor of a graph writes."""
+        sent = 0
+        while sent < len(outputs):
+            topic, key, value, headers = outputs[sent]
+            report = report_of(sent) if report_of is not None else None
+            with suppress(BufferError):
+                self.client.produce(topic, value, key, -1, report, None, 0, list(headers))
+                sent += 1
+                continue
+            if self._runtime.monotonic() > give_up_at:
+                raise ReportsMissing(_FULL)
+            self.client.poll(_ROOM_S)
+
+    def send_offsets(self, offsets: Sequence[TopicPartition], group: Any, timeout_s: float) -> None:
+        """Positions of a consumer group become part of the transaction. `group`: what its member has said of itself;
+        Kafka refuses one that is a member no more."""
+        self.client.send_offsets_to_transaction(list(offsets), group, timeout_s)
 
     def wait_reports(self, is_over: Callable[[], bool]) -> None:
         """Until every record handed over is acknowledged or has failed."""

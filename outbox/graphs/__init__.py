@@ -1,0 +1,1 @@
+"""Message graphs: processors that read topics and write topics, joined by them, each step exactly once."""

@@ -1,0 +1,308 @@
+"""The brokers as one simulated process reaches them: the client below the product's transactional producer, a member of
+the group, and what lanes ask before they begin."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from confluent_kafka import KafkaError, KafkaException
+
+from outbox.core.consumers.values import Fetched, Partition, Polled
+from outbox.core.graphs import attempts, positions
+from outbox.core.graphs.attempts import Begun
+from outbox.core.graphs.outputs import Produced
+from outbox.core.graphs.positions import InputState, LaneEntry
+from outbox.core.graphs.values import lane_id
+from outbox.edges.kafka.exactly_once.transactional import TransactionalProducer
+from outbox.exceptions import NotAvailable
+from tests.simulation.exactly_once import broker as b
+from tests.simulation.exactly_once import kafka
+from tests.simulation.graphs.broker import ATTEMPTS, POSITIONS
+from tests.simulation.runtime import Waiters
+
+HEARTBEAT_S = 0.5
+_STABLE_POLL_S = 0.01
+
+
+class LaneClient(kafka.Client):
+    """With topics, and with offsets of a group."""
+
+    def produce(
+        self,
+        topic: str,
+        value: Any = None,
+        key: Any = None,
+        partition: int = -1,
+        callback: Any = None,
+        on_delivery: Any = None,
+        timestamp: int = 0,
+        headers: Any = None,
+    ) -> None:
+        if self._error is not None or not self._in_transaction:
+            raise kafka._error("_STATE", "no transaction to produce to")
+        if partition < 0 and self._world.chance(self._world.faults.full):
+            raise BufferError("no room")
+        assert value is not None
+        number = partition if partition >= 0 else zlib.crc32(key or value) % self._broker.partitions
+        self._pending.append((((topic, number), (key, value)), callback, 1))
+        if len(self._pending) == kafka._FRAME_ROWS:
+            self._flush_pending()
+        elif len(self._pending) == 1:
+            self._world.after(kafka._LINGER_S, partial(self._runtime.when_running, self._flush_pending))
+
+    def _flush_pending(self) -> None:
+        pending, self._pending = self._pending, []
+        if self._is_dropped:
+            return
+        by_log: dict[tuple[str, int], list[Any]] = {}
+        for (log, record), callback, _ in pending:
+            by_log.setdefault(log, []).append((record, callback))
+        for log, records in by_log.items():
+            self._write(log, [record for record, _ in records], [callback for _, callback in records])
+
+    def _write(self, name: tuple[str, int], records: list[Any], reports: list[Any]) -> None:
+        self._is_registered = True
+        log = self._broker.log(*name)
+        sequence = self._sequences.get(log, 0)
+        self._sequences[log] = sequence + 1
+        epoch, process, refused = self._epoch, self._process, self._world.refused
+
+        def arrive() -> tuple[str, list[int]]:
+            is_refused = any(value in refused for _, value in records)
+            found = self._id.produce(epoch, log, sequence, [] if is_refused else records, process)
+            return (b.REFUSED, []) if is_refused and found == b.OK else (found, [])
+
+        answer = self._request(arrive, is_data=True)
+        self._open[answer] = None
+        answer.then = partial(self._acknowledged, answer, reports)
+
+    def send_offsets_to_transaction(self, offsets: list[Any], group: Any, timeout: float) -> None:
+        if self._error is not None or not self._in_transaction:
+            raise kafka._error("_STATE", "no transaction")
+        self._is_registered = True
+        ((number, found),) = offsets
+        log = self._broker.log("offsets", number)
+        sequence = self._sequences.get(log, 0)
+        self._sequences[log] = sequence + 1
+        epoch, process = self._epoch, self._process
+
+        def arrive() -> tuple[str, list[int]]:
+            if group is not self._world.group.members.get(process.name):
+                return "unknown member", []
+            return self._id.produce(epoch, log, sequence, [(None, found)], process), []
+
+        answer = self._request(arrive, is_data=True)
+        if not self._wait(answer, timeout):
+            raise kafka._error("_TIMED_OUT", "no answer yet", retriable=True)
+        code = answer.value[0]
+        if code == "unknown member":
+            self._error = KafkaError(KafkaError.ILLEGAL_GENERATION, "unknown member", txn_requires_abort=True)
+            raise KafkaException(self._error)
+        if code != b.OK:
+            self._fail(code)
+            assert self._error is not None
+            raise KafkaException(self._error)
+
+
+class Plain:
+    """A `PlainPort`."""
+
+    def __init__(self, process: Any) -> None:
+        self._process, self._world, self._left = process, process.world, 0
+
+    def send(
+        self, outputs: Sequence[Produced], give_up_at: float, report_of: Callable[[int], Callable[[Any, Any], None]]
+    ) -> None:
+        self._left += len(outputs)
+        for at, output in enumerate(outputs):
+            number = zlib.crc32(output.key or output.value or b"") % self._world.kafka.partitions
+            self._world.after(self._world.latency(), partial(self._arrive, output, number, report_of(at)))
+
+    def _arrive(self, output: Produced, number: int, report: Callable[[Any, Any], None]) -> None:
+        error = KafkaError(KafkaError.POLICY_VIOLATION, "refused") if output.value in self._world.refused else None
+        if error is None:
+            self._world.kafka.append_plainly(output.topic, number, [(output.key, output.value)], self._process)
+
+        def told() -> None:
+            self._left -= 1
+            report(error, None)
+
+        self._process.runtime.when_running(told)
+
+    def wait_reports(self, is_over: Callable[[], bool]) -> None:
+        while self._left:
+            self._process.runtime.sleep(0.002)
+
+    def close(self) -> None:
+        pass
+
+
+class LaneKafka:
+    """A `LaneKafkaPort`."""
+
+    positions_topic, attempts_topic = POSITIONS, ATTEMPTS
+
+    def __init__(self, process: Any) -> None:
+        self._process, self._world = process, process.world
+
+    def transactional_id(self, partition: int) -> str:
+        return lane_id("graph", self._world.processor.name, partition)
+
+    def producer(self, partition: int, request_bytes: int | None) -> TransactionalProducer:
+        properties = {"process": self._process, "lane": self.transactional_id(partition)}
+        return TransactionalProducer(properties, kind=LaneClient, runtime=self._process.runtime)  # type: ignore[arg-type]
+
+    def plain(self) -> Plain:
+        return Plain(self._process)
+
+    def prepare(self) -> str:
+        self._ask()
+        return ""
+
+    def entry(self, partition: int, give_up_at: float) -> LaneEntry | None:
+        found = self._last(POSITIONS, partition, give_up_at)
+        return None if found is None else positions.decode(found)
+
+    def begun(self, partition: int, give_up_at: float) -> Begun | None:
+        found = self._last(ATTEMPTS, partition, give_up_at)
+        return None if found is None else attempts.decode(found)
+
+    def _last(self, topic: str, partition: int, give_up_at: float) -> bytes | None:
+        self._ask()
+        while not self._world.kafka.is_stable(topic, partition):
+            if self._process.runtime.monotonic() > give_up_at:
+                raise NotAvailable("a transaction is open")
+            self._process.runtime.sleep(_STABLE_POLL_S)
+        found: bytes | None = self._world.kafka.last(topic, partition, self._world.processor.name)
+        return found
+
+    def inputs(self, partition: int) -> Mapping[str, InputState]:
+        self._ask()
+        if not self._world.kafka.is_stable("offsets", partition):
+            raise NotAvailable("UNSTABLE_OFFSET_COMMIT")
+        self._process.placed[partition] = self._process.placed.get(partition, 0) + 1
+        committed = self._world.kafka.committed[partition]
+        return {
+            topic: InputState(committed.get(topic), "1", 0, self._world.kafka.sources[topic, partition].end)
+            for topic in self._world.processor.topics
+        }
+
+    def offsets(self, partition: int, positions: Mapping[str, int]) -> Sequence[Any]:
+        return [(partition, dict(positions))]
+
+    def size_limits(self, topics: Iterable[str]) -> Mapping[str, int]:
+        return {}
+
+    def missing(self, topics: Iterable[str]) -> Mapping[str, str]:
+        return {topic: "unknown topic" for topic in topics if self._world.chance(self._world.faults.no_topic)}
+
+    def _ask(self) -> None:
+        self._process.runtime.sleep(self._world.latency())
+        if not self._process.kafka_ok:
+            self._process.runtime.sleep(0.1)
+            raise NotAvailable("no broker answers")
+
+
+class Member:
+    """A `GroupPort`, and a member of the simulated group."""
+
+    def __init__(self, process: Any) -> None:
+        self.process, self.world, self.name = process, process.world, process.name
+        self._reading: dict[Partition, int] = {}
+        self._paused: set[Partition] = set()
+        self._owned: set[int] = set()
+        self._news: list[tuple[str, int]] = []
+        self._waiters = Waiters()
+        self._is_member = False
+        self._listener: Any = None
+
+    def join(self, listener: Any) -> None:
+        self._listener = listener
+        self._enter()
+        self._beat()
+
+    def _enter(self) -> None:
+        self._is_member, self._news = True, []
+        self.world.group.join(self)
+
+    def _beat(self) -> None:
+        def beat() -> None:
+            if self.process.is_closed:
+                return
+            if self.name in self.world.group.members:
+                self.world.group.seen[self.name] = self.world.now
+            else:
+                self._is_member = False
+            self._beat()
+
+        self.world.after(HEARTBEAT_S, lambda: self.process.runtime.when_running(beat))
+
+    def post(self, kind: str, partition: int) -> None:
+        self._news.append((kind, partition))
+
+    def metadata(self) -> Any:
+        return self
+
+    def _all(self, number: int) -> list[Partition]:
+        return [Partition(topic, number) for topic in self.world.processor.topics]
+
+    def _rebalance(self) -> None:
+        if not self._is_member:
+            for number in sorted(self._owned):
+                self._revoke(number)
+            self._enter()
+        news, self._news = self._news, []
+        for kind, number in news:
+            if kind == "assign":
+                self._owned.add(number)
+                self._listener.assigned(self._all(number))
+            else:
+                self._revoke(number)
+                self.world.group.released(self.name, number)
+
+    def _revoke(self, number: int) -> None:
+        for partition in self._all(number):
+            self._reading.pop(partition, None)
+        if number in self._owned:
+            self._listener.revoked(self._all(number))
+            self._owned.discard(number)
+
+    def poll(self, timeout_s: float, count: int) -> Polled:
+        give_up_at = self.world.now + timeout_s
+        while True:
+            self._rebalance()
+            messages = self._read(self.world.random.choice((1, 3, 10)))
+            left_s = give_up_at - self.world.now
+            if messages or left_s <= 0:
+                self.process.runtime.sleep(0.001)
+                return Polled(messages)
+            self.process.runtime.wait(min(left_s, 0.05), self._waiters)
+
+    def _read(self, count: int) -> list[Fetched]:
+        found: list[Fetched] = []
+        for partition, at in list(self._reading.items()):
+            if partition in self._paused or self.world.chance(0.3):
+                continue
+            for offset, key, uid in self.world.kafka.sources[partition].read(at, count):
+                found.append(Fetched(*partition, offset, 1, key, b"%d" % uid, (), 0))
+                self._reading[partition] = offset + 1
+        return found
+
+    def start(self, positions: Mapping[Partition, int]) -> None:
+        self._reading.update({p: at for p, at in positions.items() if p.number in self._owned})
+        self._paused.difference_update(positions)
+
+    def pause(self, partitions: Sequence[Partition]) -> None:
+        self._paused.update(partitions)
+
+    def resume(self, partitions: Sequence[Partition]) -> None:
+        self._paused.difference_update(partitions)
+
+    def close(self) -> None:
+        for number in sorted(self._owned):
+            self._revoke(number)
+        self.process.is_closed = True
+        self.world.group.leave(self.name)
