@@ -294,7 +294,7 @@ class ConsumerWorker:
             if one.caution.is_careful:
                 batch.release.taken_once_recorded(rows, one.caution.recorded)
             else:
-                batch.release.taken(rows, is_full=len(rows) >= max(1, limit // 2))
+                batch.release.taken(rows, is_full=holding.is_full(rows, limit))
             failpoint("batch-releasing")
 
     def _write(self, connection: Any, batch: ConsumerBatch) -> Sequence[int]:

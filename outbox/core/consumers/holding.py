@@ -7,9 +7,9 @@ as often as it may, the consumer's `on_error` decides.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from outbox.core import patience
 from outbox.core.consumers.blame import MessageFailed
@@ -24,6 +24,12 @@ HISTORY_MAX = 20
 TEXT_MAX = 2_000
 CAREFUL_MAX = 50
 """Messages of a careful transaction. PostgreSQL becomes slow with more than 64 savepoints that have written."""
+BYTES_MAX = 4 * 2**20
+"""Of held messages in one statement, unless one is larger. The client copies each value several times."""
+ROWS_MAX = 500
+"""So too."""
+
+T = TypeVar("T")
 
 
 class Tries(NamedTuple):
@@ -74,6 +80,21 @@ class Changes:
     failed: dict[int, Fate] = field(default_factory=dict)
     heads: dict[bytes, None] = field(default_factory=dict)
     """Keys whose first message is gone: the next one is to be tried."""
+
+
+def in_parts(found: Iterable[T], size: Callable[[T], int]) -> Iterator[list[T]]:
+    """Parts of at most `BYTES_MAX` and `ROWS_MAX`; each has one at least."""
+    part: list[T] = []
+    bytes_ = 0
+    for one in found:
+        more = size(one)
+        if part and (bytes_ + more > BYTES_MAX or len(part) >= ROWS_MAX):
+            yield part
+            part, bytes_ = [], 0
+        part.append(one)
+        bytes_ += more
+    if part:
+        yield part
 
 
 def fate(options: ConsumerOptions, tries: Tries, failed: MessageFailed, draw: float) -> Fate:
@@ -156,6 +177,11 @@ class Release:
     def _next(self, row: StoredMessage) -> None:
         if row.message.key is not None:
             self.changes.heads[row.message.key] = None
+
+
+def is_full(rows: Sequence[StoredMessage], limit: int) -> bool:
+    """Whether there may be more of what was taken."""
+    return len(rows) >= max(1, limit // 2) or sum(len(row.message.value or b"") for row in rows) >= BYTES_MAX // 2
 
 
 Blocked = Mapping[Partition, frozenset[bytes]]

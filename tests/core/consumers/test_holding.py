@@ -4,6 +4,7 @@ from itertools import pairwise
 
 import pytest
 
+from outbox.core.consumers import holding
 from outbox.core.consumers.blame import MessageFailed
 from outbox.core.consumers.holding import (
     BACKOFF_MAX_S,
@@ -101,3 +102,18 @@ def test_the_next_one_of_a_key_is_tried_when_the_one_before_is_gone():
     assert release.changes.gone == [1, 3]
     assert list(release.changes.heads) == [b"k", b"x"]
     assert not any(map(release.is_blocked, rows))
+
+
+def test_parts_are_bounded_by_their_bytes_and_rows():
+    third = holding.BYTES_MAX // 3
+    sizes = [third] * 4 + [10 * third, 1, third]
+    parts = [list(part) for part in holding.in_parts(iter(sizes), int)]
+    assert parts == [[third] * 3, [third], [10 * third], [1, third]]
+    assert [len(part) for part in holding.in_parts([1] * 1_001, int)] == [500, 500, 1]
+    assert list(holding.in_parts([], int)) == []
+
+
+def test_there_may_be_more_when_half_of_what_is_asked_for_was_taken():
+    row = holding.StoredMessage(1, Fetched("t", 0, 0, 0, None, b"v", (), 0), Tries())
+    large = row._replace(message=row.message._replace(value=bytes(holding.BYTES_MAX // 2)))
+    assert [holding.is_full(rows, 4) for rows in ([], [row], [row] * 2, [large])] == [False, False, True, True]

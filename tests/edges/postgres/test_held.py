@@ -5,8 +5,20 @@ import uuid
 
 import pytest
 from django.db import connection, transaction
+from django.test.utils import CaptureQueriesContext
 
-from outbox.core.consumers.holding import DISCARD, FAILED, NOT_YET, RETRY, SKIP, Fate, Kept, Release
+from outbox.core.consumers.holding import (
+    BYTES_MAX,
+    DISCARD,
+    FAILED,
+    NOT_YET,
+    RETRY,
+    ROWS_MAX,
+    SKIP,
+    Fate,
+    Kept,
+    Release,
+)
 from outbox.core.consumers.values import DEAD_LETTER, ConsumerOptions, Fetched, Partition
 from outbox.edges.postgres.consumers.held import HeldMessages
 from outbox.models import ConsumerHold, OutboxRecord
@@ -108,7 +120,7 @@ def test_many_are_kept_in_their_order(options):
     kept = [(message(offset), failed() if not offset else None) for offset in range(1_200)]
     ids = keep(options, *kept)
     assert ids == sorted(ids)
-    assert offsets(take(options, limit=1_200)) == list(range(1_200))
+    assert offsets(take(options, limit=1_200)) == list(range(ROWS_MAX))
 
 
 def test_a_key_longer_than_an_index_entry_is_kept(options):
@@ -142,6 +154,37 @@ def test_whether_there_is_something_to_do(options):
     assert look() == {ONE: True}
     keep(options, (message(3, partition=1), failed(NOW)))
     assert look() == {ONE: True, TWO: True}
+
+
+def test_one_behind_a_message_that_waits_for_an_operator_is_nothing_to_do(options):
+    """A transaction would find nothing to try, and be repeated without an end."""
+    dead = ConsumerOptions(options.name, on_error=DEAD_LETTER)
+    keep(options, (message(1), failed(NEVER)))
+    keep(dead, (message(2), failed(NEVER)), (message(3, b"other"), failed(NEVER)))
+    want(options, RETRY, 2)
+    assert take(options) == []
+    assert HELD.look(connection, options.name, [ONE]) == {ONE: False}
+    want(options, SKIP, 1)
+    assert offsets(take(options)) == [2]
+    assert HELD.look(connection, options.name, [ONE]) == {ONE: True}
+    want(options, RETRY, 3)
+    assert offsets(take(options)) == [2, 3]
+
+
+def test_large_messages_are_kept_and_taken_in_parts(options):
+    third = bytes(BYTES_MAX // 3 - 1_000)
+    large = [message(offset, None if offset % 2 else b"k", value=third) for offset in range(1, 8)]
+    huge = message(8, None, value=bytes(2 * BYTES_MAX))
+    with CaptureQueriesContext(connection) as asked:
+        keep(options, *((one, failed()) for one in (*large, huge)))
+    assert sum("INSERT" in one["sql"] for one in asked) == 4, "three, three, one and the huge one"
+    taken = []
+    while rows := take(options):
+        assert sum(len(row.message.value) for row in rows) <= BYTES_MAX or len(rows) == 1
+        taken += offsets(rows)
+        change(options, gone=offsets(rows))
+    assert sorted(taken) == list(range(1, 9))
+    assert [offset for offset in taken if offset in (2, 4, 6)] == [2, 4, 6]
 
 
 def test_a_dead_letter_alone_is_nothing_to_do_until_it_is_wanted(options):

@@ -155,6 +155,17 @@ def a_dead_letter_is_passed_by(s: Script) -> None:
     assert take(worker) == [1]
 
 
+def one_behind_a_message_that_waits_for_an_operator_is_not_due(s: Script) -> None:
+    worker = s.worker()
+    keep(worker, (message(1), failed(NEVER)), (message(2), failed(NEVER, 5)), (message(3), None))
+    s.side.want(2, RETRY)
+    assert take(worker) == []
+    assert look(worker) == {ONE: False}
+    s.side.want(1, DISCARD)
+    assert take(worker) == [2, 3]
+    assert look(worker) == {ONE: True}
+
+
 def a_dead_letter_that_fails_once_more_keeps_its_row(s: Script) -> None:
     worker = s.worker()
     dead = message(1), message(2, b"b"), message(3, b"c")
@@ -297,6 +308,10 @@ def an_owner_is_unclean_until_it_leaves(s: Script) -> None:
     other.owners("own", {ONE: (11, Suspicion(True, 10, 1))})
     other.owners("begin", ONE, 11)
     me.owners("begin", ONE, 12)
+    me.owners("given_up", ONE)
+    me.owners("begin", TWO, 20)
+    me.owners("given_up", TWO)
+    other.owners("load", [ONE, TWO])
     me.owners("leave", [ONE, TWO])
     me.owners("load", [TWO, ONE])
     other.owners("leave", [ONE])
@@ -554,6 +569,7 @@ CASES: tuple[Callable[[Script], None], ...] = (
     messages_without_a_key_wait_for_none,
     a_key_goes_on_behind_one_that_was_handled,
     a_dead_letter_is_passed_by,
+    one_behind_a_message_that_waits_for_an_operator_is_not_due,
     a_dead_letter_that_fails_once_more_keeps_its_row,
     a_change_is_rolled_back,
     rows_that_are_gone_are_not_changed,

@@ -387,9 +387,13 @@ class Held:
     def look(self, session: Session, consumer: str, partitions: Sequence[Partition]) -> dict[Partition, bool]:
         def act(reply: Callable[..., None]) -> None:
             found: dict[Partition, bool] = {}
-            for one in session.server.held.values():
+            firsts: dict[tuple[Partition, bytes | None], int] = {}
+            for one in sorted(session.server.held.values(), key=_id):
                 if one.partition in partitions and (one.wanted or not one.is_dead):
-                    is_due = not one.is_dead and one.next_at is not None and one.next_at <= self._world.now
+                    is_first = not one.is_dead
+                    if is_first and one.message.key is not None:
+                        is_first = firsts.setdefault((one.partition, one.message.key), one.id) == one.id
+                    is_due = is_first and one.next_at is not None and one.next_at <= self._world.now
                     found[one.partition] = found.get(one.partition, False) or bool(one.wanted) or is_due
             reply(found)
 

@@ -7,7 +7,7 @@ Operators write into the column `wanted` what they ask for, and the owner carrie
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import islice
+from operator import itemgetter
 from typing import Any
 
 from django.db import DataError, IntegrityError, InternalError, ProgrammingError, transaction
@@ -21,8 +21,6 @@ from outbox.core.steps import step
 from outbox.edges.postgres.common.table import identifier
 from outbox.exceptions import InvalidMessage
 
-ROWS_MAX = 500
-"""Of one INSERT."""
 WANTED_MAX = 1_000
 
 ERROR_HEADERS = "error-consumer", "error-topic", "error-partition", "error-offset", "error-step", "error-reason"
@@ -36,6 +34,7 @@ _AGAIN = (
     "WHERE h.died_at IS NOT NULL"
 )
 _PARTITION = "h.consumer = %(consumer)s AND h.topic = %(topic)s AND h.partition = %(partition)s"
+_BYTES = "coalesce(octet_length(h.value), 0) + coalesce(octet_length(h.key), 0) + pg_column_size(h.header_values)"
 _FIRST = (
     "(SELECT f.id FROM {held} AS f WHERE f.consumer = %(consumer)s AND f.topic = %(topic)s "
     "AND f.partition = %(partition)s AND md5(f.key) = md5({key}) AND f.key = {key} AND f.died_at IS NULL "
@@ -55,14 +54,19 @@ class HeldMessages:
 
         def build(text: str) -> str:
             first = sql.SQL(_FIRST.replace("{key}", "h.key")).format(held=held)
+            first_of_row = sql.SQL(
+                _FIRST.replace("{key}", "h.key").replace("%(topic)s", "h.topic").replace("%(partition)s", "h.partition")
+            ).format(held=held)
             first_of_given = sql.SQL(_FIRST.replace("{key}", "g.key")).format(held=held)
             error = sql.SQL(_ERROR).format(history=sql.Literal(HISTORY_MAX))
-            return sql.SQL(text).format(held=held, first=first, first_of_given=first_of_given, error=error).as_string()
+            firsts = {"first": first, "first_of_row": first_of_row, "first_of_given": first_of_given}
+            return sql.SQL(text).format(held=held, **firsts, error=error).as_string()
 
         of_asked = "h.consumer = %(consumer)s AND h.topic = a.topic AND h.partition = a.partition"
         self._look = build(
             "/* held */ SELECT a.topic, a.partition, a.is_wanted OR EXISTS (SELECT FROM {held} AS h "
-            f"WHERE {of_asked} AND h.died_at IS NULL AND h.next_try <= clock_timestamp()) FROM (SELECT a.*, "
+            f"WHERE {of_asked} AND h.died_at IS NULL AND h.next_try <= clock_timestamp() "
+            "AND (h.key IS NULL OR h.id = {first_of_row})) FROM (SELECT a.*, "
             f"EXISTS (SELECT FROM {{held}} AS h WHERE {of_asked} AND h.wanted <> '') AS is_wanted "
             "FROM unnest(%(topics)s::text[], %(partitions)s::integer[]) AS a (topic, partition)) AS a "
             f"WHERE a.is_wanted OR EXISTS (SELECT FROM {{held}} AS h WHERE {of_asked} AND h.died_at IS NULL)"
@@ -100,7 +104,7 @@ class HeldMessages:
             "AND id IN (SELECT {first_of_given} FROM unnest(%(keys)s::bytea[]) AS g (key))"
         )
         self._heads = build(
-            f"/* held */ SELECT h.id, h.key FROM {{held}} AS h WHERE {_PARTITION} AND h.died_at IS NULL "
+            f"/* held */ SELECT h.id, h.key, {_BYTES} FROM {{held}} AS h WHERE {_PARTITION} AND h.died_at IS NULL "
             "AND h.next_try <= clock_timestamp() AND (h.key IS NULL OR h.id = {first}) "
             "ORDER BY h.next_try LIMIT %(limit)s"
         )
@@ -110,13 +114,12 @@ class HeldMessages:
             "ELSE extract(epoch FROM clock_timestamp() - h.since)::float8 END"
         )
         self._by_id = build(
-            f"/* held */ SELECT {columns} FROM {{held}} AS h WHERE h.id = ANY (%(ids)s::bigint[]) ORDER BY h.id "
-            "FOR UPDATE"
+            f"/* held */ SELECT {columns} FROM {{held}} AS h WHERE h.id = ANY (%(ids)s::bigint[]) FOR UPDATE"
         )
-        self._by_key = build(
-            "/* held */ SELECT r.* FROM unnest(%(keys)s::bytea[]) WITH ORDINALITY AS g (key, at), LATERAL (SELECT "
-            f"{columns} FROM {{held}} AS h WHERE {_PARTITION} AND md5(h.key) = md5(g.key) AND h.key = g.key "
-            "AND h.died_at IS NULL ORDER BY h.id LIMIT %(each)s FOR UPDATE) AS r ORDER BY g.at, r.id"
+        self._of_keys = build(
+            "/* held */ SELECT r.* FROM unnest(%(keys)s::bytea[]) WITH ORDINALITY AS g (key, at), "
+            f"LATERAL (SELECT h.id, {_BYTES} FROM {{held}} AS h WHERE {_PARTITION} AND md5(h.key) = md5(g.key) "
+            "AND h.key = g.key AND h.died_at IS NULL ORDER BY h.id LIMIT %(each)s) AS r ORDER BY g.at, r.id"
         )
         self._failed = build(
             "/* held */ UPDATE {held} AS h SET reason = g.reason, attempts = g.attempts, delays = g.delays, "
@@ -179,8 +182,7 @@ class HeldMessages:
     def keep(self, connection: Any, options: ConsumerOptions, kept: Sequence[Kept]) -> list[int]:
         """Writes rows, in this order. The ids of the new ones."""
         ids: list[int] = []
-        left = iter(self._unpublished(connection, options, kept))
-        while rows := list(islice(left, ROWS_MAX)):
+        for rows in holding.in_parts(self._unpublished(connection, options, kept), _bytes):
             values = ", ".join([_ROW] * len(rows))
             given = [value for one in rows for value in _values(options, one)]
             statement = f"{self._insert}{values} {_AGAIN} RETURNING h.id"
@@ -188,15 +190,17 @@ class HeldMessages:
         return ids
 
     def take(self, connection: Any, consumer: str, partition: Partition, limit: int) -> list[StoredMessage]:
-        """Carries out what operators want. Then locks messages that are to be tried, and those behind them."""
+        """Carries out what operators want. Then locks messages that are to be tried, and those behind them: at most
+        `holding.BYTES_MAX`, but one if it is larger."""
         given: dict[str, Any] = {"consumer": consumer, "topic": partition.topic, "partition": partition.number}
         self._carry_out(connection, given)
         heads = _rows(connection, self._heads, {**given, "limit": limit})
-        keys = [key for _, key in heads if key is not None]
-        rows = _rows(connection, self._by_id, {"ids": [id_ for id_, key in heads if key is None]}) if heads else []
-        if keys:
-            rows += _rows(connection, self._by_key, {**given, "keys": keys, "each": max(1, limit // len(heads))})
-        return [_held(row) for row in rows]
+        sizes = [(id_, size) for id_, key, size in heads if key is None]
+        if keys := [key for _, key, _ in heads if key is not None]:
+            sizes += _rows(connection, self._of_keys, {**given, "keys": keys, "each": max(1, limit // len(heads))})
+        ids = [id_ for id_, _ in next(holding.in_parts(sizes, itemgetter(1)), [])]
+        rows = {row[0]: _held(row) for row in _rows(connection, self._by_id, {"ids": ids})} if ids else {}
+        return [rows[id_] for id_ in ids]
 
     def change(self, connection: Any, options: ConsumerOptions, partition: Partition, release: Release) -> None:
         """After they were tried."""
@@ -270,6 +274,12 @@ def _values(options: ConsumerOptions, kept: Kept) -> list[Any]:
         return [*of_message, holding.WAITING, 0, 0, "", None, False]
     is_dead = holding.is_dead(options, fate)
     return [*of_message, fate.reason, fate.attempts, fate.delays, _text(fate.error), fate.pause_s, is_dead]
+
+
+def _bytes(kept: Kept) -> int:
+    """About."""
+    message = kept.message
+    return sum(len(found) for found in (message.key, message.value, *(value for _, value in message.headers)) if found)
 
 
 def _columns(options: ConsumerOptions, fates: Sequence[Fate]) -> dict[str, Any]:
