@@ -57,18 +57,18 @@ class DeadLetterAdmin(KeptAdmin):
 
     @admin.action(description="Requeue: put back into the outbox", permissions=["requeue"])
     def requeue(self, request: HttpRequest, queryset: Any) -> HttpResponse | None:
-        return self.act_on_shown(
-            request, queryset, operations.requeue, "requeue", "Requeue dead letters?",
-            "Each dead letter becomes a new record of the outbox, behind the later records of its key.", "Requeue them",
-            "requeued",
+        return self.ask(
+            request, queryset, operations.requeue, "Requeue dead letters?",
+            "Each dead letter becomes a new record of the outbox, behind the later records of its key.",
+            "Requeue them", "requeued", gives_up=False,
         )  # fmt: skip
 
     @admin.action(description="Discard: delete for good", permissions=["discard"])
     def discard(self, request: HttpRequest, queryset: Any) -> HttpResponse | None:
         text = "You delete these messages for good. Nothing else keeps a copy of them."
         return self.ask(
-            request, queryset, operations.discard_dead_letters, "discard", "Discard dead letters?", text,
-            "Delete them for good", "deleted",
+            request, queryset, operations.discard_dead_letters, "Discard dead letters?", text, "Delete them for good",
+            "deleted",
         )  # fmt: skip
 
     @admin.display(description="record")

@@ -75,10 +75,10 @@ class HoldAdmin(KeptAdmin):
 
     @admin.action(description="Retry now", permissions=["retry"])
     def retry(self, request: HttpRequest, queryset: Any) -> HttpResponse | None:
-        return self.act_on_shown(
-            request, queryset, operations.retry, "retry", "Retry held records?",
+        return self.ask(
+            request, queryset, operations.retry, "Retry held records?",
             "The harvester sends these records again, and after each one the later records of its key.", "Retry them",
-            "retried",
+            "retried", gives_up=False,
         )  # fmt: skip
 
     @admin.action(description="Skip: move to the dead letters", permissions=["skip"])
@@ -88,8 +88,7 @@ class HoldAdmin(KeptAdmin):
             "requeue a dead letter, but its key is then out of order."
         )
         return self.ask(
-            request, queryset, operations.skip, "skip", "Skip held records?", text, "Skip them",
-            "moved to the dead letters",
+            request, queryset, operations.skip, "Skip held records?", text, "Skip them", "moved to the dead letters",
         )  # fmt: skip
 
     @admin.action(description="Discard: delete for good", permissions=["discard"])
@@ -99,15 +98,14 @@ class HoldAdmin(KeptAdmin):
             "their keys."
         )
         return self.ask(
-            request, queryset, operations.discard, "discard", "Discard held records?", text, "Delete them for good",
-            "deleted",
+            request, queryset, operations.discard, "Discard held records?", text, "Delete them for good", "deleted",
         )  # fmt: skip
 
     @admin.action(description="Resume: end the pause", permissions=["pause"])
     def resume(self, request: HttpRequest, queryset: Any) -> HttpResponse | None:
-        return self.act_on_shown(
-            request, queryset.exclude(reason__in=OF_RECORDS), operations.resume, "resume",
-            "End pauses?", "The harvester sends the waiting records in their order.", "Resume them", "resumed",
+        return self.ask(
+            request, queryset.exclude(reason__in=OF_RECORDS), operations.resume, "End pauses?",
+            "The harvester sends the waiting records in their order.", "Resume them", "resumed", gives_up=False,
         )  # fmt: skip
 
     # ---- pages

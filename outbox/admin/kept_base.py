@@ -162,40 +162,28 @@ class KeptAdmin(ReadOnlyAdmin):
         tell(self, request, outcome, done)
         tell_rest(self, request, chosen)
 
-    def act_on_shown(
-        self,
-        request: HttpRequest,
-        queryset: Any,
-        operation: Callable[..., operations.Outcome],
-        name: str,
-        title: str,
-        text: str,
-        button: str,
-        done: str,
-    ) -> HttpResponse | None:
-        """Asks first if the action also takes rows that the user has not seen: those of other pages of the list."""
-        why = why_of(request)
-        if is_across(request):
-            asked, why = confirm(self, request, queryset, name, title, text, button, gives_up=False)
-            if asked is not None:
-                return asked
-        self.act(request, queryset, operation, done, why)
-        return None
-
     def ask(
         self,
         request: HttpRequest,
         queryset: Any,
         operation: Callable[..., operations.Outcome],
-        name: str,
         title: str,
         text: str,
         button: str,
         done: str,
+        *,
+        gives_up: bool = True,
     ) -> HttpResponse | None:
-        """Asks first, whatever the action takes."""
-        asked, why = confirm(self, request, queryset, name, title, text, button)
-        return asked or self.act(request, queryset, operation, done, why)  # type: ignore[func-returns-value]
+        """Asks first if the action deletes data or gives up the order of a key, and if it takes rows that the user has
+        not seen: those of other pages of the list."""
+        why = why_of(request)
+        if gives_up or is_across(request):
+            name = request.POST["action"]
+            asked, why = confirm(self, request, queryset, name, title, text, button, gives_up=gives_up)
+            if asked is not None:
+                return asked
+        self.act(request, queryset, operation, done, why)
+        return None
 
     def selector(self, rows: Sequence[Seen]) -> Any:
         raise NotImplementedError

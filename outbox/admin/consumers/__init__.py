@@ -1,1 +1,1 @@
-"""The page Consumers: how far each consumer is, and how it goes on."""
+"""Pages about consumers: how far each one is, the messages that it holds, and its dead letters."""

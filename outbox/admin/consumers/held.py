@@ -190,10 +190,10 @@ class HeldMessageAdmin(_MessagesAdmin):
 
     @admin.action(description="Retry now", permissions=["retry"])
     def retry(self, request: HttpRequest, queryset: Any) -> HttpResponse | None:
-        return self.act_on_shown(
-            request, queryset, operations.retry, "retry", "Retry held messages?",
+        return self.ask(
+            request, queryset, operations.retry, "Retry held messages?",
             "The consumer tries these messages, and after each one the later messages of its key.", "Retry them",
-            "retried",
+            "retried", gives_up=False,
         )  # fmt: skip
 
     @admin.action(description="Skip: move to the dead letters", permissions=["skip"])
@@ -203,8 +203,7 @@ class HeldMessageAdmin(_MessagesAdmin):
             "can requeue a dead letter, but its key is then out of order."
         )
         return self.ask(
-            request, queryset, operations.skip, "skip", "Skip held messages?", text, "Skip them",
-            "moved to the dead letters",
+            request, queryset, operations.skip, "Skip held messages?", text, "Skip them", "moved to the dead letters",
         )  # fmt: skip
 
     @admin.action(description="Discard: delete for good", permissions=["discard"])
@@ -214,8 +213,7 @@ class HeldMessageAdmin(_MessagesAdmin):
             "of their keys."
         )
         return self.ask(
-            request, queryset, operations.discard, "discard", "Discard held messages?", text, "Delete them for good",
-            "deleted",
+            request, queryset, operations.discard, "Discard held messages?", text, "Delete them for good", "deleted",
         )  # fmt: skip
 
     @admin.display(description="behind it")
@@ -249,10 +247,10 @@ class ConsumerDeadLetterAdmin(_MessagesAdmin):
 
     @admin.action(description="Requeue: try again", permissions=["requeue"])
     def requeue(self, request: HttpRequest, queryset: Any) -> HttpResponse | None:
-        return self.act_on_shown(
-            request, queryset, operations.requeue, "requeue", "Requeue dead letters?",
+        return self.ask(
+            request, queryset, operations.requeue, "Requeue dead letters?",
             "The consumer tries each message again. It may have handled later messages of the key.", "Requeue them",
-            "requeued",
+            "requeued", gives_up=False,
         )  # fmt: skip
 
     @admin.action(description="Discard: delete for good", permissions=["discard"])
@@ -261,8 +259,8 @@ class ConsumerDeadLetterAdmin(_MessagesAdmin):
             "The consumer deletes these messages for good. Kafka may still have them, as long as the topic keeps them."
         )
         return self.ask(
-            request, queryset, operations.discard_dead_letters, "discard", "Discard dead letters?", text,
-            "Delete them for good", "deleted",
+            request, queryset, operations.discard_dead_letters, "Discard dead letters?", text, "Delete them for good",
+            "deleted",
         )  # fmt: skip
 
     @admin.display(description="since")
