@@ -1,1 +1,1 @@
-"""What consumers do on Django's connection: their positions, and the transaction around their functions."""
+"""The statements of consumers on Django's connection, a module for each table, and the transaction around functions."""
