@@ -19,6 +19,7 @@ ALLOWED = {
     "consumers": "core edges service",
     "journal": "core edges service",
     "graphs": "core edges service consumers",
+    "relay": "core edges service",
     "spark": "core edges downloads",
     "operations": "core edges",
     "admin": "core edges operations",

@@ -10,6 +10,7 @@ from tests.simulation.consumers import mutations as consumers
 from tests.simulation.exactly_once import mutations as exactly_once
 from tests.simulation.graphs import mutations as graphs
 from tests.simulation.journal import mutations as journal
+from tests.simulation.relay import mutations as relay
 from tests.support import attributes
 from tests.support.databases import ROOT
 
@@ -214,6 +215,15 @@ CONTROLS = {
     "test_purge_reset_fetch_and_sweep_touch_only_rows_of_their_leader",
     "a takeover does not stop older marks": "tests/edges/postgres/test_marks.py::"
     "test_a_mark_under_way_has_taken_effect_or_never_will_when_the_claim_returns",
+    "settlement without token": "tests/edges/postgres/test_deliveries.py::"
+    "test_a_settlement_of_an_older_lease_changes_nothing",
+    "times of the relay's clock": "tests/edges/postgres/test_deliveries.py::"
+    "test_leases_and_pauses_follow_the_clock_of_the_server",
+    "attempt given back without guard": "tests/edges/postgres/test_deliveries.py::"
+    "test_an_attempt_is_given_back_once_and_only_to_a_row_that_was_not_leased_since",
+    "head of a key skipped": "tests/edges/postgres/test_deliveries.py::"
+    "test_a_key_is_leased_from_its_first_delivery_on_by_one_relay",
+    "two probes": "tests/edges/postgres/test_deliveries.py::test_of_several_relays_one_gets_the_probe",
 }
 """Of bugs that the simulated server has, because the rule is a guard of SQL or a question of a client: the test of the
 real one."""
@@ -227,6 +237,7 @@ def test_planted_bugs_change_the_product_or_have_a_control_on_the_real_server():
         **exactly_once.MUTATIONS,
         **graphs.MUTATIONS,
         **journal.MUTATIONS,
+        **relay.MUTATIONS,
     }.items():
         owners = {getattr(owner, "__module__", "") or owner.__name__ for owner, *_ in planted.changes}
         assert all(owner.startswith("outbox.") for owner in owners), (name, owners)

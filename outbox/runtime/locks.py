@@ -20,10 +20,11 @@ LOCKS = {
     "consumer": "the partitions that a consumer has in this process, and what was fetched of them",
     "upload": "what each store of an append has to do, and what it has reported",
     "graph": "the lanes that a processor of a graph has in this process, and what was fetched for them",
+    "relay": "the deliveries that a relay has leased, and what it knows of their destinations",
     "receivers": "events that receivers of signals have not seen yet",
 }
 
-LEAVES = frozenset({"round", "lease", "consumer", "graph"})
+LEAVES = frozenset({"round", "lease", "consumer", "graph", "relay"})
 
 THREADS = {
     "outbox-harvester": "starts the election and ends it, and ends the workers that are left",
@@ -47,6 +48,9 @@ THREADS = {
     "connections",
     "outbox-cancel-N": "consumers: cancels a statement before the process ends",
     "outbox-store-N": "journals: sends the blocks of an append to store N, and reads them again",
+    "outbox-relay-lease": "relay: leases deliveries, changes destinations; owns a connection",
+    "outbox-relay-send": "relay: begins attempts and takes their results; owns the HTTP client",
+    "outbox-relay-settle": "relay: writes results; owns a connection",
     "outbox-events": "runs the receivers of signals",
     "outbox-metrics": "answers requests for metrics and probes",
     "outbox-samples": "writes a sample of the table each minute, where lane 0 is owned",

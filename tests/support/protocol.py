@@ -25,7 +25,7 @@ OFTEN = 4
 """So many arrows of one kind are said in words."""
 _NAMING = ("thread", "Thread", "Session", "super().__init__")
 """What is given the name of a thread."""
-PACKAGES = ("consumers", "edges", "election", "graphs", "harvest", "journal", "service")
+PACKAGES = ("consumers", "edges", "election", "graphs", "harvest", "journal", "relay", "service")
 
 
 def tables() -> Iterator[tuple[str, Transitions]]:

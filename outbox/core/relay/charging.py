@@ -1,8 +1,11 @@
 """Who pays for an attempt that failed: the message with one of its attempts, its destination, or neither. Pure.
 
-The schedule of a message is finite, and an outage of the receiver may be longer. So an attempt that speaks of the
-destination is charged to the message only if the destination has accepted another message shortly before or meanwhile.
-Else the destination pays: its circuit opens, and the message keeps all its attempts, whatever the rate of messages is.
+The schedule of a message is finite, and an outage of the receiver may be longer. So the destination pays for a failure
+that speaks of the destination, unless the destination has accepted another message shortly before or meanwhile: its
+circuit opens, whatever the rate of messages is.
+
+Even then the attempt may have met the beginning or the end of an outage. So the message pays only if it had failed
+before, and the destination has accepted another message in between. An outage costs a message one attempt at most.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ from __future__ import annotations
 from enum import Enum
 
 from outbox.core.relay.results import AttemptCause
+from outbox.core.relay.turns import NEVER
 
 WINDOW_S = 30.0
 """For so long a success says that the destination works."""
@@ -23,13 +27,17 @@ class Payer(Enum):
 
 
 def payer(
-    cause: AttemptCause, *, is_closed: bool, now: float, began_at: float, succeeded_at: float, is_last: bool
+    cause: AttemptCause,
+    *,
+    is_closed: bool,
+    now: float,
+    began_at: float,
+    failed_at: float,
+    succeeded_at: float,
+    success_began_at: float,
 ) -> Payer:
-    """Of a failure. `is_closed`: the circuit; `succeeded_at`: when another delivery was accepted last; `is_last`: the
-    message has no more attempts after this one.
-
-    A message dies of its last attempt only if another one was accepted while it was under way. The receiver may have
-    become unavailable since an earlier success.
+    """Of a failure. `is_closed`: the circuit; `failed_at`: when the message failed before; `succeeded_at`: when another
+    delivery was accepted last; `success_began_at`: when the latest one that was accepted began.
     """
     if cause is AttemptCause.REJECTED:
         return Payer.MESSAGE
@@ -39,8 +47,6 @@ def payer(
         return Payer.DESTINATION
     if cause is AttemptCause.MESSAGE:
         return Payer.MESSAGE
-    if succeeded_at > began_at:
-        return Payer.MESSAGE
-    if succeeded_at <= now - WINDOW_S:
+    if succeeded_at <= min(began_at, now - WINDOW_S):
         return Payer.DESTINATION
-    return Payer.NEITHER if is_last else Payer.MESSAGE
+    return Payer.MESSAGE if NEVER < failed_at < success_began_at else Payer.NEITHER

@@ -17,11 +17,10 @@ from outbox.core.relay.quotas import Durations, Grant, grant, quota
 from outbox.core.relay.results import AttemptCause, AttemptResult
 from outbox.core.relay.schedule import Schedule
 from outbox.core.relay.settlement import FAILED, POISON, REJECTED, Refund, Settle, Settlement, is_poison
-from outbox.core.relay.turns import Delivery, Turns
+from outbox.core.relay.turns import NEVER, Delivery, Turns
 
 TRIP = 5
 """So many different deliveries that failed, with no success between them, speak of the destination."""
-NEVER = float("-inf")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +54,10 @@ class Destination:
         self.row = DestinationRow()
         self._read_at = NEVER
         self._turns = Turns()
-        self._under_way: dict[int, UnderWay] = {}
+        self._under_way: dict[tuple[int, str], UnderWay] = {}
+        """By id and token. A relay that stood still may have leased once more what it is still sending."""
         self._durations = Durations()
-        self._succeeded_at = NEVER
+        self._succeeded_at = self._success_began_at = NEVER
         self._failed: dict[int, str] = {}
         """Deliveries that failed since the last success → token, or nothing if no attempt can be given back."""
         self._has_probe = False
@@ -145,7 +145,7 @@ class Destination:
         sent = []
         for delivery in deliveries:
             if is_poison(delivery, self.options.schedule.attempts):
-                self._settle(Settlement(delivery, Settle.DEAD, error="It has ended relays.", reason=POISON))
+                self._settle(self._dead(delivery, False, POISON, "Relays have ended while they sent it."))
             else:
                 sent.append(delivery)
         self._turns.add(sent)
@@ -156,6 +156,15 @@ class Destination:
         """Whatever has not begun: the circuit is open, or the relay stops."""
         for delivery in self._turns.clear():
             self._settle(Settlement(delivery, Settle.RETURNED))
+
+    def abandon(self) -> None:
+        """What is under way goes back too, whether the receiver has it or not: the relay ends."""
+        self.give_back()
+        for one in self._under_way.values():
+            self._settle(Settlement(one.delivery, Settle.RETURNED))
+        self._under_way.clear()
+        if self._has_probe:
+            self._change(circuit.returned(self.row), self._read_at)
 
     # ---- attempts
 
@@ -173,27 +182,29 @@ class Destination:
             if delivery.until - now <= self.options.deadline_s:
                 self._end(delivery, Settlement(delivery, Settle.RETURNED))
                 continue
-            self._under_way[delivery.id] = UnderWay(delivery, now, self._has_probe)
+            self._under_way[delivery.id, delivery.token] = UnderWay(delivery, now, self._has_probe)
             if self.options.rate is not None:
                 self._next_at = max(self._next_at, now) + 1.0 / self.options.rate
             return delivery
         return None
 
     def _may_begin(self, now: float) -> bool:
-        if now < self._next_at:
-            return False
+        return now >= self._next_at and self._has_place
+
+    @property
+    def _has_place(self) -> bool:
         if self.row.access is Access.CLOSED:
             return len(self._under_way) < self.options.concurrency
         return self._has_probe and not self._is_probing
 
     @property
     def next_at(self) -> float:
-        """When `next` may give a delivery that it does not give before; `NEVER`: nothing waits for a time."""
-        return self._next_at if self._turns else NEVER
+        """When `next` gives a delivery that waits for nothing but the rate limit; `NEVER`: none does."""
+        return self._next_at if self._turns.has_next and self._has_place else NEVER
 
-    def answered(self, id_: int, result: AttemptResult, now: float, draw: float) -> None:
+    def answered(self, delivery: Delivery, result: AttemptResult, now: float, draw: float) -> None:
         """`draw` is a random number from 0 to less than 1."""
-        one = self._under_way.pop(id_)
+        one = self._under_way.pop((delivery.id, delivery.token))
         self._durations.add(now - one.began_at)
         if result.cause is AttemptCause.DELIVERED:
             self._succeeded(one, now)
@@ -201,7 +212,7 @@ class Destination:
             self._failed_with(one, result, now, draw)
 
     def _succeeded(self, one: UnderWay, now: float) -> None:
-        self._succeeded_at = now
+        self._succeeded_at, self._success_began_at = now, max(self._success_began_at, one.began_at)
         self._works(now)
         self._end(one.delivery, Settlement(one.delivery, Settle.DELIVERED))
 
@@ -212,14 +223,15 @@ class Destination:
             self._change(circuit.succeeded(self.row), now)
 
     def _failed_with(self, one: UnderWay, result: AttemptResult, now: float, draw: float) -> None:
-        delivery, schedule = one.delivery, self.options.schedule
+        delivery = one.delivery
         pays = payer(
             result.cause,
             is_closed=self.row.access is Access.CLOSED,
             now=now,
             began_at=one.began_at,
+            failed_at=delivery.failed_at,
             succeeded_at=self._succeeded_at,
-            is_last=schedule.is_last(delivery.attempts),
+            success_began_at=self._success_began_at,
         )
         settlement = self._settlement(delivery, result, pays, draw)
         if result.cause is AttemptCause.REJECTED:
@@ -239,12 +251,16 @@ class Destination:
     def _settlement(self, delivery: Delivery, result: AttemptResult, pays: Payer, draw: float) -> Settlement:
         schedule, is_charged = self.options.schedule, pays is Payer.MESSAGE
         if result.cause is AttemptCause.REJECTED:
-            return Settlement(delivery, Settle.DEAD, True, error=result.error, reason=REJECTED)
+            return self._dead(delivery, True, REJECTED, result.error)
         if is_charged and schedule.is_last(delivery.attempts):
-            return Settlement(delivery, Settle.DEAD, True, error=result.error, reason=FAILED)
+            return self._dead(delivery, True, FAILED, result.error)
         attempts = 0 if pays is Payer.DESTINATION else delivery.attempts + is_charged
         pause_s = schedule.pause_s(attempts, draw, result.retry_after_s)
         return Settlement(delivery, Settle.RETRY, is_charged, pause_s, result.error)
+
+    def _dead(self, delivery: Delivery, is_charged: bool, reason: str, error: str) -> Settlement:
+        blocks_key = bool(delivery.key) and self.options.dead_blocks_key
+        return Settlement(delivery, Settle.DEAD, is_charged, error=error, reason=reason, blocks_key=blocks_key)
 
     def _open(self, result: AttemptResult, now: float, draw: float) -> None:
         self._change(circuit.failed(self._row_at(now), draw, result.error, result.retry_after_s), now)

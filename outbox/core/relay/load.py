@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from outbox.core.relay.destination import NEVER, Destination, DestinationOptions
+from outbox.core.relay.destination import Destination, DestinationOptions
 from outbox.core.relay.quotas import LEASED_MAX, Grant
 from outbox.core.relay.results import AttemptResult
 from outbox.core.relay.settlement import Refund, Settlement
-from outbox.core.relay.turns import Delivery
+from outbox.core.relay.turns import NEVER, Delivery
 
 UNDER_WAY_MAX = 1_000
 
@@ -70,6 +70,11 @@ class RelayLoad:
         for one in self.destinations.values():
             one.give_back()
 
+    def abandon(self) -> None:
+        """What is under way goes back too, and will be sent once more."""
+        for one in self.destinations.values():
+            one.abandon()
+
     # ---- attempts
 
     def begin(self, now: float) -> list[Delivery]:
@@ -94,11 +99,13 @@ class RelayLoad:
 
     def next_at(self) -> float | None:
         """When a rate limit lets the next delivery begin; None: nothing waits for that."""
+        if self.under_way >= self._under_way_max:
+            return None
         times = [one.next_at for one in self.destinations.values() if one.next_at != NEVER]
         return min(times, default=None)
 
-    def answered(self, name: str, id_: int, result: AttemptResult, now: float, draw: float) -> None:
-        self.destinations[name].answered(id_, result, now, draw)
+    def answered(self, delivery: Delivery, result: AttemptResult, now: float, draw: float) -> None:
+        self.destinations[delivery.destination].answered(delivery, result, now, draw)
 
     # ---- what is written
 

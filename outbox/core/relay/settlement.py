@@ -32,6 +32,8 @@ class Settlement:
     error: str = ""
     reason: str = ""
     """DEAD: one of the three above."""
+    blocks_key: bool = False
+    """DEAD: the later deliveries of its key wait."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+NEVER = float("-inf")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +29,15 @@ class Delivery:
     """Those that were charged to it."""
     leases: int = 1
     """That did not end with a settlement, with this one. Above 1: a relay that had it ended uncleanly."""
-    content: object = None
+    leased_at: float = 0.0
+    failed_s: float | None = None
+    """How long before the lease its last attempt has failed; None: it has not failed yet."""
+    content: object = field(default=None, repr=False)
     """What is sent; nothing here reads it."""
+
+    @property
+    def failed_at(self) -> float:
+        return NEVER if self.failed_s is None else self.leased_at - self.failed_s
 
     @property
     def is_suspect(self) -> bool:
@@ -56,6 +65,10 @@ class Turns:
                 if delivery.key:
                     self._behind[delivery.key] = deque()
                 self._free.append(delivery)
+
+    @property
+    def has_next(self) -> bool:
+        return bool(self._free)
 
     def next(self) -> Delivery | None:
         """The caller begins it, or returns it by `ended`."""

@@ -30,6 +30,7 @@ class Relay:
         self.it = Destination(DestinationOptions("billing", lease_s=LEASE_S, deadline_s=DEADLINE_S, **options))
         self.now = 1_000.0
         self.ids = 0
+        self.of = {}
 
     def lease(self, count=1, **given):
         ids = range(self.ids + 1, self.ids + 1 + count)
@@ -44,12 +45,13 @@ class Relay:
     def begin(self):
         found = []
         while (one := self.it.next(self.now)) is not None:
+            self.of[one.id] = one
             found.append(one.id)
         return found
 
     def answer(self, id_, result, after_s=0.1):
         self.now += after_s
-        self.it.answered(id_, result, self.now, 0.0)
+        self.it.answered(self.of[id_], result, self.now, 0.0)
         return self.settled()
 
     def settled(self):
@@ -84,31 +86,30 @@ def test_a_lone_delivery_to_a_dead_receiver_costs_the_destination_and_no_attempt
     assert relay.it.row.reason == "no connection was made: refused"
 
 
-def test_a_failure_while_others_pass_costs_an_attempt():
+def test_a_failure_while_others_pass_costs_an_attempt_if_it_is_not_the_first():
     relay = Relay()
     relay.send(OK)
-    assert relay.send(REFUSED) == (RETRY, True)
+    assert relay.send(REFUSED) == (RETRY, False)
     assert relay.it.row.access is Access.CLOSED
+    relay.now += 1.0
+    assert relay.send(REFUSED, leased_at=relay.now, failed_s=1.0) == (RETRY, False), "no other was accepted meanwhile"
+    relay.send(OK)
+    assert relay.send(REFUSED, leased_at=relay.now, failed_s=2.0) == (RETRY, True)
+    assert relay.it.row.access is Access.CLOSED
+
+
+def test_the_last_attempt_of_a_message_that_alone_times_out_is_its_death():
+    relay = Relay()
+    relay.send(OK)
+    assert relay.send(REFUSED, attempts=2, leased_at=relay.now, failed_s=1.0) == (DEAD, True)
 
 
 def test_an_old_success_says_nothing():
     relay = Relay()
     relay.send(OK)
     relay.now += WINDOW_S + 1
-    assert relay.send(REFUSED) == (RETRY, False)
+    assert relay.send(REFUSED, leased_at=relay.now, failed_s=40.0) == (RETRY, False)
     assert relay.it.row.access is Access.OPEN
-
-
-def test_the_last_attempt_needs_a_success_meanwhile():
-    relay = Relay()
-    relay.send(OK)
-    assert relay.send(REFUSED, attempts=2) == (RETRY, False)
-    assert relay.it.row.access is Access.CLOSED
-    relay.lease(attempts=2)
-    relay.lease()
-    relay.begin()
-    relay.answer(4, OK)
-    assert relay.answer(3, REFUSED) == [(3, DEAD, True)]
 
 
 def test_errors_of_the_receiver_cost_an_attempt_and_then_the_delivery_is_dead():
@@ -121,7 +122,7 @@ def test_a_dead_delivery_says_why():
     for attempts, result in ((2, BAD), (0, NEVER_OK)):
         relay.lease(attempts=attempts)
         (id_,) = relay.begin()
-        relay.it.answered(id_, result, relay.now, 0.0)
+        relay.it.answered(relay.of[id_], result, relay.now, 0.0)
     reasons = [(one.reason, one.error) for one in relay.it.take_settlements()]
     assert reasons == [(FAILED, "HTTP status 500"), (REJECTED, "HTTP status 404")]
 
@@ -135,7 +136,7 @@ def test_a_rejected_delivery_is_dead_at_once_and_the_destination_works():
 def test_a_receiver_that_is_gone_gets_nothing_more_and_the_message_keeps_its_attempts():
     relay = Relay()
     relay.lease(3)
-    relay.it.next(relay.now)
+    relay.of[1] = relay.it.next(relay.now)
     assert relay.answer(1, GONE) == [(2, RETURNED, False), (3, RETURNED, False), (1, RETRY, False)]
     assert relay.it.row.access is Access.DISABLED
     assert relay.it.quota() == 0
@@ -242,7 +243,7 @@ def test_a_receiver_that_asks_for_a_pause_gets_it():
     relay = Relay()
     relay.lease()
     relay.begin()
-    relay.it.answered(1, BUSY, relay.now, 0.0)
+    relay.it.answered(relay.of[1], BUSY, relay.now, 0.0)
     (settlement,) = relay.it.take_settlements()
     assert (settlement.pause_s, relay.it.row.wait_s) == (90.0, 90.0)
 
@@ -251,7 +252,7 @@ def test_a_message_that_is_not_charged_waits_for_the_first_pause_of_its_schedule
     relay = Relay(schedule=fixed(3, 7.0, jitter=0.0))
     relay.lease(attempts=2)
     relay.begin()
-    relay.it.answered(1, REFUSED, relay.now, 0.0)
+    relay.it.answered(relay.of[1], REFUSED, relay.now, 0.0)
     (settlement,) = relay.it.take_settlements()
     assert (settlement.is_charged, settlement.pause_s, settlement.error) == (
         False,
@@ -459,6 +460,19 @@ def test_a_delivery_that_has_ended_many_relays_is_dead_before_it_is_sent():
     assert relay.begin() == []
 
 
+def test_a_delivery_that_the_relay_still_sends_may_be_leased_by_it_once_more():
+    """The relay stood still for longer than its lease."""
+    relay = Relay()
+    relay.it.leased([relay.delivery(1)], relay.now)
+    first = relay.it.next(relay.now)
+    again = Delivery(1, "billing", "other", until=relay.now + LEASE_S, leases=2)
+    relay.it.leased([again], relay.now)
+    assert relay.it.next(relay.now) == again
+    for one in (first, again):
+        relay.it.answered(one, OK, relay.now, 0.0)
+    assert [one.delivery for one in relay.it.take_settlements()] == [first, again]
+
+
 # ---- ordered keys
 
 
@@ -501,6 +515,16 @@ def test_a_rate_limit_spaces_deliveries():
     assert relay.begin() == [2]
     relay.now += 5.0
     assert relay.begin() == [3], "and not several at once after a pause"
+
+
+def test_what_waits_for_a_place_does_not_wait_for_a_time():
+    relay = Relay(rate=10.0, concurrency=1)
+    relay.lease(2)
+    assert relay.begin() == [1]
+    relay.now += 5.0
+    assert relay.it.next_at == NEVER
+    relay.answer(1, OK)
+    assert relay.it.next_at <= relay.now
 
 
 def test_without_a_rate_limit_nothing_waits_for_a_time():

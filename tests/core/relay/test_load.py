@@ -24,6 +24,10 @@ def begun(relay):
     return [one.id for one in relay.begin(NOW)]
 
 
+def answer(relay, name, id_, result):
+    relay.answered(Delivery(id_, name, "t"), result, NOW, 0.0)
+
+
 def test_every_destination_that_is_due_has_its_quota():
     relay = load()
     relay.destination("down").read(DestinationRow(2, Access.OPEN, 5.0), NOW)
@@ -49,7 +53,7 @@ def test_the_process_has_a_limit_and_whoever_was_first_is_last_the_next_time():
     assert begun(relay) == [1, 11, 2]
     assert begun(relay) == []
     for name, id_ in (("one", 1), ("two", 11), ("one", 2)):
-        relay.answered(name, id_, OK, NOW, 0.0)
+        answer(relay, name, id_, OK)
     assert begun(relay) == [3, 12, 4]
 
 
@@ -60,10 +64,10 @@ def test_suspects_are_leased_one_by_one():
     assert not relay.wants_suspect
     lease(relay, "one", 2)
     assert begun(relay) == [1, 2]
-    relay.answered("one", 2, OK, NOW, 0.0)
+    answer(relay, "one", 2, OK)
     relay.take_settlements()
     assert not relay.wants_suspect
-    relay.answered("one", 1, BAD, NOW, 0.0)
+    answer(relay, "one", 1, BAD)
     relay.take_settlements()
     assert relay.wants_suspect
 
@@ -87,7 +91,7 @@ def test_a_relay_that_stops_leases_nothing_and_gives_back_what_has_not_begun():
     assert not relay.wants_suspect
     assert {one.delivery.id: one.settle for one in relay.take_settlements()} == dict.fromkeys((2, 11), Settle.RETURNED)
     assert (relay.held, relay.under_way) == (1, 1)
-    relay.answered("one", 1, OK, NOW, 0.0)
+    answer(relay, "one", 1, OK)
     assert [one.settle for one in relay.take_settlements()] == [Settle.DELIVERED]
     assert relay.held == 0
 
@@ -98,9 +102,9 @@ def test_refunds_of_all_destinations_are_collected():
         lease(relay, name, *range(1, 6))
         begun(relay)
         for id_ in range(1, 5):
-            relay.answered(name, id_, BAD, NOW, 0.0)
+            answer(relay, name, id_, BAD)
         begun(relay)
-        relay.answered(name, 5, BAD, NOW, 0.0)
+        answer(relay, name, 5, BAD)
     assert len(relay.take_refunds()) == 10
 
 
@@ -110,6 +114,13 @@ def test_the_next_time_of_all_rate_limits_is_known():
     lease(relay, "one", 1, 2)
     assert begun(relay) == [1]
     assert relay.next_at() == NOW + 0.1
+
+
+def test_what_waits_for_a_place_in_the_process_does_not_wait_for_a_time():
+    relay = load(under_way_max=1, rate=10.0)
+    lease(relay, "one", 1, 2)
+    assert begun(relay) == [1]
+    assert relay.next_at() is None
 
 
 def test_a_destination_is_forgotten_unless_something_of_it_is_leased():

@@ -1,0 +1,1 @@
+"""The relay: sends deliveries to HTTP receivers."""
