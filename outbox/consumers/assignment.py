@@ -6,6 +6,7 @@ tasks, and tell what became of them. Everything is under one lock, and nothing e
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -19,7 +20,7 @@ from outbox.core.consumers.failing import Failing
 from outbox.core.consumers.partition import AssignedPartition, Life, Lives
 from outbox.core.consumers.shown import FAILING, Observed
 from outbox.core.consumers.values import ClientError, Fetched, Partition, Polled, Position
-from outbox.runtime import Runtime
+from outbox.runtime import Lock, Runtime
 
 _PARTITION = itemgetter(0, 1)
 """Of what was fetched. One partition's messages come in long runs."""
@@ -144,6 +145,10 @@ class WorkerShare:
         """Before anything else."""
         self._due, self._is_turn_of_held = [one, *self._due], True
 
+    def tries(self, one: AssignedPartition) -> bool:
+        """Whether held messages of it come next."""
+        return one in self._due and one in self.partitions and one.life.state is Life.READING
+
     @property
     def has_due(self) -> bool:
         return bool(self._due)
@@ -184,8 +189,11 @@ class WorkerShare:
 class Assignment:
     """A `GroupListener`."""
 
-    def __init__(self, runtime: Runtime, *, workers: int, batch: int, remedy: str = "") -> None:
-        """`remedy`: what an operator does about a partition that has stopped, in place of setting the position."""
+    def __init__(
+        self, runtime: Runtime, *, workers: int, batch: int, remedy: str = "", recording: Lock | None = None
+    ) -> None:
+        """`remedy`: what an operator does about a partition that has stopped, in place of setting the position.
+        `recording`: the consumers of a process share it; who has it may begin a message that may end the process."""
         self._runtime, self._remedy = runtime, remedy or log.REMEDY
         self._changed = runtime.condition("consumer")
         self._shares = [WorkerShare(batch) for _ in range(workers)]
@@ -202,8 +210,10 @@ class Assignment:
         self._news: list[Stopped | ClientFailing] = []
         self._handled = 0
         self._failing = Failing()
-        self._recorded: ConsumerBatch | None = None
-        """With the one message that may end the process; no other such is begun beside it."""
+        self._recording = recording or threading.Lock()  # nobody waits for it
+        self._recorded: ConsumerBatch | AssignedPartition | None = None
+        """With the one message that may end the process; no other such is begun beside it. Or the partition whose held
+        message is recorded, and comes next."""
 
     # ---- the member's thread
 
@@ -345,27 +355,41 @@ class Assignment:
                 one.life.on(Lives.LOADS)
             return Load(new)
         if now >= self._failing.not_before and (found := self._messages(share, now)) is not None:
-            if isinstance(found, ConsumerBatch) and found.staying[0].caution.is_careful:
-                self._recorded = found
             return found
         return share.comparison(now)
 
     def _messages(self, share: WorkerShare, now: float) -> AskForHeld | ConsumerBatch | None:
-        may_record = self._recorded is None
+        may_record = self._may_record(share)
         most = 1 if self._failing.is_failing else self._batch
         found = share.held(now, may_record=may_record) or share.batch(now, most, may_record=may_record)
-        return found or (share.held(now, may_record=may_record) if share.has_due else None)
+        if found is None and share.has_due:
+            found = share.held(now, may_record=may_record)
+        if isinstance(found, ConsumerBatch) and found.staying[0].caution.is_careful:
+            self._recorded = found
+        elif may_record and self._recorded is None:
+            self._recording.release()
+        return found
+
+    def _may_record(self, share: WorkerShare) -> bool:
+        """Whether this worker may begin a message that may end the process. It then has the lock."""
+        one = self._recorded
+        if isinstance(one, AssignedPartition):
+            if one in share.partitions and share.tries(one):
+                return True
+            if not any(other.tries(one) for other in self._shares):
+                self._record_ended()
+        is_careful = any(one.caution.is_careful for one in share.partitions)
+        return is_careful and self._recorded is None and self._recording.acquire(blocking=False)
+
+    def _record_ended(self) -> None:
+        self._recorded = None
+        self._recording.release()
 
     def left(self, worker: int) -> list[Partition]:
         """What this worker leaves when it ends."""
         with self._changed:
             share = self._shares[worker]
             return [*share.leaving, *(one.partition for one in share.partitions if one.position is not None)]
-
-    def try_held(self, worker: int, one: AssignedPartition) -> None:
-        """Before anything else."""
-        with self._changed:
-            self._shares[worker].try_held(one)
 
     def pause(self, worker: int, seconds: float) -> None:
         """This worker begins nothing else for so long."""
@@ -425,6 +449,9 @@ class Assignment:
             share.size.worked()
             if batch.release is not None and batch.release.is_full:
                 share.ask_again()
+            if batch.release is not None and batch.release.to_record is not None and self._recorded is batch:
+                self._recorded = batch.everything[0]
+                share.try_held(batch.everything[0])
             self._failing.kept(list(kept))
             self._failing.given_back(list(given_back))
             self._handled += handled
@@ -439,7 +466,7 @@ class Assignment:
 
     def _ended(self, batch: ConsumerBatch) -> None:
         if self._recorded is batch:
-            self._recorded = None
+            self._record_ended()
         for one in batch.everything:
             one.ended()
         self._changed.notify_all()

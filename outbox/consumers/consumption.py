@@ -25,7 +25,7 @@ from outbox.consumers.work.worker import ConsumerWorker, WorkerPorts
 from outbox.core.consumers.partition import Life
 from outbox.core.consumers.shown import Observed
 from outbox.core.consumers.values import ConsumerOptions, Fetched, Partition
-from outbox.runtime import Runtime
+from outbox.runtime import Lock, Runtime
 from outbox.runtime.threads import THREADS
 
 
@@ -65,12 +65,16 @@ class Consumption:
         identify: Callable[[Fetched], str] | None = None,
         leaves_out: LeavesOut | None = None,
         ends: Mapping[Partition, int] | None = None,
+        recording: Lock | None = None,
         runtime: Runtime = THREADS,
     ) -> None:
         """`topics` are those that the consumer names; `matches`: None if it names all of them. With `once` it is known
-        when all that is there at the start is handled; `ends`: when these offsets are reached."""
+        when all that is there at the start is handled; `ends`: when these offsets are reached. The consumers of a
+        process share the lock `recording`."""
         self.options = options
-        self._assignment = Assignment(runtime, workers=threads, batch=options.batch, remedy=options.remedy)
+        self._assignment = Assignment(
+            runtime, workers=threads, batch=options.batch, remedy=options.remedy, recording=recording
+        )
         metadata = connect.topics()
         self._workers = [
             ConsumerWorker(

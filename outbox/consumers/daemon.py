@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -69,6 +70,7 @@ class Consumers(Daemon):
         server does not answer; with `fail_fast` that is an error."""
         super().__init__("consumer", thread="outbox-consumers", logger=logger, fail_fast=fail_fast)
         self._once, self._prepare = once, prepare
+        recording = threading.Lock()
         self._consumptions = [
             Consumption(
                 run.options,
@@ -83,6 +85,7 @@ class Consumers(Daemon):
                 identify=run.identify,
                 leaves_out=run.leaves_out,
                 ends=run.ends,
+                recording=recording,
             )
             for run in runs
         ]

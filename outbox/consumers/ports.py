@@ -136,6 +136,10 @@ class OwnersPort(Protocol):
         """Outside of a transaction: the message is about to be handled by itself."""
         ...
 
+    def given_up(self, connection: Any, consumer: str, partition: Partition) -> None:
+        """Outside of a transaction: the message is not being handled any more, and others are begun before it."""
+        ...
+
     def passed(self, connection: Any, consumer: str, partition: Partition, *, is_last: bool) -> None:
         """In the transaction that has handled it. `is_last`: nothing is suspected any more."""
         ...

@@ -23,6 +23,8 @@ from tests.support.topics import create_topic
 @pytest.fixture
 def scene(transactional_db, bootstrap_servers, settings):
     """A topic with 20 messages in partition 0 and none in partition 1; the consumer has handled 10."""
+    with connection.cursor() as cursor:
+        cursor.execute("DELETE FROM outbox_replay")  # of other tests
     settings.OUTBOX = {**settings.OUTBOX, "BOOTSTRAP_SERVERS": bootstrap_servers}
     topic, name = create_topic(bootstrap_servers, 2), f"shop.{uuid.uuid4().hex[:8]}"
     producer = idempotent_producer({"bootstrap.servers": bootstrap_servers})

@@ -120,10 +120,10 @@ class Calls:
                 batch.handled(counts)
                 failpoint("batch-begun")
                 continue
-            found = self.fate(Tries(), failed)
-            if self.is_consumer_failing(one, message, found):
+            if self.is_consumer_failing(one, message, failed):
                 batch.give_back(FIRST_S)
                 break
+            found = self.fate(Tries(), failed)
             batch.keep(one, message, found, is_left_out=holding.is_dead(self._options, found))
 
     def _release(self, connection: Any, batch: ConsumerBatch, until: float) -> None:
@@ -203,7 +203,7 @@ class Calls:
     # ---- what becomes of one that has failed
 
     def log_failed(self, message: Fetched, tries: Tries, failed: MessageFailed, error: BaseException) -> None:
-        if tries.age_s < failed.until_s:
+        if holding.is_postponed(tries, failed):
             logger.debug(
                 "message_postponed consumer=%s topic=%s partition=%d offset=%d reason=%r",
                 self._options.name,
@@ -229,11 +229,12 @@ class Calls:
     def fate(self, tries: Tries, failed: MessageFailed) -> Fate:
         return holding.fate(self._options, tries, failed, self._runtime.random())
 
-    def is_consumer_failing(self, one: AssignedPartition, message: Fetched, found: Fate) -> bool:
-        if found.reason != holding.FAILED:
+    def is_consumer_failing(self, one: AssignedPartition, message: Fetched, failed: MessageFailed) -> bool:
+        """`failed` is the first attempt of the message."""
+        if failed.is_poison or holding.is_postponed(Tries(), failed):
             return False
         was_failing = bool(self._assignment.failing)
-        if not self._assignment.message_failed(one.partition, message.key, found.error):
+        if not self._assignment.message_failed(one.partition, message.key, failed.reason):
             return False
         if not was_failing:
             logger.error(
@@ -241,7 +242,7 @@ class Calls:
                 self._options.name,
                 *one.partition,
                 message.offset,
-                found.error,
+                failed.reason,
             )
         self._assignment.tried_in_vain()
         return True

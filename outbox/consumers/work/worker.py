@@ -32,7 +32,7 @@ from outbox.consumers.work.loads import Loads
 from outbox.consumers.work.watch import HOOK, Call, CallWatch
 from outbox.core.consumers import blame, holding, log
 from outbox.core.consumers.batch import BatchStep, ConsumerBatch, Stage
-from outbox.core.consumers.holding import CAREFUL_MAX, Tries
+from outbox.core.consumers.holding import CAREFUL_MAX
 from outbox.core.consumers.partition import AssignedPartition, Form
 from outbox.core.consumers.values import ConsumerOptions, Fetched, Partition, Position
 from outbox.core.patience import Backoff
@@ -232,7 +232,7 @@ class ConsumerWorker:
             self._give_up(batch, failure, error)
         else:
             if hooks is None:
-                self._assignment.dropped(batch)
+                self._dropped(batch)
             else:
                 self._committed(batch, hooks, ids)
 
@@ -273,6 +273,18 @@ class ConsumerWorker:
                 connection = self._transaction.connection()
                 self._owners.begin(connection, self._options.name, one.partition, offset)
             one.caution.record(offset)
+
+    def _dropped(self, batch: ConsumerBatch) -> None:
+        """Another message may be begun before its own: if that one ends the process, only that one counts."""
+        self._forget_record(batch)
+        self._assignment.dropped(batch)
+
+    def _forget_record(self, batch: ConsumerBatch) -> None:
+        one = batch.everything[0]
+        if one.caution.suspects:
+            with suppress(Exception), self._watch.during("record"):  # else the message is suspected wrongly
+                self._owners.given_up(self._transaction.connection(), self._options.name, one.partition)
+                one.caution.record(None)
 
     def _lock(self, connection: Any, batch: ConsumerBatch) -> None:
         with self._watch.during("lock"):
@@ -330,6 +342,8 @@ class ConsumerWorker:
     def _committed(self, batch: ConsumerBatch, hooks: Sequence[Callable[[], None]], ids: Sequence[int] = ()) -> None:
         self._works_again()
         self._conflict.worked()
+        if batch.passes is None:
+            self._forget_record(batch)  # the held message that was recorded is not to be tried any more
         handled = self._assignment.committed(self._number, batch, ids, self._giving_back)
         if batch.release is not None:
             self._record_held(batch)
@@ -352,8 +366,6 @@ class ConsumerWorker:
             self._record_offset(batch, batch.release.to_record)
         except BaseException as error:
             self._asked_in_vain(error)
-        else:
-            self._assignment.try_held(self._number, batch.everything[0])
 
     def _settle(self, batch: ConsumerBatch, hooks: Sequence[Callable[[], None]]) -> None:
         """Nothing is counted, and nothing else is begun, until the rows have told what became of the COMMIT."""
@@ -447,7 +459,7 @@ class ConsumerWorker:
         else:
             self._act_on_outage(action, batch)
             self._assignment.pause(self._number, self._outage.failed())
-        self._assignment.dropped(batch)
+        self._dropped(batch)
 
     def _message_failed(
         self, batch: ConsumerBatch, action: blame.FindMessage | blame.MessageFailed, error: BaseException
@@ -489,8 +501,7 @@ class ConsumerWorker:
 
     def _keep_back(self, one: AssignedPartition, message: Fetched, failed: blame.MessageFailed) -> None:
         """The next transaction writes its row and calls no function."""
-        found = self._calls.fate(Tries(), failed)
-        if not self._calls.is_consumer_failing(one, message, found):
+        if not self._calls.is_consumer_failing(one, message, failed):
             one.known(message.offset, failed)
 
     def _wait_for(self, batch: ConsumerBatch, failed: blame.MessageFailed) -> None:

@@ -88,7 +88,13 @@ class Caution:
         # The suspect may never come: an operator may have discarded it.
         return self._left > 0 or (self._suspect is not None and self._left > -SUSPECT_MAX)
 
-    def record(self, offset: int) -> None:
+    @property
+    def suspects(self) -> bool:
+        """Whether the table has a message that may end the process."""
+        return self.is_careful and self.recorded is not None and self.recorded != RELEASED
+
+    def record(self, offset: int | None) -> None:
+        """None: the table has none any more."""
         self.recorded = offset
 
     def clears(self, offset: int) -> bool:

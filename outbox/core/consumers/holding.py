@@ -99,7 +99,7 @@ def in_parts(found: Iterable[T], size: Callable[[T], int]) -> Iterator[list[T]]:
 
 def fate(options: ConsumerOptions, tries: Tries, failed: MessageFailed, draw: float) -> Fate:
     """`draw` is a random number from 0 to 1: many messages that failed together are not tried together."""
-    if tries.age_s < failed.until_s:
+    if is_postponed(tries, failed):
         retry_s = failed.retry_s if failed.retry_s is not None else pause(options.backoff_s, tries.delays, draw)
         return Fate(NOT_YET, tries.attempts, tries.delays + 1, failed.reason, retry_s)
     attempts = tries.attempts + 1
@@ -107,6 +107,10 @@ def fate(options: ConsumerOptions, tries: Tries, failed: MessageFailed, draw: fl
         return Fate(POISON, attempts, tries.delays, failed.reason, None)
     pause_s = pause(options.backoff_s, tries.attempts, draw) if attempts < options.attempts else None
     return Fate(FAILED, attempts, tries.delays, failed.reason, pause_s)
+
+
+def is_postponed(tries: Tries, failed: MessageFailed) -> bool:
+    return tries.age_s < failed.until_s
 
 
 def pause(first_s: float, before: int, draw: float) -> float:

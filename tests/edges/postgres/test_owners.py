@@ -96,3 +96,12 @@ def test_an_owner_lives_as_long_as_its_session(consumer, me):
         if not load(consumer)[ONE].is_alive:
             break
     assert not load(consumer)[ONE].is_alive
+
+
+def test_a_message_that_is_given_up_is_not_suspected(consumer, me, other):
+    me.own(connection, consumer, {ONE: (10, Suspicion(True, 7, 1))})
+    me.begin(connection, consumer, ONE, 11)
+    other.given_up(connection, consumer, ONE)
+    assert load(consumer)[ONE].begun == 11
+    me.given_up(connection, consumer, ONE)
+    assert (load(consumer)[ONE].begun, load(consumer)[ONE].suspect) == (None, 7)

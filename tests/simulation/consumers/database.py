@@ -560,6 +560,9 @@ class Owners:
     def begin(self, session: Session, consumer: str, partition: Partition, offset: int) -> None:
         self._update(session, [partition], begun=offset)
 
+    def given_up(self, session: Session, consumer: str, partition: Partition) -> None:
+        self._update(session, [partition], begun=None)
+
     def passed(self, session: Session, consumer: str, partition: Partition, *, is_last: bool) -> None:
         def act(reply: Callable[..., None]) -> None:
             mine = self._mine(session, [partition])

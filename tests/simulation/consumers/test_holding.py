@@ -10,7 +10,8 @@ from unittest.mock import patch
 import pytest
 
 from outbox.core.consumers import holding
-from outbox.core.consumers.values import DEAD_LETTER, HOLD, Partition
+from outbox.core.consumers.crashes import PartitionOwner
+from outbox.core.consumers.values import DEAD_LETTER, HOLD, STOP, Partition
 from tests.simulation.consumers.checkers import Written
 from tests.simulation.consumers.database import Failed, HeldMessage, Seen, Transaction
 from tests.simulation.consumers.process import Process
@@ -244,6 +245,20 @@ def test_a_message_that_was_begun_in_one_death_is_innocent_and_in_two_it_is_pois
         assert world.deaths[three] in (2, 3, 4)
 
     live(job)
+
+
+@pytest.mark.parametrize("on_error", [HOLD, STOP])
+def test_a_message_that_has_failed_is_not_suspected_of_what_another_one_does(on_error: str) -> None:
+    def job(world: World) -> None:
+        one, *_ = world.write("a", "b")
+        world.poison[one] = None
+        world.primary.owners[FIRST] = PartitionOwner("dead", is_clean=False, next=0)
+        Process(world, "p1")
+        world.run_for(3.0)
+        assert world.failing[one] < 0, "it was tried"
+        assert world.primary.owners[FIRST].begun is None
+
+    live(job, on_error=on_error, backoff_s=8.0)
 
 
 def test_partitions_of_one_topic_hold_the_same_key_apart() -> None:

@@ -86,6 +86,10 @@ class Owners:
         """Outside of a transaction: the message is about to be handled by itself."""
         self._run(connection, self._begin, {**self._one(consumer, partition), "offset": offset})
 
+    def given_up(self, connection: Any, consumer: str, partition: Partition) -> None:
+        """Outside of a transaction: the message is not being handled any more."""
+        self._run(connection, self._passed, self._one(consumer, partition))
+
     def passed(self, connection: Any, consumer: str, partition: Partition, *, is_last: bool) -> None:
         """In the transaction that has handled it."""
         self._run(connection, self._cleared if is_last else self._passed, self._one(consumer, partition))
