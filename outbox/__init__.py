@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from outbox import journal as journal
     from outbox.api import Message as Message
     from outbox.api import correlation as correlation
     from outbox.api import stash as stash
@@ -28,10 +29,12 @@ _HOMES = {
     "stash_many": "outbox.api",
 }
 
-__all__ = ["Message", "NotYet", "__version__", "consumer", "correlation", "identity", "stash", "stash_many"]
+__all__ = ["Message", "NotYet", "__version__", "consumer", "correlation", "identity", "journal", "stash", "stash_many"]
 
 
 def __getattr__(name: str) -> Any:
+    if name == "journal":
+        return import_module("outbox.journal")
     if name not in _HOMES:
         raise AttributeError(f"module 'outbox' has no attribute {name!r}")
     value = getattr(import_module(_HOMES[name]), name)
@@ -40,4 +43,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOMES})
+    return sorted({*globals(), *__all__})

@@ -151,6 +151,13 @@ EVENTS: Mapping[str, str] = {
     "lag_sampling_failed": "The harvester could not read the ledger's lag for metrics; other metrics are not affected.",
     "lag_sampling_works_again": "The harvester can read the ledger's lag for metrics again.",
     "dropped_client": "A discarded Kafka client has reported an error.",
+    "keeper_started": "The keeper of journals starts.",
+    "keeper_stopping": "The keeper of journals was asked to stop.",
+    "keeper_stopped": "The keeper of journals has stopped.",
+    "keeper_failed": "The keeper of journals stops because of this error.",
+    "journals_kept": "A round of the keeper has changed something; the field `done` counts what.",
+    "journal_suspect": "A store has more of the journal than the database, or something else: no append is possible.",
+    "store_failed": "A store of journals failed; what needs it waits for the next round.",
     "consumers_started": "The process with consumers starts.",
     "consumers_stopping": "The process with consumers was asked to stop.",
     "consumers_stopped": "The process with consumers has stopped.",
@@ -183,8 +190,7 @@ EVENTS: Mapping[str, str] = {
     "more messages, and tries one from time to time. The event `consumer_goes_on` ends this.",
     "message_failed": "A consumer's function raised an error. The consumer holds the message, or stops the partition. "
     "The first failure of a message has the stack.",
-    "poison_message": "A message has ended the process of a consumer twice while it was handled by itself. It is held. "
-    "The offset of a message that was held before is `held-` and the id that `outbox_held` prints.",
+    "poison_message": "A message has ended the process of a consumer twice while it was handled by itself. It is held.",
     "unclean_partition": "The owner of a consumer's partition has died. Messages are handled one by one for a while.",
     "message_postponed": "A consumer's function raised NotYet. The consumer tries the message again later.",
     "batch_repeated": "A lock or a conflict ended a consumer's transaction. It tries again with fewer.",

@@ -60,7 +60,7 @@ def settle(values: dict[str, Any]) -> Iterator[SettingError]:
 
 def derive(values: dict[str, Any]) -> None:
     """Set the defaults that follow from other settings, once there is no error."""
-    for key in ("CELERY_EVENTS", "REJECTION_POLICIES"):
+    for key in ("CELERY_EVENTS", "REJECTION_POLICIES", "STORES"):
         values.setdefault(key, {})
     values.setdefault("BINARY_VALUES", _given(values, "DELIVERY") == EXACTLY_ONCE)
     if not values.get("NAME"):

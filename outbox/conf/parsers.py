@@ -129,6 +129,32 @@ def properties(value: Any) -> dict[str, Any]:
     return dict(value)
 
 
+def stores(value: Any) -> dict[str, dict[str, Any]]:
+    if not isinstance(value, Mapping) or not all(
+        isinstance(name, str) and re.fullmatch(r"[A-Za-z0-9_.-]{1,63}", name) and _is_store(store)
+        for name, store in value.items()
+    ):
+        raise WrongValue(
+            "is not a dict of stores.",
+            'Write e.g. {"a": {"path": "/srv/a"}, "b": {"url": "s3://bucket", "zone": "b"}}.',
+        )
+    return {name: {"zone": name, "options": {}, **store} for name, store in value.items()}
+
+
+def _is_store(value: Any) -> bool:
+    """A folder by its absolute path, or a URL with options of its client."""
+    if not isinstance(value, Mapping) or not {*value} <= {"path", "url", "zone", "options"}:
+        return False
+    texts = [value.get(key, "x") for key in ("path", "url", "zone")]
+    return (
+        all(isinstance(text, str) and text for text in texts)
+        and ("path" in value) != ("url" in value)
+        and ("path" not in value or value["path"].startswith("/"))
+        and ("path" not in value or "options" not in value)
+        and isinstance(value.get("options", {}), Mapping)
+    )
+
+
 def policies(value: Any) -> dict[str, str]:
     if not isinstance(value, Mapping) or not all(isinstance(topic, str) and topic for topic in value):
         raise WrongValue("is not a dict of topics.", 'Write e.g. {"shop.orders": "skip"}, or leave it out.')

@@ -20,13 +20,20 @@ SIZE_PROPERTY, SIZE_DEFAULT = "message.max.bytes", 1_000_000
 LANES_MAX = 10_000
 _CALLED_BY_CLIENT = ("logger", "on_commit", "on_delivery")
 
+# Values in which secrets may stand.
+_HIDDEN = (parsers.properties, parsers.stores, parsers.celery_events)
+
 
 def setting(
     parse: Callable[[Any], Any], default: Any, help: str, *, unit: str = "", shown: str = "", key: str = ""
 ) -> Any:
     """Declare one setting. `shown` is how the documents write a computed default; `key` is the name when it differs."""
     metadata = {"parse": parse, "help": help, "unit": unit, "shown": shown, "key": key}
-    return field(default=default, repr=parse not in (parsers.properties, parsers.celery_events), metadata=metadata)
+    return field(
+        default=default,
+        repr=parse not in _HIDDEN,
+        metadata=metadata,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -366,6 +373,37 @@ class ConsumersSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class JournalSettings:
+    """Journals: their stores, and what the keeper does."""
+
+    stores: Mapping[str, Mapping[str, Any]] = setting(
+        parsers.stores,
+        None,
+        "Journals keep their bytes on these stores. A store has a path or a url, options of its client, and a zone: "
+        "stores of one zone may fail together.",
+        shown="{}",
+    )
+    journal_store_timeout_s: float = setting(
+        parsers.seconds(1, 3600),
+        30.0,
+        "An append goes on without a store that does not return from one call in this time.",
+        unit="seconds",
+    )
+    journal_stage_age_s: float = setting(
+        parsers.seconds(60, 3650 * 86_400),
+        86_400.0,
+        "The keeper removes what was staged and is not committed after this time.",
+        unit="seconds",
+    )
+    journal_scrub_age_s: float = setting(
+        parsers.seconds(60, 3650 * 86_400),
+        30 * 86_400.0,
+        "The keeper reads each replica again after this time.",
+        unit="seconds",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class CelerySettings:
     """Tasks of ``outbox.contrib.celery``."""
 
@@ -420,6 +458,7 @@ class Conf:
     exactly_once: ExactlyOnceSettings
     rejections: RejectionsSettings
     consumers: ConsumersSettings
+    journal: JournalSettings
     celery: CelerySettings
 
     @property

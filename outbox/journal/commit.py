@@ -8,14 +8,14 @@ from outbox.core.journal import append
 from outbox.core.journal.fragments import index_path, index_text
 from outbox.core.journal.values import Conditions, Staged, StoreFailed
 from outbox.journal.errors import error_of
-from outbox.journal.ports import CommitPort, Placement, StorePort, TablePort
+from outbox.journal.ports import CommitPort, StorePort, TablePort
 
 
 def place(transaction: CommitPort, staged: Staged, conditions: Conditions) -> None:
     """The stage row goes and the fragments come, in one statement. The trigger gives them their offsets at COMMIT.
 
     To place the same append once more does nothing, so a COMMIT in doubt may be repeated."""
-    if transaction.place(staged, conditions) is Placement.EXPIRED:
+    if transaction.place(staged, conditions) is None:
         raise error_of(append.expired(staged.journal))
 
 

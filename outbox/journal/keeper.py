@@ -81,7 +81,8 @@ class Keeper:
 
     def _prune(self) -> None:
         for state in self._table.journals():
-            self.counts["pruned"] += self._table.prune(state.name)
+            if pruned := self._table.prune(state.name):
+                self.counts["pruned"] += pruned
 
     def _sweep(self) -> None:
         """A stage expires first, for good: a keeper may end between any two of these steps, and no append may commit
@@ -155,14 +156,8 @@ class Keeper:
                 )
 
     def _last(self, journal: str, name: str) -> tuple[int, int] | None:
-        """The last index object of a store: where its fragment begins and ends."""
         try:
-            store = self._stores[name]
-            paths = store.list(f"{journal}/{INDEX}/")
-            begin = max((begin for path in paths if (begin := index_begin(path)) is not None), default=None)
-            if begin is None:
-                return None
-            return begin, index_end(store.get(index_path(journal, begin))) or begin
+            return last_index(self._stores[name], journal)
         except (StoreFailed, KeyError) as error:
             self._failing[name] = str(error)
             return None
@@ -170,7 +165,7 @@ class Keeper:
     # ---- replicas
 
     def _repair(self) -> None:
-        for state, placed in self._table.lacking(PAGE):
+        for state, placed in self._table.lacking(sorted(self._stores), PAGE):
             found = self._look(placed, placed.fragment.replicas)
             others = [name for name in state.stores if name not in placed.fragment.replicas]
             good = found[Seen.INTACT]
@@ -237,7 +232,8 @@ class Keeper:
 
     def _record(self, state: JournalState, placed: Placed, found: dict[Seen, list[str]]) -> None:
         """A bad replica does not count any more, unless it would be the last one. One that does not answer counts."""
-        self.counts["bad_replicas"] += len(found[Seen.BAD])
+        if found[Seen.BAD]:
+            self.counts["bad_replicas"] += len(found[Seen.BAD])
         kept = [*found[Seen.INTACT], *found[Seen.UNKNOWN]] or found[Seen.BAD]
         self._table.scrubbed(state.name, placed.begin, kept, zones_of(kept, self._zones))
 
@@ -277,3 +273,11 @@ class Keeper:
         for begin in self._table.vacant(state.name, begins):
             store.delete(index_path(state.name, begin))
             self.counts["strangers"] += 1
+
+
+def last_index(store: StorePort, journal: str) -> tuple[int, int] | None:
+    """Where the fragment of the last index object of a store begins and ends."""
+    begins = [begin for path in store.list(f"{journal}/{INDEX}/") if (begin := index_begin(path)) is not None]
+    if not begins:
+        return None
+    return max(begins), index_end(store.get(index_path(journal, max(begins)))) or max(begins)

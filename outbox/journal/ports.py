@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from enum import Enum
 from typing import Protocol
 
 from outbox.core.journal.values import Conditions, JournalState, Placed, Staged, StageRow
@@ -66,16 +65,11 @@ class TablePort(Protocol):
         """The fragments of a committed append, in their order."""
 
 
-class Placement(Enum):
-    PLACED = "the rows are inserted: the caller's COMMIT decides"
-    REPEATED = "the append was committed before"
-    EXPIRED = "its stage has expired"
-
-
 class CommitPort(Protocol):
     """A statement in the caller's transaction."""
 
-    def place(self, staged: Staged, conditions: Conditions) -> Placement: ...
+    def place(self, staged: Staged, conditions: Conditions) -> int | None:
+        """How many fragments were inserted; 0: the append was committed before. None: its stage has expired."""
 
 
 class KeeperPort(Protocol):
@@ -97,8 +91,8 @@ class KeeperPort(Protocol):
 
     def suspect(self, journal: str, reason: str) -> None: ...
 
-    def lacking(self, limit: int) -> Sequence[tuple[JournalState, Placed]]:
-        """Fragments with fewer replicas than their journal wants, or in fewer zones."""
+    def lacking(self, known: Sequence[str], limit: int) -> Sequence[tuple[JournalState, Placed]]:
+        """Fragments with fewer replicas than their journal wants on these stores, or in fewer zones."""
 
     def unscrubbed(self, age_s: float, limit: int) -> Sequence[tuple[JournalState, Placed]]:
         """Fragments that were not read for so long, the longest first."""

@@ -27,12 +27,13 @@ class Staging:
         zones: Mapping[str, str],
         runtime: Runtime,
         new_id: Callable[[], str],
+        health: StoreHealth,
         *,
         stall_s: float = STALL_S,
     ) -> None:
         self._table, self._stores, self._zones = table, stores, zones
         self._runtime, self._new_id, self._stall_s = runtime, new_id, stall_s
-        self._health = StoreHealth()
+        self._health = health
 
     def stage(
         self, journal: str, chunks: Iterable[bytes | bytearray | memoryview], conditions: Conditions = UNSET

@@ -14,6 +14,7 @@ from django.db import migrations, models
 
 import outbox.schema.expressions
 from outbox.conf import table_name
+from outbox.schema import journals
 from outbox.schema.adoption import CreateOrAdoptTable
 from outbox.schema.companions import CreateCompanions, quoted
 
@@ -246,9 +247,11 @@ CREATE TABLE IF NOT EXISTS {REPLAY} (
 );
 CREATE UNIQUE INDEX IF NOT EXISTS {REPLAY_OPEN} ON {REPLAY} (consumer, topic) WHERE ended_at IS NULL;
 """
+FRAGMENT = quoted(f"{table_name()}_fragment")
+COMPANIONS += journals.create(table_name())
 DROPPED = (
     f"DROP TABLE IF EXISTS {STATE}, {PURGED}, {LANE}, {WATCH}, {SPARK}, {HOLD}, {DEAD}, {AUDIT_LOG}, {SAMPLE}, "
-    f"{POSITION}, {PARTITION}, {OWNER}, {SEEN}, {HELD}, {REPLAY};"
+    f"{POSITION}, {PARTITION}, {OWNER}, {SEEN}, {HELD}, {REPLAY};" + journals.drop(table_name())
 )
 
 BIG_ID: Any = ("id", models.BigAutoField(primary_key=True, serialize=False))
@@ -587,7 +590,15 @@ class Migration(migrations.Migration):
         ),
         migrations.SeparateDatabaseAndState(
             database_operations=[
-                CreateCompanions(COMPANIONS, DROPPED, outbox=table_name(), holds=HOLD, dead_letters=DEAD, held=HELD)
+                CreateCompanions(
+                    COMPANIONS,
+                    DROPPED,
+                    outbox=table_name(),
+                    holds=HOLD,
+                    dead_letters=DEAD,
+                    held=HELD,
+                    fragments=FRAGMENT,
+                )
             ],
             state_operations=COMPANION_MODELS,
         ),

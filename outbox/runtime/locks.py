@@ -51,6 +51,7 @@ THREADS = {
     "outbox-relay-lease": "relay: leases deliveries, changes destinations; owns a connection",
     "outbox-relay-send": "relay: begins attempts and takes their results; owns the HTTP client",
     "outbox-relay-settle": "relay: writes results; owns a connection",
+    "outbox-journal": "the keeper of journals; owns a connection",
     "outbox-events": "runs the receivers of signals",
     "outbox-metrics": "answers requests for metrics and probes",
     "outbox-samples": "writes a sample of the table each minute, where lane 0 is owned",

@@ -17,13 +17,17 @@ def quoted(name: str) -> str:
 class CreateCompanions(migrations.RunSQL):
     """SQL for PostgreSQL only: other databases of a project have no outbox. Every statement may run again."""
 
-    def __init__(self, sql: str, reverse_sql: str, *, outbox: str, holds: str, dead_letters: str, held: str) -> None:
+    def __init__(
+        self, sql: str, reverse_sql: str, *, outbox: str, holds: str, dead_letters: str, held: str, fragments: str
+    ) -> None:
         super().__init__(sql, reverse_sql, hints={"model_name": "outboxrecord"}, elidable=False)
         self.outbox, self.holds, self.dead_letters, self.held = outbox, holds, dead_letters, held
+        self.fragments = fragments
 
     def deconstruct(self) -> Any:
         name, args, _ = super().deconstruct()
         kwargs = {"outbox": self.outbox, "holds": self.holds, "dead_letters": self.dead_letters, "held": self.held}
+        kwargs["fragments"] = self.fragments
         return name, args, {"sql": self.sql, "reverse_sql": self.reverse_sql, **kwargs}
 
     def database_forwards(
@@ -57,9 +61,15 @@ class CreateCompanions(migrations.RunSQL):
 
     def _refuse_to_lose_decisions(self, schema_editor: BaseDatabaseSchemaEditor) -> None:
         with schema_editor.connection.cursor() as cursor:
-            tables = (self.holds, self.dead_letters, self.held)
+            tables = (self.holds, self.dead_letters, self.held, self.fragments)
             cursor.execute("SELECT " + ", ".join(f"(SELECT count(*) FROM {table})" for table in tables))
-            holds, dead, held = cursor.fetchone()
+            holds, dead, held, fragments = cursor.fetchone()
+        if fragments:
+            raise OutboxError(
+                f"The table {self.fragments} has {fragments} fragments of journals. Migrating backwards would lose "
+                "them: nothing else says which objects on the stores they are. First copy what you need, then delete "
+                "the rows. Then migrate backwards."
+            )
         if held:
             raise OutboxError(
                 f"The table {self.held} has {held} held messages and dead letters of consumers. Migrating backwards "

@@ -1,4 +1,4 @@
-"""Least-privilege roles as SQL, for writers, consumers, harvesters, operators and readers.
+"""Least-privilege roles as SQL, for writers, consumers, harvesters, keepers, operators and readers.
 
 `manage.py outbox_roles` prints it.
 """
@@ -13,11 +13,13 @@ from psycopg import sql
 COMPANIONS = (
     *("state", "purged", "lane", "spark", "hold", "dead", "audit_log", "sample", "watch"),
     *("position", "partition", "owner", "seen", "held", "replay"),
+    *("journal", "stage", "fragment"),
 )
-"""Suffixes of the companion tables. The harvester writes them, but for those of consumers. Operators also write holds,
-dead letters and the audit log, by the commands and the admin."""
+"""Suffixes of the companion tables. The harvester writes them, but for those of consumers and journals. Operators also
+write holds, dead letters and the audit log, by the commands and the admin."""
 OPERATED = ("hold", "dead", "audit_log")
 CONSUMED = ("position", "partition", "owner", "seen", "held", "replay")
+JOURNALS = ("journal", "stage", "fragment")
 REQUESTED = ("held",)
 """Operators write requests into it, and edits. The consumers carry them out."""
 
@@ -25,6 +27,7 @@ HELP: Mapping[str, str] = {
     "writer": "stashes: inserts records and reads their ids; reads no other column, and changes no record",
     "consumer": "consumes: keeps and shows the positions of consumers, and may stash as a writer does; reads no record",
     "harvester": "moves records: reads, marks and deletes them, and writes the companion tables; inserts no record",
+    "keeper": "keeps journals: removes what was not committed, repairs replicas; reads and changes no record",
     "operator": "decides: reads, adds and changes records, holds and dead letters, and requests what becomes of held "
     "messages; deletes no record",
     "reader": "reads records and the companion tables, as the admin and the metrics do; changes nothing",
@@ -62,10 +65,11 @@ def _role(found: Relations, purpose: str, name: str) -> list[tuple[str, sql.Comp
         "table": tables[0],
         "tables": sql.SQL(", ").join(tables),
         "companions": sql.SQL(", ").join(tables[1:]),
-        "harvested": _named(found, [suffix for suffix in COMPANIONS if suffix not in CONSUMED]),
+        "harvested": _named(found, [suffix for suffix in COMPANIONS if suffix not in (*CONSUMED, *JOURNALS)]),
         "operated": _named(found, OPERATED),
         "consumed": _named(found, CONSUMED),
         "requested": _named(found, REQUESTED),
+        **{suffix: _named(found, [suffix]) for suffix in JOURNALS},
         "sequence": sql.SQL(found.sequence),
     }
     texts = [
@@ -75,7 +79,7 @@ def _role(found: Relations, purpose: str, name: str) -> list[tuple[str, sql.Comp
         "REVOKE ALL ON SEQUENCE {sequence} FROM {role}",
         *_GRANTS[purpose],
     ]
-    groups = ("companions", "harvested", "operated", "consumed", "requested")
+    groups = ("companions", "harvested", "operated", "consumed", "requested", *JOURNALS)
     empty = [f"{{{name}}}" for name in groups if not parts[name].as_string()]
     texts = [text for text in texts if not any(name in text for name in empty)]
     composed = [sql.SQL(text).format(**parts) for text in texts]
@@ -102,16 +106,28 @@ def _fence(name: str) -> str:
     return f"${tag}$"
 
 
+_APPEND = (
+    "GRANT SELECT ON {journal} TO {role}",
+    "GRANT SELECT, INSERT, UPDATE, DELETE ON {stage} TO {role}",
+    "GRANT SELECT, INSERT ON {fragment} TO {role}",
+)
 _GRANTS: Mapping[str, tuple[str, ...]] = {
     "writer": (
         "GRANT INSERT, SELECT (id) ON {table} TO {role}",
         "GRANT USAGE ON SEQUENCE {sequence} TO {role}",
+        *_APPEND,
     ),
     # UPDATE, because a lock of a row asks for it.
     "consumer": (
         "GRANT INSERT, SELECT (id) ON {table} TO {role}",
         "GRANT USAGE ON SEQUENCE {sequence} TO {role}",
         "GRANT SELECT, INSERT, UPDATE, DELETE ON {consumed} TO {role}",
+        *_APPEND,
+    ),
+    "keeper": (
+        "GRANT SELECT, UPDATE ON {journal} TO {role}",
+        "GRANT SELECT, INSERT, UPDATE, DELETE ON {stage} TO {role}",
+        "GRANT SELECT, UPDATE, DELETE ON {fragment} TO {role}",
     ),
     # The value of leader_id is the mark of at-least-once delivery and of Spark.
     "harvester": (

@@ -441,6 +441,25 @@ def test_backwards_refuses_to_drop_held_messages(url, connection):
     assert connection.execute("SELECT to_regclass('outbox_held')").fetchone() == (None,)
 
 
+def test_backwards_refuses_to_drop_fragments_of_journals(url, connection):
+    migrated(url)
+    connection.execute(
+        "INSERT INTO outbox_journal (name, chain, stores, fragment_bytes) VALUES ('j', '', '{a}', 1);"
+        "INSERT INTO outbox_fragment (journal, append, part, path, length, sha256, blocks, replicas, zones) "
+        "VALUES ('j', gen_random_uuid(), 0, 'x', 1, '', '', '{a}', 1)"
+    )
+    done = migrate(url, "zero")
+    assert done.returncode != 0
+    assert "has 1 fragments of journals" in done.stderr
+    connection.execute("DELETE FROM outbox_fragment")
+    migrated(url, "zero")
+    assert connection.execute("SELECT to_regclass('outbox_journal'), to_regproc('outbox_f_place')").fetchone() == (
+        None,
+        None,
+    )
+    migrated(url)
+
+
 def test_sqlmigrate_shows_the_new_table(url):
     done = run(url, "sqlmigrate", "outbox", "0001")
     assert done.returncode == 0, done.stderr

@@ -1,7 +1,7 @@
 """Roles with the fewest rights: each can do its work, tried as that role, and nothing else."""
 
 import os
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from io import StringIO
 from urllib.parse import urlsplit, urlunsplit
 
@@ -12,11 +12,15 @@ from django.db import connection, transaction
 from django.db.utils import ProgrammingError
 
 import outbox
+from outbox import journal
 from outbox.core.consumers.shown import ShownPartition
 from outbox.core.consumers.values import Partition, Position
 from outbox.edges.postgres.consumers.positions import Positions
 from outbox.edges.postgres.consumers.shown import PartitionRows
+from outbox.edges.postgres.journal.keeper import KeeperTable
 from outbox.edges.postgres.operations import messages
+from outbox.journal.keeper import Keeper
+from outbox.journal.stores import stores, zones
 from outbox.models import ConsumerHold, DeadLetter, Hold
 from outbox.operations import actions, held
 from outbox.operations.actions import Selector
@@ -114,6 +118,12 @@ FORBIDDEN = {
         "UPDATE outbox_held SET key = NULL",
         "SELECT setval('outbox_id_seq', 1)",
     ],
+    "keeper": [
+        "SELECT kafka_value FROM outbox",
+        "INSERT INTO outbox_journal (name, chain, stores, fragment_bytes) VALUES ('j', '', '{}', 1)",
+        "INSERT INTO outbox_fragment (journal) VALUES ('j')",
+        "DELETE FROM outbox_journal",
+    ],
     "reader": [
         "INSERT INTO outbox (kafka_topic, kafka_key) VALUES ('t', '')",
         "UPDATE outbox SET leader_id = NULL",
@@ -152,6 +162,35 @@ def test_a_consumer_keeps_its_positions_and_stashes(made):
         with connection.cursor() as cursor:
             cursor.execute(*PartitionRows("default", "outbox", owner="me", life="me").statement("shop.record", [SHOWN]))
             assert messages.counts(cursor, "outbox", ["shop.record"])["shop.record"] == (0, 0, 0)
+
+
+@pytest.mark.parametrize("purpose", ["writer", "consumer"])
+def test_a_writer_appends_and_a_keeper_keeps(made, purpose, settings, tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        journal.api, "_outside", lambda alias: nullcontext(connection)
+    )  # the role is in this transaction
+    settings.OUTBOX = settings.OUTBOX | {"STORES": {"a": {"path": str(tmp_path)}}}
+    journal.create("roles", retention_s=60)
+    with being(made[purpose]):
+        staged, left = journal.stage("roles", b"abc"), journal.stage("roles", b"left")
+        staged.commit()
+        assert journal.show("roles").head == 0
+    with connection.cursor() as cursor:
+        cursor.execute("SET CONSTRAINTS ALL IMMEDIATE")
+    with being(made[purpose]):
+        assert b"".join(journal.read("roles")) == b"abc"
+        with pytest.raises(ProgrammingError, match="permission denied"), transaction.atomic():
+            journal.change("roles", read_only=True)
+    with connection.cursor() as cursor:
+        cursor.execute("UPDATE outbox_stage SET used_at = '-infinity'")
+        cursor.execute("UPDATE outbox_fragment SET placed_at = '-infinity', scrubbed_at = '-infinity'")
+    with being(made["keeper"]):
+        table = KeeperTable(connection, "outbox")
+        keeper = Keeper(table, stores(), zones(), stage_age_s=1, scrub_age_s=1)
+        assert keeper.round() == {"pruned": 1, "swept": 2}
+        table.suspect("roles", "it is")
+    assert left.offsets() is None
+    assert journal.show("roles").suspect == "it is"
 
 
 def test_an_operator_runs_every_operation(made):

@@ -177,7 +177,7 @@ class Append:
             self.fail()
             return shortage
         content, self._content = self._content, Content()
-        replicas = tuple(self._good)
+        replicas = tuple(store for store in self._writing if store in self._good)
         self._fragments.append(
             Fragment(
                 len(self._fragments),

@@ -10,7 +10,6 @@ from outbox.core.journal import registers
 from outbox.core.journal.chain import chained, genesis
 from outbox.core.journal.replication import suffices, zones_of
 from outbox.core.journal.values import Cause, Conditions, JournalState, Placed, Replication, Staged, StageRow
-from outbox.journal.ports import Placement
 from tests.simulation.runtime import Answer
 
 DAY = "2026/01/02"
@@ -141,7 +140,7 @@ class Session:
 
     # ---- CommitPort
 
-    def place(self, staged: Staged, conditions: Conditions) -> Placement:
+    def place(self, staged: Staged, conditions: Conditions) -> int | None:
         return self.ask(lambda: self._place(staged, conditions))  # type: ignore[no-any-return]
 
     def _place(self, staged: Staged, conditions: Conditions) -> Any:
@@ -153,8 +152,8 @@ class Session:
             server.locks[staged.append] = self
             self.removed[staged.append] = None
             self.placed.append((staged, conditions))
-            return Placement.PLACED
-        return Placement.REPEATED if staged.append in server.appends() else Placement.EXPIRED
+            return len(staged.fragments)
+        return 0 if staged.append in server.appends() else None
 
     # ---- the caller
 
@@ -263,7 +262,7 @@ class Table:
     def suspect(self, journal: str, reason: str) -> None:
         self.world.checker.suspected(reason)
 
-    def lacking(self, limit: int) -> Sequence[tuple[JournalState, Placed]]:
+    def lacking(self, known: Sequence[str], limit: int) -> Sequence[tuple[JournalState, Placed]]:
         def act() -> list[tuple[JournalState, Placed]]:
             found = []
             for name, rows in self.server.rows.items():

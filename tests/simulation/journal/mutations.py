@@ -12,7 +12,6 @@ from outbox.core.journal.reading import ReadCursor
 from outbox.core.journal.values import Report
 from outbox.journal import commit, staging
 from outbox.journal.keeper import Keeper
-from outbox.journal.ports import Placement
 from outbox.journal.upload import StoreThread, Upload
 from tests.simulation.journal.scenario import EVERYTHING, PLAIN, PROCESSES, STORES, THEMES, Outcome, run
 from tests.simulation.planted import PlantedBug, around
@@ -48,7 +47,7 @@ CUT = fragments.cut
 
 def _place_again(transaction: Any, staged: Any, conditions: Any) -> None:
     """A stage row that is gone is not noticed."""
-    if transaction.place(staged, conditions) is Placement.EXPIRED:
+    if transaction.place(staged, conditions) is None:
         transaction.ask(lambda: transaction.placed.append((staged, conditions)))
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from outbox.core.journal.chain import genesis
+from outbox.core.journal.health import StoreHealth
 from outbox.core.journal.reading import ReadCursor
 from outbox.core.journal.values import Conditions
 from outbox.journal import commit
@@ -66,7 +67,13 @@ class Appender(Process):
     def run(self) -> None:
         world = self.world
         staging = Staging(
-            self.table, self.stores, world.zones, self.runtime, lambda: world.new_append(self), stall_s=STALL_S
+            self.table,
+            self.stores,
+            world.zones,
+            self.runtime,
+            lambda: world.new_append(self),
+            StoreHealth(),
+            stall_s=STALL_S,
         )
         while world.is_appending:
             self.runtime.sleep(world.random.choice((0.0, 0.2, 0.7)))

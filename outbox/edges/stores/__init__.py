@@ -1,0 +1,1 @@
+"""Stores of journals: where the objects are. A store raises `StoreFailed` for whatever goes wrong."""
