@@ -4,7 +4,7 @@ A hint names a page, never a file, because a wheel has no documents.
 """
 
 DOCS_URL = ""
-"""The address of the published documents, with a slash at its end. Empty until they are published."""
+"""The address of the folder `docs` of the published site, with a slash at its end. Empty until it is published."""
 
 
 def page(name: str, section: str = "") -> str:

@@ -190,7 +190,8 @@ EVENTS: Mapping[str, str] = {
     "more messages, and tries one from time to time. The event `consumer_goes_on` ends this.",
     "message_failed": "A consumer's function raised an error. The consumer holds the message, or stops the partition. "
     "The first failure of a message has the stack.",
-    "poison_message": "A message has ended the process of a consumer twice while it was handled by itself. It is held.",
+    "poison_message": "A message has ended the process of a consumer twice while it was handled by itself. It is held. "
+    "The offset of a message that was held before is `held-` and the id that `outbox_held` prints.",
     "unclean_partition": "The owner of a consumer's partition has died. Messages are handled one by one for a while.",
     "message_postponed": "A consumer's function raised NotYet. The consumer tries the message again later.",
     "batch_repeated": "A lock or a conflict ended a consumer's transaction. It tries again with fewer.",

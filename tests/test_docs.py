@@ -1,14 +1,26 @@
 """The documents agree with the code."""
 
+import ast
+import pkgutil
 import re
+from importlib import import_module
 from itertools import chain
+from pathlib import Path
 
-from outbox import __version__, checks, conf, failpoints
+import pytest
+from django.dispatch import Signal
+
+from outbox import __version__, checks, conf, exceptions, failpoints, signals
+from outbox.management import commands
 from outbox.messages.inserts import ORDER_LOCK, ORDER_SLOT
 from tests.support.databases import ROOT
 from tests.support.documents import anchors
 
 FOLDERS = ("docs", "benchmarks", "tests")
+OF_THE_SITE = {  # its drawings, and the theme in its last line
+    "https://cdn.jsdelivr.net/npm/mermaid@11.12.1/dist/mermaid.esm.min.mjs",
+    "https://github.com/pradyunsg/furo",
+}
 DOCS = sorted([*ROOT.glob("*.md"), *(path for folder in FOLDERS for path in ROOT.glob(f"{folder}/**/*.md"))])
 
 
@@ -33,6 +45,59 @@ def test_links_between_documents_lead_somewhere():
             target = (document.parent / link) if link else document
             assert target.exists(), f"{document.name}: {link}"
             assert not anchor or anchor in anchors(target), f"{document.name}: {link}#{anchor}"
+
+
+def test_external_addresses_are_listed():
+    links = {link for page in DOCS for link in re.findall(r"\](?:\(|: )(https?://[^\s)]+)", page.read_text())}
+    listed = (ROOT / "docs" / "external-addresses.txt").read_text().splitlines()
+    assert listed == sorted(set(listed))
+    assert links - {*listed} == set(), "add them to docs/external-addresses.txt, after you have read the pages"
+    assert {*listed} - links == OF_THE_SITE, "remove them from docs/external-addresses.txt"
+
+
+def test_every_page_stands_once_in_the_lists_of_the_index():
+    index = ROOT / "docs" / "index.md"
+    listed = [(index.parent / link).resolve() for link in re.findall(r"\]\((.*)\)", index.read_text())]
+    decisions = set(index.parent.glob("decisions/*.md")) - {index.parent / "decisions" / "README.md"}
+    assert sorted(listed) == sorted({*DOCS} - decisions - {index})
+
+
+def test_the_page_of_the_api_has_every_public_name():
+    text = (ROOT / "docs" / "api.md").read_text()
+    rows = re.findall(r"^\| `([\w.]+)` \| (.*?) \|", text, re.MULTILINE)
+    names = {module: set(re.findall(r"\w+", found)) for module, found in rows}
+    for module in ("outbox", "outbox.harvest", "outbox.spark", "outbox.testing"):
+        assert names[module] == {*import_module(module).__all__} - {"__version__"}, module
+    public = {name for name, value in vars(signals).items() if isinstance(value, Signal)}
+    assert names["outbox.signals"] == public
+    assert names["outbox.exceptions"] == {
+        name for name, value in vars(exceptions).items() if isinstance(value, type) and issubclass(value, Exception)
+    } - {"NotYet"}
+    public = {f"{module}.{name}" for module in names for name in names[module]} | names.keys()
+    texts = "\n".join(page.read_text() for page in DOCS)
+    used = re.findall(r"^ *from (outbox[\w.]*) import (.+)$", texts, re.MULTILINE)
+    assert {f"{module}.{name}" for module, found in used for name in found.split(", ")} <= public
+
+
+@pytest.mark.parametrize("name", [module.name for module in pkgutil.iter_modules(commands.__path__)])
+def test_the_help_of_a_command_names_its_exit_codes(name):
+    module = import_module(f"{commands.__name__}.{name}")
+    text = " ".join(module.Command().create_parser("manage.py", name).format_help().split())
+    assert {
+        code for code in exit_codes(module) if code > 2 and f" {code}: " not in text.partition("Exit codes:")[2]
+    } == set()
+
+
+def exit_codes(module):
+    """The numbers in arguments of `sys.exit`, `SystemExit` and `CommandError(returncode=)`."""
+    for call in ast.walk(ast.parse(Path(module.__file__).read_text())):
+        if isinstance(call, ast.Call) and ast.unparse(call.func) in ("sys.exit", "SystemExit", "CommandError"):
+            values = [word.value for word in call.keywords if word.arg == "returncode"]
+            for value in values if ast.unparse(call.func) == "CommandError" else call.args:
+                for node in ast.walk(value):
+                    found = vars(module).get(node.id) if isinstance(node, ast.Name) else getattr(node, "value", None)
+                    if isinstance(found, int):
+                        yield found
 
 
 def arrows_of(text):

@@ -38,17 +38,24 @@ CLOSE_TIMEOUT_S = 2.0
 
 _COMMON = {"harvester", "lane", "leader_id"}
 leader_acquired = Signal(name="leader_acquired", providing_args={*_COMMON, "epoch"})
+"""Repeats the Django signal `outbox.signals.leader_acquired`, with its arguments."""
 leader_refreshed = Signal(name="leader_refreshed", providing_args={*_COMMON, "epoch"})
+"""Repeats the Django signal `outbox.signals.leader_refreshed`, with its arguments."""
 leader_revoked = Signal(name="leader_revoked", providing_args=_COMMON)
+"""Repeats the Django signal `outbox.signals.leader_revoked`, with its arguments."""
 leader_fenced = Signal(name="leader_fenced", providing_args={*_COMMON, "reason"})
+"""Repeats the Django signal `outbox.signals.leader_fenced`, with its arguments."""
 meter_read = Signal(
     name="meter_read",
     providing_args={*_COMMON, "delivered", "interval_s", "rate", "average_rate", "in_flight"},
 )
+"""Repeats the Django signal `outbox.signals.meter_read`, with its arguments."""
 record_held = Signal(
     name="record_held", providing_args={"harvester", "lane", "record_id", "topic", "key", "attempts", "error"}
 )
+"""Repeats the Django signal `outbox.signals.record_held`, with its arguments."""
 lane_stopped = Signal(name="lane_stopped", providing_args={"harvester", "lane", "reason"})
+"""Repeats the Django signal `outbox.signals.lane_stopped`, with its arguments."""
 
 
 def _repeat(celery_signal: Any) -> Callable[..., None]:

@@ -22,9 +22,9 @@ from outbox.conf import Conf
 from outbox.core.consumers.partition import Life
 from outbox.core.consumers.shown import COUNT_MAX, FAILING, MessageCounts
 from outbox.core.consumers.values import Partition, Position
-from outbox.edges.postgres.consumers.positions import Positions
 from outbox.edges.postgres.operations import messages
 from outbox.models import ConsumerPartition
+from outbox.operations.positions import positions_of
 
 STALE_S = 30.0
 """An owner writes its rows about every 5 s."""
@@ -83,8 +83,7 @@ def read(conf: Conf, *, sees_held: bool = False) -> ConsumersPage:
 
 def _positions(conf: Conf, shown: Mapping[str, Sequence[ConsumerPartition]]) -> dict[str, dict[Partition, Position]]:
     """Also of consumers that no process has shown."""
-    connection = connections[conf.database]
-    positions = Positions(conf.table, session_timeout_s=conf.election.session_timeout_s)
+    connection, positions = connections[conf.database], positions_of(conf)
     of_shown = {
         name: positions.load(connection, name, [Partition(row.topic, row.partition) for row in rows])
         for name, rows in shown.items()

@@ -27,9 +27,9 @@ from outbox.admin.edit import Editing
 from outbox.admin.kept_base import KeptAdmin
 from outbox.admin.message_view import ShownMessage
 from outbox.admin.wording import ago
-from outbox.edges.postgres.consumers.positions import Positions
 from outbox.models import ConsumerDeadLetter, ConsumerHold
 from outbox.operations import held as operations
+from outbox.operations.positions import positions_of
 
 KEY_CHARS = 60
 UNDECIDED = "undecided"
@@ -51,8 +51,7 @@ class _Stored(admin.SimpleListFilter):
 
 def _topics() -> dict[str, set[str]]:
     settings = conf.current()
-    positions = Positions(settings.table, session_timeout_s=settings.election.session_timeout_s)
-    return positions.topics(connections[settings.database])
+    return positions_of(settings).topics(connections[settings.database])
 
 
 class HeldConsumerFilter(_Stored):

@@ -40,9 +40,12 @@ class Refusal(Exception):
 class MessageAtFault(Exception):
     """The message has made the transaction useless, with all that was done in it."""
 
-    def __init__(self, one: AssignedPartition, message: Fetched, failed: MessageFailed) -> None:
+    def __init__(
+        self, one: AssignedPartition, message: Fetched, failed: MessageFailed, row: StoredMessage | None = None
+    ) -> None:
+        """`row`: it was held."""
         super().__init__(failed.reason)
-        self.one, self.message, self.failed = one, message, failed
+        self.one, self.message, self.failed, self.row = one, message, failed, row
 
 
 class Calls:
@@ -116,7 +119,7 @@ class Calls:
                 break
             ((one, _),) = counts.items()
             message = messages[0]
-            if (failed := self._try(connection, one, message, Tries())) is None:
+            if (failed := self._try(connection, one, message)) is None:
                 batch.handled(counts)
                 failpoint("batch-begun")
                 continue
@@ -134,8 +137,8 @@ class Calls:
                 break
             if release.is_blocked(row):
                 continue
-            if (failed := one.known_of(row.message.offset)) is None:
-                failed = self._try(connection, one, row.message, row.tries)
+            if (failed := one.known_of(row.mark)) is None:
+                failed = self._try(connection, one, row.message, row)
             if failed is None:
                 release.handled(row)
             else:
@@ -161,9 +164,11 @@ class Calls:
 
     # ---- one message
 
-    def _try(self, connection: Any, one: AssignedPartition, message: Fetched, tries: Tries) -> MessageFailed | None:
-        """None: it is handled."""
-        transaction = self._transaction
+    def _try(
+        self, connection: Any, one: AssignedPartition, message: Fetched, row: StoredMessage | None = None
+    ) -> MessageFailed | None:
+        """None: it is handled. `row`: it was held."""
+        transaction, tries = self._transaction, Tries() if row is None else row.tries
         with self._watch.during("mark"):
             transaction.mark()
         try:
@@ -179,7 +184,7 @@ class Calls:
                 raise
             self.log_failed(message, tries, failed, error)
             forget_frames(error)
-            self._undo(one, message, failed)
+            self._undo(MessageAtFault(one, message, failed, row))
             return failed
         if is_new and self._assignment.message_handled():
             logger.info("consumer_goes_on consumer=%s", self._options.name)
@@ -194,11 +199,12 @@ class Calls:
         action = blame.blame(blame.BatchAttempt(1), failure)
         return action if isinstance(action, MessageFailed) else None
 
-    def _undo(self, one: AssignedPartition, message: Fetched, failed: MessageFailed) -> None:
+    def _undo(self, found: MessageAtFault) -> None:
+        """Raises it if the transaction is lost."""
         with self._watch.during("undo"):
             is_undone = self._transaction.undo()
         if not is_undone:
-            raise MessageAtFault(one, message, failed)
+            raise found
 
     # ---- what becomes of one that has failed
 

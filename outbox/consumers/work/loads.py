@@ -168,17 +168,17 @@ class Loads:
     def _log_suspicion(self, partition: Partition, suspicion: Suspicion) -> None:
         if suspicion.poison is not None:
             logger.error(
-                "poison_message consumer=%s topic=%s partition=%d offset=%d",
+                "poison_message consumer=%s topic=%s partition=%d offset=%s",
                 self._options.name,
                 *partition,
-                suspicion.poison,
+                crashes.named(suspicion.poison),
             )
         elif suspicion.is_careful:
             logger.warning(
-                "unclean_partition consumer=%s topic=%s partition=%d suspect=%r deaths=%d",
+                "unclean_partition consumer=%s topic=%s partition=%d suspect=%s deaths=%d",
                 self._options.name,
                 *partition,
-                suspicion.suspect,
+                crashes.named(suspicion.suspect),
                 suspicion.deaths,
             )
 

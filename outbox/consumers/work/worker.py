@@ -464,8 +464,8 @@ class ConsumerWorker:
     def _message_failed(
         self, batch: ConsumerBatch, action: blame.FindMessage | blame.MessageFailed, error: BaseException
     ) -> None:
-        if isinstance(error, MessageAtFault) and batch.release is not None:
-            error.one.known(error.message.offset, error.failed)
+        if isinstance(error, MessageAtFault) and error.row is not None:
+            error.one.known(error.row.mark, error.failed)
         elif isinstance(error, MessageAtFault):
             self._keep_back(error.one, error.message, error.failed)
         elif batch.release is not None:
@@ -497,7 +497,7 @@ class ConsumerWorker:
         elif batch.release is not None:
             (one,), row = batch.staying, batch.release.rows[0]
             self._calls.log_failed(row.message, row.tries, action, error)
-            one.known(row.message.offset, action)
+            one.known(row.mark, action)
 
     def _keep_back(self, one: AssignedPartition, message: Fetched, failed: blame.MessageFailed) -> None:
         """The next transaction writes its row and calls no function."""

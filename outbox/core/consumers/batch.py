@@ -292,7 +292,7 @@ class ConsumerBatch:
         if self.release is not None:
             for row in self.release.rows:
                 if row.id in self.release.changes.failed:
-                    self.everything[0].forget_known(row.message.offset)
+                    self.everything[0].forget_known(row.mark)
             self.everything[0].holds(None)  # it may be the last one
         return sum(self.counts.values())
 
@@ -322,7 +322,7 @@ class ConsumerBatch:
         if others or not one.caution.is_careful:
             return None
         if self.release is not None:
-            return (one, self.release.rows[0].message.offset) if self.release.rows else None
+            return (one, self.release.rows[0].mark) if self.release.rows else None
         return (one, self._taken[one][0].offset) if self._handled[one] else None
 
     @property

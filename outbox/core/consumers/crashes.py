@@ -17,8 +17,20 @@ transaction takes up to 50."""
 RELEASED = -1
 """In the place of an offset: held messages were tried, so one of them may have ended the process, although the position
 has moved."""
+_HELD = -1
+"""Held messages are below it: by the ids of their rows, in the place of an offset."""
 SUSPECT_MAX = 1_000
 """So many more at most, until a suspect comes."""
+
+
+def mark_of(id_: int) -> int:
+    """In the place of the offset of a held message, by the id of its row."""
+    return _HELD - id_
+
+
+def named(mark: int | None) -> str | None:
+    """For people."""
+    return f"held-{_HELD - mark}" if mark is not None and mark < _HELD else mark if mark is None else str(mark)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +42,7 @@ class PartitionOwner:
     next: int
     """The position when it took over."""
     begun: int | None = None
-    """The offset of the message that it handled alone, or last did, or `RELEASED`. Before the position: a held one."""
+    """The offset of the message that it handled alone, or `mark_of` a held one, or `RELEASED`."""
     suspect: int | None = None
     """Of the deaths before."""
     deaths: int = 0

@@ -13,6 +13,7 @@ from typing import NamedTuple, TypeVar
 
 from outbox.core import patience
 from outbox.core.consumers.blame import MessageFailed
+from outbox.core.consumers.crashes import mark_of
 from outbox.core.consumers.values import DEAD_LETTER, STOP, ConsumerOptions, Fetched, Partition
 
 FAILED, NOT_YET, POISON, WAITING = "failed", "not-yet", "poison", "waiting"
@@ -69,6 +70,11 @@ class StoredMessage(NamedTuple):
     id: int
     message: Fetched
     tries: Tries
+
+    @property
+    def mark(self) -> int:
+        """Names it where others are named by their offsets: a topic that was created again has its offset too."""
+        return mark_of(self.id)
 
 
 @dataclass(slots=True)
@@ -147,7 +153,7 @@ class Release:
         self.is_full = False
         """There may be more."""
         self.to_record: int | None = None
-        """The offset of a message that is to be recorded before it is tried."""
+        """The mark of a message that is to be recorded before it is tried."""
         self.changes = Changes()
         self._failed: set[bytes] = set()
 
@@ -157,8 +163,8 @@ class Release:
     def taken_once_recorded(self, rows: Sequence[StoredMessage], recorded: int | None) -> None:
         """It may end the process, so the first one is tried alone."""
         self.is_full = bool(rows)
-        if rows and rows[0].message.offset != recorded:
-            self.to_record = rows[0].message.offset
+        if rows and rows[0].mark != recorded:
+            self.to_record = rows[0].mark
         else:
             self.rows = rows[:1]
 

@@ -22,6 +22,10 @@ POISON_REASON = f"the process ended {DEATHS} times while it handled this message
 _EPOCH, _VALUE = attrgetter("leader_epoch"), attrgetter("value")
 
 
+KNOWN_MAX = 1_000
+"""Messages that are known to have failed. An operator may have discarded one that is never asked for again."""
+
+
 class Life(Enum):
     ASSIGNED = "assigned"
     """Its position is to be loaded."""
@@ -370,15 +374,18 @@ class AssignedPartition:
         self._careful_to = max(self._careful_to, last)
 
     def known(self, offset: int, failed: MessageFailed) -> None:
-        """The message has failed, and the transaction with it."""
+        """The message of this offset, or the held one of this mark, has failed with its transaction. One that is
+        forgotten is tried once more."""
         self._known[offset] = failed
+        if len(self._known) > KNOWN_MAX:
+            del self._known[next(offset for offset, one in self._known.items() if not one.is_poison)]
 
     def holds(self, known: bool | None) -> None:
         """Whether the table has messages of it; None: it may."""
         self.has_held = known
 
     def known_of(self, offset: int) -> MessageFailed | None:
-        """Why the message of this offset has failed, if that is known. It may be a held one, before the position."""
+        """Why the message of this offset, or the held one of this mark, has failed, if that is known."""
         return self._known.get(offset)
 
     def forget_known(self, offset: int) -> None:

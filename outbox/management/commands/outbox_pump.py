@@ -20,6 +20,10 @@ class Command(BaseCommand):
     help = "Writes load into the outbox table: transactions of 20 records whose order and completeness can be checked."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.epilog = (
+            f"Exit codes: 0: all records are written; 1: an error, which the last line names; 2: the arguments are "
+            f"wrong; {INTERRUPTED}: Ctrl-C ended the command early, and it wrote the transactions in flight."
+        )
         add = parser.add_argument
         add(
             "--keys",

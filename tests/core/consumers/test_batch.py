@@ -6,8 +6,9 @@ import pytest
 
 from outbox.core.consumers.batch import STAGE, BatchSize, BatchStep, Stage, take, take_held
 from outbox.core.consumers.blame import MessageFailed
-from outbox.core.consumers.holding import CAREFUL_MAX, FAILED, Fate
-from outbox.core.consumers.partition import AssignedPartition, Form, Life, Lives
+from outbox.core.consumers.crashes import mark_of
+from outbox.core.consumers.holding import CAREFUL_MAX, FAILED, Fate, StoredMessage, Tries
+from outbox.core.consumers.partition import KNOWN_MAX, AssignedPartition, Form, Life, Lives
 from outbox.core.consumers.values import Fetched, Partition, Position
 
 S, E = Stage, BatchStep
@@ -377,12 +378,30 @@ def test_a_message_that_is_known_to_fail_is_a_batch_without_a_call():
 
 
 def test_a_held_message_that_is_known_to_fail_does_not_stop_what_was_fetched():
+    """It may have the offset of one that was fetched, if its topic was created again."""
     one = keyed(0, (5, b"a"), (6, b"b"))
-    one.known(3, MessageFailed("no"))
+    row = StoredMessage(3, one.head(1, 0.0)[0], Tries())
+    one.known(row.mark, MessageFailed("no"))
     assert [found.offset for found in one.head(9, 0.0)] == [5, 6]
-    assert one.known_of(3) == MessageFailed("no")
-    one.forget_known(3)
-    assert one.known_of(3) is None
+    assert (one.known_of(row.mark), one.known_of(5)) == (MessageFailed("no"), None)
+    batch = take_held(one)
+    batch.locked(rows(one), XID)
+    batch.release.taken([row], is_full=False)
+    batch.release.failed(row, Fate(FAILED, 1, 0, "no", 1.0), leaves=False)
+    for step in (BatchStep.WRITTEN, BatchStep.COMMITS):
+        batch.stage.on(step)
+    batch.committed()
+    assert one.known_of(row.mark) is None
+
+
+def test_what_is_known_of_messages_is_bounded_and_poison_is_not_forgotten():
+    one = keyed(0, (5, b"a"))
+    one.known(mark_of(1), MessageFailed("no", is_poison=True))
+    for id_ in range(2, KNOWN_MAX + 10):
+        one.known(mark_of(id_), MessageFailed("no"))
+    assert [one.known_of(mark_of(id_)) is not None for id_ in (1, 2, 10, 11, KNOWN_MAX + 9)] == [
+        True, False, False, True, True,
+    ]  # fmt: skip
 
 
 def test_the_size_is_halved_and_grows_back():

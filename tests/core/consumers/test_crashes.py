@@ -2,7 +2,17 @@
 
 import pytest
 
-from outbox.core.consumers.crashes import RELEASED, SUSPECT_MAX, Caution, PartitionOwner, Suspicion, after, stopped
+from outbox.core.consumers.crashes import (
+    RELEASED,
+    SUSPECT_MAX,
+    Caution,
+    PartitionOwner,
+    Suspicion,
+    after,
+    mark_of,
+    named,
+    stopped,
+)
 
 CALM = Suspicion()
 
@@ -71,3 +81,10 @@ def test_a_suspect_that_never_comes_is_given_up():
         assert caution.is_careful
         caution.passed(offset)
     assert not caution.is_careful
+
+
+def test_a_held_message_has_a_name_that_no_offset_is():
+    assert mark_of(1) < RELEASED
+    assert [named(mark) for mark in (None, 0, 12, mark_of(1), mark_of(70))] == [None, "0", "12", "held-1", "held-70"]
+    found = owner(begun=mark_of(7), suspect=mark_of(7), deaths=1)
+    assert after(found, "me", 12) == Suspicion(True, mark_of(7), 2, poison=mark_of(7))

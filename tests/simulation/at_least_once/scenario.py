@@ -6,7 +6,6 @@ The scenario checks no promise.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -37,7 +36,8 @@ from tests.simulation.exactly_once.holds import Hold
 from tests.simulation.group import SESSION_TIMEOUT_S
 from tests.simulation.leader_topic import Topic
 from tests.simulation.planted import around
-from tests.simulation.runtime import LONG_S, SWITCHED_S, ended_with, in_thread
+from tests.simulation.runtime import LONG_S, SWITCHED_S
+from tests.simulation.seeded import run_seed
 from tests.support.settings import changed
 
 FAULTS_S = 8.0
@@ -429,24 +429,12 @@ def sized() -> Iterator[None]:
 
 
 def run(seed: int, rules: Rules = PLAIN, changed: Callable[[], AbstractContextManager[None]] = nullcontext) -> Outcome:
-    """Run one seed; a broken promise names the command that replays it. `changed`: what is planted in the product."""
-    outcome: Outcome = in_thread(lambda: _run(seed, rules, changed))
+    """`changed`: what is planted in the product."""
+    outcome: Outcome = run_seed("at_least_once", seed, _prepared(seed, rules, changed))
     return outcome
 
 
-def _run(seed: int, rules: Rules, changed: Callable[[], AbstractContextManager[None]]) -> Outcome:
-    logger = logging.getLogger("outbox")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL)
-    try:
-        with sized(), changed():
-            scenario = Scenario(seed, rules)
-            with ended_with(scenario.world):
-                return scenario.run()
-    except (Violation, AssertionError, KeyError) as error:
-        raise Violation(
-            f"{type(error).__name__}: {error}\n  at {scenario.world.now - 100:.3f} s of seed {seed}; "
-            f"replay: pytest tests/simulation/at_least_once --seed {seed}"
-        ) from error
-    finally:
-        logger.setLevel(level)
+@contextmanager
+def _prepared(seed: int, rules: Rules, changed: Callable[[], AbstractContextManager[None]]) -> Iterator[Scenario]:
+    with sized(), changed():
+        yield Scenario(seed, rules)

@@ -6,7 +6,6 @@ Threads, clock, PostgreSQL, the topic and the group are simulated below it.
 
 from __future__ import annotations
 
-import logging
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -29,7 +28,7 @@ from tests.simulation.consumers.checkers import Written
 from tests.simulation.consumers.database import Server
 from tests.simulation.consumers.process import Process
 from tests.simulation.consumers.topic import TOPIC, Log, Topic
-from tests.simulation.runtime import ended_with, in_thread
+from tests.simulation.seeded import run_seed
 
 FAULTS_S = 8.0
 DRAIN_S = 200.0
@@ -534,26 +533,12 @@ class Scenario:
 
 
 def run(seed: int, changed: Callable[[], AbstractContextManager[None]] = nullcontext) -> Outcome:
-    """Run one seed; a broken promise names the command that replays it. `changed`: what is planted in the product."""
-    outcome: Outcome = in_thread(lambda: _run(seed, changed))
+    """`changed`: what is planted in the product."""
+    outcome: Outcome = run_seed("consumers", seed, _prepared(seed, changed))
     return outcome
 
 
-def _run(seed: int, changed: Callable[[], AbstractContextManager[None]]) -> Outcome:
-    logger = logging.getLogger("outbox")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL)
-    scenario = None
-    try:
-        with sized(), changed():
-            scenario = Scenario(seed)
-            with ended_with(scenario.world):
-                return scenario.run()
-    except (Violation, AssertionError, KeyError) as error:
-        at = 0.0 if scenario is None else scenario.world.now - 100
-        raise Violation(
-            f"{type(error).__name__}: {error}\n  at {at:.3f} s of seed {seed}; "
-            f"replay: pytest tests/simulation/consumers --seed {seed}"
-        ) from error
-    finally:
-        logger.setLevel(level)
+@contextmanager
+def _prepared(seed: int, changed: Callable[[], AbstractContextManager[None]]) -> Iterator[Scenario]:
+    with sized(), changed():
+        yield Scenario(seed)

@@ -6,7 +6,6 @@ servers and the client of Kafka are simulated below it.
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -37,7 +36,8 @@ from tests.simulation.exactly_once.postgres import Postgres
 from tests.simulation.exactly_once.process import Process
 from tests.simulation.group import SESSION_TIMEOUT_S
 from tests.simulation.leader_topic import Topic
-from tests.simulation.runtime import LONG_S, SWITCHED_S, ended_with, in_thread
+from tests.simulation.runtime import LONG_S, SWITCHED_S
+from tests.simulation.seeded import run_seed
 from tests.support.settings import changed
 
 FAULTS_S = 7.0
@@ -533,25 +533,15 @@ class Scenario:
 
 
 def run(seed: int, rules: Rules = PLAIN, changed: Callable[[], AbstractContextManager[None]] = nullcontext) -> Outcome:
-    """Run one seed; a broken promise names the command that replays it. `changed`: what is planted in the product."""
-    outcome: Outcome = in_thread(lambda: _run(seed, rules, changed))
+    """`changed`: what is planted in the product."""
+    outcome: Outcome = run_seed("exactly_once", seed, _prepared(seed, rules, changed))
     return outcome
 
 
-def _run(seed: int, rules: Rules, changed: Callable[[], AbstractContextManager[None]]) -> Outcome:
+@contextmanager
+def _prepared(seed: int, rules: Rules, changed: Callable[[], AbstractContextManager[None]]) -> Iterator[Scenario]:
     from tests.simulation.exactly_once.themes import scenario_of  # which are made of what is here
 
     scenario = scenario_of(seed, rules)
-    logger = logging.getLogger("outbox")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL)
-    try:
-        with sized(scenario.sizes), changed(), ended_with(scenario.world):
-            return scenario.run()
-    except (Violation, AssertionError, KeyError) as error:
-        raise Violation(
-            f"{type(error).__name__}: {error}\n  at {scenario.world.now - 100:.3f} s of seed {seed}; "
-            f"replay: pytest tests/simulation/exactly_once --seed {seed}"
-        ) from error
-    finally:
-        logger.setLevel(level)
+    with sized(scenario.sizes), changed():
+        yield scenario

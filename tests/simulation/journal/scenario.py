@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from tests.simulation.journal.checkers import Checker
 from tests.simulation.journal.database import Database
 from tests.simulation.journal.process import Appender, Follower, KeeperProcess, Process
 from tests.simulation.journal.store import Store
-from tests.simulation.runtime import ended_with, in_thread
+from tests.simulation.seeded import run_seed
 from tests.simulation.world import World
 
 BLOCK = 8
@@ -217,26 +216,12 @@ def sized() -> Iterator[None]:
 
 
 def run(seed: int, changed: Callable[[], AbstractContextManager[None]] = nullcontext) -> Outcome:
-    """Run one seed; a broken promise names the command that replays it. `changed`: what is planted in the product."""
-    outcome: Outcome = in_thread(lambda: _run(seed, changed))
+    """`changed`: what is planted in the product."""
+    outcome: Outcome = run_seed("journal", seed, _prepared(seed, changed))
     return outcome
 
 
-def _run(seed: int, changed: Callable[[], AbstractContextManager[None]]) -> Outcome:
-    logger = logging.getLogger("outbox")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL)
-    scenario = None
-    try:
-        with sized(), changed():
-            scenario = Scenario(seed)
-            with ended_with(scenario.world):
-                return scenario.run()
-    except (Violation, AssertionError, KeyError) as error:
-        at = 0.0 if scenario is None else scenario.world.now - 100
-        raise Violation(
-            f"{type(error).__name__}: {error}\n  at {at:.3f} s of seed {seed}; "
-            f"replay: pytest tests/simulation/journal --seed {seed}"
-        ) from error
-    finally:
-        logger.setLevel(level)
+@contextmanager
+def _prepared(seed: int, changed: Callable[[], AbstractContextManager[None]]) -> Iterator[Scenario]:
+    with sized(), changed():
+        yield Scenario(seed)
