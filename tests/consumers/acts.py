@@ -10,7 +10,7 @@ from tests.consumers.conftest import wait_until
 from tests.consumers.shop import deeds
 from tests.support.topics import create_topic
 
-POINTS = [name for name in failpoints.FAILPOINTS if name.startswith("batch-")]
+POINTS = [name for name, text in failpoints.FAILPOINTS.items() if text.startswith("consumers: ")]
 _CONSUMERS = "datname = current_database() AND application_name LIKE 'outbox consumer%%'"
 
 
