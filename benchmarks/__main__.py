@@ -144,6 +144,13 @@ PARTS = {
         long=True,
         once=True,
     ),
+    "held-keys": Part(
+        "resident memory of a consumer that holds 100,000 keys",
+        lambda drains: consume.held_keys(drains, 100_000),
+        lambda drains: consume.held_keys(drains, 1_000),
+        long=True,
+        once=True,
+    ),
     "debezium": Part(
         "Debezium's outbox router on Kafka Connect",
         lambda drains: drains.debezium(100_000),

@@ -8,7 +8,6 @@ import contextlib
 import re
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from benchmarks.command import DRAIN_TIMEOUT_S, Harvest, harvesting
@@ -137,13 +136,13 @@ def outage(drains: Drains, records: int, away_s: float = _AWAY_S) -> None:
             harvest.said("lane_taken")
             database.insert(topic, Fill(RECORDS // 4))
             _wait(harvest, lambda: not database.one("SELECT EXISTS (SELECT FROM outbox)"))
-            found = {"before": _resident_mb(harvest)}
+            found = {"before": harvest.resident_mb}
             kafka.stop()
             database.insert(topic, fill)
             found["away"] = _largest_mb(harvest, away_s)
             kafka.start()
             since, seconds = _drained_after(drains, harvest, records)
-            found["after"] = _resident_mb(harvest)
+            found["after"] = harvest.resident_mb
     for name, memory in found.items():
         drains.table.row(f"Kafka unavailable, {records:,} records behind: resident memory {name}", "MB", "flat").add(
             memory
@@ -177,16 +176,10 @@ def _using(database: Any, servers: str) -> Any:
         database.empty()
 
 
-def _resident_mb(harvest: Harvest) -> float:
-    text = Path(f"/proc/{harvest.process.pid}/status").read_text()
-    found = re.search(r"VmRSS:\s+(\d+)", text)
-    return int(found[1]) / 1024 if found else float("nan")
-
-
 def _largest_mb(harvest: Harvest, seconds: float) -> float:
     give_up_at, largest = time.monotonic() + seconds, 0.0
     while time.monotonic() < give_up_at:
-        largest = max(largest, _resident_mb(harvest))
+        largest = max(largest, harvest.resident_mb)
         time.sleep(0.2)
     return largest
 

@@ -85,9 +85,17 @@ class Command:
     @property
     def memory_mb(self) -> float:
         """The largest resident memory until now."""
+        return self._status_mb("VmHWM:")
+
+    @property
+    def resident_mb(self) -> float:
+        """Now."""
+        return self._status_mb("VmRSS:")
+
+    def _status_mb(self, name: str) -> float:
         with contextlib.suppress(OSError):
             for line in Path(f"/proc/{self.process.pid}/status").read_text().splitlines():
-                if line.startswith("VmHWM:"):
+                if line.startswith(name):
                     return int(line.split()[1]) / 1024
         return float("nan")
 

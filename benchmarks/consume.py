@@ -34,6 +34,7 @@ SLOW = (1, 10, 100)
 WEB_PAUSE_S = 0.005
 SETTLE_S = 1.0
 _START_TIMEOUT_S = 60.0
+_HOLDING_TIMEOUT_S = 600.0
 _POLL_S = 0.005
 _SETTINGS = {"DJANGO_SETTINGS_MODULE": "benchmarks.shop.settings"}
 _PAYMENTS = "SELECT count(*) FROM shop_payment"
@@ -145,16 +146,16 @@ def brief(drains: Drains) -> None:
 
 
 @contextlib.contextmanager
-def _shop(drains: Drains, messages: int, seconds: float) -> Iterator[Shop]:
+def _shop(drains: Drains, messages: int, seconds: float, keys: int = 1_000) -> Iterator[Shop]:
     with TemporaryDirectory() as folder, database(drains.server, drains.servers) as place:
         environment = {**place.environment, **_SETTINGS}
         subprocess.run([*MANAGE, "migrate", "shop", "--run-syncdb", "-v0"], env=environment, check=True)
         topic = new_topic(drains.servers)
-        _produce(drains.servers, topic, messages)
+        _produce(drains.servers, topic, messages, keys)
         yield Shop(drains, place, Path(folder), topic, messages, seconds)
 
 
-def _produce(servers: str, topic: str, messages: int) -> None:
+def _produce(servers: str, topic: str, messages: int, keys: int = 1_000) -> None:
     """With keys, and with the header that a harvester adds."""
     from confluent_kafka import Producer
 
@@ -164,7 +165,7 @@ def _produce(servers: str, topic: str, messages: int) -> None:
     )  # fmt: skip
     for number in range(messages):
         headers = [("outbox-id", f"00000000-0000-0000-0000-000000000000/{number}".encode())]
-        producer.produce(topic, value(number), key=f"key-{number % 1_000}", headers=headers)
+        producer.produce(topic, value(number), key=f"key-{number % keys}", headers=headers)
         if not number % 10_000:
             producer.poll(0)
     assert producer.flush(60) == 0
@@ -235,6 +236,27 @@ def _failing(shop: Shop) -> None:
         time.sleep(2 * shop.seconds)
         held = _held(shop)
     shop.drains.table.row("function that always fails: messages held", "", "<= 25").add(held)
+
+
+def held_keys(drains: Drains, keys: int) -> None:
+    """The resident memory of a consumer that holds more and more keys. Every second message fails."""
+    first, retried_s = keys // 10, 10.0
+    messages = 2 * (keys + PARTITIONS)  # each partition ends with one that fails, or with one that does not
+    with _shop(drains, messages, 0.0, keys=messages) as shop, shop.consuming("every-other-fails") as process:
+        found = {}
+        for held in (first, keys):
+            shop.wait_for(process, lambda held=held: _held(shop) >= held, _HOLDING_TIMEOUT_S)
+            found[f"{held:,} held keys"] = process.resident_mb
+        shop.database.connection.execute("UPDATE outbox_held SET wanted = 'retry'")
+        found["while they are tried again"], give_up_at = 0.0, time.monotonic() + retried_s
+        while time.monotonic() < give_up_at:
+            found["while they are tried again"] = max(found["while they are tried again"], process.resident_mb)
+            time.sleep(0.1)
+    before = found[f"{first:,} held keys"]
+    for name, memory in found.items():
+        say(f"resident memory of a consumer, {name}: {memory:.0f} MB")
+        beside = f"{memory / before:.2f} of that with {first:,} held keys"
+        drains.table.row(f"consumer, resident memory, {name}", "MB", "flat").add(memory, beside)
 
 
 def _written(shop: Shop, name: str) -> float:

@@ -76,6 +76,12 @@ def create_not_yet(message: Any) -> None:
     create(message)
 
 
+@outbox.consumer(TOPIC, name="every-other-fails", batch=CREATE_BATCH, attempts=1)
+def every_other_fails(message: Any) -> None:
+    if message.offset % 2:
+        raise ValueError("every other message fails")
+
+
 @outbox.consumer(TOPIC, name="always-fails", batch=CREATE_BATCH)
 def always_fails(message: Any) -> None:
     raise ValueError("every message fails")
