@@ -71,7 +71,7 @@ def api_entries(text):
     """The signatures and docstrings of the names in the table of the page."""
     for module, names in re.findall(r"^\| `([\w.]+)` \| (.*?) \|", text, re.MULTILINE):
         yield f"## {module}"
-        for name in re.findall(r"\w+", names):
+        for name in re.findall(r"`(\w+)`", names):
             value = getattr(import_module(module), name)
             kind = "class" if inspect.isclass(value) else "function" if callable(value) else "data"
             options = {"class": ":members:", "function": "", "data": ":no-value:"}[kind]
