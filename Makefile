@@ -14,7 +14,7 @@ CANARIES := tests/faults/exactly_once/test_hidden_ends.py tests/harvest/exactly_
 	tests/edges/kafka/test_trouble_in_the_log.py tests/core/test_faults.py
 CLIENTS ?= '==2.16.0' '>=2.16,<3'
 
-.PHONY: help install demo check test coverage torture canaries bench docs screenshots lint format clean
+.PHONY: help install demo check test coverage torture canaries bench dist docs screenshots lint format clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -65,6 +65,11 @@ canaries: $(VENV)/.dev-installed  ## what outbox relies on in the Kafka client, 
 
 bench: $(VENV)/.dev-installed  ## measurements, printed and never asserted
 	$(BIN)/python -m outbox.devstack run $(BENCH_KAFKA) -- $(abspath $(BIN))/python -m benchmarks $(ARGS)
+
+dist: $(VENV)/.dev-installed  ## the wheel and the source archive for a release, in dist/
+	rm -rf dist
+	$(BIN)/python -m build .
+	$(BIN)/python -m twine check --strict dist/*
 
 docs: $(VENV)/.dev-installed  ## the documents as a site, in build/site; a warning is an error, and no external address is contacted
 	rm -rf build/site
