@@ -213,6 +213,9 @@ CONTROLS = {
     "test_an_open_transaction_is_waited_for",
     "purge and reset without leader guard": "tests/edges/postgres/test_marks.py::"
     "test_purge_reset_fetch_and_sweep_touch_only_rows_of_their_leader",
+    "a stage in use is swept": "tests/journal/test_keeper.py::test_a_stage_that_a_transaction_uses_stays",
+    "registers are not checked at commit": "tests/journal/test_api.py::"
+    "test_a_writer_that_was_replaced_is_refused_at_commit",
     "a takeover does not stop older marks": "tests/edges/postgres/test_marks.py::"
     "test_a_mark_under_way_has_taken_effect_or_never_will_when_the_claim_returns",
     "settlement without token": "tests/edges/postgres/test_deliveries.py::"

@@ -35,6 +35,9 @@ class Rules:
     does_skip_locked: bool = True
 
 
+PRESENT = Rules()
+
+
 class Row:
     def __init__(self, placed: Placed) -> None:
         self.placed = placed

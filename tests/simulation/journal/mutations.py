@@ -13,14 +13,17 @@ from outbox.core.journal.values import Report
 from outbox.journal import commit, staging
 from outbox.journal.keeper import Keeper
 from outbox.journal.upload import StoreThread, Upload
+from tests.simulation.journal.database import PRESENT, Rules
 from tests.simulation.journal.scenario import EVERYTHING, PLAIN, PROCESSES, STORES, THEMES, Outcome, run
 from tests.simulation.planted import PlantedBug, around
 
 
 @dataclass(frozen=True)
 class Planted(PlantedBug):
+    rules: Rules = PRESENT
+
     def run(self, seed: int) -> Outcome:
-        return run(seed, self.applied)
+        return run(seed, self.rules, self.applied)
 
 
 def _believe(sealed: Any, one: Append, store: str, report: Report) -> Any:
@@ -107,6 +110,8 @@ def _copy_blindly(has_copy: Any, one: Keeper, placed: Any, source: str, target: 
 
 
 MUTATIONS: dict[str, Planted] = {
+    "a stage in use is swept": Planted(rules=Rules(does_skip_locked=False), theme=(PROCESSES, THEMES)),
+    "registers are not checked at commit": Planted(rules=Rules(does_check=False), theme=(PLAIN, THEMES)),
     "what a store has is not compared": Planted((around(Append, "sealed", _believe),), theme=(STORES, THEMES)),
     "only the length is compared": Planted((around(Append, "sealed", _compare_lengths),), theme=(STORES, THEMES)),
     "a store that failed still counts": Planted((around(Upload, "_look", _drop_late),), theme=(STORES, THEMES)),
@@ -130,6 +135,8 @@ MUTATIONS: dict[str, Planted] = {
     ),
 }
 FOUND_BY = {
+    "a stage in use is swept": 6,
+    "registers are not checked at commit": 0,
     "what a store has is not compared": 1,
     "only the length is compared": 25,
     "a store that failed still counts": 1,

@@ -17,7 +17,7 @@ from outbox.core.journal.values import JournalState
 from outbox.journal import keeper, staging, upload
 from tests.simulation.checkers import Violation
 from tests.simulation.journal.checkers import Checker
-from tests.simulation.journal.database import Database
+from tests.simulation.journal.database import PRESENT, Database, Rules
 from tests.simulation.journal.process import Appender, Follower, KeeperProcess, Process
 from tests.simulation.journal.store import Store
 from tests.simulation.seeded import run_seed
@@ -215,13 +215,17 @@ def sized() -> Iterator[None]:
         yield
 
 
-def run(seed: int, changed: Callable[[], AbstractContextManager[None]] = nullcontext) -> Outcome:
-    """`changed`: what is planted in the product."""
-    outcome: Outcome = run_seed("journal", seed, _prepared(seed, changed))
+def run(
+    seed: int, rules: Rules = PRESENT, changed: Callable[[], AbstractContextManager[None]] = nullcontext
+) -> Outcome:
+    """`rules` are those of the server. `changed`: what is planted in the product."""
+    outcome: Outcome = run_seed("journal", seed, _prepared(seed, rules, changed))
     return outcome
 
 
 @contextmanager
-def _prepared(seed: int, changed: Callable[[], AbstractContextManager[None]]) -> Iterator[Scenario]:
+def _prepared(seed: int, rules: Rules, changed: Callable[[], AbstractContextManager[None]]) -> Iterator[Scenario]:
     with sized(), changed():
-        yield Scenario(seed)
+        scenario = Scenario(seed)
+        scenario.world.database.rules = rules
+        yield scenario
