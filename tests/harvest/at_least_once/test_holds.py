@@ -4,9 +4,9 @@ import psycopg
 import pytest
 
 from outbox import conf
+from outbox.core.at_least_once import held
 from outbox.core.at_least_once.values import RecordHeld
 from outbox.edges.postgres.holds import HoldTable
-from outbox.harvest.at_least_once import holds
 from outbox.harvest.at_least_once.statements import StatementRunner
 from outbox.operations import actions, stats
 from outbox.operations.actions import Selector
@@ -22,7 +22,7 @@ CONFIRMED = "SELECT confirmed_by FROM outbox_hold WHERE reason = 'paused'"
 
 @pytest.fixture
 def at(bench, settings, django_db_blocker, monkeypatch):
-    monkeypatch.setattr(holds, "_LOOK_S", 0.1)
+    monkeypatch.setattr(held, "_LOOK_S", 0.1)
     create_companions(bench.db)
     bench.db.execute("INSERT INTO outbox_state (lanes) VALUES (1)")
     with leading(bench.url, django_db_blocker):

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 from uuid import UUID
 
+from outbox.core.at_least_once.held import RemoveRecords
 from outbox.core.at_least_once.keys import Key
 from outbox.core.at_least_once.queues import Queues
 from outbox.core.at_least_once.scoreboard import PHASE, Phase, Scoreboard
@@ -160,11 +161,9 @@ def _send_untrusted(new_producers: Any, worker: AtLeastOnce) -> Producers:
     return made
 
 
-def _believe(
-    run: Any, held: HeldMarks, submit: Callable[..., None], table: Any, hold_actions: Any, *given: Any
-) -> None:
+def _believe(run: Any, held: HeldMarks, submit: Callable[..., None], table: Any, removal: RemoveRecords) -> None:
     """Any deletion has taken place."""
-    ids = frozenset(list(hold_actions.heads))
+    ids = frozenset(list(removal.hold_actions.heads))
 
     class Believed:
         @staticmethod
@@ -175,7 +174,7 @@ def _believe(
     def believing(name: str, job: Any, done: Any, failed: Any) -> None:
         submit(name, job, done, lambda now: done(ids, now))
 
-    run(held, believing, Believed, hold_actions, *given)
+    run(held, believing, Believed, removal)
 
 
 # ---- the election

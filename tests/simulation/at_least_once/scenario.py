@@ -18,10 +18,10 @@ from greenlet import getcurrent
 
 from outbox import failpoints
 from outbox.conf import Conf, parse
+from outbox.core.at_least_once import held
 from outbox.core.at_least_once import values as values
 from outbox.election import member
 from outbox.election import reader as election_reader
-from outbox.harvest.at_least_once import holds as at_least_once_holds
 from outbox.harvest.at_least_once import lane as at_least_once
 from outbox.harvest.at_least_once.lane import AtLeastOnce
 from outbox.harvest.at_least_once.statements import StatementRunner
@@ -418,8 +418,8 @@ def sized() -> Iterator[None]:
         patch.object(at_least_once, "_REPORTS_BESIDE_STATEMENTS_S", 0.02),
         patch.object(at_least_once, "_REPORTS_ALONE_S", 0.05),
         patch.object(at_least_once, "_PAUSE_S", 0.02),
-        patch.object(at_least_once_holds, "_AGAIN_S", 2.0),
-        patch.object(at_least_once_holds, "_LOOK_S", 0.4),
+        patch.object(held, "_AGAIN_S", 2.0),
+        patch.object(held, "_LOOK_S", 0.4),
         patch.object(*around(at_least_once, "limits", _limits)),
         patch.object(*around(AtLeastOnce, "_turn", _turn)),
         patch.object(*around(StatementRunner, "effects", _effects)),
