@@ -1,7 +1,7 @@
-"""How the worker of a lane ends, as its host asks. Pure.
+"""How the worker of a lane ends, as its host asks, and how long the host listens to it. Pure.
 
 The host sets the ending, and the lane's thread reads it again during each wait. `finish` stores the deadline before the
-state.
+state. A leadership changes under the lock of the lane's host, and any thread reads it.
 """
 
 from __future__ import annotations
@@ -90,3 +90,63 @@ class EndOfLane:
     def leaves_time(self, now: float) -> bool:
         """To settle what is in flight; an abandoned lane leaves that to its successor."""
         return self.is_awaited and not self.is_dropped and now < self._deadline
+
+
+# ---- the leadership of a lane, as its host sees it
+
+
+class Heard(Enum):
+    LEADING = "leading"
+    """What the worker says counts, and is announced."""
+    FINISHED = "finished"
+    """The worker has finished and receivers were told so. The lane is given back when they have returned."""
+    DETACHED = "detached"
+    """The lane may belong to another leadership: the worker is not heard any more."""
+    OVER = "over"
+    """So too, after the worker had finished."""
+
+
+class HostEvent(Enum):
+    FINISHED = "the worker has finished"
+    DETACHED = "the election has taken the lane away, or the process ends"
+
+
+LEADERSHIP = Transitions(
+    "leadership of a lane",
+    Heard.LEADING,
+    {
+        (Heard.LEADING, HostEvent.FINISHED): Heard.FINISHED,
+        (Heard.LEADING, HostEvent.DETACHED): Heard.DETACHED,
+        (Heard.FINISHED, HostEvent.FINISHED): Heard.FINISHED,
+        (Heard.FINISHED, HostEvent.DETACHED): Heard.OVER,
+        **{(state, event): state for state in (Heard.DETACHED, Heard.OVER) for event in HostEvent},
+    },
+)
+
+
+class Leadership:
+    def __init__(self) -> None:
+        self._region = Region(LEADERSHIP)
+
+    def finished(self) -> bool:
+        """Whether that is to be announced: it is news, and the lane is still this leadership's."""
+        is_news = self._region.state is Heard.LEADING
+        self._region.on(HostEvent.FINISHED)
+        return is_news
+
+    def detach(self) -> None:
+        self._region.on(HostEvent.DETACHED)
+
+    @property
+    def is_attached(self) -> bool:
+        """What the worker asks of the election is passed on."""
+        return self._region.state in (Heard.LEADING, Heard.FINISHED)
+
+    @property
+    def is_announced(self) -> bool:
+        """Receivers know that the worker has finished."""
+        return self._region.state in (Heard.FINISHED, Heard.OVER)
+
+    @property
+    def is_done(self) -> bool:
+        return self._region.state is not Heard.LEADING

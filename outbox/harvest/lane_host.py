@@ -10,6 +10,7 @@ from uuid import UUID
 from outbox.core.at_least_once.values import DeadlineExceeded, NotPurged, RecordHeld, RemarkRequested
 from outbox.core.contract import BatchDelivered, LaneStopped, LaneWorker, MeterRead, UncleanRelease
 from outbox.core.election.neli import LeaderAcquired, LeaderRevoked
+from outbox.core.ending import Leadership
 from outbox.harvest.metrics import Measurements
 from outbox.runtime import Runtime
 from outbox.runtime.threads import THREADS
@@ -42,8 +43,7 @@ class Host:
         self._measurements = measurements or Measurements()
         self.lane = acquired.lane
         self.leader_id: UUID = acquired.leader_id
-        self.is_announced = False  # the end was, to the receivers
-        self._detached = False
+        self._leadership = Leadership()
         self._mutex = runtime.lock("lane's host")
         self._member = member
         self._events = events
@@ -58,49 +58,53 @@ class Host:
 
     @property
     def is_done(self) -> bool:
-        return self._detached or self.is_announced
+        return self._leadership.is_done
+
+    @property
+    def is_announced(self) -> bool:
+        """The end was, to the receivers."""
+        return self._leadership.is_announced
 
     def detach(self) -> None:
         """The lane may belong to another leadership from now on."""
         with self._mutex:
-            self._detached = True
+            self._leadership.detach()
 
     def may_start(self, lane: int) -> bool:
-        return not self._detached and self._member.may_start(lane)
+        return self._leadership.is_attached and self._member.may_start(lane)
 
     def may_send(self, lane: int) -> bool:
-        return not self._detached and self._member.may_send(lane)
+        return self._leadership.is_attached and self._member.may_send(lane)
 
     def lanes_owned(self) -> int:
         return max(1, len(self._member.owned))
 
     def refresh(self, lane: int) -> None:
-        if not self._detached:
+        if self._leadership.is_attached:
             self._member.refresh(lane)
 
     def doubt(self, lane: int) -> None:
-        if not self._detached:
+        if self._leadership.is_attached:
             self._member.doubt(lane)
 
     def step_down(self, lane: int) -> None:
-        if not self._detached:
+        if self._leadership.is_attached:
             self._member.step_down(lane)
 
     def partitions_added(self) -> None:
-        if not self._detached:
+        if self._leadership.is_attached:
             self._member.partitions_added()
 
     def finished(self, lane: int) -> None:
         """The lane is given back when the receivers of leader_revoked have returned."""
         with self._mutex:
-            if self._detached or self.is_announced:
+            if not self._leadership.finished():
                 return
-            self.is_announced = True
         self._logger.info("leader_revoked lane=%d leader_id=%s", self.lane, self.leader_id)
         self._events.put(lane, LeaderRevoked(lane, self.leader_id), self._release)
 
     def _release(self) -> None:
-        if not self._detached:  # else these receivers took so long that the lane went without them
+        if self._leadership.is_attached:  # else these receivers took so long that the lane went without them
             self._member.release(self.lane)
 
     def emit(self, event: object) -> None:
@@ -122,7 +126,7 @@ class Host:
             self._events.put(self.lane, event)
 
     def fatal(self, error: BaseException) -> None:
-        if not self._detached:
+        if self._leadership.is_attached:
             self._fail(error)
 
     def _log(self, event: object) -> None:

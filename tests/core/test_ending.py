@@ -1,10 +1,10 @@
 import pytest
 
-from outbox.core.ending import ANSWER, IN_HAND, EndOfLane
+from outbox.core.ending import ANSWER, IN_HAND, LEADERSHIP, EndOfLane, Leadership
 from outbox.core.region import Transitions
 
 
-@pytest.mark.parametrize("table", [ANSWER, IN_HAND])
+@pytest.mark.parametrize("table", [ANSWER, IN_HAND, LEADERSHIP])
 def test_every_state_can_be_reached(table):
     assert table.unreachable() == set()
 
@@ -45,3 +45,26 @@ def test_of_two_requests_to_end_at_the_same_time_neither_is_lost(monkeypatch, fi
     monkeypatch.setattr(Transitions, "after", interrupted)
     ask[first]()
     assert (ending.is_awaited, ending.has_come(6), ending.leaves_time(6)) == (True, True, False)
+
+
+@pytest.mark.parametrize(
+    ("events", "is_attached", "is_announced", "is_done", "is_news"),
+    [
+        ("", True, False, False, True),
+        ("finished", True, True, True, False),
+        ("finished finished", True, True, True, False),
+        ("detached", False, False, True, False),
+        ("detached finished", False, False, True, False),
+        ("detached detached", False, False, True, False),
+        ("finished detached", False, True, True, False),
+        ("finished detached finished", False, True, True, False),
+    ],
+)
+def test_a_worker_is_heard_until_its_lane_is_taken_away_and_finishes_once(
+    events, is_attached, is_announced, is_done, is_news
+):
+    leadership = Leadership()
+    for event in events.split():
+        leadership.finished() if event == "finished" else leadership.detach()
+    assert (leadership.is_attached, leadership.is_announced, leadership.is_done) == (is_attached, is_announced, is_done)
+    assert leadership.finished() is is_news

@@ -221,7 +221,7 @@ MUTATIONS: dict[str, Planted] = {
     "trust is not asked": Planted(
         (
             around(Scoreboard, "tick", _tick_untrusted),
-            (Host, "may_send", lambda host, lane: not host._detached),
+            (Host, "may_send", lambda host, lane: host._leadership.is_attached),
         )
     ),
     "a rejected batch is asked for record by record without trust": Planted(
