@@ -199,7 +199,7 @@ class Harvester(Daemon):
         """Every wait is bounded, so that a stop ends also while PostgreSQL or Kafka are away."""
         self._sampler.stop()
         if self._member is not None:
-            self._leave(self._member, is_forced=self._forced.is_set())
+            self._leave(self._member, is_forced=self._is_forced)
         self._owned.join_workers(JOIN_TIMEOUT_S)
         self._events.close(LEAVE_TIMEOUT_S)
 

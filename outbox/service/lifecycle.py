@@ -9,22 +9,16 @@ import logging
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from enum import StrEnum
 from typing import Any, Self
 
+from outbox.core.life import DaemonLife, LifeEvent
+from outbox.core.life import State as State
 from outbox.exceptions import OutboxError
 from outbox.service.waiting import Found, until_available
 
 
 class StopOutOfTime(OutboxError):
     """What was in flight could not be finished before the process had to end."""
-
-
-class State(StrEnum):
-    CREATED = "created"
-    RUNNING = "running"
-    STOPPING = "stopping"
-    STOPPED = "stopped"
 
 
 class Daemon(ABC):
@@ -36,8 +30,8 @@ class Daemon(ABC):
         self._logger = logger
         self._fail_fast = fail_fast
         self._mutex = threading.RLock()  # `stop` is called from handlers of system signals too
-        self._state = State.CREATED
-        self._stopping, self._stopped, self._forced = threading.Event(), threading.Event(), threading.Event()
+        self._life = DaemonLife()
+        self._stopping, self._stopped = threading.Event(), threading.Event()
         self._error: BaseException | None = None
         self.waiting_for = ""
         """What it waits for before it begins its work; empty: nothing."""
@@ -47,13 +41,12 @@ class Daemon(ABC):
     def start(self) -> Self:
         """Begin, and return at once. After `stop` this does nothing."""
         with self._mutex:
-            if self._state in (State.RUNNING, State.STOPPING):
+            if not self._life.may_start:
                 raise OutboxError(
                     f"This {self._kind} is {self._state}. It can be started only once: create another one."
                 )
-            if self._state is State.STOPPED:
+            if not self._life.on(LifeEvent.START):
                 return self
-            self._state = State.RUNNING
         self._log_state(State.RUNNING)
         threading.Thread(target=self._run, name=self._thread_name, daemon=True).start()
         return self
@@ -61,14 +54,14 @@ class Daemon(ABC):
     def stop(self, *, force: bool = False) -> None:
         """Finish what is in flight and stop; with `force` drop what is in flight. Does not wait."""
         with self._mutex:
-            if self._state is State.CREATED:
-                self._state = State.STOPPED
-                self._stopped.set()
-            elif self._state is State.RUNNING:
-                self._state = State.STOPPING
-                self._log_state(State.STOPPING)
+            if self._life.on(LifeEvent.STOP):
+                if self._state is State.STOPPED:
+                    self._stopped.set()
+                else:
+                    self._log_state(self._state)
+            if force:
+                self._life.force()
         if force:
-            self._forced.set()
             self._abandon()
         self._stopping.set()
 
@@ -94,6 +87,14 @@ class Daemon(ABC):
     def state(self) -> State:
         return self._state
 
+    @property
+    def _state(self) -> State:
+        return self._life.state
+
+    @property
+    def _is_forced(self) -> bool:
+        return self._life.is_forced
+
     def fail(self, error: BaseException) -> None:
         """Stop for this error, which `wait` raises; the first one counts."""
         with self._mutex:
@@ -107,7 +108,7 @@ class Daemon(ABC):
     def _fail_unless_forced(self, error: StopOutOfTime) -> None:
         """`wait` raises it after a stop that was not forced, unless something else has failed."""
         with self._mutex:
-            if self._state is State.STOPPING and not self._forced.is_set() and self._error is None:
+            if self._life.is_late(has_failed=self._error is not None):
                 self._error = error
 
     def _until_available(self, attempt: Callable[[], Found]) -> Found | None:
@@ -154,6 +155,6 @@ class Daemon(ABC):
             self.fail(error)
         finally:
             with self._mutex:
-                self._state = State.STOPPED
+                self._life.on(LifeEvent.ENDED)
             self._log_state(State.STOPPED)
             self._stopped.set()
