@@ -36,6 +36,23 @@ class Backoff:
         self.failures = 0
 
 
+class Hope:
+    """That something comes which was never there, as brokers that are still starting. It ends when that is missing for
+    too long without a break."""
+
+    def __init__(self) -> None:
+        self._since = float("inf")
+
+    def missing(self, now: float, hope_s: float) -> bool:
+        """Whether there is none any more; `hope_s`: for how long there is."""
+        self._since = min(self._since, now)
+        return now - self._since >= hope_s
+
+    def renewed(self) -> None:
+        """Something else is in the way."""
+        self._since = float("inf")
+
+
 class CircuitState(StrEnum):
     CLOSED = "closed"
     """It works, as far as is known."""

@@ -16,6 +16,7 @@ from uuid import UUID
 
 from outbox import conf as settings
 from outbox.core.contract import WorkerFactory
+from outbox.core.election.denials import Denial, Refusals
 from outbox.edges.kafka.common.wall_clock import WallClock, nudge_all
 from outbox.election.clients import Clients
 from outbox.election.errors import denied
@@ -166,19 +167,21 @@ class Harvester(Daemon):
         self._join(partitions)
         assert self._member is not None
         self._sampler.start()
-        clock, renewed_at = WallClock(), float("-inf")
+        clock, denials = WallClock(), Refusals()
         while not self._stopping.wait(1.0):
             self._owned.forget_ended()
             if back_s := clock.set_back_s():
                 self._logger.warning("clock_set_back seconds=%.1f", back_s)
                 nudge_all()
-            if (denied_s := self._member.denied_s) >= DENIED_S:
-                if time.monotonic() - denied_s < renewed_at + DENIED_S:  # it began soon after
-                    raise denied(self.conf, 2 * DENIED_S)
+            denied_s = self._member.denied_s
+            denial = denials.judge(denied_s, time.monotonic(), DENIED_S)
+            if denial is Denial.GIVE_UP:
+                raise denied(self.conf, 2 * DENIED_S)
+            if denial is Denial.RENEW:
                 self._logger.warning("election_renewed denied_s=%.0f", denied_s)
                 self._leave(self._member, is_forced=True)
                 self._join(partitions)
-                renewed_at = time.monotonic()
+                denials.renewed(time.monotonic())
 
     def _join(self, partitions: int) -> None:
         """A member with clients of its own, which have the secrets of this moment."""

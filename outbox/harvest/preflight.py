@@ -9,6 +9,7 @@ from typing import Any
 from uuid import UUID
 
 from outbox.conf import EXACTLY_ONCE, Conf
+from outbox.core.patience import Hope
 from outbox.documents import page
 from outbox.edges.kafka.exactly_once.ledger_topic import LedgerUnreachable
 from outbox.edges.kafka.exactly_once.transaction_log import BrokersMissing, TransactionLog
@@ -62,7 +63,7 @@ class LookAtBrokers:
 
     def __init__(self, conf: Conf, *, fail_fast: bool = False) -> None:
         self._conf, self._hope_s = conf, 0.0 if fail_fast else BROKERS_S
-        self._missing_since: float | None = None
+        self._hope = Hope()
 
     def __call__(self) -> bool:
         if self._conf.delivery == EXACTLY_ONCE:
@@ -76,11 +77,8 @@ class LookAtBrokers:
 
     def _give_up(self, error: LedgerUnreachable) -> None:
         if not isinstance(error, BrokersMissing) or not error.is_hopeless:
-            self._missing_since = None
-            return
-        now = time.monotonic()
-        self._missing_since = self._missing_since if self._missing_since is not None else now
-        if now - self._missing_since >= self._hope_s:
+            self._hope.renewed()
+        elif self._hope.missing(time.monotonic(), self._hope_s):
             raise TransactionsRefused(str(error)) from error
 
 

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outbox.core.patience import Backoff, Circuit, CircuitState
+from outbox.core.patience import Backoff, Circuit, CircuitState, Hope
 
 ALWAYS_LONGEST = 1 - 2**-53
 
@@ -59,3 +59,11 @@ def test_an_outage_has_one_beginning_and_its_latest_reason():
     found.worked()
     found.failed(30.0, "c")
     assert (found.view.since, found.view.failures) == (30.0, 1), "full speed after return: pauses begin anew"
+
+
+def test_hope_ends_when_something_is_missing_for_too_long_without_a_break():
+    hope = Hope()
+    assert [hope.missing(now, 30.0) for now in (5.0, 34.9, 35.0)] == [False, False, True]
+    hope.renewed()
+    assert [hope.missing(now, 30.0) for now in (40.0, 69.0)] == [False, False]
+    assert Hope().missing(5.0, 0.0), "there is none at all"
