@@ -91,6 +91,30 @@ STAND = Transitions(
 )
 
 
+class LanePurges(Enum):
+    """What is done about batches of a lane that are committed."""
+
+    REPEATED = "repeated"
+    """Until they are purged."""
+    GIVEN_UP = "given up"
+    """One could not be purged: nothing is tried any more, and the next takeover tells what becomes of it."""
+
+
+class LanePurged(Enum):
+    TAKEN_OVER = "everything before is settled"
+    REFUSED = "a batch cannot be purged"
+
+
+LANE_PURGES = Transitions(
+    "purges of a lane",
+    LanePurges.REPEATED,
+    {
+        **{(state, LanePurged.TAKEN_OVER): LanePurges.REPEATED for state in LanePurges},
+        **{(state, LanePurged.REFUSED): LanePurges.GIVEN_UP for state in LanePurges},
+    },
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Stale:
     """The page was read for another readiness of the lane."""
@@ -123,8 +147,6 @@ class Standing:
     """The last batch committed."""
     acknowledged: int = 0
     """The last batch known to be purged."""
-    is_given_up: bool = False
-    """A batch could not be purged: nothing is tried any more, and the next takeover tells what becomes of it."""
     count: int = 0
     """The lane count with which it was taken over."""
     change: int = 0
@@ -134,6 +156,7 @@ class Standing:
     left_out: int = 0
     """How often it has left records out of a batch: what was dealt out before is looked at once more."""
     region: Region[Stand, Told] = field(default_factory=lambda: Region(STAND))
+    purges: Region[LanePurges, LanePurged] = field(default_factory=lambda: Region(LANE_PURGES))
 
     @property
     def ready(self) -> bool:
@@ -155,7 +178,7 @@ class Standing:
 
     @property
     def is_being_purged(self) -> bool:
-        return self.unpurged and not self.is_given_up
+        return self.unpurged and self.purges.state is LanePurges.REPEATED
 
     def is_outdated(self, state: StateRow) -> bool:
         """Whether the lane is to be taken over anew: it is closed, or was taken over before a change of the count, or
@@ -169,7 +192,7 @@ class Standing:
         """Taken over: `batch` was the last one committed and purged."""
         self.region.on(Told.TAKEN_OVER)
         self.submitted = self.acknowledged = batch
-        self.is_given_up = False
+        self.purges.on(LanePurged.TAKEN_OVER)
         self.session = next(_SESSIONS)
 
     def divided(self, state: StateRow, server: str) -> None:
@@ -226,7 +249,7 @@ class Standing:
 
     def stopped(self) -> None:
         """A batch cannot be purged, and nothing is tried any more."""
-        self.is_given_up = True
+        self.purges.on(LanePurged.REFUSED)
         self.recall()
 
     def judge(self, plan: Plan, purged: int, server: str) -> GoOn | AskElection | Stop | Stale | Elsewhere:

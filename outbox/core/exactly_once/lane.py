@@ -107,6 +107,21 @@ DECISION = Transitions(
 )
 
 
+class Parts(Enum):
+    """Of the worker: what it takes lanes over and sends with."""
+
+    MISSING = "missing"
+    """Then it has nothing that is to be settled."""
+    MADE = "made"
+
+
+class PartsEvent(Enum):
+    MADE = "all of them are made"
+
+
+PARTS = Transitions("parts of a worker", Parts.MISSING, {(Parts.MISSING, PartsEvent.MADE): Parts.MADE})
+
+
 # ---- what follows a takeover that did not succeed, or an order of the rounds
 
 
@@ -162,12 +177,19 @@ class Lane:
     """What the worker of a lane does. Owned by its thread; `phase` and `has_ended` are for any."""
 
     def __init__(self) -> None:
-        self._activity, self._decision = Region(ACTIVITY), Region(DECISION)
+        self._parts, self._activity, self._decision = Region(PARTS), Region(ACTIVITY), Region(DECISION)
         self.stopped_for = ""
         """The question for which an operator's decision is awaited, or was at last."""
 
     def on(self, event: Did) -> None:
         self._activity.on(event)
+
+    def made(self) -> None:
+        self._parts.on(PartsEvent.MADE)
+
+    @property
+    def is_made(self) -> bool:
+        return self._parts.state is Parts.MADE
 
     def stopped(self, text: str) -> bool:
         """Whether that is news."""

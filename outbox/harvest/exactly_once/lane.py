@@ -115,7 +115,6 @@ class ExactlyOnce:
         self._runtime = runtime
         self._find_rounds = rounds
         self._rounds: Rounds | None = None
-        self._is_made = False  # all of its parts are
         self._mailbox: Queue[Any] = runtime.queue()
         holds = Holds(
             lane,
@@ -193,7 +192,7 @@ class ExactlyOnce:
             self._lane_count = LaneCount(self._conf, *parts)
             self._transactions = self._transactions_on(self._rounds)
             self._crashes = CrashWatch(self._state, self._rounds, self._may_go_on, self._host.may_start)
-            self._is_made = True
+            self._machine.made()
             while not self._ending.is_asked_for:
                 self._turn(self._rounds)
         except BaseException as error:
@@ -475,7 +474,7 @@ class ExactlyOnce:
     def _close(self) -> None:
         rounds = self._rounds
         if rounds is not None:
-            rounds.leave(self._state, is_settled=not self._is_made or self._settled(rounds))
+            rounds.leave(self._state, is_settled=not self._machine.is_made or self._settled(rounds))
         self._machine.on(Did.END)
         self._log_end()
         if self._ending.is_awaited:

@@ -4,6 +4,7 @@ from outbox.core.exactly_once.decisions import AskElection, Closed, Idle, Stop, 
 from outbox.core.exactly_once.lane import (
     ACTIVITY,
     DECISION,
+    PARTS,
     PHASES,
     Activity,
     AskHost,
@@ -94,7 +95,7 @@ def test_a_question_to_an_operator_is_news_once_until_the_lane_is_taken_over():
     assert machine.stopped("another question")
 
 
-@pytest.mark.parametrize("table", [ACTIVITY, DECISION])
+@pytest.mark.parametrize("table", [ACTIVITY, DECISION, PARTS])
 def test_every_state_can_be_reached(table):
     assert table.unreachable() == set()
 
@@ -115,3 +116,10 @@ def test_every_state_can_be_reached(table):
 def test_what_follows_a_takeover_that_did_not_succeed_or_an_order(found, expected):
     assert what_follows(found) == expected
     assert TryAgain().pause_s == 0.0
+
+
+def test_a_worker_whose_parts_are_missing_has_nothing_to_settle():
+    machine = lane()
+    assert not machine.is_made
+    machine.made()
+    assert machine.is_made

@@ -25,7 +25,7 @@ def test_it_leaves_what_was_sent_unsettled(end, told):
     )
     lane._transactions = SimpleNamespace(is_in_doubt=False, drop=lambda: None)
     lane._crashes = SimpleNamespace(leave=lambda may_wait: None)
-    lane._is_made = True
+    lane._machine.made()
     lane._state.begin(1)
     lane._state.submitted = 2
     lane._state.stopped()
