@@ -65,19 +65,24 @@ class Requests:
 class MarkPace:
     """The pause before the next mark: none after a full one, a growing one while nothing is found."""
 
-    __slots__ = ("_limit", "_limits", "_pause_s")
+    __slots__ = ("_excludes", "_limit", "_limits", "_pause_s")
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
-        self._limit = 0
+        self._limit, self._excludes = 0, False
         self.quicken()
 
     def quicken(self) -> None:
         self._pause_s = self._limits.mark_backoff_min_s
 
-    def begins(self, limit: int) -> None:
-        """A mark of at most so many rows."""
-        self._limit = limit
+    def begins(self, limit: int, *, excludes: bool) -> None:
+        """A mark of at most so many rows. `excludes`: it leaves out the rows of some keys."""
+        self._limit, self._excludes = limit, excludes
+
+    def has_seen_all(self, found: int, *, left_out: bool) -> bool:
+        """Whether a mark that found so many shows that there are no other rows. A short one shows less: one ends early
+        when its values are large."""
+        return not (found or left_out or self._excludes)
 
     def pause_s(self, found: int, lanes: int) -> float:
         """After a mark that found so many. The lanes of one process share what idle marks may cost."""

@@ -139,7 +139,6 @@ class Scoreboard:
         self._requests = Requests(limits, now)
         self._pace = MarkPace(limits)
         self._lanes = 1
-        self._excludes = False  # the mark that is under way
         self._check_at = now
         self._deadline = _NEVER  # of draining or finishing
         self._reason = ""
@@ -245,9 +244,7 @@ class Scoreboard:
         take = self._take_once if self._window.remembers else self._queues.take
         kept = [row.id for row in sorted(rows, key=_by_id) if take(row, now)]
         self._queues.large.add({id_: large[id_] for id_ in kept if id_ in large} if large else {})
-        if not (rows or left_out or self._excludes):
-            # Every row there was has been seen under this leader id. A short mark shows less: one ends early when its
-            # values are large.
+        if self._pace.has_seen_all(len(rows), left_out=left_out):  # under this leader id
             self._window.forget_delivered()
 
     def _take_once(self, row: Record, now: float) -> bool:
@@ -518,8 +515,7 @@ class Scoreboard:
         exclude: tuple[tuple[str, str], ...] = ()
         if self._queues.deferred >= self._limits.deferred_max:
             exclude = tuple(name for name in self._queues.names_that_defer() if isinstance(name, tuple))
-        self._pace.begins(limit)
-        self._excludes = bool(exclude)
+        self._pace.begins(limit, excludes=bool(exclude))
         effects.append(Mark(mark.begin(), self._leader_id, limit, exclude))
 
     def _drain(self, effects: list[Effect], now: float) -> None:

@@ -86,6 +86,30 @@ RECORD: Transitions[HoldState, HoldEvent] = Transitions(
 _BLOCKING = (HoldState.WAITING, HoldState.LEAVING, HoldState.UNDER_WAY, HoldState.OVER)
 
 
+class TrialBy(Enum):
+    """Why the next attempt is made."""
+
+    TIME = "time"
+    """Its time comes by itself."""
+    OPERATOR = "operator"
+    """An operator wants it."""
+
+
+class TrialEvent(Enum):
+    WANTED = "an operator wants an attempt"
+    REJECTED = "the record is rejected once more"
+
+
+TRIAL = Transitions(
+    "next attempt of a held record",
+    TrialBy.TIME,
+    {
+        **{(state, TrialEvent.WANTED): TrialBy.OPERATOR for state in TrialBy},
+        **{(state, TrialEvent.REJECTED): TrialBy.TIME for state in TrialBy},
+    },
+)
+
+
 @dataclass(slots=True)
 class Pause:
     """Of a key, a record without key, a topic or a lane."""
@@ -107,12 +131,16 @@ class BookedHold:
     state: HoldState = HoldState.WAITING
     fate: str = ""
     """Why the record becomes a dead letter, or DISCARD; empty: it does not leave."""
-    is_wanted: bool = False
-    """An operator has it tried."""
+    trial: TrialBy = TRIAL.first
 
     @property
     def head(self) -> int:
         return self.row.head
+
+    @property
+    def is_wanted(self) -> bool:
+        """An operator has it tried."""
+        return self.trial is TrialBy.OPERATOR
 
     @property
     def is_known(self) -> bool:
@@ -126,7 +154,8 @@ class BookedHold:
         self.state = RECORD.after(self.state, event)
 
     def refused_again(self, row: HoldRow, lowest: float, retry_at: float) -> None:
-        self.row, self.lowest, self.retry_at, self.is_wanted = row, lowest, retry_at, False
+        self.row, self.lowest, self.retry_at = row, lowest, retry_at
+        self.trial = TRIAL.after(self.trial, TrialEvent.REJECTED)
 
     def shown(self, row: HoldRow) -> None:
         """The table has the hold so. It may have been read before the last rejection was written."""
@@ -137,7 +166,7 @@ class BookedHold:
 
     def want(self, now: float) -> None:
         """An operator does, at once."""
-        self.retry_at, self.is_wanted = now, True
+        self.retry_at, self.trial = now, TRIAL.after(self.trial, TrialEvent.WANTED)
 
     def decide(self, fate: str) -> None:
         self.fate = fate

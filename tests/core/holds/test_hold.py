@@ -4,7 +4,7 @@ from itertools import product
 
 import pytest
 
-from outbox.core.holds.hold import RECORD, BookedHold, HoldEvent, HoldState, Register
+from outbox.core.holds.hold import RECORD, TRIAL, BookedHold, HoldEvent, HoldState, Register
 from outbox.core.holds.removals import PAUSE, Promise, Said
 from outbox.core.holds.values import rejected
 from outbox.core.region import UnexpectedEvent
@@ -107,3 +107,15 @@ def test_holds_leave_in_the_order_of_their_turn_and_again_after_all_others():
     assert [*register.of(HoldState.LEAVING)] == ["a", "c"]
     register.on("b", HoldEvent.NOT_DONE)
     assert [*register.of(HoldState.LEAVING)] == ["a", "c", "b"]
+
+
+def test_an_attempt_is_an_operators_until_it_is_rejected():
+    hold = BookedHold(rejected(1, "t", "a", 1, "error", 0.5), 1, 10.0)
+    found = [hold.is_wanted]
+    hold.want(3.0)
+    found.append(hold.is_wanted)
+    assert hold.retry_at == 3.0
+    hold.want(4.0)
+    hold.refused_again(hold.row, 1, 20.0)
+    assert [*found, hold.is_wanted] == [False, True, False]
+    assert not TRIAL.unreachable()
