@@ -7,7 +7,7 @@ operator that a record is left alone. Until the action is done, the key stays he
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from outbox.core.at_least_once.values import RecordHeld
@@ -40,6 +40,16 @@ _LONG_KEY = LONG_KEY // 4  # characters; shorter ones are called by themselves
 
 def _never(topic: str) -> int:
     return 0
+
+
+def held_as_a_whole(books: Mapping[int, Holds], lanes: Collection[int]) -> tuple[frozenset[str], frozenset[int]]:
+    """What a read for these lanes may leave to the server: the topics that every lane holds, and the lanes that are
+    paused. Nothing, if the holds of a lane are not known here."""
+    held = {lane: books[lane] for lane in lanes if lane in books}
+    if len(held) < len(lanes) or not any(held.values()):
+        return frozenset(), frozenset()
+    topics = set.intersection(*(holds.topics for holds in held.values()))
+    return frozenset(topics), frozenset(lane for lane, holds in held.items() if holds.is_paused)
 
 
 class Holds:

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from outbox.core.holds.book import Holds
+from outbox.core.holds.book import Holds, held_as_a_whole
 from outbox.core.holds.values import HoldRow
 
 
@@ -348,3 +348,25 @@ def test_of_each_key_the_first_record_is_held_and_every_one_without_key():
     rows = [row_of(1, "a"), row_of(2, "b"), row_of(3, "a"), row_of(4, ""), row_of(5, ""), row_of(6, "b")]
     assert [row[0] for row in Holds().first_of_each_key(rows)] == [1, 2, 4, 5]
     assert [row[0] for row in Holds(keep_empty_key=True).first_of_each_key(rows)] == [1, 2, 4]
+
+
+def paused(lane, *topics, is_lane=False):
+    holds = Holds(lane)
+    rows = [HoldRow(n, topic, None, reason="paused") for n, topic in enumerate(topics, 1)]
+    holds.load(rows + [HoldRow(9, "", None, lane=lane, of_lane=lane, reason="paused")] * is_lane, 0.0)
+    return holds
+
+
+@pytest.mark.parametrize(
+    ("books", "expected"),
+    [
+        ({0: paused(0, "t", "u"), 1: paused(1, "u", "v")}, ({"u"}, set())),
+        ({0: paused(0, "t"), 1: paused(1)}, (set(), set())),
+        ({0: paused(0, "t")}, (set(), set())),
+        ({0: paused(0, "t"), 2: paused(2, "t")}, (set(), set())),
+        ({0: paused(0), 1: paused(1)}, (set(), set())),
+        ({0: paused(0, "t", is_lane=True), 1: paused(1, "t")}, ({"t"}, {0})),
+    ],
+)
+def test_a_read_leaves_out_what_every_lane_holds_and_lanes_that_are_paused(books, expected):
+    assert held_as_a_whole(books, [0, 1]) == expected

@@ -19,9 +19,9 @@ from outbox.core.exactly_once.lane import Doubt, Retake
 from outbox.core.exactly_once.looks import HoldsLook
 from outbox.core.exactly_once.pages import IdlePause, PageSizes
 from outbox.core.exactly_once.round import Reads, Round
-from outbox.core.holds.book import Holds
+from outbox.core.holds.book import Holds, held_as_a_whole
 from outbox.core.holds.values import HoldActions
-from outbox.edges.postgres.exactly_once.reader import NOTHING, LeftOut
+from outbox.edges.postgres.exactly_once.reader import LeftOut
 from outbox.edges.postgres.exactly_once.sweeper import Found
 from outbox.harvest.exactly_once.ports import Servers
 from outbox.harvest.exactly_once.rounds.database import PurgeSession
@@ -111,11 +111,8 @@ class Lanes:
         return lane is None or not lane.ready or lane.holds.is_held(row)
 
     def held_as_a_whole(self, plan: Plan) -> LeftOut:
-        held = {number: self.known[number].holds for number in plan.lanes if number in self.known}
-        if len(held) < len(plan.lanes) or not any(held.values()):
-            return NOTHING
-        topics = frozenset(set.intersection(*(holds.topics for holds in held.values())))
-        return LeftOut(topics, frozenset(number for number, holds in held.items() if holds.is_paused))
+        books = {number: self.known[number].holds for number in plan.lanes if number in self.known}
+        return LeftOut(*held_as_a_whole(books, plan.lanes))
 
     def purged(self, ticket: Ticket) -> None:
         """In the thread of the purges; takes `changed` itself."""
