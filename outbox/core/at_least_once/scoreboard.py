@@ -59,6 +59,7 @@ from outbox.core.at_least_once.queues import Queues
 from outbox.core.at_least_once.rejections import Rejections
 from outbox.core.at_least_once.requests import MarkPace, Requests
 from outbox.core.at_least_once.values import (
+    ROWS_TAKEN,
     DeadlineExceeded,
     DropProducers,
     Effect,
@@ -274,7 +275,7 @@ class Scoreboard:
         if not self._requests.fetch.settle(ticket):
             return
         if self._queues.fetched({row.id: row for row in rows}, frozenset(left), large, now):
-            self.remark("rows-taken", now)
+            self.remark(ROWS_TAKEN, now)
 
     def fetch_failed(self, ticket: int, now: float) -> None:
         if self._requests.fetch.settle(ticket):
@@ -293,7 +294,7 @@ class Scoreboard:
         if len(ids) < len(batch) and not is_repeated:
             deleted = dict.fromkeys(ids)
             self._events.append(NotPurged(tuple(i for i in batch if i not in deleted)))
-            self.remark("rows-taken", now)
+            self.remark(ROWS_TAKEN, now)
 
     def purge_failed(self, ticket: int, now: float) -> None:
         """Outcome unknown: the same batch again. Its guard makes that harmless."""

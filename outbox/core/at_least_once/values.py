@@ -146,9 +146,18 @@ class Finished:
 # ---- events: to be logged, counted, announced
 
 
+ROWS_TAKEN = "rows-taken"
+"""Rows are gone that were marked here: another owner may be at work, or somebody deletes records."""
+
+
 @dataclass(frozen=True, slots=True)
 class RemarkRequested:
     reason: str
+
+    @property
+    def asks_election(self) -> bool:
+        """Whether the lane is still this process's."""
+        return self.reason == ROWS_TAKEN
 
 
 @dataclass(frozen=True, slots=True)

@@ -310,7 +310,7 @@ class AtLeastOnce:
         self._host.emit(event)
         if isinstance(event, values.RecordHeld):
             self._held.refused(event, self._clock())
-        if isinstance(event, values.RemarkRequested) and event.reason == "rows-taken":
+        if isinstance(event, values.RemarkRequested) and event.asks_election:
             self._host.doubt(self._lane)
 
     def _read_meter(self, now: float) -> None:

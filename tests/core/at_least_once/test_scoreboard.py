@@ -663,3 +663,17 @@ def test_a_long_key_is_remembered_by_a_digest() -> None:
     [held] = bench.tick(RecordHeld)
     assert isinstance(held.name, tuple)
     assert len(held.name[1]) == 32
+
+
+@pytest.mark.parametrize(
+    ("reason", "asks"),
+    [
+        ("rows-taken", True),
+        ("mark-failed", False),
+        ("stray-rows", False),
+        ("delivery-deadline", False),
+        ("holds", False),
+    ],
+)
+def test_the_election_is_asked_when_rows_are_gone_that_were_marked_here(reason, asks):
+    assert RemarkRequested(reason).asks_election is asks
