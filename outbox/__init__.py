@@ -14,14 +14,18 @@ if TYPE_CHECKING:
     from outbox.api import stash as stash
     from outbox.api import stash_many as stash_many
     from outbox.consumers.registry import consumer as consumer
+    from outbox.core.graphs.outputs import Output as Output
     from outbox.exceptions import NotYet as NotYet
+    from outbox.graphs.registry import Graph as Graph
     from outbox.messages.consumed import identity as identity
 
 __version__ = "0.1.0"
 
 _HOMES = {
+    "Graph": "outbox.graphs.registry",
     "Message": "outbox.api",
     "NotYet": "outbox.exceptions",
+    "Output": "outbox.core.graphs.outputs",
     "consumer": "outbox.consumers.registry",
     "correlation": "outbox.api",
     "identity": "outbox.messages.consumed",
@@ -29,7 +33,19 @@ _HOMES = {
     "stash_many": "outbox.api",
 }
 
-__all__ = ["Message", "NotYet", "__version__", "consumer", "correlation", "identity", "journal", "stash", "stash_many"]
+__all__ = [
+    "Graph",
+    "Message",
+    "NotYet",
+    "Output",
+    "__version__",
+    "consumer",
+    "correlation",
+    "identity",
+    "journal",
+    "stash",
+    "stash_many",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -168,6 +168,11 @@ EVENTS: Mapping[str, str] = {
         "A processor has inputs that it had not before. It begins them as `start` says, and the others keep "
         "their place."
     ),
+    "graph_started": "A process begins to run the processors of a graph.",
+    "graph_stopping": "A process that runs a graph was asked to stop. It finishes the batches under way.",
+    "graph_stopped": "A process that runs a graph has stopped.",
+    "graph_failed": "An error has stopped a process that runs a graph. The reason names it.",
+    "graph_left_behind": "A stop has ended the process before a processor's function returned or Kafka answered.",
     "graph_lane_placed": (
         "A lane of a graph was taken over. Older owners are fenced, and the lane continues at these positions."
     ),

@@ -100,7 +100,8 @@ class GraphAssignment:
                 for topic, at in (worker.order() or {}).items():
                     start[Partition(topic, number)] = at
             self._reading.update(start)
-            self._paused.difference_update(start)
+            if start:
+                self._paused.clear()  # the client reads all of them again
             full = {
                 Partition(topic, number)
                 for number, worker in self._workers.items()

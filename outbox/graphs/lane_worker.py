@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from outbox.core.exactly_once import blame
 from outbox.core.graphs import positions as decisions
@@ -32,9 +33,9 @@ from outbox.edges.kafka.exactly_once.transactional import (
 )
 from outbox.exceptions import NotAvailable
 from outbox.failpoints import failpoint
-from outbox.graphs.ports import LaneGroupPort, LaneKafkaPort, StepsPort
+from outbox.graphs.ports import LaneKafkaPort, StepsPort
 from outbox.graphs.transactions import LaneTransactions, OutputsDenied
-from outbox.runtime import Condition, Runtime, Thread
+from outbox.runtime import Condition, Lock, Runtime, Thread
 
 logger = logging.getLogger("outbox.graphs")
 
@@ -64,16 +65,19 @@ class GraphLaneWorker:
         maker: OutputMaker,
         steps: StepsPort,
         kafka: LaneKafkaPort,
-        group: LaneGroupPort,
+        member: Any,
         changed: Condition,
+        careful_turn: Lock,
         *,
         runtime: Runtime,
         fail: Callable[[BaseException], None],
     ) -> None:
-        """`changed` guards the lane: other threads give it messages and end it."""
+        """`member`: what this process says of itself as a member of the group, as of the assignment of this lane; Kafka
+        refuses it later. `changed` guards the lane: other threads give it messages and end it."""
         self.partition, self.lane = partition, GraphLane(processor)
         self._processor, self._options, self._maker, self._steps = processor, options, maker, steps
-        self._kafka, self._group, self._changed = kafka, group, changed
+        self._kafka, self._changed, self._careful_turn = kafka, changed, careful_turn
+        self._member = member
         self._runtime, self._fail = runtime, fail
         self._owner = owner_of(options.graph, processor.name)
         self._name = f"{self._owner}.{partition}"
@@ -193,6 +197,8 @@ class GraphLaneWorker:
         entry = self._kafka.entry(self.partition, give_up_at)
         begun = self._kafka.begun(self.partition, give_up_at)
         states = self._kafka.inputs(self.partition)
+        if self._kafka.entry(self.partition, give_up_at) != entry:
+            raise NotAvailable("Another owner has committed meanwhile: this process may have lost the lane.")
         self._transactions.knows({topic: state.topic_id for topic, state in states.items()})
         found = decisions.begin(self._processor, self.partition, entry, states)
         if isinstance(found, StopLane):
@@ -200,7 +206,7 @@ class GraphLaneWorker:
         if found.new:
             if entry is not None:
                 logger.warning("topology_changed lane=%s new=%r", self._name, ", ".join(found.new))
-            self._transactions.place(found.positions, self._group.metadata())
+            self._transactions.place(found.positions, self._member)
         with self._changed:
             if not self.lane.placed(found.positions, begun):
                 self.read_from = dict(found.positions)
@@ -228,18 +234,26 @@ class GraphLaneWorker:
 
         if self._renews():
             return True
+        is_careful = self.lane.is_careful
+        # One lane of the process at a time: whose step ends the process must not make another one's a suspect.
+        if is_careful and not self._careful_turn.acquire(timeout=WAKE_S):
+            return True
         with self._changed:
             batch = self.lane.next_batch(self._runtime.monotonic())
             begun = self.lane.begun(batch) if batch is not None else None
-        if batch is None:
-            return False
         failure: BaseException | None = None
         try:
-            self._do(batch, begun)
+            if batch is not None:
+                self._do(batch, begun)
         except (
             NotDelivered, BatchDropped, ReportsMissing, OutputsDenied, KafkaException, SystemError,
         ) as error:  # fmt: skip
             failure = let_go(error)  # it ends here: the client is to be asked what has happened
+        finally:
+            if is_careful:
+                self._careful_turn.release()
+        if batch is None:
+            return False
         if failure is not None:
             self._give_up(batch, failure)
         else:
@@ -247,7 +261,6 @@ class GraphLaneWorker:
         return True
 
     def _do(self, batch: StepBatch, begun: Begun | None) -> None:
-        group = self._group.metadata()
         give_up_at = self._runtime.monotonic() + 0.6 * self._options.transaction_timeout_s
         self._transactions.begins()
         if begun is not None:
@@ -261,7 +274,7 @@ class GraphLaneWorker:
                 if not batch.steps:
                     return
             else:
-                self._transactions.act(act, batch, group, give_up_at)
+                self._transactions.act(act, batch, self._member, give_up_at)
             batch.did(act)
             if act is BatchAct.COMMIT:
                 with self._changed:
@@ -295,18 +308,21 @@ class GraphLaneWorker:
                 if self._fails(batch, at, step, hash_, known, is_final=True):
                     return
                 continue
-            if self._steps.mismatch(step):
-                with self._changed:
-                    self.lane.stop_before(batch, at, StepFailure("outbox.PairMismatch", mismatch(step)))
-                return
             error: BaseException | None = None
+            is_pair = True
             attempt = batch.attempt if at == 0 else 1
             try:
-                batch.wrote(at, self._maker.outputs(step, hash_, self._steps.call(step, hash_, attempt)))
+                is_pair = not self._steps.mismatch(step)
+                if is_pair:
+                    batch.wrote(at, self._maker.outputs(step, hash_, self._steps.call(step, hash_, attempt)))
             except _NEVER_HANDLED:
                 raise
             except Exception as raised:
                 error = raised
+            if not is_pair:
+                with self._changed:
+                    self.lane.stop_before(batch, at, StepFailure("outbox.PairMismatch", mismatch(step)))
+                return
             if error is not None and self._fails(
                 batch, at, step, hash_, failure_of(error), is_final=isinstance(error, InvalidOutput)
             ):

@@ -22,15 +22,17 @@ class LaneGroupPort(Protocol):
 
     def poll(self, timeout_s: float, count: int) -> Polled: ...
 
-    def start(self, positions: Mapping[Partition, int]) -> None:
-        """Read assigned partitions from these positions on, also if they are read already."""
+    def read_from(self, positions: Mapping[Partition, int]) -> None:
+        """Assigned partitions, also if they are read already. Partitions that were paused are read again, all of
+        them."""
 
     def pause(self, partitions: Sequence[Partition]) -> None: ...
 
     def resume(self, partitions: Sequence[Partition]) -> None: ...
 
+    @property
     def metadata(self) -> Any:
-        """What the member says of itself in a transaction. Any thread may ask."""
+        """What the member says of itself in transactions, since the last assignment. Any thread may ask."""
 
     def close(self) -> None: ...
 
@@ -76,6 +78,8 @@ class LaneKafkaPort(Protocol):
 
     def size_limits(self, topics: Iterable[str]) -> Mapping[str, int]:
         """How many bytes these take at a time, as far as that is known."""
+
+    def close(self) -> None: ...
 
     def missing(self, topics: Iterable[str]) -> Mapping[str, str]:
         """Those that the brokers do not have, with what they say."""

@@ -12,7 +12,7 @@ from outbox.core.graphs.values import Processor, owner_of
 from outbox.graphs.assignment import GraphAssignment
 from outbox.graphs.lane_worker import GraphLaneWorker, LaneOptions
 from outbox.graphs.ports import LaneGroupPort, LaneKafkaPort, StepsPort
-from outbox.runtime import Runtime
+from outbox.runtime import Lock, Runtime
 from outbox.runtime.threads import THREADS
 
 logger = logging.getLogger("outbox.graphs")
@@ -37,18 +37,30 @@ class Processing:
         maker: OutputMaker,
         steps: StepsPort,
         connect: ConnectLanes,
+        careful_turn: Lock,
         *,
         fail: Callable[[BaseException], None],
         runtime: Runtime = THREADS,
     ) -> None:
+        """`careful_turn` is one for all processors of the process."""
         self.processor, self._fail = processor, fail
         self._group = connect.group()
-        kafka = connect.kafka()
+        self._kafka = kafka = connect.kafka()
         changed = runtime.condition("graph")
 
         def worker(partition: int) -> GraphLaneWorker:
             return GraphLaneWorker(
-                processor, partition, options, maker, steps, kafka, self._group, changed, runtime=runtime, fail=fail
+                processor,
+                partition,
+                options,
+                maker,
+                steps,
+                kafka,
+                self._group.metadata,
+                changed,
+                careful_turn,
+                runtime=runtime,
+                fail=fail,
             )
 
         self._assignment = GraphAssignment(processor, changed, worker)
@@ -93,6 +105,8 @@ class Processing:
             self._group.close()
         except BaseException as error:
             self._fail(error)
+        finally:
+            self._kafka.close()
 
     def _turn(self) -> None:
         polled = self._group.poll(POLL_S, POLL_MAX)
@@ -105,7 +119,7 @@ class Processing:
             self._failing = ""
         orders = self._assignment.orders()
         if orders.start:
-            self._group.start(orders.start)
+            self._group.read_from(orders.start)
         if orders.pause:
             self._group.pause(orders.pause)
         if orders.resume:

@@ -20,7 +20,7 @@ from outbox.core.graphs.values import Processor, Strategy
 from outbox.core.region import Region
 from outbox.edges.kafka.exactly_once.failures import BatchDropped, NotDelivered, failure_of, reporter
 from outbox.edges.kafka.exactly_once.transactional import TransactionalProducer, initialised
-from outbox.exceptions import OutboxError
+from outbox.exceptions import NotAvailable, OutboxError
 from outbox.failpoints import failpoint
 from outbox.graphs.ports import LaneKafkaPort, PlainPort
 from outbox.runtime import Runtime
@@ -137,7 +137,10 @@ class LaneTransactions:
         new = {output.topic for output in batch.outputs} - self._known_topics
         if not new:
             return
-        missing = self._kafka.missing(new)
+        try:
+            missing = self._kafka.missing(new)
+        except NotAvailable as error:
+            raise OutputsDenied(str(error)) from None
         self._known_topics |= new - missing.keys()
         if missing:
             topic, text = next(iter(sorted(missing.items())))

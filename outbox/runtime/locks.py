@@ -39,6 +39,7 @@ THREADS = {
     "outbox-purge-N": "at-least-once: purges records of lane N; owns a connection",
     "outbox-consumers": "starts consumers and ends them",
     "outbox-member-N": "consumers: polls the group of consumer N, hands messages to workers, ends a process that hangs",
+    "outbox-graph": "starts the processors of a graph and ends them",
     "outbox-graph-member-N": "graphs: polls the group of processor N, hands messages to lanes",
     "outbox-graph-lane-N": "graphs: a lane of processor N: calls its function; owns the lane's producer",
     "outbox-consumer-N-N": "consumers: a worker: calls the function of consumer N; owns a Django connection",

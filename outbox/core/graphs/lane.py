@@ -143,6 +143,11 @@ class GraphLane:
         return StepBatch(self.processor.strategy, taken, self._positions, self._head.attempts + 1, self._number)
 
     @property
+    def is_careful(self) -> bool:
+        """Whether the next step is recorded alone: it may be what has ended the process before."""
+        return self._careful > 0
+
+    @property
     def is_searching(self) -> bool:
         """Whether steps are told apart."""
         return self._search.is_searching or bool(self._alone)

@@ -193,6 +193,9 @@ class LaneKafka:
     def offsets(self, partition: int, positions: Mapping[str, int]) -> Sequence[Any]:
         return [(partition, dict(positions))]
 
+    def close(self) -> None:
+        pass
+
     def size_limits(self, topics: Iterable[str]) -> Mapping[str, int]:
         return {}
 
@@ -200,6 +203,7 @@ class LaneKafka:
         return {topic: "unknown topic" for topic in topics if self._world.chance(self._world.faults.no_topic)}
 
     def _ask(self) -> None:
+        self._process.passed("ask")
         self._process.runtime.sleep(self._world.latency())
         if not self._process.kafka_ok:
             self._process.runtime.sleep(0.1)
@@ -243,6 +247,7 @@ class Member:
     def post(self, kind: str, partition: int) -> None:
         self._news.append((kind, partition))
 
+    @property
     def metadata(self) -> Any:
         return self
 
@@ -291,9 +296,9 @@ class Member:
                 self._reading[partition] = offset + 1
         return found
 
-    def start(self, positions: Mapping[Partition, int]) -> None:
+    def read_from(self, positions: Mapping[Partition, int]) -> None:
         self._reading.update({p: at for p, at in positions.items() if p.number in self._owned})
-        self._paused.difference_update(positions)
+        self._paused.clear()
 
     def pause(self, partitions: Sequence[Partition]) -> None:
         self._paused.update(partitions)

@@ -26,7 +26,7 @@ class Process:
     def __init__(self, world: Any, name: str) -> None:
         self.world, self.name = world, name
         self.runtime = Simulated(world, origin=world.random.uniform(0.0, 1e6), switching=world.switching)
-        self.runtime.passed = self._passed
+        self.runtime.passed = self.passed
         self.clients: dict[Any, None] = {}
         self.placed: dict[int, int] = {}
         """How often each lane was taken over."""
@@ -37,6 +37,7 @@ class Process:
             OutputMaker(world.processor, provenance=False, bytes_max=10_000),
             self,
             self,
+            self.runtime.lock("careful turn"),
             fail=self._fail,
             runtime=self.runtime,
         )
@@ -97,7 +98,7 @@ class Process:
     def is_paused(self) -> bool:
         return self.runtime.is_paused
 
-    def _passed(self, name: str) -> None:
+    def passed(self, name: str) -> None:
         if self.world.chance(self.world.faults.point) and self.is_alive:
             self.world.struck(self, name)
             self.runtime.sleep(0.0)

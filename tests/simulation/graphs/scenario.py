@@ -91,10 +91,16 @@ def sized() -> Iterator[None]:
             (lane_worker, "WAKE_S", 0.1),
             (lane_worker, "TAKEOVER_S", 5.0),
             (assignment, "REVOKE_S", 0.5),
+            (lane_worker.GraphLaneWorker, "_stop", _stopped),
             (failpoints, "on_passage", _passed),
         ):
             stack.enter_context(patch.object(owner, name, value))
         yield
+
+
+def _stopped(worker: lane_worker.GraphLaneWorker, reason: str) -> None:
+    """Nothing in a scenario makes a lane stop, not even that of an owner that is one no more."""
+    raise Violation(f"{worker.lane.processor.name} has stopped: {reason}")
 
 
 def _passed(name: str) -> None:
@@ -145,6 +151,8 @@ class World(surroundings.World):
         if self.random.random() < 0.4:
             process.crash()
             return
+        if self.random.random() < 0.5 and self.group.others(process.name):
+            self.group.leave(process.name)
         process.pause()
         self.after(self.random.choice((0.02, 0.3, 1.0, 3.0, 7.0)), process.resume)
 
@@ -240,7 +248,15 @@ class Scenario:
 
     def expire(self) -> None:
         self.world.group.expire()
-        self.world.after(0.5, self.expire)
+        self.require_no_stop()
+        self.world.after(0.2, self.expire)
+
+    def require_no_stop(self) -> None:
+        for process in self.world.processes:
+            if process.is_alive:
+                for number, (life, reason) in process.processing.states.items():
+                    if life is LaneLife.STOPPED:
+                        raise Violation(f"lane {number} has stopped: {reason}")
 
     def strike(self) -> None:
         if not self.is_writing:
@@ -320,11 +336,7 @@ class Scenario:
 
     def check(self) -> None:
         world = self.world
-        for process in world.processes:
-            if process.is_alive:
-                for number, (life, reason) in process.processing.states.items():
-                    if life is LaneLife.STOPPED:
-                        raise Violation(f"lane {number} has stopped: {reason}")
+        self.require_no_stop()
         if not self.drained():
             raise Violation("messages are left")
         names = {stream.binding if len(world.processor.outputs) > 1 else "a" for stream in world.processor.outputs}
