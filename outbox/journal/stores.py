@@ -17,12 +17,12 @@ def zones() -> Mapping[str, str]:
 
 
 def stores() -> Mapping[str, StorePort]:
-    given = current().journal.stores
-    return {name: _store(name, id(given)) for name in given}
+    return {name: _store(name, repr(given)) for name, given in current().journal.stores.items()}
 
 
 @lru_cache(maxsize=256)
-def _store(name: str, settings: int) -> StorePort:
+def _store(name: str, configuration: str) -> StorePort:
+    """One for each configuration: settings may change in tests."""
     given = current().journal.stores[name]
     if "path" in given:
         return LocalStore(given["path"])
