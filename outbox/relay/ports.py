@@ -7,10 +7,10 @@ Nothing is decided here.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from outbox.core.relay.circuit import DestinationChange
-from outbox.core.relay.results import AttemptResult
+from outbox.core.relay.results import Answered
 from outbox.core.relay.settlement import Refund, Settlement
 from outbox.core.relay.table import Due
 from outbox.core.relay.turns import Delivery
@@ -63,11 +63,6 @@ class DeliveriesPort(Protocol):
         ...
 
     def close(self) -> None: ...
-
-
-class Answered(NamedTuple):
-    delivery: Delivery
-    result: AttemptResult
 
 
 class SenderPort(Protocol):

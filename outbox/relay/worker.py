@@ -13,10 +13,11 @@ from uuid import uuid4
 from outbox.core.patience import Backoff
 from outbox.core.relay.load import RelayLoad
 from outbox.core.relay.quotas import Grant
+from outbox.core.relay.results import Answered
 from outbox.core.relay.settlement import Refund, Settlement
 from outbox.core.relay.table import DeliveriesUnavailable, Due
 from outbox.core.relay.turns import Delivery
-from outbox.relay.ports import Answered, DeliveriesPort, RelayServers
+from outbox.relay.ports import DeliveriesPort, RelayServers
 from outbox.runtime import Runtime
 from outbox.runtime.threads import THREADS
 

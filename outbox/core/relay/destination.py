@@ -62,7 +62,7 @@ class Destination:
         """Deliveries that failed since the last success → token, or nothing if no attempt can be given back."""
         self._has_probe = False
         self._next_at = NEVER
-        """With a rate limit: nothing begins before."""
+        """With a rate limit: nothing begins before, so deliveries that are late do not begin together."""
         self._settlements: list[Settlement] = []
         self._refunds: list[Refund] = []
         self._changes: list[DestinationChange] = []
@@ -139,7 +139,8 @@ class Destination:
     def leased(self, deliveries: Sequence[Delivery], now: float, granted: Grant | None = None) -> None:
         """Also none: the probe goes back."""
         if granted is not None:
-            self._next_at = max(self._next_at, now + granted.first_s)
+            times = (now + granted.first_s + nth * granted.spacing_s for nth in range(len(deliveries)))
+            deliveries = [replace(one, not_before=time) for one, time in zip(deliveries, times, strict=True)]
         if not deliveries and self._has_probe and not self._is_probing and not self._turns:
             self._change(circuit.returned(self._row_at(now)), now)
         sent = []
@@ -189,7 +190,8 @@ class Destination:
         return None
 
     def _may_begin(self, now: float) -> bool:
-        return now >= self._next_at and self._has_place
+        first = self._turns.first
+        return first is not None and now >= max(self._next_at, first.not_before) and self._has_place
 
     @property
     def _has_place(self) -> bool:
@@ -200,7 +202,8 @@ class Destination:
     @property
     def next_at(self) -> float:
         """When `next` gives a delivery that waits for nothing but the rate limit; `NEVER`: none does."""
-        return self._next_at if self._turns.has_next and self._has_place else NEVER
+        first = self._turns.first
+        return max(self._next_at, first.not_before) if first is not None and self._has_place else NEVER
 
     def answered(self, delivery: Delivery, result: AttemptResult, now: float, draw: float) -> None:
         """`draw` is a random number from 0 to less than 1."""

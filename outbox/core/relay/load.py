@@ -6,7 +6,7 @@ may have been the cause. A relay leases such suspects one at a time, so the next
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 from outbox.core.relay.destination import Destination, DestinationOptions
 from outbox.core.relay.quotas import LEASED_MAX, Grant
@@ -117,9 +117,3 @@ class RelayLoad:
 
     def take_refunds(self) -> list[Refund]:
         return [refund for one in self.destinations.values() for refund in one.take_refunds()]
-
-    def forget(self, names: Iterable[str]) -> None:
-        """Destinations that do not exist any more, unless something of them is under way."""
-        for name in names:
-            if name in self.destinations and not self.destinations[name].held:
-                del self.destinations[name]

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
+
+from outbox.core.relay.turns import Delivery
 
 
 class AttemptCause(Enum):
@@ -73,6 +76,13 @@ class AttemptResult:
         """For people."""
         what = self.transport.value if self.transport else f"HTTP status {self.status}"
         return f"{what}: {self.text}" if self.text else what
+
+
+class Answered(NamedTuple):
+    """An attempt that has ended."""
+
+    delivery: Delivery
+    result: AttemptResult
 
 
 def cause_of(status: int) -> AttemptCause:

@@ -9,8 +9,18 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 NEVER = float("-inf")
+
+
+class DeliveryContent(NamedTuple):
+    """What is sent of a delivery. Nothing here reads it."""
+
+    message_id: str
+    event: str
+    payload: bytes
+    content_type: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +39,12 @@ class Delivery:
     """Those that were charged to it."""
     leases: int = 1
     """That did not end with a settlement, with this one. Above 1: a relay that had it ended uncleanly."""
+    not_before: float = NEVER
+    """With a rate limit: its share of the time that all relays have."""
     leased_at: float = 0.0
     failed_s: float | None = None
     """How long before the lease its last attempt has failed; None: it has not failed yet."""
-    content: object = field(default=None, repr=False)
-    """What is sent; nothing here reads it."""
+    content: DeliveryContent | None = field(default=None, repr=False)
 
     @property
     def failed_at(self) -> float:
@@ -67,8 +78,9 @@ class Turns:
                 self._free.append(delivery)
 
     @property
-    def has_next(self) -> bool:
-        return bool(self._free)
+    def first(self) -> Delivery | None:
+        """The one that `next` gives."""
+        return self._free[0] if self._free else None
 
     def next(self) -> Delivery | None:
         """The caller begins it, or returns it by `ended`."""

@@ -517,6 +517,19 @@ def test_a_rate_limit_spaces_deliveries():
     assert relay.begin() == [3], "and not several at once after a pause"
 
 
+def test_a_later_lease_does_not_delay_an_earlier_one():
+    relay = Relay(rate=10.0)
+    relay.it.leased([relay.delivery(1), relay.delivery(2)], relay.now, relay.it.grant(2, 0.0))
+    relay.it.leased([relay.delivery(3)], relay.now, relay.it.grant(1, 5.0))
+    assert relay.begin() == [1]
+    relay.now += 0.11
+    assert relay.begin() == [2]
+    relay.now += 1.0
+    assert relay.begin() == []
+    relay.now += 4.0
+    assert relay.begin() == [3]
+
+
 def test_what_waits_for_a_place_does_not_wait_for_a_time():
     relay = Relay(rate=10.0, concurrency=1)
     relay.lease(2)

@@ -121,11 +121,3 @@ def test_what_waits_for_a_place_in_the_process_does_not_wait_for_a_time():
     lease(relay, "one", 1, 2)
     assert begun(relay) == [1]
     assert relay.next_at() is None
-
-
-def test_a_destination_is_forgotten_unless_something_of_it_is_leased():
-    relay = load()
-    lease(relay, "one", 1)
-    relay.destination("two")
-    relay.forget(["one", "two", "three"])
-    assert list(relay.destinations) == ["one"]

@@ -13,9 +13,10 @@ from outbox.core.relay import circuit
 from outbox.core.relay.circuit import Access, DestinationRow
 from outbox.core.relay.settlement import Refund, Settle, Settlement
 from outbox.core.relay.table import DeliveriesUnavailable
+from outbox.core.relay.turns import DeliveryContent
 from outbox.edges.postgres.common.table import connect_bounded
 from outbox.edges.postgres.relay import deliveries as module
-from outbox.edges.postgres.relay.deliveries import HISTORY_MAX, Deliveries, DeliveryContent
+from outbox.edges.postgres.relay.deliveries import HISTORY_MAX, Deliveries
 from tests.support.databases import fresh_database
 from tests.support.relay_tables import TABLES
 

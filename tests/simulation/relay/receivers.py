@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from outbox.core.relay.results import AttemptResult, Transport
+from outbox.core.relay.results import Answered, AttemptResult, Transport
 from outbox.core.relay.turns import Delivery
-from outbox.relay.ports import Answered
 from tests.simulation.checkers import Violation
 from tests.simulation.runtime import Waiters
 

@@ -24,7 +24,7 @@ from tests.simulation.relay.checkers import check_end
 from tests.simulation.relay.process import Process
 from tests.simulation.relay.receivers import Attempt, Receiver, require_once
 from tests.simulation.relay.table import Rules, Table
-from tests.simulation.runtime import ended_with, in_thread
+from tests.simulation.seeded import run_seed
 
 FAULTS_S = 10.0
 DRAIN_S = 200.0
@@ -280,14 +280,14 @@ class Scenario:
 def run(
     seed: int, planted: Callable[[], AbstractContextManager[None]] = nullcontext, rules: Rules | None = None
 ) -> Outcome:
-    def scenario() -> Outcome:
-        with sized(), planted():
-            found = Scenario(seed, rules)
-            with ended_with(found.world):
-                return found.run()
-
-    try:
-        outcome: Outcome = in_thread(scenario)
-    except Violation as violation:
-        raise Violation(f"{violation}\nreplay: pytest tests/simulation/relay --seed {seed}") from violation
+    """`planted`: in the product; `rules`: what the table does not compare."""
+    outcome: Outcome = run_seed("relay", seed, _prepared(seed, planted, rules))
     return outcome
+
+
+@contextmanager
+def _prepared(
+    seed: int, planted: Callable[[], AbstractContextManager[None]], rules: Rules | None
+) -> Iterator[Scenario]:
+    with sized(), planted():
+        yield Scenario(seed, rules)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import psycopg
 from psycopg import sql
@@ -16,7 +16,7 @@ from psycopg import sql
 from outbox.core.relay.circuit import Access, DestinationChange, DestinationRow
 from outbox.core.relay.settlement import Refund, Settle, Settlement
 from outbox.core.relay.table import DeliveriesUnavailable, Due
-from outbox.core.relay.turns import Delivery
+from outbox.core.relay.turns import Delivery, DeliveryContent
 from outbox.edges.postgres.common.session import BoundedConnection, close_quietly
 from outbox.edges.postgres.common.table import identifier
 
@@ -43,15 +43,6 @@ _ERROR = (
     "(CASE WHEN jsonb_array_length(d.history) >= {history} THEN d.history - 0 ELSE d.history END) || "
     "jsonb_build_object('at', to_jsonb(clock_timestamp()), 'error', g.error)"
 )
-
-
-class DeliveryContent(NamedTuple):
-    """What is sent of a delivery."""
-
-    message_id: str
-    event: str
-    payload: bytes
-    content_type: str
 
 
 class Deliveries:
