@@ -92,6 +92,19 @@ def test_a_replay_stops_at_a_message_that_fails_and_stashes_if_it_is_asked_to(sc
     assert scene.query("SELECT what FROM outbox_audit_log") == [("replay",)]
 
 
+def test_a_function_of_lists_handles_a_part_of_the_messages_once_more(scene):
+    scene.produce(90)
+    scene.once("shop.many")
+    before = kept(scene)
+    done = scene.replay("5", "--to", "15", "--partition", "1", "--threads", "2", consumer="shop.many")
+    assert done.wait() == 0, done.text()
+    assert "Replay 1 has ended: handled 10" in done.text()
+    replayed = scene.query("SELECT DISTINCT partition, \"offset\" FROM shop_effect WHERE consumer = 'shop.many replay'")
+    assert sorted(replayed) == [(1, offset) for offset in range(5, 15)]
+    assert len(scene.effects("shop.many replay")) == 10
+    assert kept(scene) == before
+
+
 def test_a_replay_has_ids_of_its_own_and_ends_when_it_is_cancelled(scene):
     """A repeated message is left out again, and messages are not left out because they were handled before."""
     scene.produce(60)
