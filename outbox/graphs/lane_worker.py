@@ -20,7 +20,7 @@ from outbox.core.graphs.errors import StepFailure, error_record, failure_of
 from outbox.core.graphs.lane import GraphLane, LaneLife, StepFate
 from outbox.core.graphs.outputs import InvalidOutput, OutputMaker
 from outbox.core.graphs.pairs import mismatch
-from outbox.core.graphs.positions import StopLane
+from outbox.core.graphs.positions import LaneEntry, StopLane
 from outbox.core.graphs.steps import Step, step_hash
 from outbox.core.graphs.values import Processor, owner_of
 from outbox.core.patience import Backoff, pause
@@ -43,6 +43,8 @@ OUTAGE_S = 0.05, 5.0
 TAKEOVER_S = 30.0
 WAKE_S = 0.5
 PAUSE_MAX_S = 60.0
+LOOK_S = 5.0
+"""How often a lane asks whether its topics are still the same."""
 DOUBT_S = 30.0
 """So long a position may be out of bounds."""
 _NEVER_HANDLED = (KeyboardInterrupt, SystemExit, InterruptedError, MemoryError, GeneratorExit)
@@ -94,6 +96,7 @@ class GraphLaneWorker:
         self._is_ending = self._is_doubted = False
         self._is_abandoned = False
         self._doubted_since: float | None = None
+        self._looked_at = runtime.monotonic()
         self.read_from: Mapping[str, int] | None = None
         """Offsets from which on the member is to read the topics."""
         self.delivered = 0
@@ -197,7 +200,7 @@ class GraphLaneWorker:
         entry = self._kafka.entry(self.partition, give_up_at)
         begun = self._kafka.begun(self.partition, give_up_at)
         states = self._kafka.inputs(self.partition)
-        if self._kafka.entry(self.partition, give_up_at) != entry:
+        if self._has_moved(entry, give_up_at):
             raise NotAvailable("Another owner has committed meanwhile: this process may have lost the lane.")
         self._transactions.knows({topic: state.topic_id for topic, state in states.items()})
         found = decisions.begin(self._processor, self.partition, entry, states)
@@ -213,6 +216,10 @@ class GraphLaneWorker:
             self._changed.notify_all()
         logger.info("graph_lane_placed lane=%s positions=%r", self._name, dict(found.positions))
         return None
+
+    def _has_moved(self, entry: LaneEntry | None, give_up_at: float) -> bool:
+        """A process that is paused between both sides finds one from before and one from after another owner."""
+        return self._kafka.entry(self.partition, give_up_at) != entry
 
     def _stop(self, reason: str) -> None:
         with self._changed:
@@ -356,8 +363,12 @@ class GraphLaneWorker:
     def _renews(self) -> bool:
         """Whether a request may still be under way that would end a transaction of this producer's."""
         trouble = self._transactions.trouble
+        now = self._runtime.monotonic()
+        is_other = False
+        if not trouble and now >= self._looked_at + LOOK_S:
+            self._looked_at, is_other = now, self._transactions.is_of_other_topics()
         with self._changed:
-            is_doubted, self._is_doubted = self._is_doubted, False
+            is_doubted, self._is_doubted = self._is_doubted or is_other, False
         if not trouble and not is_doubted:
             return False
         logger.info("graph_producer_renewed lane=%s trouble=%r", self._name, trouble)

@@ -73,6 +73,9 @@ class LaneKafkaPort(Protocol):
     def inputs(self, partition: int) -> Mapping[str, InputState]:
         """Of each topic."""
 
+    def topic_ids(self) -> Mapping[str, str]:
+        """Of the inputs that exist. Raises `NotAvailable`."""
+
     def offsets(self, partition: int, positions: Mapping[str, int]) -> Sequence[Any]:
         """As the client takes them."""
 

@@ -103,6 +103,14 @@ class LaneTransactions:
         """Those of the inputs, which entries name."""
         self._topic_ids = topic_ids
 
+    def is_of_other_topics(self) -> bool:
+        """An input was deleted, and perhaps created again: the client does not notice that."""
+        try:
+            found = self._kafka.topic_ids()
+        except NotAvailable:
+            return False
+        return dict(found) != dict(self._topic_ids)
+
     def place(self, positions: Mapping[str, int], group: Any) -> None:
         """The first ones of a lane, before anything is read."""
         self._used().begin()

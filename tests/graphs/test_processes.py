@@ -9,7 +9,8 @@ from collections import Counter
 
 import psycopg
 import pytest
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import Consumer, KafkaException, TopicPartition
+from confluent_kafka.admin import AdminClient
 
 from outbox import failpoints
 from tests.graphs.conftest import wait_until
@@ -249,6 +250,28 @@ def test_positions_that_somebody_has_changed_stop_the_lane_and_expired_ones_do_n
     scene.check("priced", numbers)
 
 
+def test_a_topic_that_is_created_again_stops_its_lane(scene):
+    scene.create(1)
+    numbers = scene.produce("orders", 10)
+    process = scene.run("price")
+    scene.wait_for("priced", 10)
+    admin = AdminClient({"bootstrap.servers": scene.servers})
+    admin.delete_topics([scene.topic("orders")])[scene.topic("orders")].result(20)
+    wait_until(lambda: created(scene, "orders"), 30, "it is created again")
+    scene.produce("orders", 40)
+    wait_until(lambda: "was deleted and created again" in process.text(), 60, "it stops")
+    assert process.stop() == 0
+    scene.check("priced", numbers)
+
+
+def created(scene, name):
+    try:
+        scene.create(1, name)
+    except KafkaException:  # it is still being deleted
+        return False
+    return True
+
+
 def commit(scene, group, offset):
     consumer = Consumer({"bootstrap.servers": scene.servers, "group.id": group})
     consumer.commit(offsets=[TopicPartition(scene.topic("orders"), 0, offset)], asynchronous=False)
@@ -256,8 +279,6 @@ def commit(scene, group, offset):
 
 
 def forget(scene, group):
-    from confluent_kafka.admin import AdminClient
-
     admin = AdminClient({"bootstrap.servers": scene.servers})  # kept until it has answered
     admin.delete_consumer_groups([group])[group].result(20)
 

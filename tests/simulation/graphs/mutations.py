@@ -106,6 +106,7 @@ MUTATIONS: Mapping[str, Planted] = {
         )
     ),
     "positions asked for before the fence": Planted((around(GraphLaneWorker, "_place", _ask_before_fencing),)),
+    "both sides are read once": Planted(((GraphLaneWorker, "_has_moved", lambda worker, entry, give_up_at: False),)),
     "no renewal after trouble": Planted((_NO_RENEWAL,)),
     "a step that ends its process is run for ever": Planted(((attempts, "after", lambda found, positions: Repeat()),)),
     "at-most-once runs a step before its positions are committed": Planted(
@@ -119,11 +120,12 @@ MUTATIONS: Mapping[str, Planted] = {
 FOUND_BY: Mapping[str, int] = {
     "choice not remembered": 7,
     "one half of a join given back": 1,
-    "positions before acknowledgements": 18,
-    "unfenced attempts": 17,
-    "offsets outside of the transaction": 1,
-    "positions asked for before the fence": 7,
-    "no renewal after trouble": 71,
+    "positions before acknowledgements": 28,
+    "unfenced attempts": 2,
+    "offsets outside of the transaction": 0,
+    "positions asked for before the fence": 5,
+    "both sides are read once": 111,
+    "no renewal after trouble": 38,
     "a step that ends its process is run for ever": 0,
     "at-most-once runs a step before its positions are committed": 4,
     "at-least-once commits the positions first": 14,

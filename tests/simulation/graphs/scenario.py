@@ -89,6 +89,7 @@ def sized() -> Iterator[None]:
         for owner, name, value in (
             (lane_worker, "OUTAGE_S", (0.02, 0.3)),
             (lane_worker, "WAKE_S", 0.1),
+            (lane_worker, "LOOK_S", 1.0),
             (lane_worker, "TAKEOVER_S", 5.0),
             (assignment, "REVOKE_S", 0.5),
             (lane_worker.GraphLaneWorker, "_stop", _stopped),

@@ -129,6 +129,9 @@ class LaneTopics:
             raise LedgerUnreachable(f"The topic {missing[0]!r} is not there any more.")
         return {one.topic: InputState(committed.get(one), ids[one.topic], *bounds[one.topic]) for one in asked}
 
+    def topic_ids(self) -> Mapping[str, str]:
+        return self._topics.ids(self._processor.topics)
+
     def offsets(self, partition: int, positions: Mapping[str, int]) -> Sequence[Any]:
         from confluent_kafka import TopicPartition
 
