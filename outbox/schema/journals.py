@@ -131,8 +131,8 @@ BEGIN
             IF one.conditions IS NOT NULL THEN
                 IF target.suspect <> '' THEN
                     RAISE EXCEPTION USING ERRCODE = 'OBJ03', MESSAGE = format(
-                        'The journal %L takes no append: %s Compare the database with the stores, then set the head '
-                        'with reset_head().', target.name, target.suspect);
+                        'The journal %L takes no append: %s Compare the database with the stores, then set the head: '
+                        'manage.py outbox_journal reset-head.', target.name, target.suspect);
                 END IF;
                 IF target.is_read_only THEN
                     RAISE EXCEPTION USING ERRCODE = 'OBJ02', MESSAGE = format(

@@ -27,7 +27,7 @@ def refusal(state: JournalState, conditions: Conditions) -> AppendRefusal | None
         return AppendRefusal(
             Cause.SUSPECT,
             f"The journal {name!r} takes no append: {state.suspect} Compare the database with the stores, then set the "
-            "head with reset_head().",
+            "head: manage.py outbox_journal reset-head.",
         )
     if state.is_read_only:
         return AppendRefusal(
