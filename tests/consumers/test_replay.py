@@ -105,15 +105,21 @@ def test_a_function_of_lists_handles_a_part_of_the_messages_once_more(scene):
     assert kept(scene) == before
 
 
-def test_a_replay_has_ids_of_its_own_and_ends_when_it_is_cancelled(scene):
+def test_a_replay_has_ids_of_its_own_is_stopped_and_ends_when_it_is_cancelled(scene):
     """A repeated message is left out again, and messages are not left out because they were handled before."""
-    scene.produce(60)
+    scene.produce(100)
     sent, scene.sent = scene.sent, 0
     scene.produce(sent)
     scene.once("shop.deduped")
     before = kept(scene)
-    slow = scene.replay("earliest", consumer="shop.deduped", failpoints="batch-committed=sleep:2")
+    given = {"consumer": "shop.deduped", "failpoints": "batch-committed=sleep:2"}
+    slow = scene.replay("earliest", **given)
     wait_until(lambda: scene.effects("shop.deduped replay"), 60, "it replays")
+    assert slow.stop() == 4, slow.text()
+    assert "Replay 1 was stopped before its end. Run the same command once more" in slow.text()
+    handled = len(scene.effects("shop.deduped replay"))
+    slow = scene.replay("earliest", **given)
+    wait_until(lambda: len(scene.effects("shop.deduped replay")) > handled, 60, "it goes on")
     cancelled = scene.command("outbox_replay", "shop.deduped", "--topic", scene.topic, "--cancel")
     assert cancelled.returncode == 0, cancelled.stderr
     assert slow.wait() == 1, slow.text()
