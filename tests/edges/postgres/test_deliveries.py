@@ -1,6 +1,7 @@
 """Deliveries on a real PostgreSQL: several relays at a time, clocks, lost connections, long histories, plans."""
 
 import os
+import re
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import chain
@@ -65,7 +66,7 @@ def rows(admin, columns):
 
 
 def retry(delivery, error="no"):
-    return Settlement(delivery, Settle.RETRY, True, -1.0, error)
+    return Settlement(delivery, Settle.RETRY, True, 0.0, error)
 
 
 def together(jobs):
@@ -182,15 +183,71 @@ def test_an_attempt_is_given_back_once_and_only_to_a_row_that_was_not_leased_sin
 # ---- where a lease begins
 
 
+def names(found):
+    return [one.name for one in found[0]]
+
+
 def test_a_lease_begins_where_the_one_before_has_ended_and_returns_to_the_first_row_now_and_then(admin, relays):
     post(admin, 6)
     relay = relays(sweep_s=3_600.0)
+    assert names(relay.due("", 10)) == ["a"]
     first = relay.lease(TOKENS[1], LEASE_S, {"a": 3})
     relays().settle([Settlement(first[0], Settle.RETURNED)])
     assert [one.id for one in relay.lease(TOKENS[2], LEASE_S, {"a": 3})] == [4, 5, 6]
     assert relay.lease(TOKENS[3], LEASE_S, {"a": 3}) == []
+    assert names(relay.due("", 10)) == []
     relay._sweep_s = 0.0
+    assert names(relay.due("", 10)) == ["a"]
     assert [one.id for one in relay.lease(TOKENS[4], LEASE_S, {"a": 3})] == [1]
+
+
+def test_between_two_sweeps_new_deliveries_of_known_destinations_are_found(admin, relays):
+    """Also of one that had nothing due at the sweep."""
+    post(admin, 1, "a")
+    admin.execute("INSERT INTO outbox_delivery (destination, available_at) VALUES ('b', 'infinity')")
+    relay = relays(sweep_s=3_600.0)
+    assert names(relay.due("", 10)) == ["a"]
+    for name in ("b", "c"):
+        post(admin, 1, name)
+    assert names(relay.due("", 10)) == ["a", "b"]
+    post(admin, 1, "b", key="k")
+    ((_, two), _) = relay.due("", 10)
+    assert (two.has_free, two.has_keys) == (True, True)
+    relay._sweep_s = 0.0
+    assert names(relay.due("", 10)) == ["a", "b", "c"]
+
+
+def test_known_destinations_are_searched_in_pages(admin, relays):
+    for name in "abcde":
+        post(admin, 1, name)
+    relay = relays(sweep_s=3_600.0)
+    for _ in range(3):
+        found, after = [], ""
+        while True:
+            page, after = relay.due(after, 2)
+            found += [one.name for one in page]
+            if not after:
+                break
+        assert found == list("abcde")
+
+
+def test_rows_that_are_gone_are_not_read_again(admin, relays, url):
+    """They stay in the index while an older transaction may see them."""
+    post(admin, 3_000)
+    relay = relays(sweep_s=3_600.0)
+    with psycopg.connect(url) as older:
+        older.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        older.execute("SELECT count(*) FROM outbox_delivery")
+        relay.due("", 10)
+        for token in TOKENS[:3]:
+            leased = relay.lease(token, LEASE_S, {"a": 1_000})
+            relay.settle([Settlement(one, Settle.DELIVERED) for one in leased])
+        post(admin, 1)
+        given = {"names": ["a"], "floors": [relay._floors["a"]]}
+        plan = relay._connection.execute(f"EXPLAIN (ANALYZE, BUFFERS, COSTS OFF) {relay._known_sql}", given).fetchall()
+        buffers = next(int(part) for (line,) in plan for part in re.findall(r"Buffers: shared hit=(\d+)", line))
+        assert buffers < 60, "\n".join(chain.from_iterable(plan))
+        assert names(relay.due("", 10)) == ["a"]
 
 
 def test_keys_are_read_in_pages(admin, relays, monkeypatch):
@@ -287,6 +344,7 @@ def test_no_statement_reads_the_whole_table(admin, relays):
     given = {"token": TOKENS[1], "lease_s": LEASE_S, "names": ["d1", "d2"], "counts": [5, 5], "limit": 200}
     asked = {
         relay._due_sql: {"after": "", "limit": 200},
+        relay._known_sql: {"names": ["d1", "d2"], "floors": ["-infinity", "-infinity"]},
         relay._lease_sql: {**given, "floors": ["-infinity", "-infinity"]},
         relay._keys_sql: {**given, "after": ["", ""]},
         relay._suspect_sql: given,

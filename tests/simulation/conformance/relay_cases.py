@@ -17,7 +17,7 @@ def ids(deliveries: list[Delivery]) -> list[int]:
     return [one.id for one in deliveries]
 
 
-def retry(delivery: Delivery, *, is_charged: bool = True, pause_s: float = -1.0) -> Settlement:
+def retry(delivery: Delivery, *, is_charged: bool = True, pause_s: float = 0.0) -> Settlement:
     return Settlement(delivery, Settle.RETRY, is_charged, pause_s, "no")
 
 

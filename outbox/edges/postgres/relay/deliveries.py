@@ -7,6 +7,7 @@ clock counts. Nothing is decided here.
 from __future__ import annotations
 
 import time
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -56,14 +57,20 @@ class Deliveries:
         sweep_s: float = SWEEP_S,
         statement_timeout_s: float = 10.0,
     ) -> None:
-        """Every `sweep_s` a lease begins with the first row of a destination. The others begin where the one before
-        them has ended, so that they do not read index entries of rows that are gone."""
+        """Every `sweep_s` all destinations are searched, from their first rows on. Between two sweeps a search begins
+        where the lease before has ended. So it does not read the index entries of rows that are gone, which stay for
+        as long as another transaction may see them."""
         self._connect = connect
         self._timeout_s, self._sweep_s = statement_timeout_s, sweep_s
         self._connection: BoundedConnection | None = None
         self._floors: dict[str, str] = {}
-        """Destinations → from which time on their deliveries are leased."""
+        """Destinations → from which time on their deliveries without a key are searched."""
         self._swept_at = float("-inf")
+        self._is_sweeping = False
+        self._known: list[str] = []
+        """Destinations that a sweep has found, in order."""
+        self._found: list[str] = []
+        """By the sweep under way."""
         self._keys: dict[str, str] = {}
         """Destinations → the ordered key that was read last."""
         names = {"delivery": identifier(f"{table}_delivery"), "destination": identifier(f"{table}_destination")}
@@ -73,6 +80,7 @@ class Deliveries:
             return sql.SQL(text).format(**names, error=error).as_string()
 
         self._due_sql = build(_due())
+        self._known_sql = build(_due_of_known())
         self._lease_sql = build(_lease())
         self._keys_sql = build(_lease_keys())
         self._suspect_sql = build(_lease_suspect())
@@ -85,14 +93,31 @@ class Deliveries:
     # ---- leases
 
     def due(self, after: str, limit: int) -> tuple[list[Due], str]:
-        found = self._run(self._due_sql, {"after": after, "limit": limit})
-        due = [_due_of(row) for row in found if any(row[1:4])]
+        if not after:
+            self._is_sweeping = time.monotonic() >= self._swept_at + self._sweep_s
+            self._swept_at = time.monotonic() if self._is_sweeping else self._swept_at
+            self._found = []
+        found = self._sweep(after, limit) if self._is_sweeping else self._search(after, limit)
+        due = [_due_of(row[:-1]) for row in found if any(row[1:4])]
         return due, found[-1][0] if len(found) == limit else ""
 
+    def _sweep(self, after: str, limit: int) -> list[tuple[Any, ...]]:
+        found = self._run(self._due_sql, {"after": after, "limit": limit})
+        self._found += [row[0] for row in found]
+        if len(found) < limit:
+            self._known = self._found
+        for name, has_free, *_, now in found:
+            self._floors.pop(name, None)
+            if not has_free:
+                self._floors[name] = now
+        return found
+
+    def _search(self, after: str, limit: int) -> list[tuple[Any, ...]]:
+        names = self._known[bisect_right(self._known, after) :][:limit]
+        floors = [self._floors.get(name, _BEFORE_ALL) for name in names]
+        return self._run(self._known_sql, {"names": names, "floors": floors}) if names else []
+
     def lease(self, token: str, lease_s: float, wanted: Mapping[str, int]) -> list[Delivery]:
-        if time.monotonic() >= self._swept_at + self._sweep_s:
-            self._floors.clear()
-            self._swept_at = time.monotonic()
         names = list(wanted)
         floors = [self._floors.get(name, _BEFORE_ALL) for name in names]
         given = {"names": names, "counts": list(wanted.values()), "floors": floors}
@@ -207,6 +232,9 @@ def _text(text: str) -> str:
 # ---- the statements
 
 
+_UNLEASED = f"{_LIVING} AND d.leases = 0"
+
+
 def _due() -> str:
     """A loose scan: one step of an index for each destination, however many deliveries each has."""
 
@@ -218,18 +246,34 @@ def _due() -> str:
         )
         return f"least({', '.join(each)})"
 
+    return (
+        f"/* due */ WITH RECURSIVE n (name, at) AS (SELECT {behind('%(after)s')}, 1 UNION ALL "
+        f"SELECT {behind('n.name')}, n.at + 1 FROM n WHERE n.name IS NOT NULL AND n.at < %(limit)s) "
+        f"{_shown('')} FROM n LEFT JOIN {{destination}} AS r ON r.name = n.name WHERE n.name IS NOT NULL "
+        "ORDER BY n.name"
+    )
+
+
+def _due_of_known() -> str:
+    return (
+        f"/* due */ {_shown('AND d.available_at >= n.floor')} "
+        "FROM unnest(%(names)s::text[], %(floors)s::timestamptz[]) AS n (name, floor) "
+        "LEFT JOIN {destination} AS r ON r.name = n.name ORDER BY n.name"
+    )
+
+
+def _shown(from_floor: str) -> str:
+    """Of each destination `n`, with its row `r`."""
+
     def has(condition: str) -> str:
         return f"EXISTS (SELECT FROM {{delivery}} AS d WHERE d.destination = n.name AND {condition} AND {_IS_DUE})"
 
     return (
-        f"/* due */ WITH RECURSIVE n (name, at) AS (SELECT {behind('%(after)s')}, 1 UNION ALL "
-        f"SELECT {behind('n.name')}, n.at + 1 FROM n WHERE n.name IS NOT NULL AND n.at < %(limit)s) "
-        f"SELECT n.name, {has(f'{_LIVING} AND d.leases = 0 AND NOT d.is_ordered')}, "
-        f"{has(f'{_LIVING} AND d.leases = 0 AND d.is_ordered')}, {has(f'{_LIVING} AND d.leases > 0')}, "
+        f"SELECT n.name, {has(f'{_UNLEASED} AND NOT d.is_ordered {from_floor}')}, "
+        f"{has(f'{_UNLEASED} AND d.is_ordered')}, {has(f'{_LIVING} AND d.leases > 0')}, "
         "r.version, r.access, greatest(0, extract(epoch FROM r.wait_until - clock_timestamp()))::float8, r.failures, "
         "coalesce(extract(epoch FROM clock_timestamp() - r.failing_since), 0)::float8, r.reason, "
-        "coalesce(extract(epoch FROM r.next_at - clock_timestamp()), 0)::float8 "
-        "FROM n LEFT JOIN {destination} AS r ON r.name = n.name WHERE n.name IS NOT NULL ORDER BY n.name"
+        "coalesce(extract(epoch FROM r.next_at - clock_timestamp()), 0)::float8, statement_timestamp()::text"
     )
 
 
