@@ -59,12 +59,16 @@ def decisions(text):
 
 
 def command_entries(text):
-    """The help of every command, without the options that Django gives to each."""
+    """The help of every command and its subcommands, without the options that Django gives to each."""
     for module in pkgutil.iter_modules(commands.__path__):
         command = import_module(f"{commands.__name__}.{module.name}").Command()
         parser = ArgumentParser(prog=f"manage.py {module.name}", description=command.help)
         command.add_arguments(parser)
-        yield f"## {module.name}\n\n```\n{parser.format_help()}```"
+        choices = (action.choices for action in parser._actions)
+        parts = [part for found in choices if isinstance(found, dict) for part in found.values()]
+        for part in [parser, *parts]:
+            heading = "##" if part is parser else "###"
+            yield f"{heading} {part.prog.removeprefix('manage.py ')}\n\n```\n{part.format_help()}```"
 
 
 def api_entries(text):

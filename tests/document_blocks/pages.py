@@ -14,7 +14,7 @@ HISTORY = "CHANGELOG.md"
 
 SHELL = ("", "shell", "console")
 # Drawings are compared with the code, and "text" is output, which nothing parses.
-LANGUAGES = (*SHELL, "python", "yaml", "ini", "sql", "promql", "mermaid", "text")
+LANGUAGES = (*SHELL, "python", "yaml", "sql", "promql", "mermaid", "text")
 _BLOCK = re.compile(r"^( *)```(\w*)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
 _SPAN = re.compile(r"(?<!`)`([^`]+)`(?!`)")
 

@@ -1,9 +1,7 @@
-"""YAML, INI, SQL and PromQL blocks of the documents are taken by the programs that they are meant for."""
+"""YAML, SQL and PromQL blocks of the documents are taken by the programs that they are meant for."""
 
-import configparser
 import os
 import re
-import shlex
 import subprocess
 
 import pytest
@@ -13,7 +11,6 @@ from django.db import connection
 from outbox.cli import configuration, options
 from outbox.contrib.prometheus import CATALOGUE
 from tests.document_blocks.pages import Block, blocks, spans
-from tests.document_blocks.shell import judge
 from tests.support import promtool
 
 DATA_SOURCE = {"DATABASE_URL": "postgresql://postgres@localhost/shop"}
@@ -32,26 +29,6 @@ def test_yaml_is_taken(block):
     for document in documents:
         if "harvest" in document:
             configuration.settle(block.text, str(block), DATA_SOURCE, options.Overrides(), 1)
-        for command in _commands(document):
-            judge(shlex.join(command))
-
-
-def _commands(value):
-    """What containers start."""
-    if isinstance(value, dict):
-        yield from (inner for name, inner in value.items() if name == "command")
-    for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
-        yield from _commands(inner)
-
-
-@pytest.mark.parametrize("block", blocks("ini"), ids=str)
-def test_ini_is_taken(block):
-    parser = configparser.ConfigParser(interpolation=None)
-    parser.read_string(block.text)
-    assert parser.sections()
-    for section in parser.values():
-        if "ExecStart" in section:
-            judge(section["ExecStart"])
 
 
 @pytest.mark.django_db
