@@ -97,8 +97,7 @@ CREATE UNIQUE INDEX IF NOT EXISTS <genesis> ON <fragment> (journal) WHERE after 
 CREATE INDEX IF NOT EXISTS <unplaced> ON <fragment> (journal, id) WHERE begin IS NULL;
 CREATE INDEX IF NOT EXISTS <unindexed> ON <fragment> (id) WHERE NOT is_indexed;
 CREATE INDEX IF NOT EXISTS <scrub> ON <fragment> (scrubbed_at);
-CREATE OR REPLACE FUNCTION <place>() RETURNS trigger LANGUAGE plpgsql
-    SECURITY DEFINER SET search_path FROM CURRENT AS $place$
+CREATE OR REPLACE FUNCTION <place>() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $place$
 DECLARE
     target record;
     one record;
@@ -172,6 +171,10 @@ BEGIN
     RETURN NULL;
 END
 $place$;
+-- It runs with the rights of the owner, so it never uses a temporary table of its caller, which comes first otherwise.
+DO $set$ BEGIN
+    EXECUTE $alter$ALTER FUNCTION <place>() SET search_path = $alter$ || quote_ident(current_schema()) || ', pg_temp';
+END $set$;
 CREATE OR REPLACE FUNCTION <fixed>() RETURNS trigger LANGUAGE plpgsql AS $fixed$
 BEGIN
     RAISE EXCEPTION USING ERRCODE = 'OBJ09', MESSAGE = format(

@@ -193,6 +193,23 @@ def test_a_writer_appends_and_a_keeper_keeps(made, purpose, settings, tmp_path, 
     assert journal.show("roles").suspect == "it is"
 
 
+def test_the_trigger_of_journals_uses_no_table_of_its_caller(made, settings, tmp_path, monkeypatch):
+    """It has the rights of the owner."""
+    monkeypatch.setattr(journal.api, "_outside", lambda alias: nullcontext(connection))
+    settings.OUTBOX = settings.OUTBOX | {"STORES": {"a": {"path": str(tmp_path)}}}
+    journal.create("roles")
+    staged = journal.stage("roles", b"abc")
+    with being(made["writer"]):
+        with connection.cursor() as cursor:
+            cursor.execute("CREATE TEMP TABLE outbox_journal (LIKE public.outbox_journal) ON COMMIT DROP")
+        staged.commit()
+        with connection.cursor() as cursor:
+            cursor.execute("SET CONSTRAINTS ALL IMMEDIATE")
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT head FROM public.outbox_journal WHERE name = 'roles'")
+        assert cursor.fetchone() == (3,)
+
+
 def test_an_operator_runs_every_operation(made):
     hold = {"topic": "t", "key": "k", "reason": "rejected"}
     first, second, third = ids = [3_000_000_000 + number for number in range(3)]  # no record has them
