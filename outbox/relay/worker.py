@@ -202,11 +202,10 @@ class RelayWorker:
     def _write_changes(self, port: DeliveriesPort) -> None:
         while True:
             with self._lock:
-                found = [(name, one, one.change) for name, one in self._load.destinations.items()]
-            changed = [(name, one, change) for name, one, change in found if change is not None]
+                changed = self._load.changes()
             if not changed:
                 return
-            for name, destination, change in changed:
+            for destination, name, change in changed:
                 is_ours = port.change(name, change)
                 with self._lock:
                     if is_ours:

@@ -295,6 +295,11 @@ class Destination:
         return taken
 
     @property
+    def is_idle(self) -> bool:
+        """There is nothing to send and nothing to write."""
+        return not (self.held or self._settlements or self._refunds or self._changes)
+
+    @property
     def held(self) -> int:
         """Deliveries that this relay has leased and not settled."""
         return len(self._turns) + len(self._under_way)

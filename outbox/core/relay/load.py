@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from outbox.core.relay.circuit import DestinationChange
 from outbox.core.relay.destination import Destination, DestinationOptions
 from outbox.core.relay.quotas import LEASED_MAX, Grant
 from outbox.core.relay.results import AttemptResult
@@ -22,21 +23,24 @@ class RelayLoad:
         """`options` of a destination by its name."""
         self._options, self._under_way_max = options, under_way_max
         self.destinations: dict[str, Destination] = {}
+        self._active: dict[str, Destination] = {}
+        """Those that may not be idle: of many thousands a few."""
         self._suspect: int | None = None
         self.is_stopping = False
 
     def destination(self, name: str) -> Destination:
         if name not in self.destinations:
             self.destinations[name] = Destination(self._options(name))
+        self._active[name] = self.destinations[name]
         return self.destinations[name]
 
     @property
     def under_way(self) -> int:
-        return sum(one.under_way for one in self.destinations.values())
+        return sum(one.under_way for one in self._active.values())
 
     @property
     def held(self) -> int:
-        return sum(one.held for one in self.destinations.values())
+        return sum(one.held for one in self._active.values())
 
     # ---- leases
 
@@ -81,10 +85,11 @@ class RelayLoad:
         """Those that may begin now; each destination gives one in its turn."""
         begun: list[Delivery] = []
         free = self._under_way_max - self.under_way
-        names = list(self.destinations)
+        self._active = {name: one for name, one in self._active.items() if not one.is_idle}
+        names = list(self._active)
         while names and free > 0:
             names = names[:free]
-            given = [(name, self.destinations[name].next(now)) for name in names]
+            given = [(name, self._active[name].next(now)) for name in names]
             begun += [delivery for _, delivery in given if delivery is not None]
             free -= sum(delivery is not None for _, delivery in given)
             names = [name for name, delivery in given if delivery is not None]
@@ -93,15 +98,15 @@ class RelayLoad:
 
     def _rotate(self) -> None:
         """Whoever was first is last the next time."""
-        if len(self.destinations) > 1:
-            first = next(iter(self.destinations))
-            self.destinations[first] = self.destinations.pop(first)
+        if len(self._active) > 1:
+            first = next(iter(self._active))
+            self._active[first] = self._active.pop(first)
 
     def next_at(self) -> float | None:
         """When a rate limit lets the next delivery begin; None: nothing waits for that."""
         if self.under_way >= self._under_way_max:
             return None
-        times = [one.next_at for one in self.destinations.values() if one.next_at != NEVER]
+        times = [one.next_at for one in self._active.values() if one.next_at != NEVER]
         return min(times, default=None)
 
     def answered(self, delivery: Delivery, result: AttemptResult, now: float, draw: float) -> None:
@@ -109,11 +114,16 @@ class RelayLoad:
 
     # ---- what is written
 
+    def changes(self) -> list[tuple[Destination, str, DestinationChange]]:
+        """The next one of each destination."""
+        found = [(one, name, one.change) for name, one in self._active.items()]
+        return [(one, name, change) for one, name, change in found if change is not None]
+
     def take_settlements(self) -> list[Settlement]:
-        taken = [settlement for one in self.destinations.values() for settlement in one.take_settlements()]
+        taken = [settlement for one in self._active.values() for settlement in one.take_settlements()]
         if any(settlement.delivery.id == self._suspect for settlement in taken):
             self._suspect = None
         return taken
 
     def take_refunds(self) -> list[Refund]:
-        return [refund for one in self.destinations.values() for refund in one.take_refunds()]
+        return [refund for one in self._active.values() for refund in one.take_refunds()]

@@ -1,7 +1,7 @@
 """What one relay has leased, of all its destinations."""
 
 from outbox.core.relay.circuit import Access, DestinationRow
-from outbox.core.relay.destination import DestinationOptions
+from outbox.core.relay.destination import Destination, DestinationOptions
 from outbox.core.relay.load import RelayLoad
 from outbox.core.relay.quotas import LEASED_MAX
 from outbox.core.relay.results import AttemptResult
@@ -55,6 +55,43 @@ def test_the_process_has_a_limit_and_whoever_was_first_is_last_the_next_time():
     for name, id_ in (("one", 1), ("two", 11), ("one", 2)):
         answer(relay, name, id_, OK)
     assert begun(relay) == [3, 12, 4]
+
+
+def test_destinations_that_are_idle_are_not_asked(monkeypatch):
+    relay = load()
+    for number in range(50):
+        relay.destination(f"idle{number}")
+    lease(relay, "one", 1)
+    asked = []
+    next_of = Destination.next
+    monkeypatch.setattr(Destination, "next", lambda one, now: asked.append(one.options.name) or next_of(one, now))
+    assert begun(relay) == [1]
+    assert set(asked) == {"one"}
+
+
+def test_what_is_to_be_written_of_an_idle_destination_is_not_forgotten():
+    relay = load()
+    lease(relay, "one", 1)
+    begun(relay)
+    answer(relay, "one", 1, BAD)
+    relay.take_settlements()
+    begun(relay)
+    relay.destination("one").read(DestinationRow(2, Access.OPEN, 5.0), NOW)
+    begun(relay)
+    assert [refund.id for refund in relay.take_refunds()] == [1]
+
+
+def test_changes_of_destinations_are_collected():
+    relay = load()
+    lease(relay, "one", 1)
+    begun(relay)
+    assert relay.changes() == []
+    answer(relay, "one", 1, AttemptResult(410))
+    relay.take_settlements()
+    begun(relay)
+    assert [(name, change.after.access) for _, name, change in relay.changes()] == [("one", Access.DISABLED)]
+    relay.destination("one").written()
+    assert relay.changes() == []
 
 
 def test_suspects_are_leased_one_by_one():

@@ -233,13 +233,13 @@ def test_known_destinations_are_searched_in_pages(admin, relays):
 
 def test_rows_that_are_gone_are_not_read_again(admin, relays, url):
     """They stay in the index while an older transaction may see them."""
-    post(admin, 3_000)
+    post(admin, 12_000)
     relay = relays(sweep_s=3_600.0)
     with psycopg.connect(url) as older:
         older.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
         older.execute("SELECT count(*) FROM outbox_delivery")
         relay.due("", 10)
-        for token in TOKENS[:3]:
+        for token in TOKENS[:12]:
             leased = relay.lease(token, LEASE_S, {"a": 1_000})
             relay.settle([Settlement(one, Settle.DELIVERED) for one in leased])
         post(admin, 1)
