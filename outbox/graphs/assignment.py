@@ -100,14 +100,14 @@ class GraphAssignment:
                 for topic, at in (worker.order() or {}).items():
                     start[Partition(topic, number)] = at
             self._reading.update(start)
-            if start:
-                self._paused.clear()  # the client reads all of them again
             full = {
                 Partition(topic, number)
                 for number, worker in self._workers.items()
                 for topic in worker.lane.inputs.full
             } & self._reading
             pause, resume = full - self._paused, self._paused - full
+            if start:  # the client keeps a partition paused that was taken back meanwhile, or assigned once more
+                pause, resume = full, self._reading - full
             self._paused = full
             return GraphOrders(start, sorted(pause), sorted(resume))
 

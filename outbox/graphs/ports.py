@@ -23,8 +23,7 @@ class LaneGroupPort(Protocol):
     def poll(self, timeout_s: float, count: int) -> Polled: ...
 
     def read_from(self, positions: Mapping[Partition, int]) -> None:
-        """Assigned partitions, also if they are read already. Partitions that were paused are read again, all of
-        them."""
+        """Assigned partitions, also if they are read already. Who calls it resumes them: some may be paused still."""
 
     def pause(self, partitions: Sequence[Partition]) -> None: ...
 

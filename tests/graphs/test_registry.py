@@ -199,6 +199,20 @@ def test_a_full_input_is_paused_and_read_again_later():
     assert assignment.orders().resume == [Partition("orders", 0)]
 
 
+def test_a_partition_that_was_paused_when_it_was_taken_back_is_resumed():
+    """The client keeps it paused."""
+    assignment, workers = assigned()
+    workers[0].read_from = {"orders": 0}
+    assignment.orders()
+    workers[0].lane.inputs.full = frozenset({"orders"})
+    assignment.orders()
+    assignment.revoked([Partition("orders", 0)])
+    workers.clear()
+    assignment.assigned([Partition("orders", 0)])
+    workers[0].read_from = {"orders": 0}
+    assert assignment.orders().resume == [Partition("orders", 0)]
+
+
 def test_a_rebalance_ends_every_lane():
     assignment, workers = assigned(partitions=(0, 1))
     assignment.revoked([Partition("orders", 0), Partition("orders", 1)])

@@ -52,7 +52,7 @@ class LaneGroup(Group):
         return polled
 
     def read_from(self, positions: Mapping[Partition, int]) -> None:
-        """Partitions that were paused are read again, all of them."""
+        """Partitions that were paused stay so, also those that were taken back meanwhile."""
         from confluent_kafka import TopicPartition
 
         self._next.update(positions)
