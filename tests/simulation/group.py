@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 SESSION_TIMEOUT_S = 6.0
+UNKNOWN_MEMBER, OLD_GENERATION = "unknown member", "old generation"
 
 
 class Group:
@@ -17,6 +18,11 @@ class Group:
         self.seen: dict[str, float] = {}
         self.owner: dict[int, str] = {}
         self.partitions = range(world.lanes + 1)  # one more than lanes: it must stay idle
+        self.generation = 0
+        """Of the assignments."""
+        self._ids: dict[str, int] = {}
+        """Of the members: one that comes back has another."""
+        self._joined = 0
         self._waiting: dict[int, str] = {}
         self._balancing = False
         self._dirty = False
@@ -24,6 +30,8 @@ class Group:
     def join(self, member: Any) -> None:
         self.leave(member.name)  # who comes back owns nothing of what its former self had
         self.members[member.name] = member
+        self._joined += 1
+        self._ids[member.name] = self._joined
         self.seen[member.name] = self.world.now
         self.balance()
 
@@ -36,6 +44,17 @@ class Group:
             self._waiting.pop(partition, None)
         self.balance()
         self._go_on()
+
+    def metadata(self, name: str) -> tuple[str, int, int]:
+        """What a member says of itself in transactions."""
+        return name, self._ids[name], self.generation
+
+    def refusal(self, metadata: tuple[str, int, int]) -> str:
+        """Empty: there is none."""
+        name, id_, generation = metadata
+        if name not in self.members or self._ids[name] != id_:
+            return UNKNOWN_MEMBER
+        return "" if generation == self.generation else OLD_GENERATION
 
     def is_owner(self, name: str, partition: int) -> bool:
         return name in self.members and self.owner.get(partition) == name
@@ -73,6 +92,7 @@ class Group:
         if self._dirty:
             self.balance()
             return
+        self.generation += 1
         for partition, name in self._target.items():
             if self.owner.get(partition) != name and name in self.members:
                 self.owner[partition] = name

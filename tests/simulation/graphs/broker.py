@@ -6,11 +6,11 @@ what was sent in a transaction counts when its marker is there.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from outbox.core.graphs import attempts
 from tests.simulation.checkers import Violation
 from tests.simulation.exactly_once.broker import Log, Transaction, TransactionalId
 
@@ -94,6 +94,6 @@ class GraphBroker:
         found = [
             payload[1]
             for transaction, payload in self.log(topic, number).records
-            if transaction.commits and json.loads(payload[1])["processor"] == processor
+            if transaction.commits and attempts.processor_of(payload[1]) == processor
         ]
         return found[-1] if found else None

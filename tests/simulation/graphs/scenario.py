@@ -116,7 +116,7 @@ class World(surroundings.World):
 
     def __init__(self, seed: int) -> None:
         partitions = 1 + seed // THEMES % 3
-        super().__init__(seed, lanes=partitions, cooperative=seed % 2 == 0)
+        super().__init__(seed, lanes=partitions, cooperative=False)
         self.seed, self.faults, self.theme = seed, Faults(), seed % THEMES
         self.group.partitions = range(partitions)
         self.switching = self.random.choice((0.0, 0.0, 0.01, 0.05))
