@@ -8,7 +8,10 @@ import pytest
 from tests.support.databases import fresh_database
 
 pytest.register_assert_rewrite(
-    *(f"tests.simulation.conformance.{name}" for name in ("cases", "consumer_cases", "consumer_topics", "relay_cases"))
+    *(
+        f"tests.simulation.conformance.{name}"
+        for name in ("cases", "consumer_cases", "consumer_topics", "graph_cases", "graphs", "relay_cases")
+    )
 )
 
 

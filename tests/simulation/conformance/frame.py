@@ -11,7 +11,9 @@ from collections.abc import Callable, Collection, Iterable
 from typing import Any, TypeVar
 
 import pytest
+from confluent_kafka import KafkaError
 
+from outbox.core.faults import Kind, kind_of
 from tests.simulation.runtime import in_thread
 
 Call = tuple[str, str]
@@ -61,6 +63,12 @@ class Order:
 
     def knows(self, what: str, value: Any) -> bool:
         return value in self._known.get(what, ())
+
+
+def told_of(error: KafkaError) -> tuple[str, bool, bool, bool]:
+    """A broker may refuse a record for many reasons."""
+    name = "refused" if kind_of(error.name()) in (Kind.RECORD, Kind.BATCH) else error.name()
+    return name, error.retriable(), error.fatal(), error.txn_requires_abort()
 
 
 class Asking:

@@ -21,7 +21,6 @@ from outbox import wakeups
 from outbox.conf import parse
 from outbox.core.exactly_once.decisions import StateRow
 from outbox.core.exactly_once.ledger import Entry
-from outbox.core.faults import Kind, kind_of
 from outbox.core.frontier import Snapshot
 from outbox.core.holds.crashes import Care, Watch
 from outbox.core.holds.values import DeadRecord, HoldActions, HoldRow
@@ -33,7 +32,15 @@ from outbox.harvest.exactly_once.kafka import LaneKafka
 from outbox.harvest.exactly_once.rounds.database import Database
 from outbox.runtime.threads import THREADS
 from outbox.schema.adoption import guarded_default
-from tests.simulation.conformance.frame import Asking, Order, RealServers, SimulatedServers, play, play_simulated
+from tests.simulation.conformance.frame import (
+    Asking,
+    Order,
+    RealServers,
+    SimulatedServers,
+    play,
+    play_simulated,
+    told_of,
+)
 from tests.simulation.exactly_once import database as simulated_database
 from tests.simulation.exactly_once import kafka as simulated_kafka
 from tests.simulation.exactly_once.checkers import TOPIC, Checkers, Written
@@ -468,7 +475,7 @@ class Script(Asking):
         found = kafka_error(error)
         if found is None:
             return type(error).__name__
-        return _told(found)
+        return told_of(found)
 
     def _plain(self, value: Any) -> Any:
         if isinstance(value, StateRow):
@@ -490,7 +497,7 @@ class Script(Asking):
         if isinstance(value, Entry):
             return "Entry", value.lane, value.batch, value.ids
         if isinstance(value, KafkaError):
-            return _told(value)
+            return told_of(value)
         if isinstance(value, dict):
             return {self._plain(key): self._plain(each) for key, each in value.items()}
         if isinstance(value, tuple | list):
@@ -530,12 +537,6 @@ class Script(Asking):
         if xid >= snapshot.next_xid:
             return "not begun"
         return "ended" if xid < snapshot.xmax and xid not in snapshot.running else "running"
-
-
-def _told(error: KafkaError) -> Any:
-    """A broker may refuse a record for many reasons."""
-    name = "refused" if kind_of(error.name()) in (Kind.RECORD, Kind.BATCH) else error.name()
-    return name, error.retriable(), error.fatal(), error.txn_requires_abort()
 
 
 def simulated(case: Callable[[Script], None]) -> Script:

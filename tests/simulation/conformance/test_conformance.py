@@ -13,6 +13,7 @@ from functools import cache
 
 from outbox.edges.kafka.exactly_once import transactional
 from outbox.harvest.exactly_once import ports
+from tests.simulation.conformance import graph_cases, graphs
 from tests.simulation.conformance.cases import CASES
 from tests.simulation.conformance.frame import calls_in, calls_of, for_each, ignored
 from tests.simulation.conformance.sides import Script, real, simulated
@@ -35,9 +36,6 @@ NOT_SIMULATED = {
 }
 """The simulated servers do nothing there, or say so. An entry goes when a case calls it; none may be added."""
 NOT_SIMULATED_MAX = 2
-
-OF_GRAPHS = {("client", "send_offsets_to_transaction")}
-"""Only lanes of graphs call it. tests/graphs runs them on a real Kafka."""
 
 IGNORED = {
     ("StatementsPort", "state"): {"lanes"},  # the row is there
@@ -69,8 +67,9 @@ def test_both_sides_answer_the_same(case: Case, url: str, bootstrap_servers: str
 
 def test_every_method_of_a_port_is_called() -> None:
     wanted = calls_of(PORTS)
-    wanted |= {("client", name) for name in called_on_a_client(inspect.getsource(transactional))} - OF_GRAPHS
-    assert wanted - NOT_SIMULATED.keys() == called() & wanted
+    wanted |= {("client", name) for name in called_on_a_client(inspect.getsource(transactional))}
+    of_graphs = calls_in(graph_cases.CASES, graphs.simulated)
+    assert wanted - NOT_SIMULATED.keys() == (called() | of_graphs) & wanted
     assert wanted >= NOT_SIMULATED.keys()
     assert len(NOT_SIMULATED) <= NOT_SIMULATED_MAX
 
