@@ -27,6 +27,12 @@ PARTS = "admin:outbox_dashboard_parts"
 ROWS = 300_000
 
 
+@pytest.fixture(autouse=True)
+def no_samples(db):
+    """Harvesters of other tests may have left some in this database."""
+    Sample.objects.all().delete()
+
+
 def sql(text, *given):
     with connection.cursor() as cursor:
         cursor.execute(text, given)
