@@ -255,7 +255,7 @@ def test_atomic_alone_commits_behind_a_raw_commit(transactional_db):
 
 def test_a_savepoint_that_is_left_open_is_committed(around, consumer):
     def function():
-        transaction.savepoint()
+        connection.savepoint()
         effect("in it")
         execute("SAVEPOINT raw")
         effect("in the other")

@@ -57,10 +57,11 @@ class SavepointTransaction(Transaction):
 
     def commit(self) -> list[Callable[[], None]]:
         """Deferred constraints are checked as by COMMIT."""
-        before = transaction.savepoint(using=self._alias)
-        with connections[self._alias].cursor() as cursor:
+        connection = connections[self._alias]
+        before = connection.savepoint()
+        with connection.cursor() as cursor:
             cursor.execute("/* constraints */ SET CONSTRAINTS ALL IMMEDIATE")
-        transaction.savepoint_rollback(before, using=self._alias)  # they are deferred again
+        connection.savepoint_rollback(before)  # they are deferred again
         hooks = self.new_hooks()
         self._leave()
         return hooks
