@@ -58,7 +58,7 @@ class SavepointTransaction(Transaction):
     def commit(self) -> list[Callable[[], None]]:
         """Deferred constraints are checked as by COMMIT."""
         connection = connections[self._alias]
-        before = connection.savepoint()
+        before: Any = connection.savepoint()
         with connection.cursor() as cursor:
             cursor.execute("/* constraints */ SET CONSTRAINTS ALL IMMEDIATE")
         connection.savepoint_rollback(before)  # they are deferred again
