@@ -414,6 +414,7 @@ _BY_THE_CLIENT, _FOR_THEIR_SIZE, _BY_NAME = ((70 + 10 * SLOTS * kind, 40 * SLOTS
 _OPERATED, _UNDECIDED, _POISONED, _KEPT, _UNRULY, _QUIET, _LEASED, _SLOW = (
     (10 * slot + 5, 10 * SLOTS) for slot in range(SLOTS)
 )
+_LATE_ANSWERS = 845, 16 * 10 * SLOTS  # among the unruly: an answer that is late enough is rare
 _NO_TROUBLE = transactional, "is_trouble", lambda facility, text, was_connected: False
 
 MUTATIONS: dict[str, Planted] = {
@@ -526,7 +527,7 @@ MUTATIONS: dict[str, Planted] = {
     "what the sweep finds is not read": Planted(((TableSweep, "take", lambda self: []),), theme=_UNRULY),
     "the sweep gives back what is held": Planted(((Lanes, "is_held", lambda self, row: False),), theme=_UNRULY),
     "a slice that took long delays the sweep without a limit": Planted(
-        ((sweeping, "_SLICE_S", 3600.0),), theme=_UNRULY
+        ((sweeping, "_SLICE_S", 3600.0),), theme=_LATE_ANSWERS
     ),
     "a notification does not end the pause": Planted(((Rounds, "wake", _nothing),), theme=_QUIET),
     "a lease is trusted for ever": Planted(((LeaseKeeper, "is_trusted", lambda self: True),), theme=_LEASED),
