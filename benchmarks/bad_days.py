@@ -216,7 +216,8 @@ def _looks(drains: Drains) -> dict[str, tuple[Any, float]]:
     import psycopg
 
     from outbox import conf
-    from outbox.contrib.prometheus import SAMPLE_INTERVAL_S, exposition, registry_of, take_sample
+    from outbox.contrib.exposition import exposition
+    from outbox.contrib.prometheus import SAMPLE_INTERVAL_S, registry_of, take_sample
     from outbox.edges.postgres.counts import samples
     from outbox.harvest.harvester import Harvester
     from outbox.harvest.samples import EVERY_S
