@@ -7,7 +7,6 @@ the group are simulated below it.
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, fields
@@ -25,7 +24,7 @@ from tests.simulation import world as surroundings
 from tests.simulation.checkers import Violation
 from tests.simulation.graphs.broker import GraphBroker
 from tests.simulation.graphs.process import Process
-from tests.simulation.runtime import ended_with, in_thread
+from tests.simulation.seeded import run_seed
 
 FAULTS_S, DRAIN_S, MEMBERS_MAX = 6.0, 120.0, 4
 MARKERS_S = 1.0
@@ -372,18 +371,11 @@ class Scenario:
 
 
 def run(seed: int, changes: Callable[[], AbstractContextManager[None]] = nullcontext) -> Outcome:
-    def job() -> Outcome:
-        with sized(), changes():
-            scenario = Scenario(seed)
-            with ended_with(scenario.world):
-                return scenario.run()
+    outcome: Outcome = run_seed("graphs", seed, _prepared(seed, changes))
+    return outcome
 
-    before = logging.root.manager.disable
-    logging.disable(logging.CRITICAL)
-    try:
-        found: Outcome = in_thread(job)
-        return found
-    except Violation as error:
-        raise Violation(f"{error}; replay: pytest tests/simulation/graphs --seed {seed}") from error
-    finally:
-        logging.disable(before)
+
+@contextmanager
+def _prepared(seed: int, changes: Callable[[], AbstractContextManager[None]]) -> Iterator[Scenario]:
+    with sized(), changes():
+        yield Scenario(seed)
